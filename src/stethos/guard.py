@@ -1,0 +1,76 @@
+"""The only place that swallows our own exceptions.
+
+Everything that runs inside the user's training goes through `Guard`. A
+failure is counted and reported once per place; after `LIMIT` failures the
+place is switched off. `KeyboardInterrupt` and `SystemExit` always pass.
+In tests `STETHOS_STRICT=1` lets failures out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIMIT = 10
+_logger = logging.getLogger("stethos")
+
+
+class Guard:
+    """Stands between us and the training job.
+
+    `report(place, reason)` is told about the first failure of each place and
+    about its being switched off; its own failures are dropped.
+    """
+
+    def __init__(self, report: Callable[[str, str], object] | None = None, *, strict: bool = False) -> None:
+        self.failures: Counter[str] = Counter()
+        self.report = report
+        self.strict = strict
+
+    def is_off(self, place: str) -> bool:
+        return self.failures[place] >= LIMIT
+
+    def failed(self, place: str, error: Exception) -> None:
+        """Count a failure; report the first one and the one that switches the place off."""
+        if self.strict:
+            raise error
+        self.failures[place] += 1
+        count = self.failures[place]
+        if count not in (1, LIMIT):
+            return
+        try:
+            ending = f"; switched off after {count} failures" if count == LIMIT else ""
+            reason = f"{type(error).__name__}: {str(error)[:500]}{ending}"
+            _logger.debug("%s failed: %s", place, reason)
+            if self.report is not None:
+                self.report(place, reason)
+        except Exception:
+            self.failures["guard"] += 1
+
+    def run(self, place: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """Call `function`; on failure count it and return None."""
+        if self.failures and self.is_off(place):
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            self.failed(place, error)
+            return None
+
+    def wrap(self, place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+        """Decorate a callback that is handed to somebody else's code."""
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+            @functools.wraps(function)
+            def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+                return self.run(place, function, *args, **kwargs)
+
+            return guarded
+
+        return decorate

@@ -1,0 +1,248 @@
+"""One process's recording: its directory, ring, names and place in a run.
+
+A session is opened by the first row worth keeping, so that helper processes
+that never train leave no trace. After a fork the child drops its parent's
+ring and opens one of its own when it has something to say. Standard library
+only; nothing here may raise into the training (callers go through `guard`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stethos.clock import monotonic_ns, wall_offset_ns
+from stethos.errors import RecordingError
+from stethos.guard import Guard
+from stethos.observe.context import turn
+from stethos.record.layout import (
+    LARGEST_NAME,
+    LARGEST_TEXT,
+    MOST_NAMES,
+    SLOT_PACKERS,
+    TABLE_END,
+    TABLE_FACTS,
+    TABLE_NAME,
+    State,
+    Word,
+)
+from stethos.record.place import (
+    PROCESS_FILE,
+    RING_FILE,
+    ProcessPlace,
+    RunPlace,
+    host_key,
+    is_network_file_system,
+    start_ticks,
+    write_json,
+)
+from stethos.record.ring import Ring, create_ring_file
+from stethos.record.spawn import ensure_drainer
+from stethos.redact import redact_command
+from stethos.schema import GAPS, METRICS, NULL_I32
+from stethos.settings import Settings, rank_and_world, registry_dir
+
+_RESTART_S = 5.0
+
+
+class Session:
+    """Records rows of this process into a run; `ring` is None until it is opened, and after a failure."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.guard = Guard(self.note_gap, strict=settings.strict)
+        self.offset_ns = wall_offset_ns()
+        self.ring: Ring | None = None
+        self.place: ProcessPlace | None = None
+        self.config: dict[str, Any] = {}
+        self.steps = 0
+        self.why_closed = ""
+        self.on_close: list[Callable[[], object]] = []
+        self._names: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._next_check = 0.0
+        self._is_closed = False
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    # Opening ------------------------------------------------------------------------------------
+
+    def open(self) -> Ring | None:
+        """The ring, made now if this process has none; None if it cannot be had."""
+        if self.ring is not None or self._is_closed:
+            return self.ring
+        with self._lock:
+            if self.ring is None and not self._is_closed:
+                try:
+                    self._open()
+                except (OSError, RecordingError) as error:
+                    self._is_closed = True
+                    self.why_closed = f"cannot record into {self.settings.run_dir}: {error}"
+                    sys.stderr.write(f"stethos: not recording: {error}\n")
+        return self.ring
+
+    def _open(self) -> None:
+        assert self.settings.run_dir is not None
+        run = RunPlace(self.settings.run_dir)
+        ticks = start_ticks(self._pid)
+        directory = run.path / f"{self._pid}-{(ticks or time.time_ns() // 10**7) % 36**5:05d}"
+        run.create({"run": run.name, "started_ns": time.time_ns()})
+        directory.mkdir(mode=0o700, exist_ok=True)
+        scratch = self._scratch_for(directory)
+        create_ring_file((scratch or directory) / RING_FILE)
+        ring = Ring((scratch or directory) / RING_FILE)
+        ring.set_word(Word.STARTED_NS, monotonic_ns() + self.offset_ns)
+        rank, world_size = rank_and_world()
+        facts = {
+            "process": directory.name,
+            "pid": self._pid,
+            "start_ticks": ticks,
+            "host_key": host_key(),
+            "host": platform.node(),
+            "rank": rank,
+            "world_size": world_size,
+            "command": redact_command(sys.orig_argv),
+            "cwd": os.getcwd(),
+            "python": platform.python_version(),
+            "torch": getattr(sys.modules.get("torch"), "__version__", None),
+            "versions": {},
+            "config": self.config,
+            "preset": self.settings.preset,
+            "overhead_budget": self.settings.overhead,
+            "started_ns": time.time_ns(),
+            **({"scratch": str(scratch)} if scratch else {}),
+        }
+        write_json(directory / PROCESS_FILE, facts)
+        self.place = ProcessPlace(directory)
+        self.ring = ring
+        atexit.register(self.close)
+        self._register(directory)
+        ensure_drainer(run)
+
+    def _scratch_for(self, directory: Path) -> Path | None:
+        """A local directory for the ring where the run lives on a network file system."""
+        base = self.settings.scratch
+        if base is None and is_network_file_system(directory):
+            base = registry_dir()
+        if base is None:
+            return None
+        scratch = base.resolve() / f"{directory.parent.name}-{directory.name}"
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return scratch
+
+    def _register(self, directory: Path) -> None:
+        """Let commands find this process by its pid from any directory."""
+        registry = registry_dir()
+        with contextlib.suppress(OSError):
+            registry.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if registry.stat().st_uid == os.getuid():
+                (registry / str(self._pid)).write_text(str(directory.resolve()), encoding="utf-8")
+
+    # Rows -----------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        return monotonic_ns() + self.offset_ns
+
+    def name_id(self, text: str) -> int:
+        """The number that stands for a repeated string in rows; its definition goes through the ring once."""
+        known = self._names.get(text)
+        if known is not None:
+            return known
+        ring = self.open()
+        if ring is None:
+            return NULL_I32
+        with self._lock:
+            number = len(self._names) + 1
+            if number > MOST_NAMES:
+                text, number = "(more names)", MOST_NAMES + 1
+            encoded = text[:LARGEST_NAME].encode("utf-8", "replace")
+            if text in self._names:
+                return self._names[text]
+            if not ring.put_frame(TABLE_NAME, 0, b"", (encoded,), step=number):
+                return NULL_I32
+            self._names[text] = number
+        return number
+
+    def put_metric(self, name: str, value: float, step: int | None = None) -> None:
+        ring = self.open()
+        if ring is not None:
+            client, round_ = turn()
+            ring.put(
+                SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, client, round_, NULL_I32,
+                self.steps if step is None else step, self.now_ns(), self.name_id(name), value,
+            )  # fmt: skip
+
+    def put_frame(
+        self, table: int, names: bytes, numbers: bytes, texts: Sequence[str] = (), *, rows: int = 1,
+        optimizer: int = NULL_I32, step: int | None = None, t_ns: int | None = None,
+    ) -> bool:  # fmt: skip
+        """A frame with this thread's client and round; long texts are cut."""
+        ring = self.open()
+        if ring is None:
+            return False
+        client, round_ = turn()
+        return ring.put_frame(
+            table, rows, names + numbers, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
+            client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,
+            t_ns=self.now_ns() if t_ns is None else t_ns,
+        )  # fmt: skip
+
+    def note_gap(self, what: str, reason: str) -> None:
+        """Say in the run what is missing from it and why."""
+        self.put_frame(GAPS.number, self.name_id(what).to_bytes(4, "little", signed=True), b"", (reason,))
+
+    def note_facts(self, facts: Mapping[str, Any]) -> None:
+        """Add to what `processes` says about this process."""
+        if self.ring is not None:
+            self.put_frame(TABLE_FACTS, b"", b"", (json.dumps(dict(facts), default=str),), rows=0)
+
+    def note_failure(self, error: str, traceback: str) -> None:
+        """The process is about to die of an uncaught exception."""
+        if self.ring is not None:
+            notes = json.dumps({"error": error[:2000], "traceback": traceback[-LARGEST_TEXT // 2 :]})
+            self.put_frame(TABLE_END, b"", b"", (notes,), rows=0)
+            self.ring.close(State.FAILED)
+
+    def look_after_drainer(self) -> None:
+        """Start the drainer again if the ring fills up because it died; called on sampled steps."""
+        now = time.monotonic()
+        if self.ring is not None and now >= self._next_check:
+            self._next_check = now + _RESTART_S
+            if self.ring.has_backlog() and self.settings.run_dir is not None:
+                ensure_drainer(RunPlace(self.settings.run_dir))
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop recording; the drainer collects what is in the ring. Safe to call twice."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        for action in self.on_close:
+            self.guard.run("close", action)
+        self._is_closed = True
+        if self.ring is not None:
+            if self.ring.word(Word.STATE) == State.RUNNING:
+                self.ring.close(State.ENDED)
+            with contextlib.suppress(OSError):
+                (registry_dir() / str(self._pid)).unlink()
+
+    def _after_fork(self) -> None:
+        """In a forked child: forget the parent's ring. Nothing of the parent's is touched."""
+        self._pid = os.getpid()
+        self._names = {}
+        self._lock = threading.RLock()
+        self.steps = 0
+        self.place = None
+        if self.ring is not None:
+            atexit.unregister(self.close)
+            ring, self.ring = self.ring, None
+            self.guard.run("fork", ring.release)

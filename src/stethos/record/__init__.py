@@ -1,0 +1,1 @@
+"""From the training process to segments: the ring in the trainer, the drainer beside it."""

@@ -1,0 +1,47 @@
+"""Samples of a process and its machine, taken from outside it."""
+
+from __future__ import annotations
+
+import psutil
+
+from stethos.schema import NULL_F64
+
+
+class HostSampler:
+    """Keeps what psutil needs between two samples of the same process."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, psutil.Process] = {}
+
+    def sample(self, pid: int) -> dict[str, float] | None:
+        """The columns of `host` for one process; None if it is gone."""
+        try:
+            process = self._processes.get(pid)
+            if process is None:
+                process = self._processes[pid] = psutil.Process(pid)
+            with process.oneshot():
+                cpu = process.cpu_percent() / 100
+                rss, threads = process.memory_info().rss, process.num_threads()
+                read, written = self._disk(process)
+        except psutil.Error:
+            self._processes.pop(pid, None)
+            return None
+        network = psutil.net_io_counters()
+        return {
+            "cpu_share": cpu,
+            "rss_bytes": rss,
+            "threads": threads,
+            "read_bytes": read,
+            "written_bytes": written,
+            "machine_cpu_share": psutil.cpu_percent() / 100,
+            "machine_free_bytes": psutil.virtual_memory().available,
+            "net_sent_bytes": network.bytes_sent if network else NULL_F64,
+            "net_received_bytes": network.bytes_recv if network else NULL_F64,
+        }
+
+    def _disk(self, process: psutil.Process) -> tuple[float, float]:
+        try:
+            io = process.io_counters()
+        except (psutil.Error, AttributeError):  # not on every system, not for every user
+            return NULL_F64, NULL_F64
+        return io.read_bytes, io.write_bytes

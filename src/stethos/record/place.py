@@ -1,0 +1,203 @@
+"""Where things are in a run directory.
+
+    RUN/run.json                  what was run
+    RUN/launcher-PID.json         a `stethos run` that is part of it, with its exit status
+    RUN/drainer-HOST.lock         held by the one drainer of this run on that host
+    RUN/PROCESS/process.json      one observed process
+    RUN/PROCESS/ring              its ring, until it is drained
+    RUN/PROCESS/manifest.json     which files hold its rows
+    RUN/PROCESS/000001.seg        the segment being written
+    RUN/PROCESS/000001.steps.parquet   rows of finished segments
+
+Standard library only: the trainer imports this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stethos.errors import RecordingError, UsageError
+
+RUN_FILE = "run.json"
+PROCESS_FILE = "process.json"
+MANIFEST_FILE = "manifest.json"
+RING_FILE = "ring"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ADJECTIVES = "amber bold brisk calm clear deft eager fair fleet gold keen kind lucid merry neat noble plain quick quiet rapid sharp sly solid spry steady still sunny swift tidy vivid warm wise".split()  # fmt: skip  # noqa: E501, SIM905
+_NOUNS = "aorta atlas bell canyon cedar comet coral delta ember falcon fern fjord harbor heron iris lark lynx maple mesa orbit otter pulse quartz raven reef river sable spruce stoat tide valve wren".split()  # fmt: skip  # noqa: E501, SIM905
+
+
+def readable_name() -> str:
+    """A name people can say, unique enough: `1115-1034-quick-otter`."""
+    seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{socket.gethostname()}".encode())
+    words = f"{_ADJECTIVES[seed % len(_ADJECTIVES)]}-{_NOUNS[seed // 97 % len(_NOUNS)]}"
+    return f"{time.strftime('%m%d-%H%M')}-{words}"
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"not a usable run name: {name!r}",
+            hint="use letters, digits, '.', '_' and '-', starting with a letter or digit",
+        )
+    return name
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a small file atomically; readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The file's object, or an empty one if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def host_key() -> str:
+    """This machine and process namespace; a pid means something only within it."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60] + f"-{namespace}"
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in kernel ticks; None if there is no such process or no /proc.
+
+    With the pid this names a process for good: pids are used again.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, ticks: int | None) -> bool:
+    """Whether that very process still runs on this machine."""
+    if os.path.isdir("/proc/self"):
+        now = start_ticks(pid)
+        return now is not None and (ticks is None or now == ticks)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_network_file_system(path: Path) -> bool:
+    """Whether the directory is on a file system where a shared mapping cannot be trusted."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    target = str(path.resolve())
+    best, kind = "", ""
+    for line in mounts:
+        fields = line.split(" ")
+        if len(fields) > 2 and len(fields[1]) >= len(best):
+            point = fields[1].rstrip("/") + "/"
+            if (target + "/").startswith(point):
+                best, kind = fields[1], fields[2]
+    return kind.startswith(("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "fuse.sshfs", "afs"))  # fmt: skip  # noqa: E501
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A run directory's files."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def exists(self) -> bool:
+        return (self.path / RUN_FILE).is_file()
+
+    def create(self, facts: dict[str, Any]) -> None:
+        """Make the directory and its `run.json`; keep an existing one."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.exists():
+                write_json(self.path / RUN_FILE, facts)
+        except OSError as error:
+            raise RecordingError(
+                f"cannot record into {self.path}: {error.strerror}", hint="choose another place with --dir DIR"
+            ) from None
+
+    def facts(self) -> dict[str, Any]:
+        return read_json(self.path / RUN_FILE)
+
+    def processes(self) -> list[ProcessPlace]:
+        """Every process directory, oldest first."""
+        try:
+            entries = sorted(entry.path for entry in os.scandir(self.path) if entry.is_dir())
+        except OSError:
+            return []
+        places = [ProcessPlace(Path(entry)) for entry in entries]
+        return [place for place in places if (place.path / PROCESS_FILE).is_file()]
+
+    def launchers(self) -> list[dict[str, Any]]:
+        try:
+            return [read_json(path) for path in sorted(self.path.glob("launcher-*.json"))]
+        except OSError:
+            return []
+
+    def drainer_lock(self, host: str) -> Path:
+        return self.path / f"drainer-{host}.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """One process's directory inside a run."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def facts(self) -> dict[str, Any]:
+        return read_json(self.path / PROCESS_FILE)
+
+    def manifest(self) -> dict[str, Any]:
+        return read_json(self.path / MANIFEST_FILE)
+
+    def scratch(self) -> Path:
+        """Where the ring and the open segment are: here, or on local disk beside a network file system."""
+        elsewhere = self.facts().get("scratch")
+        return Path(elsewhere) if elsewhere else self.path
+
+    def ring(self) -> Path:
+        return self.scratch() / RING_FILE
+
+    def segment(self, number: int) -> Path:
+        return self.scratch() / f"{number:06d}.seg"

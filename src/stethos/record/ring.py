@@ -1,0 +1,206 @@
+"""The trainer's end of the ring: rows go into mapped memory and nothing else happens.
+
+Standard library only. `put` and `put_frame` never block on I/O and never
+wait for the drainer: when the ring is full the newest row is dropped and
+counted. A row that was put survives the death of the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stethos.record.layout import (
+    FRAME_BYTES,
+    FRAME_HEADER,
+    FRAMES_BASE,
+    LARGEST_FRAME,
+    MAGIC,
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_MARGIN,
+    SLOTS,
+    SLOTS_BASE,
+    TABLE_PAD,
+    TABLE_VOID,
+    Drop,
+    State,
+    Word,
+    aligned,
+)
+from stethos.schema import NULL_I32
+
+_STORES_ARE_ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
+_STALE_LOCK_S = 0.05
+_VOID = TABLE_VOID.to_bytes(2, "little")
+
+
+def create_ring_file(path: Path) -> None:
+    """Make the file with all its blocks allocated, so that a full disk fails here and not in a store."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, RING_BYTES)
+        else:
+            os.ftruncate(descriptor, RING_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+class Ring:
+    """Writes rows for one process; any thread may call `put` and `put_frame`."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), RING_BYTES)
+        self._words = memoryview(self._map).cast("q")
+        self._words[Word.PID] = os.getpid()
+        self._words[Word.MAGIC] = MAGIC
+        self._allocate = itertools.count()
+        self._next = 0
+        self._tail_seen = 0
+        self._frames_head = 0
+        self._lock = threading.Lock()
+        self._lock_owner = 0
+        self._fence_lock = threading.Lock()
+
+    # Rows of slot tables -----------------------------------------------------------------
+
+    def put(self, pack_into: Callable[..., None], *values: float) -> bool:
+        """Write one row with `SLOT_PACKERS[table].pack_into`; return False if it was dropped.
+
+        Lock-free: `next()` on the counter gives every thread its own slot.
+        A row that cannot be packed leaves a void slot and raises.
+        """
+        if self._next - self._tail_seen >= SLOTS - SLOT_MARGIN:
+            self._tail_seen = self._words[Word.SLOTS_TAIL]
+            if self._next - self._tail_seen >= SLOTS - SLOT_MARGIN:
+                self.drop(Drop.RING_FULL)
+                return False
+        index = next(self._allocate)
+        self._next = index + 1
+        offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
+        try:
+            pack_into(self._map, offset + 8, *values)
+        except BaseException:
+            self._map[offset + 8 : offset + 10] = _VOID
+            self._words[offset >> 3] = index + 1
+            self.drop(Drop.NOT_A_NUMBER)
+            raise
+        if not _STORES_ARE_ORDERED:
+            self._fence()
+        self._words[offset >> 3] = index + 1
+        return True
+
+    # Vectors and texts ---------------------------------------------------------------------
+
+    def put_frame(
+        self,
+        table: int,
+        rows: int,
+        body: bytes,
+        texts: Sequence[bytes] = (),
+        *,
+        client: int = NULL_I32,
+        round: int = NULL_I32,
+        optimizer: int = NULL_I32,
+        step: int = 0,
+        t_ns: int = 0,
+    ) -> bool:
+        """Write `rows` rows at once; return False if they were dropped.
+
+        `body` holds the table's name ids (32-bit) and numbers (doubles) column
+        by column; `texts` follow with their lengths.
+        """
+        parts = [body]
+        for text in texts:
+            parts.append(len(text).to_bytes(4, "little"))
+            parts.append(text)
+        payload = b"".join(parts)
+        size = aligned(FRAME_HEADER.size + len(payload))
+        if size > LARGEST_FRAME:
+            self.drop(Drop.TOO_LARGE, rows)
+            return False
+        if self._lock_owner == threading.get_ident():  # a signal handler or destructor logged inside us
+            self.drop(Drop.REENTRANT, rows)
+            return False
+        if not self._lock.acquire(timeout=_STALE_LOCK_S):  # its owner was interrupted: start afresh
+            self._lock = threading.Lock()
+            self._lock.acquire()
+        try:
+            self._lock_owner = threading.get_ident()
+            head = self._frames_head
+            room = FRAME_BYTES - (head - self._words[Word.FRAMES_TAIL])
+            to_end = FRAME_BYTES - head % FRAME_BYTES
+            padding = to_end if size > to_end else 0
+            if size + padding <= room:
+                self._write_frame(head, padding, size, payload, table, len(texts), rows,
+                                  client, round, optimizer, step, t_ns)  # fmt: skip
+                return True
+        finally:
+            self._lock_owner = 0
+            if self._lock.locked():
+                self._lock.release()
+        self.drop(Drop.RING_FULL, rows)
+        return False
+
+    def _write_frame(
+        self, head: int, padding: int, size: int, payload: bytes, table: int, texts: int, rows: int,
+        client: int, round: int, optimizer: int, step: int, t_ns: int,
+    ) -> None:  # fmt: skip
+        if padding:
+            at = FRAMES_BASE + head % FRAME_BYTES
+            self._map[at : at + 6] = padding.to_bytes(4, "little") + TABLE_PAD.to_bytes(2, "little")
+            head += padding
+        at = FRAMES_BASE + head % FRAME_BYTES
+        FRAME_HEADER.pack_into(self._map, at, size, table, texts, rows, client, round, optimizer, step, t_ns)
+        body_at = at + FRAME_HEADER.size
+        self._map[body_at : body_at + len(payload)] = payload
+        if not _STORES_ARE_ORDERED:
+            self._fence()
+        self._frames_head = head + size
+        self._words[Word.FRAMES_HEAD] = head + size
+        self._words[Word.FRAME_ROWS] += rows
+
+    # Counters ------------------------------------------------------------------------------
+
+    def drop(self, reason: Drop, rows: int = 1) -> None:
+        """Count rows that were produced but not written."""
+        self._words[Word.DROPPED + reason] += rows
+
+    def set_word(self, word: Word, value: int) -> None:
+        self._words[word] = value
+
+    def word(self, word: Word) -> int:
+        return self._words[word]
+
+    def dropped(self) -> dict[str, int]:
+        """Rows dropped so far, by reason."""
+        return {reason.name.lower(): self._words[Word.DROPPED + reason] for reason in Drop}
+
+    def has_backlog(self) -> bool:
+        """Whether more than half of either part waits for the drainer."""
+        return (
+            self._next - self._words[Word.SLOTS_TAIL] > SLOTS // 2
+            or self._frames_head - self._words[Word.FRAMES_TAIL] > FRAME_BYTES // 2
+        )
+
+    def close(self, state: State = State.ENDED) -> None:
+        """Tell the drainer that no more rows come; what was put stays for it to collect."""
+        self._words[Word.STATE] = state
+
+    def release(self) -> None:
+        """Unmap the file, in a forked child that must not write to its parent's ring."""
+        self._words.release()
+        self._map.close()
+
+    def _fence(self) -> None:
+        """Order earlier stores before later ones where the processor does not (two lock pairs)."""
+        for _ in range(2):
+            self._fence_lock.acquire()
+            self._fence_lock.release()

@@ -1,0 +1,154 @@
+"""Segment files: checksummed blocks, each holding one Arrow IPC message.
+
+A segment interleaves one Arrow IPC stream per table: a block with the
+table's schema message, then blocks with its record batches. Each block has
+a header with checksums of itself and of its payload, so damage costs only
+the block it hits: a reader skips to the next header and goes on. Blocks are
+written in groups, one group per visit of the drainer to a ring; the last
+block of a group is marked, and a group is complete or ignored when the
+drainer starts again, which makes every row stored exactly once.
+
+A header also says how many rows the process had stored before the block,
+so that rows in damaged blocks are counted exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"STETHBLK"
+# magic, header crc, payload crc, payload bytes, table, flags, rows, rows before, slots read, frames read
+_HEADER = struct.Struct("<8sIIQHHIQQQ")
+HEADER_BYTES = 64
+_PADDING = b"\0" * (HEADER_BYTES - _HEADER.size)
+_CRC_FROM = 12
+
+FLAG_SCHEMA = 1
+FLAG_LAST = 2
+FLAG_NAMES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A whole block as found in a file; `payload` is a view into it."""
+
+    table: int
+    flags: int
+    rows: int
+    rows_before: int
+    slots_read: int
+    frames_read: int
+    payload: memoryview
+    end: int
+
+    @property
+    def is_batch(self) -> bool:
+        return not self.flags & (FLAG_SCHEMA | FLAG_NAMES)
+
+
+def encode_block(
+    table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: bytes
+) -> bytes:
+    """One block, padded so that the next one starts at a multiple of 8 (zero-copy for Arrow at 64)."""
+    rest = struct.pack(
+        "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
+    )
+    header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
+    return header + payload + b"\0" * (-len(payload) % 8)
+
+
+def scan(buffer: memoryview) -> Iterator[Block]:
+    """Every whole block of a segment, skipping damaged ones."""
+    at, size = 0, len(buffer)
+    while at + HEADER_BYTES <= size:
+        block = _block_at(buffer, at)
+        if block is None:
+            at = _next_magic(buffer, at + 8)
+            continue
+        if zlib.crc32(block.payload) == struct.unpack_from("<I", buffer, at + 12)[0]:
+            yield block
+        at = block.end
+
+
+def _block_at(buffer: memoryview, at: int) -> Block | None:
+    """The block whose header starts here, if the header is whole and the payload fits the file."""
+    magic, crc, _, length, table, flags, rows, before, slots, frames = _HEADER.unpack_from(buffer, at)
+    if magic != MAGIC or zlib.crc32(buffer[at + _CRC_FROM : at + _HEADER.size]) != crc:
+        return None
+    start = at + HEADER_BYTES
+    if start + length > len(buffer):
+        return None
+    end = start + length + (-length % 8)
+    return Block(table, flags, rows, before, slots, frames, buffer[start : start + length], end)
+
+
+def _next_magic(buffer: memoryview, at: int) -> int:
+    """The next 8-aligned place that looks like a header, or the end."""
+    step = 1 << 20
+    while at < len(buffer):
+        window = bytes(buffer[at : at + step + 7])
+        found = window.find(MAGIC)
+        while found >= 0 and (at + found) % 8:
+            found = window.find(MAGIC, found + 1)
+        if found >= 0:
+            return at + found
+        at += step
+    return len(buffer)
+
+
+class SegmentWriter:
+    """Appends groups of blocks to one segment file.
+
+    After an error (disk full) the file is cut back to the last whole group,
+    so the same group can be tried again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.size = os.fstat(self._descriptor).st_size
+        self.is_dirty = False
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def write_group(self, blocks: Iterable[bytes]) -> None:
+        """Append the blocks or raise OSError and leave the file as it was."""
+        data = memoryview(b"".join(blocks))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self.size + written)
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += len(data)
+        self.is_dirty = True
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        if self.is_dirty:
+            os.fdatasync(self._descriptor)
+            self.is_dirty = False
+
+    def is_deleted(self) -> bool:
+        """Whether somebody removed the file while it was open."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def whole_groups(buffer: memoryview) -> tuple[int, Block | None]:
+    """Where the last complete group ends, and its last block: the place to write on from."""
+    end, last = 0, None
+    for block in scan(buffer):
+        if block.flags & FLAG_LAST:
+            end, last = block.end, block
+    return end, last

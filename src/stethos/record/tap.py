@@ -1,0 +1,173 @@
+"""The drainer's end of a ring: reads rows another process wrote, without locks.
+
+Reading moves nothing; `advance` frees the space once the rows are safe in a
+segment, so a drainer that dies in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.record.layout import (
+    FRAME_BYTES,
+    FRAME_HEADER,
+    FRAMES_BASE,
+    MAGIC,
+    RING_BYTES,
+    SLOT_BYTES,
+    SLOT_PACKERS,
+    SLOTS,
+    SLOTS_BASE,
+    TABLE_PAD,
+    Drop,
+    State,
+    Word,
+)
+from stethos.schema import RECORDED, Kind
+
+_DTYPE = {Kind.I32: "<i4", Kind.I64: "<i8", Kind.F64: "<f8", Kind.NAME: "<i4", Kind.BOOL: "i1"}
+_CONTEXT = [("sequence", "<i8"), ("table", "<u2"), ("unused", "<u2"), ("client", "<i4"), ("round", "<i4"),
+            ("optimizer", "<i4"), ("step", "<i8"), ("t_ns", "<i8")]  # fmt: skip
+
+
+def slot_dtype(number: int) -> np.dtype[np.void]:
+    """A slot as a NumPy record."""
+    own = [(column.name, _DTYPE[column.kind]) for column in RECORDED[number].columns]
+    dtype = np.dtype([*_CONTEXT, *own])
+    padding = SLOT_BYTES - dtype.itemsize
+    return np.dtype([*_CONTEXT, *own, ("padding", f"V{padding}")]) if padding else dtype
+
+
+SLOT_DTYPES = {number: slot_dtype(number) for number in SLOT_PACKERS}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame as written by `Ring.put_frame`, texts decoded."""
+
+    table: int
+    rows: int
+    client: int
+    round: int
+    optimizer: int
+    step: int
+    t_ns: int
+    body: bytes
+    texts: tuple[str, ...]
+
+
+class Tap:
+    """Reads one ring."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), RING_BYTES)
+        self._words = memoryview(self._map).cast("q")
+        self._sequences = np.ndarray(
+            (SLOTS,), dtype=np.int64, buffer=self._map, offset=SLOTS_BASE, strides=(SLOT_BYTES,)
+        )
+        self._slots = np.ndarray((SLOTS, SLOT_BYTES), dtype=np.uint8, buffer=self._map, offset=SLOTS_BASE)
+        self.slots_tail = self._words[Word.SLOTS_TAIL]
+        self.frames_tail = self._words[Word.FRAMES_TAIL]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its process has begun to write."""
+        return self._words[Word.MAGIC] == MAGIC
+
+    @property
+    def state(self) -> State:
+        return State(self._words[Word.STATE])
+
+    def word(self, word: Word) -> int:
+        return self._words[word]
+
+    def dropped(self) -> dict[str, int]:
+        return {r.name.lower(): self._words[Word.DROPPED + r] for r in Drop if self._words[Word.DROPPED + r]}
+
+    def has_rows(self) -> bool:
+        return self._is_written(self.slots_tail) or self._words[Word.FRAMES_HEAD] != self.frames_tail
+
+    def is_filling(self) -> bool:
+        """Whether a quarter of either part waits."""
+        return (
+            self._is_written(self.slots_tail + SLOTS // 4)
+            or self._words[Word.FRAMES_HEAD] - self.frames_tail > FRAME_BYTES // 4
+        )
+
+    def has_hole(self) -> bool:
+        """Whether the next slot was taken but never finished, with finished ones behind it."""
+        if self._is_written(self.slots_tail):
+            return False
+        after = np.arange(self.slots_tail + 1, self.slots_tail + SLOTS)
+        return bool((self._sequences[after % SLOTS] == after + 1).any())
+
+    def _is_written(self, index: int) -> bool:
+        return bool(self._sequences[index % SLOTS] == index + 1)
+
+    def read_slots(self) -> npt.NDArray[np.uint8]:
+        """All complete slots from the tail on, copied."""
+        indices = np.arange(self.slots_tail, self.slots_tail + SLOTS)
+        complete = self._sequences[indices % SLOTS] == indices + 1
+        count = SLOTS if complete.all() else int(complete.argmin())
+        return self._slots[indices[:count] % SLOTS]
+
+    def skip_hole(self) -> None:
+        """Step over a slot whose writer was interrupted for good."""
+        self.slots_tail += 1
+        self._words[Word.HOLES] += 1
+
+    def read_frames(self) -> tuple[list[Frame], int]:
+        """All frames from the tail on, and the position after them."""
+        frames: list[Frame] = []
+        at, head = self.frames_tail, self._words[Word.FRAMES_HEAD]
+        while at < head:
+            place = FRAMES_BASE + at % FRAME_BYTES
+            size, table = struct.unpack_from("<IH", self._map, place)
+            if table != TABLE_PAD:
+                frames.append(self._frame_at(place))
+            at += size
+        return frames, at
+
+    def _frame_at(self, place: int) -> Frame:
+        size, table, text_count, rows, client, round_, optimizer, step, t_ns = FRAME_HEADER.unpack_from(
+            self._map, place
+        )
+        payload = self._map[place + FRAME_HEADER.size : place + size]
+        body_end = len(payload)
+        texts: list[str] = []
+        if text_count:
+            body_end = body_bytes_of(table, rows)
+            at = body_end
+            for _ in range(text_count):
+                length = int.from_bytes(payload[at : at + 4], "little")
+                texts.append(payload[at + 4 : at + 4 + length].decode("utf-8", "replace"))
+                at += 4 + length
+        return Frame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
+
+    def advance(self, slots_tail: int, frames_tail: int, written_rows: int) -> None:
+        """Free what has been stored."""
+        self.slots_tail, self.frames_tail = slots_tail, frames_tail
+        self._words[Word.WRITTEN_ROWS] = written_rows
+        self._words[Word.FRAMES_TAIL] = frames_tail
+        self._words[Word.SLOTS_TAIL] = slots_tail
+
+    def close(self) -> None:
+        del self._sequences, self._slots
+        self._words.release()
+        self._map.close()
+
+
+def body_bytes_of(table: int, rows: int) -> int:
+    """How long the numeric part of a frame of this table is."""
+    if table not in RECORDED:
+        return 0
+    names = len(RECORDED[table].of_kind(Kind.NAME))
+    numbers = len(RECORDED[table].of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
+    return (4 * names + 8 * numbers) * rows

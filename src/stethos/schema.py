@@ -1,0 +1,345 @@
+"""Every table of a run: its columns, units and documentation, stated once.
+
+Writers, readers, the documentation, `stethos tables` and error messages all
+derive from `TABLES`. A column's unit stands in its name. What was not
+measured is NULL, never 0; a real NaN stays NaN.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+SCHEMA_VERSION = 1
+
+# Inside a ring a missing number is one special bit pattern, as R does with
+# NA: a quiet NaN whose payload no arithmetic produces by itself.
+NULL_F64_BITS = 0x7FF8_0000_0000_07A2
+NULL_F64: float = struct.unpack("<d", struct.pack("<Q", NULL_F64_BITS))[0]
+NULL_I64 = -(2**63)
+NULL_I32 = -(2**31)
+
+
+class Kind(Enum):
+    """How a column is stored: `NAME` is one of a few repeated strings, `TEXT` is free."""
+
+    I32 = "integer"
+    I64 = "bigint"
+    F64 = "double"
+    BOOL = "boolean"
+    NAME = "name"
+    TEXT = "text"
+
+    @property
+    def sql_type(self) -> str:
+        return "varchar" if self in (Kind.NAME, Kind.TEXT) else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    kind: Kind
+    doc: str
+
+
+class Source(Enum):
+    """Where a table's rows come from."""
+
+    SLOT = "single rows of the training process"
+    FRAME = "whole vectors or texts of the training process"
+    DRAINER = "samples taken from outside the training process"
+    CATALOGUE = "the run directory itself"
+    VIEW = "another table"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: `columns` are its own, `all_columns` adds the shared ones in front.
+
+    `is_bulk` tables go first when a run reaches its size limit.
+    """
+
+    name: str
+    number: int
+    source: Source
+    per: str
+    doc: str
+    columns: tuple[Column, ...]
+    is_bulk: bool = False
+    schema: str = "main"
+
+    @property
+    def shared(self) -> tuple[Column, ...]:
+        match self.source:
+            case Source.SLOT | Source.FRAME:
+                return (*PROCESS_COLUMNS, *CONTEXT_COLUMNS)
+            case Source.DRAINER:
+                return (*PROCESS_COLUMNS, TIME_COLUMN)
+            case Source.CATALOGUE | Source.VIEW:
+                return ()
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        return (*self.shared, *self.columns)
+
+    @property
+    def qualified_name(self) -> str:
+        return self.name if self.schema == "main" else f"{self.schema}.{self.name}"
+
+    def of_kind(self, *kinds: Kind) -> tuple[Column, ...]:
+        """The table's own columns of these kinds, in order."""
+        return tuple(column for column in self.columns if column.kind in kinds)
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    """Read a compact listing: one `name kind  what it means` per line."""
+
+    def parse() -> Iterator[Column]:
+        for line in filter(None, map(str.strip, text.strip().splitlines())):
+            name, kind, doc = line.split(maxsplit=2)
+            yield Column(name, Kind[kind.upper()], doc)
+
+    return tuple(parse())
+
+
+TIME_COLUMN = Column("t_ns", Kind.I64, "wall-clock time in ns since 1970, monotonic within a process")
+PROCESS_COLUMNS = _columns("""
+    process  name  the process that produced the row, see `processes`
+    rank     i32   rank in a distributed job; NULL outside one
+""")
+CONTEXT_COLUMNS = (
+    *_columns("""
+    client     name  federated client whose turn it was; NULL outside one
+    round      i32   federated round; NULL outside one
+    optimizer  i32   which optimizer of the process, numbered from 1 in order of first use
+    step       i64   optimizer steps completed in this process before this row, from 0
+    """),
+    TIME_COLUMN,
+)
+
+STEPS = Table(
+    "steps",
+    1,
+    Source.SLOT,
+    "optimizer step",
+    "What one optimizer step saw and what it cost. Always on.",
+    _columns("""
+    local_step       i32   steps of this optimizer before this one, from 0
+    model            name  class of the module that owns the parameters
+    loss             f64   sum of the losses whose gradients this step applied, unscaled
+    lr               f64   learning rate of the first parameter group
+    grad_norm        f64   2-norm of all gradients; NULL on steps where the budget left it out
+    step_ms          f64   since the previous step of this thread ended
+    data_ms          f64   waiting for the data loader
+    forward_ms       f64   from the batch's arrival (or the previous step) to backward, without data_ms
+    backward_ms      f64   inside backward
+    optimizer_ms     f64   inside the optimizer's step
+    samples          i32   samples the data loader handed out for this step
+    backwards        i32   backward calls since the previous step
+    skipped          i32   steps the gradient scaler skipped just before this one
+    allocated_bytes  i64   tensor memory: on CUDA allocated now; on CPU parameters, gradients and optimizer state
+    peak_bytes       i64   peak tensor memory; on CPU the largest traced so far
+    """),
+)
+METRICS = Table(
+    "metrics",
+    2,
+    Source.SLOT,
+    "value logged by the user or an adapter",
+    "Any number given to `stethos.log(name=value)`.",
+    _columns("""
+    name   name  the metric's name
+    value  f64   its value
+    """),
+)
+LAYERS = Table(
+    "layers",
+    3,
+    Source.FRAME,
+    "layer x kind x sampled step",
+    "Statistics of gradients, weights and activations. Taken on sampled steps, spaced by the overhead budget. "
+    "Norm, mean, std, min and max are over the finite elements.",
+    _columns("""
+    layer       name  parameter name as in `named_parameters()`; for activations the module's name
+    kind        name  gradient, weight or activation
+    norm        f64   2-norm
+    mean        f64   mean
+    std         f64   standard deviation (population)
+    min         f64   smallest element
+    max         f64   largest element
+    zero_share  f64   share of elements that are exactly 0
+    nan         i64   number of NaN elements
+    inf         i64   number of infinite elements
+    drift       f64   weights: 2-norm of the change since this optimizer was first seen
+    size        i64   number of elements
+    """),
+    is_bulk=True,
+)
+MODULES = Table(
+    "modules",
+    4,
+    Source.FRAME,
+    "module x stage x sampled step",
+    "Duration and memory of each module, with its children, on sampled steps.",
+    _columns("""
+    module           name  the module's name, the root by its class
+    stage            name  forward, backward or step (the optimizer)
+    duration_ms      f64   wall time; on CUDA the time to launch
+    allocated_bytes  i64   tensor memory newly alive in the module's outputs
+    alive_bytes      i64   tensor memory alive afterwards: on CPU parameters, gradients, state and traced outputs
+    """),
+    is_bulk=True,
+)
+LOGS = Table(
+    "logs",
+    5,
+    Source.FRAME,
+    "log record",
+    "What the program said through Python's `logging`. Secrets are redacted.",
+    _columns("""
+    level      name  DEBUG, INFO, WARNING, ERROR, CRITICAL
+    logger     name  the logger's name
+    message    text  the formatted message
+    fields     text  extra fields as a JSON object
+    exception  text  traceback, if the record carried one
+    """),
+)
+SPANS = Table(
+    "spans",
+    6,
+    Source.FRAME,
+    "timed piece of work",
+    "Work marked with `stethos.span`; t_ns is its start.",
+    _columns("""
+    name         name  the span's name
+    duration_ms  f64   wall time
+    ok           bool  false if an exception passed through
+    trace        text  id shared by all spans of one piece of work
+    span         text  the span's own id
+    parent       text  id of the enclosing span
+    fields       text  fields given to the span as a JSON object
+    exception    text  the exception that passed through, as `Type: message`
+    """),
+)
+GAPS = Table(
+    "gaps",
+    7,
+    Source.FRAME,
+    "thing that could not be recorded",
+    "What is missing from this run and why: refusals and failures of the recorder itself.",
+    _columns("""
+    what    name  the table or part concerned
+    reason  text  why
+    """),
+)
+HOST = Table(
+    "host",
+    8,
+    Source.DRAINER,
+    "process x second",
+    "Samples of each training process and its machine, taken from outside about once a second.",
+    _columns("""
+    cpu_share            f64   cores in use by the process (1.0 is one core)
+    rss_bytes            i64   resident memory of the process
+    threads              i32   threads of the process
+    read_bytes           i64   bytes read from disk since the process started
+    written_bytes        i64   bytes written to disk since the process started
+    machine_cpu_share    f64   share of the whole machine's cores in use, 0 to 1
+    machine_free_bytes   i64   memory available on the machine
+    net_sent_bytes       i64   bytes the machine sent since boot
+    net_received_bytes   i64   bytes the machine received since boot
+    """),
+    is_bulk=True,
+)
+PROCESSES = Table(
+    "processes",
+    20,
+    Source.CATALOGUE,
+    "observed process",
+    "What ran, where, how it ended, what observing it cost, and what became of every row.",
+    _columns("""
+    process         text  the process's id in this run
+    pid             i64   operating-system process id
+    rank            i32   rank in a distributed job
+    world_size      i32   number of ranks
+    host            text  machine name
+    command         text  command line, secrets redacted
+    cwd             text  working directory
+    python          text  Python version
+    torch           text  torch version; NULL if torch was not imported
+    versions        text  versions of other packages as a JSON object
+    config          text  settings and the user's configuration as a JSON object
+    preset          text  light, standard or deep
+    started_ns      i64   wall-clock start
+    ended_ns        i64   wall-clock end; NULL while running
+    state           text  running, ended, failed or killed
+    ending          text  how it ended, in words
+    exit_code       i32   exit status; NULL if unknown; negative for a signal
+    traceback       text  of the uncaught exception
+    steps           i64   optimizer steps seen
+    overhead_share  f64   measured share of the run's time spent observing on training threads
+    overhead_budget f64   the share allowed for samples
+    rows_produced   i64   rows the process produced
+    rows_stored     i64   rows in the run directory
+    rows_dropped    i64   rows dropped, see drops
+    rows_lost       i64   rows lost in a crash or in damaged blocks
+    drops           text  dropped rows by reason as a JSON object
+    """),
+)
+RUNS = Table(
+    "runs",
+    21,
+    Source.CATALOGUE,
+    "run",
+    "The run itself.",
+    _columns("""
+    run          text  the run's name
+    path         text  its directory
+    state        text  running, ended, failed or killed
+    command      text  the command given to `stethos run`, secrets redacted
+    host         text  machine that started it
+    git_commit   text  commit of the working directory, with + if it had changes
+    version      text  version of Stethos
+    started_ns   i64   wall-clock start
+    ended_ns     i64   wall-clock end; NULL while running
+    exit_code    i32   exit status of the command
+    processes    i64   observed processes
+    steps        i64   optimizer steps seen
+    rows_stored  i64   rows in the run directory
+    size_bytes   i64   size of the run directory
+    """),
+)
+TORCH_TRACE = Table(
+    "torch_trace",
+    30,
+    Source.VIEW,
+    "module x stage x sampled step",
+    "`modules` in the units of the `probing` tool: seconds and MB.",
+    _columns("""
+    process          name  the process
+    rank             i32   rank in a distributed job
+    step             i64   optimizer step
+    module           name  the module's name
+    stage            name  forward, backward or step
+    duration         f64   seconds
+    allocated        f64   MB of tensor memory alive afterwards
+    allocated_delta  f64   MB newly alive in the module's outputs
+    t_ns             i64   wall-clock time
+    """),
+    schema="python",
+)
+
+TABLES: dict[str, Table] = {
+    table.qualified_name: table
+    for table in (
+        RUNS, PROCESSES, STEPS, METRICS, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST, TORCH_TRACE,
+    )
+}  # fmt: skip
+
+RECORDED: dict[int, Table] = {
+    table.number: table
+    for table in TABLES.values()
+    if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
+}

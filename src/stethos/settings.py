@@ -1,0 +1,144 @@
+"""What the user chose; the only reader of `os.environ`.
+
+`stethos run` hands its choices to child processes through `STETHOS_*`
+variables, so that any Python child joins the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from stethos.errors import UsageError
+
+Preset = Literal["light", "standard", "deep"]
+DEFAULT_OVERHEAD: Mapping[Preset, float] = {"light": 0.01, "standard": 0.01, "deep": 0.05}
+DEFAULT_LIMIT_BYTES = 4 << 30
+
+SITE_DIR = Path(__file__).resolve().parent / "_site"
+_PREFIX = "STETHOS_"
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One recording's choices. `run_dir` is None until a run has been chosen."""
+
+    run_dir: Path | None = None
+    preset: Preset = "standard"
+    overhead: float = DEFAULT_OVERHEAD["standard"]
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    scratch: Path | None = None
+    is_main: bool = False
+    strict: bool = False
+
+    def to_environment(self, environment: MutableMapping[str, str]) -> None:
+        """Write the choices where child processes find them."""
+        environment[_PREFIX + "RUN"] = str(self.run_dir)
+        environment[_PREFIX + "PRESET"] = self.preset
+        environment[_PREFIX + "OVERHEAD"] = repr(self.overhead)
+        environment[_PREFIX + "LIMIT_BYTES"] = str(self.limit_bytes)
+        if self.scratch is not None:
+            environment[_PREFIX + "SCRATCH"] = str(self.scratch)
+
+
+def from_environment() -> Settings:
+    """The settings a parent `stethos run` left for this process."""
+    run = os.environ.get(_PREFIX + "RUN")
+    scratch = os.environ.get(_PREFIX + "SCRATCH")
+    preset = parse_preset(os.environ.get(_PREFIX + "PRESET", "standard"))
+    return Settings(
+        run_dir=Path(run) if run else None,
+        preset=preset,
+        overhead=float(os.environ.get(_PREFIX + "OVERHEAD", DEFAULT_OVERHEAD[preset])),
+        limit_bytes=int(os.environ.get(_PREFIX + "LIMIT_BYTES", DEFAULT_LIMIT_BYTES)),
+        scratch=Path(scratch) if scratch else None,
+        is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
+        strict=os.environ.get(_PREFIX + "STRICT") == "1",
+    )
+
+
+def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:
+    """The environment in which `stethos run` starts its command."""
+    environment = dict(os.environ)
+    environment[_PREFIX + "PYTHON"] = sys.executable
+    settings.to_environment(environment)
+    if mark_main:
+        environment[_PREFIX + "MAIN"] = "1"
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SITE_DIR), inherited)))
+    return environment
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment for our own processes: nothing in it makes them join a run or observe themselves."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path and Path(path) != SITE_DIR)
+    return environment
+
+
+def drainer_python() -> str:
+    """The interpreter that has our dependencies: the launcher's, else this one."""
+    return os.environ.get(_PREFIX + "PYTHON") or sys.executable
+
+
+def default_runs_dir() -> Path:
+    """Where runs are kept unless `--dir` says otherwise."""
+    return Path(os.environ.get(_PREFIX + "DIR", "runs"))
+
+
+def registry_dir() -> Path:
+    """A per-user directory that lists live runs, so that a pid is found from anywhere."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "stethos"
+    return Path("/tmp") / f"stethos-{os.getuid()}"
+
+
+def rank_and_world() -> tuple[int | None, int | None]:
+    """Rank and number of ranks from torchrun's, SLURM's or MPI's variables."""
+    return _first_integer(_RANK_VARIABLES), _first_integer(_WORLD_VARIABLES)
+
+
+def _first_integer(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def parse_preset(text: str) -> Preset:
+    for preset in get_args(Preset):
+        if text == preset:
+            return preset  # type: ignore[no-any-return]
+    raise UsageError(f"unknown preset {text!r}", hint=f"choose one of {', '.join(get_args(Preset))}")
+
+
+def parse_share(text: str) -> float:
+    """Read `1%` or `0.01` as a share between 0 and 1."""
+    try:
+        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UsageError(f"not a share: {text!r}", hint="write 1% or 0.01") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"overhead {text} is outside 0 to 100%", hint="write 1% or 0.01")
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """Read `500MB`, `4GB` or a plain number of bytes."""
+    units = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+    digits = text.upper().rstrip("BKMGT")
+    unit = text.upper()[len(digits):].strip()
+    try:
+        return int(float(digits) * units[unit])
+    except (ValueError, KeyError):
+        raise UsageError(f"not a size: {text!r}", hint="write 500MB or 4GB") from None
+
