@@ -63,14 +63,20 @@ class Guard:
             self.failed(place, error)
             return None
 
-    def wrap(self, place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-        """Decorate a callback that is handed to somebody else's code."""
+    def wrap(self, place: str, function: Callable[P, R]) -> Callable[P, R | None]:
+        """A callback to hand to somebody else's code: it never raises, and stops working after `LIMIT` failures."""
+        is_off = False
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
-                return self.run(place, function, *args, **kwargs)
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            nonlocal is_off
+            if is_off:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self.failed(place, error)
+                is_off = self.is_off(place)
+                return None
 
-            return guarded
-
-        return decorate
+        return guarded

@@ -8,7 +8,12 @@ next few steps, and then stays quiet until things have been normal again.
 from __future__ import annotations
 
 import math
+import struct
 
+from stethos.schema import NULL_F64_BITS
+
+_BITS = struct.Struct("<Q")
+_DOUBLE = struct.Struct("<d")
 _SAMPLES_PER_ALARM = 8
 _WARM_UP = 20
 _JUMP = 8.0
@@ -32,7 +37,7 @@ class Alarm:
         """Whether the step with this loss should be sampled at once."""
         distance = abs(loss - self._mean)
         is_odd = distance > _JUMP * self._deviation and self._seen > _WARM_UP
-        if loss - loss != 0.0:  # NaN or infinite (also our NULL, which then never equals a learned value)
+        if loss - loss != 0.0:  # NaN or infinite
             is_odd = not _is_null(loss)
         else:
             self._seen += 1
@@ -63,9 +68,5 @@ class Alarm:
 
 
 def _is_null(value: float) -> bool:
-    """A missing loss is a NaN with our payload; its sign-off is that it was never a real number."""
-    import struct
-
-    from stethos.schema import NULL_F64_BITS
-
-    return bool(struct.unpack("<Q", struct.pack("<d", value))[0] == NULL_F64_BITS)
+    """Whether a NaN is our mark for a missing number rather than a real one."""
+    return bool(_BITS.unpack(_DOUBLE.pack(value))[0] == NULL_F64_BITS)

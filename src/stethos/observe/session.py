@@ -45,6 +45,7 @@ from stethos.record.place import (
     start_ticks,
     write_json,
 )
+from stethos.record.provenance import run_facts
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
@@ -64,6 +65,7 @@ class Session:
         self.ring: Ring | None = None
         self.place: ProcessPlace | None = None
         self.config: dict[str, Any] = {}
+        self.git_commit: str | None = None
         self.steps = 0
         self.why_closed = ""
         self.on_close: list[Callable[[], object]] = []
@@ -95,7 +97,7 @@ class Session:
         run = RunPlace(self.settings.run_dir)
         ticks = start_ticks(self._pid)
         directory = run.path / f"{self._pid}-{(ticks or time.time_ns() // 10**7) % 36**5:05d}"
-        run.create({"run": run.name, "started_ns": time.time_ns()})
+        run.create(run_facts(run.name, sys.orig_argv, self.settings, self.git_commit))
         directory.mkdir(mode=0o700, exist_ok=True)
         scratch = self._scratch_for(directory)
         create_ring_file((scratch or directory) / RING_FILE)

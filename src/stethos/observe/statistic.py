@@ -92,6 +92,7 @@ def norm_of(tensors: Sequence[torch.Tensor | None]) -> float:
     """
     squares = 0.0
     small: list[torch.Tensor] = []
+    big: list[torch.Tensor] = []
     for tensor in tensors:
         if tensor is None:
             continue
@@ -100,11 +101,15 @@ def norm_of(tensors: Sequence[torch.Tensor | None]) -> float:
         if tensor.numel() <= _SMALL:
             small.append(tensor)
         else:
-            flat = _numbers(tensor)
-            squares += float(flat.dot(flat))
-    if small:
-        flat = np.from_dlpack(_Export(_flatten(small)))
-        squares += float(flat.dot(flat))
+            big.append(tensor)
+    if small:  # torch's dot, as NumPy's warns of an overflow unless told not to, which costs as much as the dot
+        vector = _flatten(small)
+        squares = vector.dot(vector).item()
+    if big:
+        with np.errstate(all="ignore"):
+            for tensor in big:
+                flat = _numbers(tensor)
+                squares += float(flat.dot(flat))
     return math.sqrt(squares) if _TINY < squares < math.inf else _norm_by_block(tensors)
 
 
@@ -343,7 +348,7 @@ def _norm_by_block(tensors: Iterable[torch.Tensor | None]) -> float:
             if tensor is None or tensor.numel() == 0:
                 continue
             norms += [_norm(block.astype(np.float64, copy=False)) for block in _blocks(tensor)]
-    return _norm(np.array(norms)) if norms else NULL_F64
+        return _norm(np.array(norms)) if norms else NULL_F64
 
 
 def _norm(x: Array) -> float:

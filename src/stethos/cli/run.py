@@ -1,0 +1,94 @@
+"""Run a program and observe its training, without changing it.
+
+Everything after the program's name belongs to the program:
+
+    stethos run train.py --epochs 3
+    stethos run -m package.train --epochs 3
+    stethos run torchrun --nproc-per-node 2 train.py
+
+The program's output, exit status and signals are its own; what Stethos says goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from stethos.cli.launch import Launch, say
+from stethos.errors import CommandNotFoundError, RecordingError, RunNotFoundError, UsageError
+from stethos.record.place import RunPlace, check_name, readable_name
+from stethos.record.provenance import commit_by_git, run_facts
+from stethos.settings import (
+    DEFAULT_OVERHEAD,
+    Settings,
+    default_runs_dir,
+    parse_bytes,
+    parse_preset,
+    parse_share,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "stethos run [OPTIONS] (SCRIPT.py | -m MODULE | COMMAND) [ARGS ...]"
+    parser.add_argument("--dir", type=Path, help="directory for runs (default: ./runs)")
+    parser.add_argument("--name", help="name of the run (default: a readable unique one)")
+    parser.add_argument("--resume", metavar="NAME", help="add to an existing run")
+    parser.add_argument("--preset", default="standard", help="light, standard or deep (default: standard)")
+    parser.add_argument("--overhead", help="share of the training time for samples (default: 1%%, deep 5%%)")
+    parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
+    parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
+    parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command, is_python = _command_of(arguments)
+    preset = parse_preset(arguments.preset)
+    base = arguments.dir if arguments.dir is not None else default_runs_dir()
+    place = RunPlace((base / check_name(arguments.resume or arguments.name or readable_name())).absolute())
+    settings = Settings(
+        run_dir=place.path,
+        preset=preset,
+        overhead=parse_share(arguments.overhead) if arguments.overhead else DEFAULT_OVERHEAD[preset],
+        limit_bytes=parse_bytes(arguments.max_size),
+        scratch=arguments.scratch,
+    )
+    if arguments.resume and not place.exists():
+        raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
+    if arguments.name and place.exists():
+        raise UsageError(f"run {place.name} exists", hint=f"add to it with --resume {place.name}, or choose a new name")
+    is_recording = _prepare(place, command, settings)
+    return Launch(place if is_recording else None, settings, quiet=arguments.quiet).execute(command, is_python)
+
+
+def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:
+    """Make the run directory; if that fails, say so and let the program run unobserved."""
+    try:
+        place.create(run_facts(place.name, command, settings, commit_by_git(Path.cwd())))
+    except RecordingError as error:
+        say(f"not recording: {error.message}")
+        return False
+    return True
+
+
+def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
+    """The command to execute, and whether it is a Python program that we start ourselves."""
+    if arguments.module is not None:
+        if not arguments.module:
+            raise UsageError("-m needs a module", hint="stethos run -m package.train")
+        return [sys.executable, "-m", *arguments.module], True
+    words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not words:
+        raise UsageError("nothing to run", hint="stethos run train.py")
+    if words[0].endswith(".py"):
+        if not Path(words[0]).is_file():
+            raise UsageError(f"no script at {words[0]}", hint="check the path; options for Stethos go before the script")
+        return [sys.executable, *words], True
+    if shutil.which(words[0]) is None:
+        raise CommandNotFoundError(
+            f"no command {words[0]!r}", hint="give a script ending in .py, -m MODULE, or a command on the PATH"
+        )
+    return words, False

@@ -1,0 +1,152 @@
+"""Begins observing in a process: by `stethos run` through the environment, or by `stethos.watch`.
+
+torch is never imported from here. If it is there, it is watched at once; if
+not, an import hook waits for it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from stethos.observe.ending import EndWatch
+from stethos.observe.logs import LogWatch
+from stethos.observe.session import Session
+from stethos.settings import Settings, from_environment
+
+if TYPE_CHECKING:
+    from stethos.observe.torchwatch import TorchWatch
+
+# Processes of torch's own that never train.
+_HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
+
+
+class Recording:
+    """Everything that observes this process, and the way to undo it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.session = Session(settings)
+        self.torch_watch: TorchWatch | None = None
+        self._finder: _TorchFinder | None = None
+
+    def begin(self) -> None:
+        EndWatch(self.session).install()
+        LogWatch(self.session).install()
+        if self.session.settings.is_main:
+            self.session.open()
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "compile"):
+            self.watch_torch()
+        else:
+            self._finder = _TorchFinder(self)
+            sys.meta_path.insert(0, self._finder)
+
+    def watch_torch(self) -> None:
+        """Install the callbacks; torch has been imported."""
+        self.session.guard.run("torch", self._watch_torch)
+
+    def _watch_torch(self) -> None:
+        from stethos.observe.torchwatch import TorchWatch
+
+        if self.torch_watch is None:
+            self.torch_watch = TorchWatch(self.session)
+        self.torch_watch.install()
+        torch = sys.modules["torch"]
+        self.session.note_facts({"torch": torch.__version__, "versions": _versions()})
+
+    def end(self) -> None:
+        """Stop observing and undo every change to torch, logging and the interpreter."""
+        if self._finder is not None and self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        self.session.close()
+
+
+class _Current:
+    """The recording of this process, if any."""
+
+    recording: Recording | None = None
+
+
+def current() -> Recording | None:
+    return _Current.recording
+
+
+def current_session() -> Session | None:
+    return _Current.recording.session if _Current.recording is not None else None
+
+
+def begin(settings: Settings) -> Recording:
+    """Start recording this process, once."""
+    if _Current.recording is None:
+        _Current.recording = Recording(settings)
+        _Current.recording.begin()
+    return _Current.recording
+
+
+def end() -> None:
+    if _Current.recording is not None:
+        _Current.recording.end()
+        _Current.recording = None
+
+
+def begin_from_environment() -> None:
+    """Called by `sitecustomize` in every Python child of `stethos run`."""
+    settings = from_environment()
+    if settings.run_dir is None or any(helper in " ".join(sys.orig_argv) for helper in _HELPERS):
+        return
+    begin(settings)
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that are already imported."""
+    wanted = ("numpy", "torchvision", "transformers", "lightning", "flwr", "nvflare", "accelerate", "deepspeed")
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in wanted}
+    return {name: version for name, version in found.items() if version}
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Waits for `import torch`, lets it happen, and installs the watch after it."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._is_busy = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch" or self._is_busy:
+            return None
+        self._is_busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_busy = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._recording)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """torch's own loader, with our word after it."""
+
+    def __init__(self, loader: Any, recording: Recording) -> None:
+        self._loader = loader
+        self._recording = recording
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._recording.watch_torch()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

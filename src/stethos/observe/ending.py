@@ -1,0 +1,37 @@
+"""Records the uncaught exception that ends a process; `sys.excepthook` goes on as before."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+
+from stethos.observe.session import Session
+
+
+class EndWatch:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._original = sys.excepthook
+        self._is_active = False
+
+    def install(self) -> None:
+        if not self._is_active:
+            self._is_active = True
+            self._original = sys.excepthook
+            sys.excepthook = self._hook
+            self._session.on_close.append(self.uninstall)
+
+    def uninstall(self) -> None:
+        self._is_active = False
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._original
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._is_active:
+            self._session.guard.run("traceback", self._record, kind, error, trace)
+        self._original(kind, error, trace)
+
+    def _record(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace, limit=-50))
+        self._session.note_failure(f"{kind.__name__}: {error}", text)

@@ -1,0 +1,128 @@
+"""Decides which iterations are traced module by module, and records what the trace saw."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stethos.observe.budget import Purse
+from stethos.observe.layer_name import module_names
+from stethos.observe.module_trace import ModuleTrace, Span
+from stethos.observe.session import Session
+from stethos.observe.statistic import STATISTICS
+from stethos.schema import LAYERS, MODULES, NULL_F64, NULL_I64, Kind
+
+if TYPE_CHECKING:
+    from stethos.observe.stepwatch import Watched
+
+_HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks
+_START_NS = 20_000
+_LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
+
+
+class ModuleTracer:
+    """At most one iteration of one thread is traced at a time, when the budget has saved up for it."""
+
+    def __init__(self, session: Session, purse: Purse) -> None:
+        self._session = session
+        self._purse = purse
+        self._purse.cost_ns, self._purse.is_known = 100_000.0, True  # until the first trace has been paid for
+        self._trace = ModuleTrace(
+            lambda callback: session.guard.wrap("modules", callback),  # type: ignore[arg-type,return-value]
+            activations=session.settings.preset == "deep",
+        )
+        self._thread = 0
+        self.is_refused = session.settings.preset == "light"
+        self.spent_ns = 0
+        self.peak_bytes = NULL_I64
+
+    def refuse(self, reason: str) -> None:
+        """Never trace in this process, and say why in the run."""
+        if not self.is_refused:
+            self.is_refused = True
+            self._trace.stop()
+            self._session.note_gap("modules", reason)
+
+    def backward_begins(self) -> None:
+        if self._thread and self._thread == threading.get_ident():
+            self._trace.in_backward = True
+
+    def backward_ended(self) -> None:
+        if self._thread and self._thread == threading.get_ident():
+            self._trace.backward_ended()
+            self._trace.in_backward = False
+
+    def step_ended(self, watched: Watched, optimizer_ns: int, step: int) -> None:
+        """Finish the trace of the iteration that ends here, or begin one for the next."""
+        if self._thread:
+            if self._thread == threading.get_ident():
+                self._finish(watched, optimizer_ns, step)
+        elif not self.is_refused and self._purse.can_afford():
+            base = watched.allocated_bytes if watched.allocated_bytes != NULL_I64 else 0
+            if self._trace.start(base):
+                self._thread = threading.get_ident()
+            else:
+                self.refuse("torch.compile is in use: module hooks would change its graphs")
+
+    def stop(self) -> None:
+        self._thread = 0
+        self._trace.stop()
+
+    def _finish(self, watched: Watched, optimizer_ns: int, step: int) -> None:
+        self._thread = 0
+        self._trace.stop()
+        root = watched.named.root() if watched.named.root is not None else None
+        names = module_names(root) if root is not None else {}
+        spans = self._trace.take(names)
+        self._record(spans, optimizer_ns, watched, step)
+        if self._session.settings.preset == "deep":
+            self._record_activations(*self._trace.take_activations(names), watched, step)
+        spent = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans)
+        self.spent_ns += spent
+        self._purse.pay(spent)
+
+    def _record(self, spans: list[Span], optimizer_ns: int, watched: Watched, step: int) -> None:
+        name_id = self._session.name_id
+        alive = [span.alive_bytes for span in spans if span.alive_bytes is not None]
+        after = alive[-1] if alive else watched.allocated_bytes
+        self.peak_bytes = max([self.peak_bytes, *alive])
+        modules = [name_id(span.module) for span in spans] + [name_id(watched.named.model or "optimizer")]
+        stages = [name_id(span.stage) for span in spans] + [name_id("step")]
+        rows = len(modules)
+        numbers = np.full((3, rows), NULL_F64)
+        numbers[0] = [span.duration_ns * 1e-6 for span in spans] + [optimizer_ns * 1e-6]
+        for index, span in enumerate(spans):
+            if span.allocated_bytes is not None:
+                numbers[1, index] = span.allocated_bytes
+            if span.alive_bytes is not None:
+                numbers[2, index] = span.alive_bytes
+        if after != NULL_I64:
+            numbers[2, -1] = after
+        self._session.put_frame(
+            MODULES.number,
+            np.array([modules, stages], dtype=np.int32).tobytes(),
+            numbers.tobytes(),
+            rows=rows,
+            optimizer=watched.number,
+            step=step,
+        )
+
+    def _record_activations(
+        self, modules: list[str], table: np.ndarray[tuple[int, ...], np.dtype[np.float64]], watched: Watched, step: int
+    ) -> None:
+        if not modules:
+            return
+        numbers = np.full((_LAYER_NUMBERS, len(modules)), NULL_F64)
+        numbers[: len(STATISTICS)] = table
+        ids = [self._session.name_id(module) for module in modules]
+        kinds = [self._session.name_id("activation")] * len(modules)
+        self._session.put_frame(
+            LAYERS.number,
+            np.array([ids, kinds], dtype=np.int32).tobytes(),
+            numbers.tobytes(),
+            rows=len(modules),
+            optimizer=watched.number,
+            step=step,
+        )

@@ -1,0 +1,67 @@
+"""What produced a run: command, machine, version and commit. Standard library only."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stethos import __version__
+from stethos.redact import redact_command
+from stethos.settings import Settings, clean_environment
+
+
+def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: str | None) -> dict[str, Any]:
+    """The content of `run.json`."""
+    return {
+        "run": run,
+        "command": redact_command(command),
+        "host": platform.node(),
+        "git_commit": git_commit,
+        "version": __version__,
+        "started_ns": time.time_ns(),
+        "limit_bytes": settings.limit_bytes,
+        "preset": settings.preset,
+        "overhead": settings.overhead,
+    }
+
+
+def commit_in_files(directory: Path) -> str | None:
+    """The commit checked out around a directory, read from git's files: cheap enough for a trainer."""
+    for parent in (directory, *directory.parents):
+        git = parent / ".git"
+        if git.is_dir():
+            return _commit_of(git)
+    return None
+
+
+def _commit_of(git: Path) -> str | None:
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head or None
+        reference = head.removeprefix("ref: ")
+        if (git / reference).is_file():
+            return (git / reference).read_text(encoding="utf-8").strip() or None
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), None)
+    except OSError:
+        return None
+
+
+def commit_by_git(directory: Path) -> str | None:
+    """The commit, with `+` if the working tree has changes; without git, as `commit_in_files`."""
+    commit = commit_in_files(directory)
+    if commit is None:
+        return None
+    try:
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=directory, capture_output=True, timeout=2, check=False, env=clean_environment(),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return commit
+    return commit + "+" if status.returncode == 0 and status.stdout.strip() else commit
