@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -17,6 +18,14 @@ from stethos.observe import module_trace
 from stethos.observe.layer_name import module_names
 from stethos.observe.module_trace import ModuleTrace, Span
 from stethos.observe.statistic import STATISTICS, statistics_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch):
+    """Forget what other tests compiled in this process."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None:
+        monkeypatch.setattr(frames, "FRAME_COUNTER", 0)
 
 
 def unguarded(function):
@@ -132,13 +141,19 @@ class Working(nn.Module):
 
 def test_durations_include_children_and_exclude_the_hooks(monkeypatch):
     clock = FakeClock()
+
+    def slow_storage(tensor: torch.Tensor) -> int:
+        clock.now_ns += 50_000  # the hooks' own work
+        return id(tensor)
+
     monkeypatch.setattr(module_trace, "monotonic_ns", clock)
+    monkeypatch.setattr(module_trace, "_storage", slow_storage)
     model = nn.Sequential(Working(clock, 1000, 100_000), Working(clock, 2000, 200_000))
     spans = spans_of(model, torch.ones(3, requires_grad=True))
     durations = {key: span.duration_ns for key, span in spans.items()}
-    assert durations[("0", "forward")] == pytest.approx(1000, abs=5)
-    assert durations[("1", "forward")] == pytest.approx(2000, abs=5)
-    assert durations[("Sequential", "forward")] == pytest.approx(3000, abs=5)
+    assert durations[("0", "forward")] == pytest.approx(1000, abs=10)
+    assert durations[("1", "forward")] == pytest.approx(2000, abs=10)
+    assert durations[("Sequential", "forward")] == pytest.approx(3000, abs=10)
     assert durations[("0", "backward")] == pytest.approx(100_000, abs=20)
     assert durations[("1", "backward")] == pytest.approx(200_000, abs=20)
     assert durations[("Sequential", "backward")] == pytest.approx(300_000, abs=20)
@@ -155,7 +170,7 @@ def test_backward_spans_come_in_the_order_autograd_goes():
     backwards = [span for span in spans if span.stage == "backward"]
     assert {span.module for span in backwards[:2]} == {"2", "Sequential"}
     assert [span.module for span in backwards[2:]] == ["1", "0"]
-    assert all(span.duration_ns >= 0 for span in spans)
+    assert all(span.duration_ns > 0 for span in spans)
 
 
 def test_new_output_memory_is_counted_once_and_added_up():
@@ -202,6 +217,27 @@ def test_arguments_by_name_and_nested_outputs_are_seen():
     }
     allocated = {span.module: span.allocated_bytes for span in spans if span.stage == "forward"}
     assert allocated == {"first": 48, "second": 24, "Keyword": 72}
+
+
+def test_an_evaluation_without_gradients_is_not_counted():
+    trace = ModuleTrace(unguarded)
+    trace.start()
+    with torch.no_grad():
+        nn.Sequential(nn.Linear(2, 2))(torch.ones(1, 2))
+    trace.stop()
+    assert trace.take() == []
+
+
+def test_sparse_outputs_are_passed_by():
+    class Sparse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to_sparse()
+
+    trace = ModuleTrace(unguarded)
+    trace.start()
+    Sparse()(torch.eye(3))
+    trace.stop()
+    assert [span.allocated_bytes for span in trace.take()] == [0]
 
 
 def test_unknown_modules_are_named_by_their_class():
@@ -362,7 +398,7 @@ def test_nothing_is_traced_once_something_was_compiled(monkeypatch):
     class Frames:
         FRAME_COUNTER = 1
 
-    monkeypatch.setitem(module_trace.sys.modules, "torch._dynamo.convert_frame", Frames)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.convert_frame", Frames)
     trace = ModuleTrace(unguarded)
     assert not trace.start()
     assert not trace.is_on

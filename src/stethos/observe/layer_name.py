@@ -80,7 +80,7 @@ class LayerNames:
         groups (`param_names`) win over those found. A parameter without a
         known owner is `param_<position>`.
 
-        A search costs 75-105 ms with torch and its compiler imported (365,000 live
+        A search costs 65-105 ms with torch and its compiler imported (365,000 live
         objects), on the first sight of a structure; after `SCAN_LIMIT` searches
         there are no more. Objects frozen by `gc.freeze()` are not found by it.
         """

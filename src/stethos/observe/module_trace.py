@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from stethos.clock import monotonic_ns
@@ -116,7 +116,7 @@ class ModuleTrace:
         self._reset(0)
 
     def _reset(self, base_bytes: int) -> None:
-        self._base_bytes = self._alive_bytes = base_bytes
+        self._alive_bytes = base_bytes
         self._own_ns = 0
         self._open: list[_Call] = []
         self._done: list[_Call] = []
@@ -145,8 +145,9 @@ class ModuleTrace:
         self.in_backward = False
         self._thread = threading.get_ident()
         before, after = self._guarded(self._before_forward), self._guarded(self._after_forward)
-        self._handles.append(register_module_forward_pre_hook(before))
-        self._handles.append(register_module_forward_hook(after, with_kwargs=True, always_call=True))
+        self._handles.append(torch_module.register_module_forward_pre_hook(before))
+        hook = torch_module.register_module_forward_hook(after, with_kwargs=True, always_call=True)
+        self._handles.append(hook)
         return True
 
     def stop(self) -> None:
@@ -154,6 +155,7 @@ class ModuleTrace:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch forgets this one
         self._open.clear()
 
     def backward_ended(self) -> None:
@@ -182,11 +184,14 @@ class ModuleTrace:
         return [names.get(module_id, kind) for module_id, kind in leaves], table
 
     def _is_watching(self) -> bool:
-        """Whether a forward call seen now counts. Must stay cheap: every module call asks twice."""
+        """Whether a forward call seen now counts. Must stay cheap: every module call asks twice.
+
+        A call without gradients is an evaluation, unless it lies inside one with: a reentrant checkpoint.
+        """
         return (
             not torch.compiler.is_compiling()
             and not self.in_backward
-            and torch.is_grad_enabled()
+            and (torch.is_grad_enabled() or bool(self._open))
             and threading.get_ident() == self._thread
             and torch._C._functorch.peek_interpreter_stack() is None
         )
@@ -207,9 +212,9 @@ class ModuleTrace:
                 call.input_nodes.append(tensor.grad_fn)
         call.cuda_bytes = _cuda_bytes()
         self._open.append(call)
-        call.own_ns = self._own_ns
         call.start_ns = monotonic_ns()
         self._own_ns += call.start_ns - began
+        call.own_ns = self._own_ns
 
     def _after_forward(self, module: torch.nn.Module, args: tuple[object, ...], *rest: object) -> None:
         """Close a call. `rest` is (kwargs, output), or (output,) when torch reports an exception."""
@@ -252,7 +257,7 @@ class ModuleTrace:
             if storage not in known:
                 known.add(storage)
                 call.counted.add(storage)
-                size = output.untyped_storage().nbytes()
+                size = output.untyped_storage().nbytes() if output.layout is torch.strided else 0
                 call.allocated_bytes += size
                 self._alive_bytes += size
         call.alive_bytes = self._alive_bytes

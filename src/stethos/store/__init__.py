@@ -1,0 +1,1 @@
+"""Reading run directories: finding them, their catalogue, and SQL over their rows."""

@@ -1,0 +1,192 @@
+"""The tables `processes` and `runs`, made from the files of a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from stethos.record.layout import State
+from stethos.record.place import RunPlace, host_key, is_alive
+from stethos.store.header import Counters
+from stethos.store.ledger import Ledger, total
+from stethos.store.process import ProcessReader
+from stethos.store.sealed import Examiner
+
+RunState = Literal["running", "ended", "failed", "killed"]
+Row = dict[str, Any]
+
+
+def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger) -> Row:
+    """One row of `processes`."""
+    facts, counters = reader.facts, reader.counters
+    launcher = _launcher_of(reader, launchers)
+    exit_code = launcher.get("exit_code")
+    state = process_state(reader, exit_code)
+    return {
+        "process": reader.name,
+        "pid": facts.get("pid"),
+        "rank": reader.rank,
+        "world_size": facts.get("world_size"),
+        "host": facts.get("host"),
+        "command": command_line(facts.get("command")),
+        "cwd": facts.get("cwd"),
+        "python": facts.get("python"),
+        "torch": facts.get("torch"),
+        "versions": _json_or_none(facts.get("versions")),
+        "config": _json_or_none(facts.get("config")),
+        "preset": facts.get("preset"),
+        "started_ns": facts.get("started_ns"),
+        "ended_ns": None if state == "running" else _ended_ns(reader, launcher),
+        "state": state,
+        "ending": None if state == "running" else ending_in_words(state, exit_code, facts.get("error")),
+        "exit_code": exit_code,
+        "traceback": facts.get("traceback"),
+        "steps": counters.steps if counters else None,
+        "overhead_share": overhead_share([counters] if counters else []),
+        "overhead_budget": facts.get("overhead_budget"),
+        "rows_produced": ledger.produced,
+        "rows_stored": ledger.stored,
+        "rows_dropped": ledger.dropped,
+        "rows_lost": ledger.lost,
+        "drops": json.dumps(dict(ledger.drops)),
+    }
+
+
+def run_row(place: RunPlace, processes: Sequence[Row], rows_stored: int) -> Row:
+    """The one row of `runs`; `rows_stored` is the number of rows that can be read."""
+    facts, launchers = place.facts(), place.launchers()
+    state = run_state(launchers, [row["state"] for row in processes])
+    last = launchers[-1] if launchers else {}
+    ends = [row["ended_ns"] for row in processes if row["ended_ns"]] + [
+        launcher["ended_ns"] for launcher in launchers if launcher.get("ended_ns")
+    ]
+    return {
+        "run": facts.get("run") or place.name,
+        "path": str(place.path.resolve()),
+        "state": state,
+        "command": command_line(facts.get("command")),
+        "host": facts.get("host"),
+        "git_commit": facts.get("git_commit"),
+        "version": facts.get("version"),
+        "started_ns": facts.get("started_ns"),
+        "ended_ns": None if state == "running" else max(ends, default=None),
+        "exit_code": last.get("exit_code"),
+        "processes": len(processes),
+        "steps": sum(row["steps"] or 0 for row in processes),
+        "rows_stored": rows_stored,
+        "size_bytes": size_of(place.path),
+    }
+
+
+def process_rows(
+    readers: Sequence[ProcessReader], place: RunPlace, examiner: Examiner
+) -> tuple[list[Row], Ledger]:
+    """All rows of `processes`, and their books added up."""
+    launchers = place.launchers()
+    ledgers = [reader.ledger(examiner) for reader in readers]
+    rows = [process_row(reader, launchers, ledger) for reader, ledger in zip(readers, ledgers, strict=True)]
+    return rows, total(ledgers)
+
+
+def process_state(reader: ProcessReader, exit_code: int | None) -> RunState:
+    """How a process is doing, from its own last word and, if it left none, from its exit status."""
+    if reader.is_running:
+        return "running"
+    if exit_code is not None and exit_code < 0:
+        return "killed"
+    state = reader.counters.state if reader.counters else State.RUNNING
+    match state:
+        case State.ENDED:
+            return "ended"
+        case State.FAILED:
+            return "failed"
+        case State.RUNNING if exit_code is None:
+            return "killed"
+        case State.RUNNING:
+            return "failed" if exit_code else "ended"
+
+
+def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {_signal_name(-exit_code)}"
+    if error:
+        return f"uncaught {error}"
+    if exit_code:
+        return f"exit status {exit_code}"
+    return {"ended": "ended", "failed": "failed"}.get(state, "died without a word: killed, or the machine went down")
+
+
+def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -> RunState:
+    """A run is running while a launcher or a process is; else it ended as its command or its processes did."""
+    here = host_key()
+    if "running" in states or any(
+        launcher.get("host_key") == here
+        and "ended_ns" not in launcher
+        and is_alive(int(launcher.get("pid", 0)), launcher.get("start_ticks"))
+        for launcher in launchers
+    ):
+        return "running"
+    exit_code = launchers[-1].get("exit_code") if launchers else None
+    if exit_code is not None:
+        return "killed" if exit_code < 0 else "failed" if exit_code else "ended"
+    for state in ("failed", "killed"):
+        if state in states:
+            return state  # type: ignore[return-value]
+    return "ended"
+
+
+def overhead_share(counters: Sequence[Counters]) -> float | None:
+    """The share of training time spent observing; None before the first step."""
+    timed = [one for one in counters if one.steps and one.last_step_ns > one.started_ns]
+    if not timed:
+        return None
+    return sum(one.spent_ns for one in timed) / sum(one.last_step_ns - one.started_ns for one in timed)
+
+
+def command_line(command: object) -> str | None:
+    if isinstance(command, list):
+        return shlex.join(str(word) for word in command)
+    return None if command is None else str(command)
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files below a directory that may be changing."""
+    size = 0
+    for root, _, files in os.walk(directory):
+        for name in files:
+            try:
+                size += os.lstat(os.path.join(root, name)).st_size
+            except OSError:
+                continue
+    return size
+
+
+def _launcher_of(reader: ProcessReader, launchers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    pid, host = reader.facts.get("pid"), reader.facts.get("host_key")
+    if pid is not None:
+        for launcher in launchers:
+            if launcher.get("child_pid") == pid and launcher.get("host_key") == host:
+                return launcher
+    return {}
+
+
+def _ended_ns(reader: ProcessReader, launcher: dict[str, Any]) -> int | None:
+    collected = reader.manifest.get("ended", {}).get("t_ns")
+    known = reader.facts.get("ended_ns") or launcher.get("ended_ns") or collected or reader.last_sign_ns()
+    return int(known) or None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _json_or_none(value: object) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,210 @@
+"""DuckDB, shut in: it reads one run's directory and nothing else, within a time and a memory limit."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from stethos.errors import QueryError
+from stethos.schema import TABLES, TORCH_TRACE, Source, Table
+from stethos.store.complaint import explain_error
+from stethos.store.statement import check_statement
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_TIMEOUT_S = 30.0
+_THREADS = 4  # a training runs beside us
+_MEMORY_SHARE = 0.25
+_FETCH_ROWS = 10_000
+# What a damaged or vanished file may raise; anything else is the query's own fault.
+FILE_ERRORS = (
+    duckdb.IOException,
+    duckdb.InvalidInputException,
+    duckdb.SerializationException,
+    duckdb.InternalException,
+    duckdb.OutOfRangeException,
+    duckdb.OutOfMemoryException,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A query's result as Python values; `is_cut` if there were more rows than asked for."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    values: list[tuple[Any, ...]]
+    is_cut: bool = False
+
+
+class Engine:
+    """One in-memory DuckDB over one run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._connection = duckdb.connect(
+            ":memory:",
+            config={
+                "python_enable_replacements": False,  # SQL must not see our variables
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "temp_directory": "",
+                "memory_limit": f"{_memory_limit() >> 20}MiB",
+                "threads": min(_THREADS, os.cpu_count() or 1),
+            },
+        )
+        self._connection.execute(f"SET allowed_directories = [{_literal(str(directory.resolve()))}]")
+        self._connection.execute("SET allowed_configs = ['schema', 'search_path']")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+        for schema in ("live", "python"):
+            self._connection.execute(f"CREATE SCHEMA {schema}")
+        for table in TABLES.values():
+            self._define_empty(table)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # Tables ------------------------------------------------------------------------------------
+
+    def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None) -> None:
+        """Make a recorded table: these Parquet files and these rows in memory, one after the other.
+
+        Columns that a file does not have are NULL; columns we do not know are left out.
+        """
+        parts = [_empty_select(table)]
+        if files:
+            listed = ", ".join(_literal(str(path)) for path in files)
+            parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true)")
+        if arrow is not None and arrow.num_rows:
+            self._connection.execute("USE live")
+            self._connection.from_arrow(arrow).create_view(table.name, replace=True)
+            self._connection.execute("USE main")
+            parts.append(f"SELECT * FROM live.{table.name}")
+        columns = ", ".join(_quoted(column.name) for column in table.all_columns)
+        body = " UNION ALL BY NAME ".join(parts)
+        self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
+
+    def fill(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Make a table of the catalogue hold just these rows."""
+        names = [column.name for column in table.all_columns]
+        marks = ", ".join("?" for _ in names)
+        self._connection.execute(f"DELETE FROM {table.qualified_name}")
+        for row in rows:
+            values = [row[name] for name in names]
+            self._connection.execute(f"INSERT INTO {table.qualified_name} VALUES ({marks})", values)
+
+    def _define_empty(self, table: Table) -> None:
+        if table is TORCH_TRACE:
+            self._connection.execute(f"CREATE VIEW {table.qualified_name} AS {_TORCH_TRACE_SQL}")
+        elif table.source is Source.CATALOGUE:
+            columns = ", ".join(f"{_quoted(column.name)} {column.kind.sql_type}" for column in table.all_columns)
+            self._connection.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
+        else:
+            self.define(table, (), None)
+
+    # Queries ------------------------------------------------------------------------------------
+
+    def check(self, sql: str) -> str:
+        """The one reading statement in `sql`, or QueryError."""
+        return check_statement(self._connection, sql)
+
+    def rows(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float) -> Rows:
+        """Run a checked statement; the result as Python values."""
+        with self._limits(named, timeout_s):
+            result = self._connection.execute(sql)
+            description = result.description or []
+            odd = [column[0] for column in description if "TIME ZONE" in str(column[1])]
+            if odd:  # Python values of this type need a package we do not
+                text = ", ".join(f"{_quoted(name)}::VARCHAR AS {_quoted(name)}" for name in dict.fromkeys(odd))
+                result = self._connection.execute(f"SELECT * REPLACE ({text}) FROM (\n{sql}\n)")
+                description = result.description or []
+            values = result.fetchall() if limit_rows is None else result.fetchmany(limit_rows + 1)
+        is_cut = limit_rows is not None and len(values) > limit_rows
+        return Rows(
+            columns=_distinct([str(column[0]) for column in description]),
+            types=tuple(str(column[1]) for column in description),
+            values=values[:limit_rows] if is_cut else values,
+            is_cut=is_cut,
+        )
+
+    def arrow(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float) -> pa.Table:
+        """Run a checked statement; the result as Arrow, cut after `limit_rows`."""
+        with self._limits(named, timeout_s):
+            result = self._connection.sql(sql)
+            if limit_rows is None:
+                return result.to_arrow_table()
+            import pyarrow as pa
+
+            reader = result.to_arrow_reader(_FETCH_ROWS)
+            batches, count = [], 0
+            while count < limit_rows and (batch := next(reader, None)) is not None:
+                batches.append(batch.slice(0, limit_rows - count))
+                count += batches[-1].num_rows
+            return pa.Table.from_batches(batches, schema=reader.schema)
+
+    def batches(self, sql: str) -> pa.RecordBatchReader:
+        """Run one of our own statements; its result as a stream, without limits."""
+        return self._connection.sql(sql).to_arrow_reader(_FETCH_ROWS)
+
+    @contextmanager
+    def _limits(self, named: set[str], timeout_s: float) -> Iterator[None]:
+        """Interrupt the query after a time; turn DuckDB's errors into ours, but for those of files."""
+        timer = threading.Timer(timeout_s, self._connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except duckdb.InterruptException:
+            raise QueryError(
+                f"the query took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS, or narrow it"
+            ) from None
+        except FILE_ERRORS:
+            raise
+        except duckdb.Error as error:
+            raise explain_error(error, named) from None
+        finally:
+            timer.cancel()
+
+
+_TORCH_TRACE_SQL = (
+    "SELECT process, rank, step, module, stage, duration_ms / 1000 AS duration, "
+    "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
+)
+
+
+def _memory_limit() -> int:
+    """A quarter of the machine's memory: training comes first."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(256 << 20, int(total * _MEMORY_SHARE))
+
+
+def _empty_select(table: Table) -> str:
+    columns = ", ".join(f"NULL::{column.kind.sql_type} AS {_quoted(column.name)}" for column in table.all_columns)
+    return f"SELECT {columns} WHERE false"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Column names with a number added to those that come again."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        distinct.append(f"{name}_{count}" if count else name)
+    return tuple(distinct)

@@ -1,0 +1,100 @@
+"""What became of every row of a process: produced = stored + dropped + lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stethos.schema import HOST
+from stethos.store.header import Counters, RingHeader
+from stethos.store.openseg import OpenSegment
+
+SIZE_LIMIT = "size_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Rows of one process, or of several added up.
+
+    `waiting` rows are in the ring and nowhere else yet; they are not part of
+    `produced`. `drops` gives `dropped` by reason.
+    """
+
+    produced: int = 0
+    stored: int = 0
+    lost: int = 0
+    waiting: int = 0
+    drops: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> int:
+        return sum(self.drops.values())
+
+    @property
+    def unaccounted(self) -> int:
+        """Rows the books do not explain: 0 unless something is wrong with Stethos itself."""
+        return self.produced - self.stored - self.dropped - self.lost
+
+
+def total(ledgers: Iterable[Ledger]) -> Ledger:
+    drops: dict[str, int] = {}
+    produced = stored = lost = waiting = 0
+    for ledger in ledgers:
+        produced += ledger.produced
+        stored += ledger.stored
+        lost += ledger.lost
+        waiting += ledger.waiting
+        for reason, rows in ledger.drops.items():
+            drops[reason] = drops.get(reason, 0) + rows
+    return Ledger(produced, stored, lost, waiting, drops)
+
+
+def ledger_after_end(manifest: dict[str, Any], counters: Counters, damaged: int) -> Ledger:
+    """The books of a process whose drainer has finished: what it counted against what is on disk.
+
+    `damaged` is the number of sealed rows that cannot be read.
+    """
+    retired = sum(manifest.get("retired", {}).values())
+    own_drops = sum(counters.drops.values())
+    return Ledger(
+        produced=counters.slots - counters.unpackable + counters.frame_rows + manifest.get("host_rows", 0) + own_drops,
+        stored=_sealed(manifest) - damaged,
+        lost=manifest.get("lost", 0) + damaged,
+        drops=_drops(counters.drops, retired),
+    )
+
+
+def ledger_before_end(
+    manifest: dict[str, Any], ring: RingHeader | None, segment: OpenSegment, damaged: int
+) -> Ledger:
+    """The books while a segment is open: what the drainer has read against what is on disk."""
+    retired = sum(manifest.get("retired", {}).values())
+    drops = ring.counters.drops if ring else {}
+    holes = ring.counters.holes if ring else 0
+    written = max(ring.written_rows if ring else 0, segment.end_rows)
+    return Ledger(
+        produced=written + holes + sum(drops.values()),
+        stored=_sealed(manifest) + segment.rows - damaged,
+        lost=manifest.get("lost", 0) + holes + segment.lost + written - segment.end_rows + damaged,
+        waiting=_waiting(manifest, ring, segment, written) if ring else 0,
+        drops=_drops(drops, retired),
+    )
+
+
+def _waiting(manifest: dict[str, Any], ring: RingHeader, segment: OpenSegment, written: int) -> int:
+    if not ring.has_waiting:
+        return 0
+    counters = ring.counters
+    host_rows = manifest.get("host_rows", 0) + segment.rows_by_table.get(HOST.number, 0)
+    slots = counters.slots + ring.waiting_slots - counters.unpackable
+    return max(0, slots + counters.frame_rows + host_rows - counters.holes - written)
+
+
+def _sealed(manifest: dict[str, Any]) -> int:
+    return sum(file["rows"] for file in manifest.get("sealed", []))
+
+
+def _drops(drops: Mapping[str, int], retired: int) -> dict[str, int]:
+    named = {reason: rows for reason, rows in drops.items() if rows}
+    return {**named, SIZE_LIMIT: retired} if retired else named

@@ -1,0 +1,68 @@
+"""The segment a drainer is writing: what is whole in it right now."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stethos.record.segment import FLAG_SCHEMA, Block, scan
+from stethos.schema import RECORDED, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class OpenSegment:
+    """Whole blocks of one segment file, copied out of it so that its writer may cut it back meanwhile.
+
+    Counting needs the standard library only; `arrow` imports pyarrow.
+    """
+
+    def __init__(self, rows_before: int, data: bytes = b"") -> None:
+        self.rows_by_table: dict[int, int] = defaultdict(int)
+        self.lost = 0
+        self.end_rows = rows_before
+        self._schemas: dict[int, Block] = {}
+        self._batches: dict[int, list[Block]] = defaultdict(list)
+        for block in scan(memoryview(data)):
+            self._take(block)
+
+    def _take(self, block: Block) -> None:
+        if block.flags & FLAG_SCHEMA:
+            self._schemas[block.table] = block
+        self.lost += max(0, block.rows_before - self.end_rows)
+        if block.is_batch and block.table in RECORDED:
+            self._batches[block.table].append(block)
+            self.rows_by_table[block.table] += block.rows
+        self.end_rows = block.rows_before + block.rows
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_by_table.values())
+
+    def arrow(self, table: Table, process: str, rank: int | None) -> pa.Table:
+        """One table's rows in the full schema."""
+        from stethos.record.arrow import read_batch, read_schema, segment_schema
+        from stethos.record.compact import SegmentRows
+
+        written = self._schemas.get(table.number)
+        schema = read_schema(written.payload) if written else segment_schema(table)
+        rows = SegmentRows()
+        rows.batches[table.number] = [read_batch(block.payload, schema) for block in self._batches[table.number]]
+        return rows.table(table, process, rank)
+
+
+def read_open_segment(path: Path, rows_before: int) -> OpenSegment:
+    """Everything whole in the file; FileNotFoundError if it has been sealed meanwhile."""
+    return OpenSegment(rows_before, path.read_bytes())
+
+
+def version_of(path: Path) -> tuple[int, ...]:
+    """Changes whenever the file does; empty if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns

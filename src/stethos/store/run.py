@@ -1,0 +1,282 @@
+"""A run, opened for reading: `stethos.open_run(path).sql("SELECT ...")`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from stethos.record.place import RunPlace
+from stethos.record.spawn import ensure_drainer
+from stethos.schema import MODULES, PROCESSES, RECORDED, RUNS, TABLES, TORCH_TRACE, Table
+from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
+from stethos.store.find import find_run
+from stethos.store.ledger import Ledger
+from stethos.store.process import ProcessReader
+from stethos.store.sealed import CHECKED_BYTES, Examiner, Sealed
+from stethos.store.statement import tables_named
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stethos.store.engine import Engine, Rows
+
+_COLLECT_S = 2.0
+_POLL_S = 0.02
+_ATTEMPTS = 3
+_LAST_LOSS = "SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY t_ns DESC LIMIT 1"
+
+
+def open_run(path: str | Path | None = None) -> Run:
+    """Open a run by name, directory or pid; without one the newest live run, else the newest."""
+    return Run(find_run(None if path is None else str(path)))
+
+
+class Run:
+    """Reads one run, whether it is growing, finished or killed.
+
+    Every call looks at the directory again, so a growing run is seen as it is
+    now. What was read stays in memory as long as it is valid, so keep the
+    object for a series of queries. Not for use by several threads at once.
+    """
+
+    def __init__(self, place: RunPlace) -> None:
+        self._place = place
+        self._readers: dict[str, ProcessReader] = {}
+        self._examiner = Examiner()
+        self._engine: Engine | None = None
+        self._loaded: dict[str, object] = {}
+        self._refresh()
+        self._collect_rest()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name} at {self.path}>"
+
+    def close(self) -> None:
+        """Give the memory back; the object can be used again."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self._loaded = {}
+
+    @property
+    def name(self) -> str:
+        return str(self._place.facts().get("run") or self._place.path.resolve().name)
+
+    @property
+    def path(self) -> Path:
+        return self._place.path
+
+    @property
+    def place(self) -> RunPlace:
+        return self._place
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process of the run, or the command that started it, is still running."""
+        self._refresh()
+        rows, _ = self._process_rows()
+        return bool(run_row(self._place, rows, 0)["state"] == "running")
+
+    # SQL -------------------------------------------------------------------------------------------
+
+    def sql(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> pa.Table:
+        """The result of one reading statement as an Arrow table (`.to_pandas()`, `polars.from_arrow`).
+
+        QueryError if the statement is wrong, would write, or takes longer
+        than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
+        """
+        from stethos.store.engine import DEFAULT_TIMEOUT_S
+
+        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._attempt(query, lambda e, s, n: e.arrow(s, n, limit_rows=limit_rows, timeout_s=timeout_s))
+
+    def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
+        """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
+        from stethos.store.engine import DEFAULT_TIMEOUT_S
+
+        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._attempt(query, lambda e, s, n: e.rows(s, n, limit_rows=limit_rows, timeout_s=timeout_s))
+
+    def batches(self, table: Table) -> pa.RecordBatchReader:
+        """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
+        self._refresh()
+        self.verify({table.qualified_name})
+        self._load({table.qualified_name, MODULES.name} if table is TORCH_TRACE else {table.qualified_name})
+        return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
+
+    def _attempt(self, query: str, run: Any) -> Any:
+        """Run a query; if a file is damaged or has gone meanwhile, look again and repeat."""
+        from stethos.store.engine import FILE_ERRORS
+
+        engine = self._open_engine()
+        self._refresh()
+        named = tables_named(query)
+        self._load(named)
+        statement = engine.check(query)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return run(self._open_engine(), statement, named)
+            except FILE_ERRORS as error:
+                failure: Exception = error
+            if attempt == 0:
+                self._refresh()  # retired or sealed meanwhile
+            elif not self.verify(named):
+                break
+            self.close()  # an internal error leaves the engine unusable
+            self._load(named)
+        from stethos.store.complaint import explain_error
+
+        raise explain_error(failure, named)
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            from stethos.store.engine import Engine
+
+            self._engine = Engine(self._place.path)
+        return self._engine
+
+    # Totals ------------------------------------------------------------------------------------------
+
+    def tables(self) -> dict[str, int]:
+        """Readable rows per table."""
+        self._refresh()
+        rows = dict.fromkeys(TABLES, 0)
+        for reader in self._readers.values():
+            for name, count in reader.rows_by_table(self._examiner).items():
+                rows[name] += count
+        rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
+        rows[TORCH_TRACE.qualified_name] = rows[MODULES.name]
+        return rows
+
+    def processes(self) -> list[Row]:
+        """The rows of `processes`."""
+        self._refresh()
+        return self._process_rows()[0]
+
+    def readers(self) -> list[ProcessReader]:
+        """The processes as they were at the last look."""
+        return list(self._readers.values())
+
+    def summary(self) -> dict[str, Any]:
+        """The run's totals: what ran and how it ended, steps, rows and what became of them, overhead, size."""
+        tables = self.tables()
+        processes, ledger = self._process_rows()
+        recorded = sum(tables[table.name] for table in RECORDED.values())
+        run = run_row(self._place, processes, recorded)
+        ended_ns = run["ended_ns"] or time.time_ns()
+        duration_s = (ended_ns - run["started_ns"]) / 1e9 if run["started_ns"] else None
+        counters = [reader.counters for reader in self._readers.values() if reader.counters]
+        return {
+            "run": run["run"],
+            "path": run["path"],
+            "state": run["state"],
+            "command": run["command"],
+            "exit_code": run["exit_code"],
+            "started_ns": run["started_ns"],
+            "duration_s": duration_s,
+            "processes": run["processes"],
+            "steps": run["steps"],
+            "last_loss": self._last_loss() if tables["steps"] else None,
+            "rows": tables,
+            "overhead_share": overhead_share(counters),
+            **books_of(ledger),
+            "size_bytes": run["size_bytes"],
+        }
+
+    def _last_loss(self) -> float | None:
+        values = self.rows(_LAST_LOSS).values
+        return values[0][0] if values else None
+
+    def verify(self, tables: set[str] | None = None) -> list[Sealed]:
+        """Compare every checksum of these tables' files (default: all); return the damaged files."""
+        return [
+            file
+            for reader in self._readers.values()
+            for file in reader.sealed
+            if (tables is None or file.table in tables) and not self._examiner.is_whole(file, deep=True)
+        ]
+
+    # Looking ------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        places = self._place.processes()
+        self._readers = {place.name: self._readers.get(place.name) or ProcessReader(place) for place in places}
+        for reader in self._readers.values():
+            reader.refresh()
+        sealed = [file for reader in self._readers.values() for file in reader.sealed]
+        is_small = sum(file.bytes for file in sealed) <= CHECKED_BYTES
+        for file in sealed:
+            self._examiner.is_whole(file, deep=is_small and file.crc32 is not None)
+
+    def _process_rows(self) -> tuple[list[Row], Ledger]:
+        return process_rows(list(self._readers.values()), self._place, self._examiner)
+
+    def _collect_rest(self) -> None:
+        """See to it that a drainer is at work, and wait a little for the last rows of dead processes."""
+        local = [reader for reader in self._readers.values() if reader.is_here and not reader.has_ended and reader.ring]
+        if not local:
+            return
+        try:
+            ensure_drainer(self._place)
+        except OSError:  # a read-only directory: what is there can be read all the same
+            return
+        dead = [reader for reader in local if not reader.is_running]
+        deadline = time.monotonic() + _COLLECT_S
+        while time.monotonic() < deadline and any(reader.ring and reader.ring.has_waiting for reader in dead):
+            time.sleep(_POLL_S)
+            for reader in dead:
+                reader.refresh()
+
+    def _load(self, named: set[str]) -> None:
+        """Bring the named tables up to date in the engine."""
+        engine = self._open_engine()
+        if TORCH_TRACE.qualified_name in named:
+            named = {*named, MODULES.name}
+        for table in RECORDED.values():
+            if table.qualified_name in named:
+                self._load_recorded(engine, table)
+        if named & {PROCESSES.name, RUNS.name}:
+            processes, _ = self._process_rows()
+            engine.fill(PROCESSES, processes)
+            stored = sum(row["rows_stored"] for row in processes)
+            engine.fill(RUNS, [run_row(self._place, processes, stored)])
+
+    def _load_recorded(self, engine: Engine, table: Table) -> None:
+        files = [file for reader in self._readers.values() for file in reader.sealed if file.table == table.name]
+        checked = [(file, self._examiner.is_whole(file)) for file in files]
+        growing = [reader for reader in self._readers.values() if reader.segment.rows_by_table.get(table.number)]
+        version = (checked, [(reader.name, reader.segment_version) for reader in growing])
+        if self._loaded.get(table.name) == version:
+            return
+        parts = [self._examiner.salvaged(file, table) for file, is_whole in checked if not is_whole]
+        parts += [reader.segment.arrow(table, reader.name, reader.rank) for reader in growing]
+        engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], _concatenated(parts))
+        self._loaded[table.name] = version
+
+
+def books_of(ledger: Ledger) -> dict[str, Any]:
+    """A ledger as part of a summary."""
+    return {
+        "rows_produced": ledger.produced,
+        "rows_stored": ledger.stored,
+        "rows_dropped": ledger.dropped,
+        "rows_lost": ledger.lost,
+        "rows_waiting": ledger.waiting,
+        "drops": dict(ledger.drops),
+    }
+
+
+def _concatenated(parts: list[pa.Table]) -> pa.Table | None:
+    if not parts:
+        return None
+    import pyarrow as pa
+
+    return pa.concat_tables(parts)

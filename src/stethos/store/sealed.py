@@ -1,0 +1,143 @@
+"""Sealed Parquet files: whole, damaged or missing, and what can be saved of a damaged one."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stethos.schema import Table
+from stethos.store.openseg import version_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Checksums of a run's files are compared when it is opened, up to this size: some 60 ms.
+# Beyond it a query relies on sizes and on what the Parquet reader notices.
+CHECKED_BYTES = 256 << 20
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """One Parquet file as a manifest lists it; `crc32` is None in manifests without it."""
+
+    path: Path
+    table: str
+    rows: int
+    bytes: int
+    crc32: int | None = None
+
+    @classmethod
+    def listed(cls, directory: Path, entry: dict[str, Any]) -> Sealed:
+        name = Path(str(entry["file"])).name  # a manifest cannot point out of its directory
+        return cls(directory / name, str(entry["table"]), int(entry["rows"]), int(entry["bytes"]), entry.get("crc32"))
+
+
+@dataclass(slots=True)
+class _Verdict:
+    version: tuple[int, ...]
+    is_whole: bool
+    is_deep: bool
+    salvaged: pa.Table | None = field(default=None)
+
+
+class Examiner:
+    """Remembers which files are whole, so that each is examined once per change.
+
+    A shallow look compares sizes; a deep one also compares checksums.
+    """
+
+    def __init__(self) -> None:
+        self._verdicts: dict[Path, _Verdict] = {}
+
+    def is_whole(self, file: Sealed, *, deep: bool = False) -> bool:
+        version = version_of(file.path)
+        known = self._verdicts.get(file.path)
+        if known is None or known.version != version or (known.is_whole and deep and not known.is_deep):
+            has_size = bool(version) and version[1] == file.bytes
+            known = _Verdict(version, has_size and (not deep or has_checksums(file)), deep)
+            self._verdicts[file.path] = known
+        return known.is_whole
+
+    def readable_rows(self, file: Sealed, table: Table) -> int:
+        """Rows a query can get from the file."""
+        return file.rows if self.is_whole(file) else self.salvaged(file, table).num_rows
+
+    def salvaged(self, file: Sealed, table: Table) -> pa.Table:
+        """What can still be read of a damaged file."""
+        self.is_whole(file)
+        verdict = self._verdicts[file.path]
+        if verdict.salvaged is None:
+            verdict.salvaged = salvage(file.path, table)
+        return verdict.salvaged
+
+
+def has_checksums(file: Sealed) -> bool:
+    """Whether the file's content is what was written: by its own checksum, else by those of its pages."""
+    try:
+        if file.crc32 is not None:
+            return _crc32_of(file.path) == file.crc32
+    except OSError:
+        return False
+    return _readable_groups(file.path) == (file.rows, True)
+
+
+def salvage(path: Path, table: Table) -> pa.Table:
+    """The undamaged row groups of a file in the full schema; no rows if there is nothing to save."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from stethos.record.arrow import full_schema
+
+    schema = full_schema(table)
+    saved = [schema.empty_table()]
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for index in range(file.num_row_groups):
+                try:
+                    group = file.read_row_group(index)
+                    saved.append(_in_schema(group, schema))
+                except (OSError, ValueError, KeyError):  # pyarrow's own errors are subclasses of these
+                    continue
+    except (OSError, ValueError, KeyError):
+        return schema.empty_table()
+    return pa.concat_tables(saved)
+
+
+def _in_schema(group: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    columns = [
+        group.column(field.name).cast(field.type)
+        if field.name in group.column_names
+        else pa.nulls(group.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _readable_groups(path: Path) -> tuple[int, bool]:
+    """Rows in readable row groups, and whether all of them are readable."""
+    import pyarrow.parquet as pq
+
+    rows, is_whole = 0, True
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for index in range(file.num_row_groups):
+                try:
+                    rows += file.read_row_group(index).num_rows
+                except (OSError, ValueError, KeyError):
+                    is_whole = False
+    except (OSError, ValueError, KeyError):
+        return 0, False
+    return rows, is_whole
+
+
+def _crc32_of(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            crc = zlib.crc32(data, crc)
+    return crc
