@@ -12,7 +12,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,17 +63,20 @@ class Guard:
             self.failed(place, error)
             return None
 
-    def wrap(self, place: str, function: Callable[P, R]) -> Callable[P, R | None]:
-        """A callback to hand to somebody else's code: it never raises, and stops working after `LIMIT` failures."""
+    def wrap(self, place: str, function: Callable[..., R]) -> Callable[..., R | None]:
+        """A callback to hand to somebody else's code: it never raises, and stops working after `LIMIT` failures.
+
+        Takes positional arguments only: this is called several times in every training step.
+        """
         is_off = False
 
         @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        def guarded(*args: Any) -> R | None:
             nonlocal is_off
             if is_off:
                 return None
             try:
-                return function(*args, **kwargs)
+                return function(*args)
             except Exception as error:
                 self.failed(place, error)
                 is_off = self.is_off(place)

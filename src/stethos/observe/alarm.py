@@ -1,8 +1,9 @@
 """Notices that something looks wrong, so that the onset of trouble is sampled.
 
-Cheap enough for every step: a running mean and mean deviation of the loss,
-and the previous gradient norms. An alarm asks for samples of this and the
-next few steps, and then stays quiet until things have been normal again.
+The hot path only compares the loss with two bounds; a NaN fails both. The
+bounds follow a running mean and mean deviation. An alarm asks for samples of
+this and the next few steps, and then stays quiet until things have been
+normal again for a while.
 """
 
 from __future__ import annotations
@@ -14,59 +15,59 @@ from stethos.schema import NULL_F64_BITS
 
 _BITS = struct.Struct("<Q")
 _DOUBLE = struct.Struct("<d")
+
 _SAMPLES_PER_ALARM = 8
 _WARM_UP = 20
 _JUMP = 8.0
 _NORM_RATIO = 10.0
-_REARM_STEPS = 200
+_REARM_AFTER = 50
 
 
 class Alarm:
-    """Watches one optimizer's loss and gradient norm."""
+    """Watches the loss and gradient norm of one kind of model."""
 
-    __slots__ = ("_deviation", "_left", "_mean", "_norm", "_quiet", "_seen")
+    __slots__ = ("_deviation", "_left", "_mean", "_norm", "_quiet", "_seen", "high", "low")
 
     def __init__(self) -> None:
-        self._mean = self._deviation = 0.0
-        self._norm = 0.0
-        self._seen = 0
+        self._mean = self._deviation = self._norm = 0.0
+        self._seen = self._quiet = 0
         self._left = _SAMPLES_PER_ALARM
-        self._quiet = 0
+        self.low, self.high = -math.inf, math.inf
 
-    def wants_sample(self, loss: float) -> bool:
-        """Whether the step with this loss should be sampled at once."""
+    def learn(self, loss: float) -> None:
+        """Take in a loss that looked normal; called now and then, not at every step."""
+        if not math.isfinite(loss):
+            return
+        self._seen += 1
+        self._quiet += 1
+        if self._quiet > _REARM_AFTER:
+            self._left = _SAMPLES_PER_ALARM
+        weight = 1 / self._seen if self._seen < 50 else 0.02
         distance = abs(loss - self._mean)
-        is_odd = distance > _JUMP * self._deviation and self._seen > _WARM_UP
-        if loss - loss != 0.0:  # NaN or infinite
-            is_odd = not _is_null(loss)
-        else:
-            self._seen += 1
-            weight = 1 / self._seen if self._seen < 50 else 0.02
-            self._mean += weight * (loss - self._mean)
-            self._deviation += weight * (distance - self._deviation)
-        return self._ring(is_odd)
+        self._mean += weight * (loss - self._mean)
+        self._deviation += weight * (distance - self._deviation)
+        if self._seen > _WARM_UP:
+            self.low = self._mean - _JUMP * self._deviation
+            self.high = self._mean + _JUMP * self._deviation
 
-    def hears_norm(self, norm: float) -> bool:
+    def rings_for_loss(self, loss: float) -> bool:
+        """Whether a loss outside the bounds calls for a sample now."""
+        return not is_null(loss) and self._ring()
+
+    def rings_for_norm(self, norm: float) -> bool:
         """Whether this gradient norm is out of line with the ones before."""
         if not math.isfinite(norm):
-            return self._ring(not _is_null(norm))
+            return not is_null(norm) and self._ring()
         is_odd = self._norm > 0 and norm > _NORM_RATIO * self._norm
         self._norm = norm if self._norm == 0 else self._norm + 0.1 * (norm - self._norm)
-        return self._ring(is_odd)
+        return is_odd and self._ring()
 
-    def _ring(self, is_odd: bool) -> bool:
-        if not is_odd:
-            self._quiet += 1
-            if self._quiet > _REARM_STEPS:
-                self._left = _SAMPLES_PER_ALARM
-            return False
+    def _ring(self) -> bool:
         self._quiet = 0
-        if self._left <= 0:
-            return False
         self._left -= 1
-        return True
+        return self._left >= 0
 
 
-def _is_null(value: float) -> bool:
+def is_null(value: float) -> bool:
     """Whether a NaN is our mark for a missing number rather than a real one."""
     return bool(_BITS.unpack(_DOUBLE.pack(value))[0] == NULL_F64_BITS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -121,6 +122,7 @@ class ModuleTrace:
         self._open: list[_Call] = []
         self._done: list[_Call] = []
         self._leaves: list[tuple[int, str]] = []
+        self.tops: list[weakref.ref[torch.nn.Module]] = []  # the outermost modules called
         self._columns: list[npt.NDArray[np.float64]] = []
 
     @property
@@ -211,6 +213,8 @@ class ModuleTrace:
             if tensor.grad_fn is not None:
                 call.input_nodes.append(tensor.grad_fn)
         call.cuda_bytes = _cuda_bytes()
+        if not self._open:
+            self.tops.append(weakref.ref(module))
         self._open.append(call)
         call.start_ns = monotonic_ns()
         self._own_ns += call.start_ns - began

@@ -1,20 +1,24 @@
 """Puts our callbacks where torch calls them, and takes every one away again.
 
-Callbacks are wrapped with `torch._disable_dynamo`, so that a compiled train
-step runs them outside its graphs: neither blind nor traced.
+A compiled train step must neither trace our callbacks nor leave them out.
+`torch._disable_dynamo` around each would do, at several microseconds a step;
+instead our directory is put on dynamo's list of code to skip as soon as
+dynamo is in use, which costs nothing afterwards.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stethos.clock import monotonic_ns
+from stethos.observe.hotpath import step_begins_callback, step_ended_callback, wrap_backward, wrap_next_batch
 from stethos.observe.layer_name import LayerNames
 from stethos.observe.session import Session
 from stethos.observe.stepwatch import StepWatch
@@ -33,22 +37,23 @@ class TorchWatch:
     def install(self) -> None:
         if self._is_active:
             return
-        self._is_active = True
+        self._is_active = self.steps.is_active = True
+        self.steps.on_off = self.uninstall
         guard, steps = self.session.guard, self.steps
-        begins = _undynamo(guard.wrap("steps", steps.step_begins))
-        ended = _undynamo(guard.wrap("steps", steps.step_ended))
-        self._undo.append(register_optimizer_step_pre_hook(begins).remove)  # type: ignore[arg-type]
-        self._undo.append(register_optimizer_step_post_hook(ended).remove)  # type: ignore[arg-type]
-        self._replace(torch.autograd, "backward", self._backward)
-        self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
+        self._undo.append(register_optimizer_step_pre_hook(step_begins_callback(steps)).remove)
+        self._undo.append(register_optimizer_step_post_hook(step_ended_callback(steps)).remove)
+        self._replace(torch.autograd, "backward", lambda original: wrap_backward(steps, original))
+        self._replace(_BaseDataLoaderIter, "__next__", lambda original: wrap_next_batch(steps, original))
         self._replace(torch.amp.GradScaler, "scale", self._scale)
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
         self._replace(torch, "compile", self._compile)
+        if "torch._dynamo" in sys.modules:
+            guard.run("dynamo", hide_from_dynamo)
         self.session.on_close.append(self.uninstall)
 
     def uninstall(self) -> None:
         """Give torch its own functions back."""
-        self._is_active = False
+        self._is_active = self.steps.is_active = False
         self.steps.tracer.stop()
         while self._undo:
             self._undo.pop()()
@@ -65,34 +70,6 @@ class TorchWatch:
 
         self._undo.append(restore)
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        begins = self.session.guard.wrap("loss", self.steps.backward_begins)
-        ended = self.session.guard.wrap("loss", self.steps.backward_ended)
-
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if not self._is_active:
-                return original(tensors, grad_tensors, *args, **kwargs)  # type: ignore[no-any-return]
-            iteration = begins(tensors, grad_tensors)
-            try:
-                original(tensors, grad_tensors, *args, **kwargs)
-            finally:
-                if iteration is not None:
-                    ended(iteration)
-
-        return _undynamo(backward)
-
-    def _next_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        arrived = self.session.guard.wrap("data", self.steps.batch_arrived)
-
-        def next_batch(iterator: Any) -> Any:
-            start_ns = monotonic_ns()
-            batch = original(iterator)
-            if self._is_active:
-                arrived(start_ns, batch)
-            return batch
-
-        return next_batch
-
     def _scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         noted = self.session.guard.wrap("scaler", self.steps.loss_scaled)
 
@@ -102,30 +79,38 @@ class TorchWatch:
                 noted(outputs, scaled)
             return scaled
 
-        return _undynamo(scale)
+        return scale
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         noted = self.session.guard.wrap("scaler", self.steps.scaler_stepped)
 
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self.steps.iterations.now.completed
+            before = self.steps.local.iteration.completed
             result = original(scaler, *args, **kwargs)
             if self._is_active:
                 noted(before)
             return result
 
-        return _undynamo(step)
+        return step
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        hide = self.session.guard.wrap("dynamo", hide_from_dynamo)
         refuse = self.session.guard.wrap("modules", self.steps.tracer.refuse)
 
         def compile(*args: Any, **kwargs: Any) -> Any:
             if self._is_active:
+                hide()
                 refuse("torch.compile is in use: module hooks would change its graphs")
             return original(*args, **kwargs)
 
         return compile
 
 
-def _undynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch._disable_dynamo(function)  # type: ignore[no-any-return]
+def hide_from_dynamo() -> None:
+    """Tell dynamo to run our code as it is, outside its graphs; once is enough."""
+    from torch._dynamo import trace_rules
+
+    directory = str(Path(__file__).resolve().parents[1]) + "/"
+    if directory not in trace_rules.SKIP_DIRS:
+        trace_rules.SKIP_DIRS.append(directory)
+        trace_rules._recompile_re()

@@ -25,16 +25,16 @@ _LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
 class ModuleTracer:
     """At most one iteration of one thread is traced at a time, when the budget has saved up for it."""
 
-    def __init__(self, session: Session, purse: Purse) -> None:
+    def __init__(self, session: Session, purse: Purse | None) -> None:
         self._session = session
         self._purse = purse
-        self._purse.cost_ns, self._purse.is_known = 100_000.0, True  # until the first trace has been paid for
         self._trace = ModuleTrace(
             lambda callback: session.guard.wrap("modules", callback),  # type: ignore[arg-type,return-value]
             activations=session.settings.preset == "deep",
         )
         self._thread = 0
-        self.is_refused = session.settings.preset == "light"
+        self.is_on = False  # asked at every step
+        self.is_refused = purse is None
         self.spent_ns = 0
         self.peak_bytes = NULL_I64
 
@@ -42,15 +42,15 @@ class ModuleTracer:
         """Never trace in this process, and say why in the run."""
         if not self.is_refused:
             self.is_refused = True
-            self._trace.stop()
+            self.stop()
             self._session.note_gap("modules", reason)
 
     def backward_begins(self) -> None:
-        if self._thread and self._thread == threading.get_ident():
+        if self._thread == threading.get_ident():
             self._trace.in_backward = True
 
     def backward_ended(self) -> None:
-        if self._thread and self._thread == threading.get_ident():
+        if self._thread == threading.get_ident():
             self._trace.backward_ended()
             self._trace.in_backward = False
 
@@ -59,29 +59,39 @@ class ModuleTracer:
         if self._thread:
             if self._thread == threading.get_ident():
                 self._finish(watched, optimizer_ns, step)
-        elif not self.is_refused and self._purse.can_afford():
-            base = watched.allocated_bytes if watched.allocated_bytes != NULL_I64 else 0
-            if self._trace.start(base):
+        elif not self.is_refused and self._purse is not None and self._purse.can_afford():
+            if self._trace.start(max(watched.allocated_bytes, 0)):
                 self._thread = threading.get_ident()
+                self.is_on = True
             else:
                 self.refuse("torch.compile is in use: module hooks would change its graphs")
 
     def stop(self) -> None:
+        """Take the hooks away; what was seen stays for `_finish`."""
         self._thread = 0
+        self.is_on = False
         self._trace.stop()
 
     def _finish(self, watched: Watched, optimizer_ns: int, step: int) -> None:
-        self._thread = 0
-        self._trace.stop()
-        root = watched.named.root() if watched.named.root is not None else None
-        names = module_names(root) if root is not None else {}
+        self.stop()
+        names = self._names(watched)
         spans = self._trace.take(names)
         self._record(spans, optimizer_ns, watched, step)
         if self._session.settings.preset == "deep":
             self._record_activations(*self._trace.take_activations(names), watched, step)
         spent = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans)
         self.spent_ns += spent
-        self._purse.pay(spent)
+        if self._purse is not None:
+            self._purse.pay(spent)
+
+    def _names(self, watched: Watched) -> dict[int, str]:
+        """Module names: under the model that owns the parameters, else under the outermost modules called."""
+        root = watched.named.root() if watched.named.root is not None else None
+        names: dict[int, str] = {}
+        for module in filter(None, (root, *(top() for top in self._trace.tops))):
+            if id(module) not in names:
+                names |= module_names(module)
+        return names
 
     def _record(self, spans: list[Span], optimizer_ns: int, watched: Watched, step: int) -> None:
         name_id = self._session.name_id

@@ -21,7 +21,7 @@ from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, writ
 from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, SegmentWriter, encode_block, scan, whole_groups
 from stethos.record.tap import SLOT_DTYPES, Frame, Tap
 from stethos.redact import redact
-from stethos.schema import HOST, RECORDED, Column, Kind
+from stethos.schema import HOST, NULL_F64, NULL_I32, RECORDED, STEPS, Column, Kind
 
 SEGMENT_BYTES = 16 << 20
 _CONTEXT = ("client", "round", "optimizer", "step", "t_ns")
@@ -148,10 +148,9 @@ class Collector:
                 continue
             mine = slots[tables == number] if len(tables) > 1 else slots
             rows = np.ascontiguousarray(mine).view(SLOT_DTYPES[number]).ravel()
-            columns = [
-                self._column(column, rows[column.name])
-                for column in stored_columns(RECORDED[number])
-            ]
+            if number == STEPS.number:
+                rows = _finished_steps(rows)
+            columns = [self._column(column, rows[column.name]) for column in stored_columns(RECORDED[number])]
             batches[number] = pa.RecordBatch.from_arrays(columns, schema=segment_schema(RECORDED[number]))
         return batches
 
@@ -243,8 +242,9 @@ class Collector:
         if not self._writer.size:
             return
         sealed, lost = seal_segment(
-            self._writer.path, self.number, self.place.path, self.place.name, self.facts.get("rank"), self.rows_at_seal
-        )
+            self._writer.path, self.number, self.place.path, self.place.name, self.facts.get("rank"),
+            self.rows_at_seal, self.written,
+        )  # fmt: skip
         self.sealed.extend(asdict(file) for file in sealed)
         self.lost += lost
         self.number += 1
@@ -294,6 +294,23 @@ class Collector:
             **self._ending,
         }
         write_json(self.place.path / MANIFEST_FILE, content)
+
+
+def _finished_steps(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Steps come with durations in ns and zeros for what did not happen; give them their units and NULLs."""
+    rows = rows.copy()
+    is_first = rows["local_step"] == 0
+    has_batch = rows["data_ms"] > 0
+    missing = {
+        "step_ms": is_first,  # the previous step was another optimizer's
+        "data_ms": ~has_batch,
+        "forward_ms": (is_first & ~has_batch) | (rows["backwards"] == 0),
+        "backward_ms": rows["backwards"] == 0,
+    }
+    for name in ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms"):
+        rows[name] = np.where(missing.get(name, False), NULL_F64, rows[name] * 1e-6)
+    rows["samples"] = np.where(has_batch, rows["samples"], NULL_I32)
+    return rows
 
 
 def counters_of(tap: Tap) -> dict[str, Any]:

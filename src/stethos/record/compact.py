@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,18 +75,22 @@ def read_segment(path: Path, rows_before: int = 0, wanted: set[int] | None = Non
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """One Parquet file of a process, as its manifest lists it."""
+    """One Parquet file of a process, as its manifest lists it; `crc32` is that of the whole file."""
 
     file: str
     table: str
     rows: int
     bytes: int
+    crc32: int
 
 
 def seal_segment(
-    segment: Path, number: int, directory: Path, process: str, rank: int | None, rows_before: int
+    segment: Path, number: int, directory: Path, process: str, rank: int | None, rows_before: int, rows_after: int
 ) -> tuple[list[SealedFile], int]:
-    """Write a segment's rows as Parquet files; return them and the number of rows lost to damage."""
+    """Write a segment's rows as Parquet files; return them and the number of rows lost to damage.
+
+    `rows_before` and `rows_after` are how many rows its process had stored when the segment began and ended.
+    """
     rows = read_segment(segment, rows_before)
     sealed: list[SealedFile] = []
     for table_number in sorted(rows.batches):
@@ -93,8 +98,9 @@ def seal_segment(
         path = directory / f"{number:06d}.{table.name}.parquet"
         content = rows.table(table, process, rank)
         write_parquet(content, path, table)
-        sealed.append(SealedFile(path.name, table.name, content.num_rows, path.stat().st_size))
-    return sealed, rows.lost
+        data = map_file(path)
+        sealed.append(SealedFile(path.name, table.name, content.num_rows, len(data), zlib.crc32(data)))
+    return sealed, rows.lost + max(0, rows_after - rows.end_rows)
 
 
 def write_parquet(content: pa.Table, path: Path, table: Table) -> None:

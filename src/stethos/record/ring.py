@@ -62,8 +62,8 @@ class Ring:
         self._words[Word.PID] = os.getpid()
         self._words[Word.MAGIC] = MAGIC
         self._allocate = itertools.count()
+        self._writers: dict[Callable[..., None], Callable[..., bool]] = {}
         self._next = 0
-        self._tail_seen = 0
         self._frames_head = 0
         self._lock = threading.Lock()
         self._lock_owner = 0
@@ -71,31 +71,47 @@ class Ring:
 
     # Rows of slot tables -----------------------------------------------------------------
 
-    def put(self, pack_into: Callable[..., None], *values: float) -> bool:
-        """Write one row with `SLOT_PACKERS[table].pack_into`; return False if it was dropped.
+    def writer(self, pack_into: Callable[..., None]) -> Callable[..., bool]:
+        """A function that writes one row with a packer of `SLOT_PACKERS`; it returns False if the row was dropped.
 
-        Lock-free: `next()` on the counter gives every thread its own slot.
-        A row that cannot be packed leaves a void slot and raises.
+        Lock-free: `next()` on the counter gives every thread its own slot. A
+        row that cannot be packed leaves a void slot and raises. Everything it
+        needs is bound once: in a training step the cost is not instructions
+        but memory that has gone cold.
         """
-        if self._next - self._tail_seen >= SLOTS - SLOT_MARGIN:
-            self._tail_seen = self._words[Word.SLOTS_TAIL]
-            if self._next - self._tail_seen >= SLOTS - SLOT_MARGIN:
-                self.drop(Drop.RING_FULL)
-                return False
-        index = next(self._allocate)
-        self._next = index + 1
-        offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
-        try:
-            pack_into(self._map, offset + 8, *values)
-        except BaseException:
-            self._map[offset + 8 : offset + 10] = _VOID
-            self._words[offset >> 3] = index + 1
-            self.drop(Drop.NOT_A_NUMBER)
-            raise
-        if not _STORES_ARE_ORDERED:
-            self._fence()
-        self._words[offset >> 3] = index + 1
-        return True
+        mapped, words, allocate = self._map, self._words, self._allocate.__next__
+        tail_seen = words[Word.SLOTS_TAIL]
+
+        def put(*values: float) -> bool:
+            nonlocal tail_seen
+            if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
+                tail_seen = words[Word.SLOTS_TAIL]
+                if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
+                    self.drop(Drop.RING_FULL)
+                    return False
+            index = allocate()
+            self._next = index + 1
+            offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
+            try:
+                pack_into(mapped, offset + 8, *values)
+            except BaseException:
+                mapped[offset + 8 : offset + 10] = _VOID
+                words[offset >> 3] = index + 1
+                self.drop(Drop.NOT_A_NUMBER)
+                raise
+            if not _STORES_ARE_ORDERED:
+                self._fence()
+            words[offset >> 3] = index + 1
+            return True
+
+        return put
+
+    def put(self, pack_into: Callable[..., None], *values: float) -> bool:
+        """Write one row; see `writer`, which is faster when called often."""
+        put = self._writers.get(pack_into)
+        if put is None:
+            put = self._writers[pack_into] = self.writer(pack_into)
+        return put(*values)
 
     # Vectors and texts ---------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledg
 
 def run_row(place: RunPlace, processes: Sequence[Row], rows_stored: int) -> Row:
     """The one row of `runs`; `rows_stored` is the number of rows that can be read."""
-    facts, launchers = place.facts(), place.launchers()
+    facts, launchers = place.facts(), launchers_of(place)
     state = run_state(launchers, [row["state"] for row in processes])
     last = launchers[-1] if launchers else {}
     ends = [row["ended_ns"] for row in processes if row["ended_ns"]] + [
@@ -87,10 +87,15 @@ def process_rows(
     readers: Sequence[ProcessReader], place: RunPlace, examiner: Examiner
 ) -> tuple[list[Row], Ledger]:
     """All rows of `processes`, and their books added up."""
-    launchers = place.launchers()
+    launchers = launchers_of(place)
     ledgers = [reader.ledger(examiner) for reader in readers]
     rows = [process_row(reader, launchers, ledger) for reader, ledger in zip(readers, ledgers, strict=True)]
     return rows, total(ledgers)
+
+
+def launchers_of(place: RunPlace) -> list[dict[str, Any]]:
+    """The `stethos run` commands of a run, the latest last."""
+    return sorted(place.launchers(), key=lambda launcher: int(launcher.get("started_ns") or 0))
 
 
 def process_state(reader: ProcessReader, exit_code: int | None) -> RunState:
@@ -136,7 +141,7 @@ def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -
         return "killed" if exit_code < 0 else "failed" if exit_code else "ended"
     for state in ("failed", "killed"):
         if state in states:
-            return state  # type: ignore[return-value]
+            return state
     return "ended"
 
 

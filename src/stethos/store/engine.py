@@ -24,15 +24,19 @@ DEFAULT_TIMEOUT_S = 30.0
 _THREADS = 4  # a training runs beside us
 _MEMORY_SHARE = 0.25
 _FETCH_ROWS = 10_000
-# What a damaged or vanished file may raise; anything else is the query's own fault.
-FILE_ERRORS = (
-    duckdb.IOException,
-    duckdb.InvalidInputException,
-    duckdb.SerializationException,
-    duckdb.InternalException,
+# The query's own fault. Anything else may be a damaged or vanished file.
+_QUERY_ERRORS = (
+    duckdb.ParserException,
+    duckdb.CatalogException,
+    duckdb.BinderException,
+    duckdb.ConversionException,
     duckdb.OutOfRangeException,
-    duckdb.OutOfMemoryException,
+    duckdb.PermissionException,
 )
+
+
+class FileTroubleError(Exception):
+    """DuckDB failed in a way that a file may be the cause of; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,18 @@ class Engine:
             parts.append(f"SELECT * FROM live.{table.name}")
         columns = ", ".join(_quoted(column.name) for column in table.all_columns)
         body = " UNION ALL BY NAME ".join(parts)
-        self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
+        try:
+            self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
+        except duckdb.Error as error:
+            raise FileTroubleError(str(error)) from None
+
+    def can_read(self, path: Path) -> bool:
+        """Whether DuckDB gets through a whole Parquet file."""
+        try:
+            self._connection.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({_literal(str(path))})").fetchall()
+        except duckdb.Error:
+            return False
+        return True
 
     def fill(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Make a table of the catalogue hold just these rows."""
@@ -116,7 +131,7 @@ class Engine:
         """The one reading statement in `sql`, or QueryError."""
         return check_statement(self._connection, sql)
 
-    def rows(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float) -> Rows:
+    def rows(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float | None) -> Rows:
         """Run a checked statement; the result as Python values."""
         with self._limits(named, timeout_s):
             result = self._connection.execute(sql)
@@ -135,7 +150,7 @@ class Engine:
             is_cut=is_cut,
         )
 
-    def arrow(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float) -> pa.Table:
+    def arrow(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float | None) -> pa.Table:
         """Run a checked statement; the result as Arrow, cut after `limit_rows`."""
         with self._limits(named, timeout_s):
             result = self._connection.sql(sql)
@@ -155,8 +170,9 @@ class Engine:
         return self._connection.sql(sql).to_arrow_reader(_FETCH_ROWS)
 
     @contextmanager
-    def _limits(self, named: set[str], timeout_s: float) -> Iterator[None]:
+    def _limits(self, named: set[str], timeout_s: float | None) -> Iterator[None]:
         """Interrupt the query after a time; turn DuckDB's errors into ours, but for those of files."""
+        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         timer = threading.Timer(timeout_s, self._connection.interrupt)
         timer.daemon = True
         timer.start()
@@ -166,12 +182,17 @@ class Engine:
             raise QueryError(
                 f"the query took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS, or narrow it"
             ) from None
-        except FILE_ERRORS:
-            raise
-        except duckdb.Error as error:
+        except _QUERY_ERRORS as error:
             raise explain_error(error, named) from None
+        except duckdb.Error as error:
+            raise FileTroubleError(str(error)) from None
+        except RuntimeError as error:
+            if "interrupted" in str(error).lower():  # how DuckDB passes Ctrl-C on
+                raise KeyboardInterrupt from None
+            raise
         finally:
             timer.cancel()
+            timer.join()  # its reference to the connection must not outlive us
 
 
 _TORCH_TRACE_SQL = (

@@ -36,9 +36,10 @@ def find_run(target: str | None = None, directory: Path | None = None) -> RunPla
 def list_runs(runs_dir: Path) -> list[RunPlace]:
     """Every run in a directory, newest first."""
     try:
-        places = [RunPlace(Path(entry.path)) for entry in os.scandir(runs_dir) if entry.is_dir()]
+        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
+    places = [RunPlace(Path(entry.path)) for entry in entries]
     return _newest_first([place for place in places if place.exists()])
 
 

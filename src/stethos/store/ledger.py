@@ -86,13 +86,13 @@ def _waiting(manifest: dict[str, Any], ring: RingHeader, segment: OpenSegment, w
     if not ring.has_waiting:
         return 0
     counters = ring.counters
-    host_rows = manifest.get("host_rows", 0) + segment.rows_by_table.get(HOST.number, 0)
+    host_rows: int = manifest.get("host_rows", 0) + segment.rows_by_table.get(HOST.number, 0)
     slots = counters.slots + ring.waiting_slots - counters.unpackable
     return max(0, slots + counters.frame_rows + host_rows - counters.holes - written)
 
 
 def _sealed(manifest: dict[str, Any]) -> int:
-    return sum(file["rows"] for file in manifest.get("sealed", []))
+    return sum(int(file["rows"]) for file in manifest.get("sealed", []))
 
 
 def _drops(drops: Mapping[str, int], retired: int) -> dict[str, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.place import RunPlace
 from stethos.record.spawn import ensure_drainer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from stethos.store.engine import Engine, Rows
 
+Result = TypeVar("Result")
 _COLLECT_S = 2.0
 _POLL_S = 0.02
 _ATTEMPTS = 3
@@ -44,7 +46,7 @@ class Run:
     def __init__(self, place: RunPlace) -> None:
         self._place = place
         self._readers: dict[str, ProcessReader] = {}
-        self._examiner = Examiner()
+        self.examiner = Examiner()
         self._engine: Engine | None = None
         self._loaded: dict[str, object] = {}
         self._refresh()
@@ -93,17 +95,15 @@ class Run:
         QueryError if the statement is wrong, would write, or takes longer
         than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
         """
-        from stethos.store.engine import DEFAULT_TIMEOUT_S
+        from stethos.store.engine import Engine
 
-        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        return self._attempt(query, lambda e, s, n: e.arrow(s, n, limit_rows=limit_rows, timeout_s=timeout_s))
+        return self._attempt(Engine.arrow, query, limit_rows, timeout_s)
 
     def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
         """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
-        from stethos.store.engine import DEFAULT_TIMEOUT_S
+        from stethos.store.engine import Engine
 
-        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        return self._attempt(query, lambda e, s, n: e.rows(s, n, limit_rows=limit_rows, timeout_s=timeout_s))
+        return self._attempt(Engine.rows, query, limit_rows, timeout_s)
 
     def batches(self, table: Table) -> pa.RecordBatchReader:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
@@ -112,29 +112,36 @@ class Run:
         self._load({table.qualified_name, MODULES.name} if table is TORCH_TRACE else {table.qualified_name})
         return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
 
-    def _attempt(self, query: str, run: Any) -> Any:
+    def _attempt(
+        self, ask: Callable[..., Result], query: str, limit_rows: int | None, timeout_s: float | None
+    ) -> Result:
         """Run a query; if a file is damaged or has gone meanwhile, look again and repeat."""
-        from stethos.store.engine import FILE_ERRORS
-
-        engine = self._open_engine()
-        self._refresh()
-        named = tables_named(query)
-        self._load(named)
-        statement = engine.check(query)
-        for attempt in range(_ATTEMPTS):
-            try:
-                return run(self._open_engine(), statement, named)
-            except FILE_ERRORS as error:
-                failure: Exception = error
-            if attempt == 0:
-                self._refresh()  # retired or sealed meanwhile
-            elif not self.verify(named):
-                break
-            self.close()  # an internal error leaves the engine unusable
-            self._load(named)
         from stethos.store.complaint import explain_error
+        from stethos.store.engine import FileTroubleError
 
-        raise explain_error(failure, named)
+        named = tables_named(query)
+        for attempt in range(_ATTEMPTS):
+            self._refresh()
+            try:
+                self._load(named)
+                statement = self._open_engine().check(query)
+                return ask(self._open_engine(), statement, named, limit_rows=limit_rows, timeout_s=timeout_s)
+            except FileTroubleError as error:  # a file may have been retired meanwhile, or be damaged
+                failure = explain_error(error, named)
+            self.close()  # an internal error leaves the engine unusable
+            if attempt and not self._find_damage(named):
+                break
+        raise failure
+
+    def _find_damage(self, named: set[str]) -> bool:
+        """Look into every file of the named tables; return whether one was found damaged that was not known to be."""
+        tables = {MODULES.name if name == TORCH_TRACE.qualified_name else name for name in named}
+        whole = [file for file in self._sealed_of(tables) if self.examiner.is_whole(file)]
+        for file in whole:
+            if self.examiner.is_whole(file, deep=True) and not self._open_engine().can_read(file.path.resolve()):
+                self.examiner.condemn(file)
+        self.close()
+        return any(not self.examiner.is_whole(file) for file in whole)
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
@@ -150,7 +157,7 @@ class Run:
         self._refresh()
         rows = dict.fromkeys(TABLES, 0)
         for reader in self._readers.values():
-            for name, count in reader.rows_by_table(self._examiner).items():
+            for name, count in reader.rows_by_table(self.examiner).items():
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
         rows[TORCH_TRACE.qualified_name] = rows[MODULES.name]
@@ -197,12 +204,11 @@ class Run:
 
     def verify(self, tables: set[str] | None = None) -> list[Sealed]:
         """Compare every checksum of these tables' files (default: all); return the damaged files."""
-        return [
-            file
-            for reader in self._readers.values()
-            for file in reader.sealed
-            if (tables is None or file.table in tables) and not self._examiner.is_whole(file, deep=True)
-        ]
+        return [file for file in self._sealed_of(tables) if not self.examiner.is_whole(file, deep=True)]
+
+    def _sealed_of(self, tables: set[str] | None = None) -> list[Sealed]:
+        files = (file for reader in self._readers.values() for file in reader.sealed)
+        return [file for file in files if tables is None or file.table in tables]
 
     # Looking ------------------------------------------------------------------------------------------
 
@@ -211,13 +217,19 @@ class Run:
         self._readers = {place.name: self._readers.get(place.name) or ProcessReader(place) for place in places}
         for reader in self._readers.values():
             reader.refresh()
-        sealed = [file for reader in self._readers.values() for file in reader.sealed]
+        if not self._are_whole():  # a file may have been retired since its manifest was read
+            for reader in self._readers.values():
+                reader.refresh()
+
+    def _are_whole(self) -> bool:
+        """Examine every sealed file: its size, and its checksum where that is cheap."""
+        sealed = self._sealed_of()
         is_small = sum(file.bytes for file in sealed) <= CHECKED_BYTES
-        for file in sealed:
-            self._examiner.is_whole(file, deep=is_small and file.crc32 is not None)
+        verdicts = [self.examiner.is_whole(file, deep=is_small and file.crc32 is not None) for file in sealed]
+        return all(verdicts)
 
     def _process_rows(self) -> tuple[list[Row], Ledger]:
-        return process_rows(list(self._readers.values()), self._place, self._examiner)
+        return process_rows(list(self._readers.values()), self._place, self.examiner)
 
     def _collect_rest(self) -> None:
         """See to it that a drainer is at work, and wait a little for the last rows of dead processes."""
@@ -250,13 +262,12 @@ class Run:
             engine.fill(RUNS, [run_row(self._place, processes, stored)])
 
     def _load_recorded(self, engine: Engine, table: Table) -> None:
-        files = [file for reader in self._readers.values() for file in reader.sealed if file.table == table.name]
-        checked = [(file, self._examiner.is_whole(file)) for file in files]
+        checked = [(file, self.examiner.is_whole(file)) for file in self._sealed_of({table.name})]
         growing = [reader for reader in self._readers.values() if reader.segment.rows_by_table.get(table.number)]
         version = (checked, [(reader.name, reader.segment_version) for reader in growing])
         if self._loaded.get(table.name) == version:
             return
-        parts = [self._examiner.salvaged(file, table) for file, is_whole in checked if not is_whole]
+        parts = [self.examiner.salvaged(file, table) for file, is_whole in checked if not is_whole]
         parts += [reader.segment.arrow(table, reader.name, reader.rank) for reader in growing]
         engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], _concatenated(parts))
         self._loaded[table.name] = version

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.schema import Table
-from stethos.store.openseg import version_of
+from stethos.store.openseg import in_schema, version_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +61,10 @@ class Examiner:
             self._verdicts[file.path] = known
         return known.is_whole
 
+    def condemn(self, file: Sealed) -> None:
+        """From now on take the file for damaged, whatever its checksums say."""
+        self._verdicts[file.path] = _Verdict(version_of(file.path), is_whole=False, is_deep=True)
+
     def readable_rows(self, file: Sealed, table: Table) -> int:
         """Rows a query can get from the file."""
         return file.rows if self.is_whole(file) else self.salvaged(file, table).num_rows
@@ -70,7 +74,7 @@ class Examiner:
         self.is_whole(file)
         verdict = self._verdicts[file.path]
         if verdict.salvaged is None:
-            verdict.salvaged = salvage(file.path, table)
+            verdict.salvaged = salvage(file, table)
         return verdict.salvaged
 
 
@@ -81,58 +85,44 @@ def has_checksums(file: Sealed) -> bool:
             return _crc32_of(file.path) == file.crc32
     except OSError:
         return False
-    return _readable_groups(file.path) == (file.rows, True)
+    groups, is_whole = _whole_groups(file.path)
+    return is_whole and sum(group.num_rows for group in groups) == file.rows
 
 
-def salvage(path: Path, table: Table) -> pa.Table:
+def salvage(file: Sealed, table: Table) -> pa.Table:
     """The undamaged row groups of a file in the full schema; no rows if there is nothing to save."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from stethos.record.arrow import full_schema
 
     schema = full_schema(table)
-    saved = [schema.empty_table()]
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for index in range(file.num_row_groups):
-                try:
-                    group = file.read_row_group(index)
-                    saved.append(_in_schema(group, schema))
-                except (OSError, ValueError, KeyError):  # pyarrow's own errors are subclasses of these
-                    continue
-    except (OSError, ValueError, KeyError):
+        groups, _ = _whole_groups(file.path)
+        saved = pa.concat_tables([schema.empty_table(), *(in_schema(group, schema) for group in groups)])
+    except (pa.ArrowException, ValueError):
         return schema.empty_table()
-    return pa.concat_tables(saved)
+    # The footer has no checksum of its own: believe it only if it tells of what we would have written.
+    known = {(field.name, field.type) for field in schema}
+    is_known = all((field.name, field.type) in known for group in groups for field in group.schema)
+    return saved if is_known and saved.num_rows <= file.rows else schema.empty_table()
 
 
-def _in_schema(group: pa.Table, schema: pa.Schema) -> pa.Table:
+def _whole_groups(path: Path) -> tuple[list[pa.Table], bool]:
+    """The row groups whose pages match their checksums, and whether those are all."""
     import pyarrow as pa
-
-    columns = [
-        group.column(field.name).cast(field.type)
-        if field.name in group.column_names
-        else pa.nulls(group.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _readable_groups(path: Path) -> tuple[int, bool]:
-    """Rows in readable row groups, and whether all of them are readable."""
     import pyarrow.parquet as pq
 
-    rows, is_whole = 0, True
+    groups, is_whole = [], True
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for index in range(file.num_row_groups):
                 try:
-                    rows += file.read_row_group(index).num_rows
-                except (OSError, ValueError, KeyError):
+                    groups.append(file.read_row_group(index))
+                except (pa.ArrowException, OSError, ValueError):
                     is_whole = False
-    except (OSError, ValueError, KeyError):
-        return 0, False
-    return rows, is_whole
+    except (pa.ArrowException, OSError, ValueError):
+        return [], False
+    return groups, is_whole
 
 
 def _crc32_of(path: Path) -> int:

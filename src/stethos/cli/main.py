@@ -1,0 +1,131 @@
+"""Stethos records PyTorch trainings and answers questions about them in SQL.
+
+    stethos run train.py            record a training, its code unchanged
+    stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
+
+A TARGET is a run's name, its directory, or the pid of one of its processes. Without one a command
+takes the newest live run, else the newest run. It stands anywhere: `stethos -t TARGET doctor`,
+`stethos doctor -t TARGET` or `stethos TARGET doctor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from stethos.errors import StethosError, UsageError
+
+# Every command and the module that has its `add_arguments(parser)` and `run(arguments) -> exit status`.
+# The module's docstring is the command's help.
+COMMANDS: dict[str, str] = {
+    "run": "stethos.cli.run",
+    "ls": "stethos.cli.ls",
+    "tables": "stethos.cli.tables",
+    "query": "stethos.cli.query",
+    "export": "stethos.cli.export",
+    "doctor": "stethos.cli.doctor",
+    "rm": "stethos.cli.rm",
+}
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are UsageErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _dispatch(words)
+        sys.stdout.flush()
+        return status
+    except StethosError as error:
+        from stethos.cli.text import clean
+
+        sys.stderr.write(clean(str(error), keep_lines=True) + "\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more at exit
+        return _BROKEN_PIPE
+
+
+def _dispatch(words: list[str]) -> int:
+    target, words = take_target(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        return _help(words[1:])
+    if words[0] in ("-V", "--version"):
+        from stethos import __version__
+
+        sys.stdout.write(f"stethos {__version__}\n")
+        return 0
+    if words[0] not in COMMANDS and len(words) > 1 and words[1] in COMMANDS and target is None:
+        target, words = words[0], words[1:]
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise _unknown(name)
+    command = import_module(COMMANDS[name])
+    parsed = parser_of(name, command).parse_args(rest)
+    if target is not None:
+        if not hasattr(parsed, "target"):
+            raise UsageError(f"`stethos {name}` takes no target", hint=f"see `stethos {name} --help`")
+        parsed.target = parsed.target or target
+    status: int = command.run(parsed)
+    return status
+
+
+def take_target(words: list[str]) -> tuple[str | None, list[str]]:
+    """A target that stands before the command, and the words without it."""
+    if words and words[0] in ("-t", "--target"):
+        if len(words) < 2:
+            raise UsageError(f"{words[0]} needs a target", hint="list runs with `stethos ls`")
+        return words[1], words[2:]
+    if words and words[0].startswith("--target="):
+        return words[0].partition("=")[2], words[1:]
+    return None, words
+
+
+def parser_of(name: str, command: ModuleType) -> Parser:
+    """The argument parser of a command."""
+    parser = Parser(
+        prog=f"stethos {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_arguments(parser)
+    return parser
+
+
+def _help(words: list[str]) -> int:
+    if words and words[0] in COMMANDS:
+        parser_of(words[0], import_module(COMMANDS[words[0]])).print_help()
+        return 0
+    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
+    for name, module in COMMANDS.items():
+        summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
+        lines.append(f"  {name:8} {summary}")
+    lines += ["", "`stethos COMMAND --help` says more about one of them."]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _unknown(name: str) -> UsageError:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    return UsageError(f"no command {name!r}", hint=f"{hint}commands: {', '.join(COMMANDS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

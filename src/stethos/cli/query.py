@@ -1,0 +1,116 @@
+"""Ask a run in SQL, while it runs or after.
+
+    stethos query "SELECT step, loss FROM steps ORDER BY step DESC LIMIT 5"
+    stethos query - < question.sql
+
+The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and see nothing but the run.
+NULL means not measured. In --json, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity",
+since JSON has no such numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stethos.cli.grid import Heading, show_grid
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import clean
+from stethos.errors import UsageError
+
+if TYPE_CHECKING:
+    from stethos.store.engine import Rows
+
+_SHOWN_ROWS = 1_000
+_PRINTED_ROWS = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sql", nargs="?", metavar="SQL", help="one statement; `-` or nothing reads it from stdin")
+    add_target(parser)
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print one array of objects")
+    shape.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
+    parser.add_argument("--limit", type=_whole, metavar="N", help=f"at most N rows, 0 for all (default: {_SHOWN_ROWS:,} in a table, {_PRINTED_ROWS:,} in --json and --csv)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="give up after S seconds (default: 30)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sql = _sql_of(arguments)
+    limit: int | None = arguments.limit
+    if limit is None:
+        limit = _PRINTED_ROWS if arguments.json or arguments.csv else _SHOWN_ROWS
+    with open_target(arguments) as one:
+        result = one.rows(sql, limit_rows=limit or None, timeout_s=arguments.timeout)
+    if arguments.json:
+        from stethos.cli.jsontext import print_json_rows
+
+        print_json_rows(dict(zip(result.columns, row, strict=True)) for row in result.values)
+    elif arguments.csv:
+        _print_csv(result)
+    else:
+        _print_grid(result)
+    if result.is_cut:
+        sys.stdout.flush()
+        sys.stderr.write(f"only the first {limit:,} rows are shown; --limit 0 shows all\n")
+    return 0
+
+
+def _sql_of(arguments: argparse.Namespace) -> str:
+    if arguments.sql in (None, "-"):
+        if arguments.sql is None and sys.stdin.isatty():
+            raise UsageError("no SQL given", hint='try `stethos query "SELECT * FROM steps LIMIT 5"`')
+        return sys.stdin.read()
+    return str(arguments.sql)
+
+
+def _print_grid(result: Rows) -> None:
+    numeric = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "HUGEINT")
+    headings = [
+        Heading(name, any(word in kind for word in numeric) and "[" not in kind and "(" not in kind)
+        for name, kind in zip(result.columns, result.types, strict=True)
+    ]
+    if any(heading.name.startswith("explain_") for heading in headings):  # drawings, not cells
+        for row in result.values:
+            print(clean(str(row[-1]), keep_lines=True))
+        return
+    show_grid(headings, [[_cell(value) for value in row] for row in result.values])
+    if not result.values:
+        print("(no rows)")
+
+
+def _print_csv(result: Rows) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(clean(name) for name in result.columns)
+    for row in result.values:
+        writer.writerow("" if value is None else _csv_cell(value) for value in row)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, float):
+        return repr(value)
+    return clean(value.hex() if isinstance(value, bytes) else str(value), keep_lines=True)
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("a limit is 0 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("a timeout is more than 0 seconds")
+    return value

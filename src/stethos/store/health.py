@@ -1,0 +1,209 @@
+"""What is recorded in a run and what is not, why, at what cost, and whether rows were lost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from stethos.record.place import is_network_file_system
+from stethos.record.spawn import is_drained
+from stethos.schema import (
+    GAPS,
+    HOST,
+    LAYERS,
+    LOGS,
+    METRICS,
+    MODULES,
+    RECORDED,
+    SPANS,
+    STEPS,
+    Table,
+)
+from stethos.store.catalogue import Row
+from stethos.store.ledger import Ledger, total
+from stethos.store.run import Run
+
+_UNUSED = {
+    METRICS.name: "the program did not call stethos.log(name=value)",
+    LOGS.name: "the program said nothing through Python's logging",
+    SPANS.name: "the program marked no stethos.span",
+    GAPS.name: "nothing is known to be missing",
+    HOST.name: "no sample yet: one is taken each second",
+}
+_DROP_REASONS = {
+    "ring_full": "the drainer did not keep up, or was not there",
+    "too_large": "one frame was larger than the ring takes",
+    "reentrant": "logged from within our own write",
+    "not_a_number": "the value could not be stored as a number",
+    "size_limit": "the run reached its size limit; oldest bulk rows went first",
+}
+
+
+class Grade(Enum):
+    """How bad something is."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, and what to do about it."""
+
+    what: str
+    grade: Grade
+    found: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One table: its rows, or why there are none."""
+
+    table: str
+    rows: int
+    why_empty: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    what: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    run: str
+    path: str
+    state: str
+    tables: tuple[Recorded, ...]
+    gaps: tuple[Gap, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def has_problem(self) -> bool:
+        return any(check.grade is Grade.PROBLEM for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        checks = [{**asdict(check), "grade": check.grade.value} for check in self.checks]
+        return {**asdict(self), "checks": checks, "has_problem": self.has_problem}
+
+
+def examine(run: Run, *, verify: bool = False) -> Health:
+    """Look at a run; with `verify` every checksum is compared first."""
+    damaged = run.verify() if verify else []
+    summary, processes = run.summary(), run.processes()
+    ledger = total(reader.ledger(run.examiner) for reader in run.readers())
+    checks = [
+        _overhead(summary, processes),
+        _lost(ledger),
+        _dropped(ledger),
+        *_waiting(ledger, summary["state"]),
+        *_unaccounted(ledger),
+        _drainer(run, summary["state"]),
+        _place(run),
+    ]
+    if verify:
+        names = ", ".join(f"{file.path.parent.name}/{file.path.name}" for file in damaged)
+        checks.append(
+            Check("checksums", Grade.PROBLEM, f"{len(damaged)} damaged: {names}") if damaged
+            else Check("checksums", Grade.OK, f"{_files(run)} files whole")
+        )  # fmt: skip
+    rows = summary["rows"]
+    return Health(
+        run=summary["run"],
+        path=summary["path"],
+        state=summary["state"],
+        tables=tuple(
+            Recorded(table.name, rows[table.name], "" if rows[table.name] else _why_empty(table, processes))
+            for table in RECORDED.values()
+        ),
+        gaps=_gaps(run) if rows[GAPS.name] else (),
+        checks=tuple(checks),
+    )
+
+
+def _why_empty(table: Table, processes: list[Row]) -> str:
+    if not processes:
+        return "no process has recorded anything yet: none trained, or none is a Python program"
+    if table.name in _UNUSED:
+        return _UNUSED[table.name]
+    if all(process["torch"] is None for process in processes):
+        return "torch was not imported"
+    if not any(process["steps"] for process in processes):
+        return "no optimizer step was seen"
+    if table in (LAYERS, MODULES) and all(process["preset"] == "light" for process in processes):
+        return "the light preset leaves it out; use --preset standard"
+    if table in (LAYERS, MODULES):
+        return "no step was sampled within the overhead budget yet"
+    return "the step rows have not been collected yet" if table is STEPS else "no rows yet"
+
+
+def _gaps(run: Run) -> tuple[Gap, ...]:
+    found = run.rows("SELECT what, reason, count(*) FROM gaps GROUP BY ALL ORDER BY 3 DESC, 1, 2", limit_rows=100)
+    return tuple(Gap(what or "", reason or "", count) for what, reason, count in found.values)
+
+
+def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
+    share = summary["overhead_share"]
+    if share is None:
+        return Check("overhead", Grade.NOTE, "not measured: no optimizer step was seen")
+    budgets = [process["overhead_budget"] for process in processes if process["overhead_budget"] is not None]
+    budget = max(budgets, default=None)
+    said = f"{share:.2%} of the training time" + (f"; {budget:.2%} allowed for samples" if budget is not None else "")
+    if budget is not None and share > 2 * budget + 0.02:  # the always-on rows come on top of the samples
+        return Check("overhead", Grade.NOTE, said, "steps are short: --preset light costs less")
+    return Check("overhead", Grade.OK, said)
+
+
+def _lost(ledger: Ledger) -> Check:
+    if ledger.lost:
+        return Check("lost rows", Grade.PROBLEM, f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks", "find them with `stethos doctor --verify`")  # fmt: skip  # noqa: E501
+    return Check("lost rows", Grade.OK, f"none of {ledger.produced:,}")
+
+
+def _dropped(ledger: Ledger) -> Check:
+    if not ledger.dropped:
+        return Check("dropped rows", Grade.OK, "none")
+    reasons = "; ".join(f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items())  # fmt: skip  # noqa: E501
+    return Check("dropped rows", Grade.NOTE, reasons)
+
+
+def _waiting(ledger: Ledger, state: str) -> list[Check]:
+    if not ledger.waiting or state == "running":
+        return []
+    found = f"{ledger.waiting:,} rows are still in a ring and cannot be read yet"
+    return [Check("waiting rows", Grade.PROBLEM, found, "make the directory writable, on the machine that ran it")]
+
+
+def _unaccounted(ledger: Ledger) -> list[Check]:
+    if not ledger.unaccounted:
+        return []
+    found = f"{ledger.unaccounted:,} rows are neither stored nor dropped nor lost: an error in Stethos"
+    return [Check("books", Grade.PROBLEM, found, "please report it with the run's manifest.json files")]
+
+
+def _drainer(run: Run, state: str) -> Check:
+    try:
+        is_at_work = is_drained(run.place)
+    except OSError:
+        return Check("drainer", Grade.NOTE, "unknown: the directory is read-only")
+    if is_at_work:
+        return Check("drainer", Grade.OK, "at work")
+    if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
+        return Check("drainer", Grade.PROBLEM, "none at work on this machine", "any reading command starts one; look into drainer.log in the run's directory")  # fmt: skip  # noqa: E501
+    return Check("drainer", Grade.OK, "none needed")
+
+
+def _place(run: Run) -> Check:
+    if not is_network_file_system(run.path):
+        return Check("directory", Grade.OK, "on a local file system")
+    scratch = sum(1 for reader in run.readers() if reader.facts.get("scratch"))
+    return Check("directory", Grade.NOTE, f"on a network file system; {scratch} rings are on local disk")
+
+
+def _files(run: Run) -> int:
+    return sum(len(reader.sealed) for reader in run.readers())

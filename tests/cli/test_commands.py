@@ -1,0 +1,257 @@
+"""The commands, as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from builders import RunBuilder
+
+from stethos.cli.main import COMMANDS, main
+from stethos.schema import TABLES, Source
+
+EVIL = "\x1b[31mred\x1b[0m\nsecond line\x07"
+
+
+@pytest.fixture
+def demo(run: RunBuilder) -> RunBuilder:
+    process = run.process()
+    process.steps(12, losses=[float("nan"), *[1.0] * 11])
+    process.layers(["fc1.weight", "fc2.weight"])
+    process.log(EVIL)
+    process.seal()
+    process.steps(3)
+    process.drain()
+    return run
+
+
+def stethos(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stethos.cli.main", *words], input=stdin, capture_output=True, text=True, check=False
+    )
+
+
+def on_a_terminal(*words: str) -> str:
+    """What the command prints when stdout and stderr are a terminal."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stethos.cli.main", *words], stdin=follower, stdout=follower, stderr=follower
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            data = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    process.wait()
+    os.close(leader)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    "words", [("-t", "demo", "query"), ("query", "-t", "demo"), ("demo", "query"), ("--target=demo", "query")]
+)
+def test_the_target_stands_before_or_after_the_command(demo: RunBuilder, words: tuple[str, ...]) -> None:
+    sql = "SELECT count(*) AS n FROM steps"
+    result = stethos(*words, sql, "--json")
+    assert (result.returncode, result.stderr, json.loads(result.stdout)) == (0, "", [{"n": 15}])
+
+
+def test_json_is_one_array_of_objects_with_what_json_cannot_say_as_text(demo: RunBuilder) -> None:
+    sql = "SELECT step, loss, grad_norm FROM steps ORDER BY step LIMIT 2"
+    rows = json.loads(stethos("query", sql, "--json").stdout)
+    assert rows == [{"step": 0, "loss": "NaN", "grad_norm": None}, {"step": 1, "loss": 1.0, "grad_norm": None}]
+    assert json.loads(stethos("query", "SELECT 1 WHERE false", "--json").stdout) == []
+
+
+def test_csv_has_a_header_and_keeps_quotes_and_lines(demo: RunBuilder) -> None:
+    text = stethos("query", "SELECT 'a,\"b\"' AS x, NULL AS y, message FROM logs", "--csv").stdout
+    assert list(csv.reader(io.StringIO(text))) == [["x", "y", "message"], ['a,"b"', "", "red\nsecond line"]]
+
+
+def test_sql_is_read_from_stdin(demo: RunBuilder) -> None:
+    assert stethos("query", "-", "--csv", stdin="SELECT 42 AS n").stdout == "n\n42\n"
+    assert stethos("query", "--csv", stdin="SELECT 42 AS n").stdout == "n\n42\n"
+
+
+def test_a_long_table_is_cut_and_says_so(demo: RunBuilder) -> None:
+    cut = stethos("query", "SELECT * FROM range(1500)")
+    assert len(cut.stdout.splitlines()) == 1001 and "only the first 1,000 rows" in cut.stderr
+    assert len(stethos("query", "SELECT * FROM range(1500)", "--limit", "0").stdout.splitlines()) == 1501
+    assert len(json.loads(stethos("query", "SELECT * FROM range(1500)", "--json").stdout)) == 1500
+    assert len(json.loads(stethos("query", "SELECT * FROM range(1500)", "--json", "--limit", "3").stdout)) == 3
+
+
+def test_text_from_a_run_does_not_reach_the_terminal_raw(demo: RunBuilder) -> None:
+    plain = stethos("query", "SELECT message FROM logs").stdout
+    assert plain.splitlines()[1] == "red second line"
+    assert "\x1b" not in stethos("query", "SELECT message FROM logs", "--json").stdout
+    drawn = on_a_terminal("query", "SELECT message FROM logs")
+    assert "red second line" in drawn and "\x1b[31m" not in drawn and "\x07" not in drawn
+
+
+def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) -> None:
+    for words, status, said in (
+        (("query", "SELECT los FROM steps"), 4, "did you mean loss?"),
+        (("query", "SELECT * FROM stepz"), 4, "did you mean steps?"),
+        (("query", "DROP VIEW steps"), 4, "DROP is not allowed"),
+        (("query", "SELECT 1", "-t", "dmo"), 3, "did you mean demo?"),
+        (("query", "SELECT 1", "--limit", "x"), 2, "hint: see `stethos query --help`"),
+        (("qurey", "SELECT 1"), 2, "did you mean query?"),
+        (("tables", "stepz"), 2, "did you mean steps?"),
+        (("ls", "-t", "demo"), 2, "hint: see `stethos ls --help`"),
+        (("-t",), 2, "needs a target"),
+        (("rm", "demo"), 2, "still going"),
+        (("query", "SELECT * FROM \x1b[31mevil"), 4, "syntax error"),
+    ):
+        result = stethos(*words)
+        assert (result.returncode, result.stdout) == (status, ""), result
+        assert said in result.stderr and "hint: " in result.stderr
+        assert "Traceback" not in result.stderr and "\x1b" not in result.stderr
+
+
+def test_a_closed_pipe_is_no_error(demo: RunBuilder) -> None:
+    command = f"{sys.executable} -m stethos.cli.main query 'SELECT * FROM range(200000)' --limit 0 | head -1"
+    result = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "range" and result.stderr == ""
+
+
+def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> None:
+    listed = json.loads(stethos("ls", "--json").stdout)
+    assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [("demo", "running", 15, 18)]  # fmt: skip  # noqa: E501
+    lines = stethos("ls").stdout.splitlines()
+    assert lines[0].split()[:3] == ["run", "state", "started"] and lines[1].split()[:2] == ["demo", "running"]
+    assert "no runs in" in stethos("ls", "--dir", str(runs_dir / "nowhere")).stdout
+
+
+def test_tables_work_without_a_run_and_count_rows_with_one(demo: RunBuilder, tmp_path: Path) -> None:
+    without = json.loads(stethos("tables", "--json", "--dir", str(tmp_path / "empty")).stdout)
+    assert [one["table"] for one in without] == list(TABLES) and all(one["rows"] is None for one in without)
+    counted = {one["table"]: one["rows"] for one in json.loads(stethos("tables", "--json").stdout)}
+    assert counted["steps"] == 15 and counted["layers"] == 2 and counted["spans"] == 0
+    assert "learning rate" in stethos("tables", "steps").stdout
+    assert json.loads(stethos("tables", "torch_trace", "--json").stdout)[0]["column"] == "process"
+
+
+@pytest.mark.parametrize("to", ["parquet", "csv"])
+def test_export_writes_one_file_per_table_and_replaces_none_unasked(demo: RunBuilder, tmp_path: Path, to: str) -> None:
+    output = tmp_path / "out"
+    first = stethos("export", "--to", to, "-o", str(output))
+    assert first.returncode == 0, first.stderr
+    names = {f"{table.name}.{to}" for table in TABLES.values() if table.source is not Source.VIEW}
+    assert {path.name for path in output.iterdir()} == names
+    read = pq.read_table if to == "parquet" else pyarrow.csv.read_csv
+    assert read(output / f"steps.{to}").num_rows == 15
+    again = stethos("export", "--to", to, "-o", str(output))
+    assert again.returncode == 2 and "--force" in again.stderr
+    assert stethos("export", "--to", to, "-o", str(output), "--force").returncode == 0
+
+
+def test_doctor_says_what_is_missing_and_why(run: RunBuilder) -> None:
+    process = run.process(preset="light")
+    process.steps(5)
+    process.gap("modules", "torch.compile is in use")
+    process.unpackable()
+    process.drain()
+    result = stethos("doctor", "--json", "--verify")
+    health = json.loads(result.stdout)
+    reasons = {one["table"]: one["why_empty"] for one in health["tables"]}
+    assert reasons["steps"] == "" and "light preset" in reasons["layers"] and "stethos.log" in reasons["metrics"]
+    assert health["gaps"] == [{"what": "modules", "reason": "torch.compile is in use", "count": 1}]
+    checks = {one["what"]: one for one in health["checks"]}
+    assert "not_a_number" in checks["dropped rows"]["found"] and checks["drainer"]["found"] == "at work"
+    assert checks["overhead"]["found"].startswith("0.01%") and checks["checksums"]["grade"] == "ok"
+    assert result.returncode == 0
+    assert "known to be missing" in stethos("doctor").stdout
+
+
+def test_doctor_reports_damage_and_exits_with_1(demo: RunBuilder) -> None:
+    path = next(demo.path.glob("p0/*.steps.parquet"))
+    path.write_bytes(path.read_bytes()[:-50])
+    result = stethos("doctor", "--verify")
+    assert result.returncode == 1
+    assert "12 of 18 rows lost" in result.stdout and "000001.steps.parquet" in result.stdout
+
+
+def test_doctor_explains_an_empty_run(run: RunBuilder) -> None:
+    health = json.loads(stethos("doctor", "--json").stdout)
+    assert {one["rows"] for one in health["tables"]} == {0}
+    assert "no process" in health["tables"][0]["why_empty"]
+    run.process(torch=None).drain()
+    assert json.loads(stethos("doctor", "--json").stdout)["tables"][0]["why_empty"] == "torch was not imported"
+
+
+def test_rm_deletes_a_finished_run_after_a_yes(run: RunBuilder, runs_dir: Path) -> None:
+    process = run.process(is_alive=False)
+    process.steps(1)
+    process.finish()
+    refused = stethos("rm", "demo")
+    assert refused.returncode == 2 and "--yes" in refused.stderr and run.path.exists()
+    assert stethos("rm", "demo", "--yes").returncode == 0
+    assert list(runs_dir.iterdir()) == []
+
+
+def test_rm_of_a_link_leaves_what_it_points_to(run: RunBuilder, runs_dir: Path, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    run.path.rename(target)
+    (runs_dir / "link").symlink_to(target)
+    assert stethos("rm", "link", "--yes").returncode == 0
+    assert not (runs_dir / "link").is_symlink() and (target / "run.json").exists()
+
+
+def test_rm_asks_on_a_terminal(run: RunBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip  # noqa: E501
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["rm", "demo"]) == 1 and run.path.exists()
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert main(["rm", "demo"]) == 0 and not run.path.exists()
+    assert "deleted demo" in capsys.readouterr().out
+
+
+def test_every_command_has_help_with_a_first_line_that_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    for name, module in COMMANDS.items():
+        summary = (import_module(module).__doc__ or "").partition("\n")[0]
+        assert summary.endswith(".") and f"  {name:8} {summary}" in overview
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--help"])
+        assert caught.value.code == 0
+        assert summary in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stethos.cli.ls.run", interrupt)
+    assert main(["ls"]) == 130
+
+
+def test_reading_commands_do_not_import_what_they_do_not_need(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(3)
+    process.finish()
+    code = (
+        "import sys\nfrom stethos.cli.main import main\n"
+        "assert main(['tables', 'steps']) == 0 and main(['tables']) == 0\n"
+        "assert 'duckdb' not in sys.modules\n"
+        "assert main(['query', 'SELECT count(*) FROM steps']) == 0\n"
+        "assert not {'torch', 'pyarrow', 'pandas', 'rich', 'numpy'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

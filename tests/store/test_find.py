@@ -1,0 +1,88 @@
+"""From a target to a run directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from builders import T0_NS, RunBuilder, dead_pid
+
+from stethos.errors import RunNotFoundError
+from stethos.store.find import find_run, is_live, list_runs
+
+
+def test_a_name_a_path_and_a_process_directory_all_mean_the_run(run: RunBuilder) -> None:
+    process = run.process()
+    assert find_run("demo").path == run.path
+    assert find_run(str(run.path)).path == run.path
+    assert find_run(str(process.place.path)).path == run.path
+
+
+def test_dot_means_the_run_one_stands_in(run: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.path)
+    assert find_run(".").path.resolve() == run.path.resolve()
+
+
+def test_without_a_target_the_newest_live_run_wins_over_a_newer_dead_one(runs_dir: Path) -> None:
+    with RunBuilder(runs_dir / "live", started_ns=T0_NS) as live, RunBuilder(runs_dir / "dead", started_ns=T0_NS + 1) as dead:  # fmt: skip  # noqa: E501
+        live.process()
+        dead.process(is_alive=False)
+        assert find_run().name == "live"
+        assert is_live(live.place) and not is_live(dead.place)
+
+
+def test_without_a_live_run_the_newest_is_taken(runs_dir: Path) -> None:
+    for index, name in enumerate(("b", "c", "a")):
+        RunBuilder(runs_dir / name, started_ns=T0_NS + index).close()
+    assert find_run().name == "a"
+    assert [place.name for place in list_runs(runs_dir)] == ["a", "c", "b"]
+
+
+def test_a_pid_is_found_among_the_runs(run: RunBuilder) -> None:
+    process = run.process(is_alive=False)
+    assert find_run(str(process.pid)).path == run.path
+
+
+def test_a_pid_is_found_from_any_directory_through_the_registry(
+    run: RunBuilder, own_registry: Path, tmp_path: Path
+) -> None:
+    process = run.process()
+    own_registry.mkdir()
+    (own_registry / str(os.getpid())).write_text(str(process.place.path))
+    elsewhere = tmp_path / "elsewhere"
+    assert find_run(str(os.getpid()), elsewhere).path == run.path
+
+
+def test_a_live_run_elsewhere_is_the_default_target(
+    tmp_path: Path, runs_dir: Path, own_registry: Path
+) -> None:
+    with RunBuilder(tmp_path / "other" / "far") as far, RunBuilder(runs_dir / "near", started_ns=T0_NS + 1):
+        process = far.process()
+        own_registry.mkdir()
+        (own_registry / str(os.getpid())).write_text(str(process.place.path))
+        assert find_run().name == "far"
+        assert find_run(directory=runs_dir).name == "near"
+
+
+def test_a_registry_entry_that_points_to_another_process_is_not_believed(run: RunBuilder, own_registry: Path, tmp_path: Path) -> None:  # fmt: skip  # noqa: E501
+    process, stranger = run.process(), dead_pid()
+    own_registry.mkdir()
+    (own_registry / str(stranger)).write_text(str(process.place.path))
+    with pytest.raises(RunNotFoundError):
+        find_run(str(stranger), tmp_path / "elsewhere")
+
+
+def test_an_unknown_name_gets_the_nearest_names(run: RunBuilder) -> None:
+    with pytest.raises(RunNotFoundError, match=r"no run 'dmo'.*\nhint: did you mean demo\?"):
+        find_run("dmo")
+
+
+def test_no_runs_at_all_says_how_to_make_one(runs_dir: Path) -> None:
+    with pytest.raises(RunNotFoundError, match=r"stethos run train\.py"):
+        find_run()
+
+
+def test_a_run_being_deleted_is_not_listed(run: RunBuilder, runs_dir: Path) -> None:
+    run.path.rename(runs_dir / ".demo.deleted-1")
+    assert list_runs(runs_dir) == []
