@@ -104,6 +104,12 @@ def test_text_from_a_run_does_not_reach_the_terminal_raw(demo: RunBuilder) -> No
     assert "red second line" in drawn and "\x1b[31m" not in drawn and "\x07" not in drawn
 
 
+def test_rows_too_wide_for_the_terminal_are_shown_one_below_the_other(demo: RunBuilder) -> None:
+    drawn = on_a_terminal("query", "SELECT * FROM steps ORDER BY step LIMIT 2")
+    assert "row 2" in drawn and "optimizer_ms" in drawn
+    assert "row 1" not in on_a_terminal("query", "SELECT step, loss FROM steps")
+
+
 def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) -> None:
     for words, status, said in (
         (("query", "SELECT los FROM steps"), 4, "did you mean loss?"),
@@ -135,6 +141,8 @@ def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> No
     assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [("demo", "running", 15, 18)]  # fmt: skip  # noqa: E501
     lines = stethos("ls").stdout.splitlines()
     assert lines[0].split()[:3] == ["run", "state", "started"] and lines[1].split()[:2] == ["demo", "running"]
+    drawn = on_a_terminal("ls")  # 80 columns
+    assert "demo" in drawn and "last loss" in drawn and "size" not in drawn
     assert "no runs in" in stethos("ls", "--dir", str(runs_dir / "nowhere")).stdout
 
 

@@ -16,6 +16,7 @@ from builders import MS_NS, T0_NS, RunBuilder
 import stethos
 from stethos.errors import QueryError
 from stethos.record.arrow import full_schema
+from stethos.record.layout import Word
 from stethos.record.place import ProcessPlace
 from stethos.schema import PROCESSES, RECORDED, RUNS, TABLES
 from stethos.store.process import ProcessReader
@@ -193,6 +194,14 @@ def test_the_summary_gives_the_totals(run: RunBuilder) -> None:
     assert summary["state"] == "ended" and summary["steps"] == 4 and summary["last_loss"] == 0.25
     assert summary["rows"]["metrics"] == 1 and summary["rows_stored"] == 5
     assert summary["size_bytes"] > 0 and summary["processes"] == 1
+
+
+def test_steps_are_those_stored_where_the_process_counts_late(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(9)
+    process.ring.set_word(Word.STEPS, 4)
+    process.drain()
+    assert Run(run.place).summary()["steps"] == 9
 
 
 def test_a_run_is_live_while_its_process_is(run: RunBuilder) -> None:

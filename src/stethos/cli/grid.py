@@ -5,16 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from stethos.cli.text import clean, cut
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _WIDEST_CELL = 80
+_NARROWEST_LAST = 30  # the last column may be wrapped, down to this
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
+    """A column; those with the highest `spare` above 0 are left out first where a terminal is too narrow."""
+
     name: str
     is_number: bool = False
+    spare: int = 0
 
 
 def show_grid(headings: Sequence[Heading], rows: Sequence[Sequence[str]]) -> None:
@@ -29,16 +37,39 @@ def show_grid(headings: Sequence[Heading], rows: Sequence[Sequence[str]]) -> Non
 
 def _draw(headings: Sequence[Heading], names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    widths = [max(map(cell_len, column)) + 3 for column in zip(names, *cells, strict=True)]
+    widths[-1] = min(widths[-1], _NARROWEST_LAST)
+    shown = list(range(len(headings)))
+    while sum(widths[index] for index in shown) > console.width:
+        least = max(shown, key=lambda index: headings[index].spare)
+        if not headings[least].spare:
+            _draw_records(console, names, cells)
+            return
+        shown.remove(least)
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading, name in zip(headings, names, strict=True):
-        table.add_column(Text(name), justify="right" if heading.is_number else "left", overflow="fold")
+    for index in shown:
+        justify: Literal["right", "left"] = "right" if headings[index].is_number else "left"
+        table.add_column(Text(names[index]), justify=justify, no_wrap=index != len(headings) - 1)
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(soft_wrap=False).print(table)
+        table.add_row(*(Text(row[index]) for index in shown))
+    console.print(table)
+
+
+def _draw_records(console: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Rows too wide for the terminal, one below the other, a line per column."""
+    from rich.text import Text
+
+    width = max(map(len, names))
+    for number, row in enumerate(cells, 1):
+        console.rule(Text(f"row {number}"), align="left")
+        for name, cell in zip(names, row, strict=True):
+            console.print(Text.assemble((name.ljust(width + 2), "bold"), cell))
 
 
 def _align(headings: Sequence[Heading], names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

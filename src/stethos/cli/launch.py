@@ -110,8 +110,10 @@ class Launch:
         self._write_facts()
         steps, dropped = 0, 0
         for process in self._place.processes():
-            counters = process.manifest().get("counters") or _counters_in(process.ring())
-            steps += counters.get("steps", 0)
+            manifest = process.manifest()
+            counters = manifest.get("counters") or _counters_in(process.ring())
+            stored = sum(file["rows"] for file in manifest.get("sealed", []) if file["table"] == "steps")
+            steps += max(counters.get("steps", 0), stored)
             dropped += sum(counters.get("drops", {}).values())
         if not self._place.processes():
             self._say("no Python process was observed")

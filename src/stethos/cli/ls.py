@@ -13,9 +13,9 @@ from stethos.cli.target import add_directory
 from stethos.cli.text import bytes_text, clean, count_text, duration_text, number_text, share_text, time_text
 
 _HEADINGS = (
-    Heading("run"), Heading("state"), Heading("started"), Heading("duration", True), Heading("processes", True),
-    Heading("steps", True), Heading("last loss", True), Heading("rows", True), Heading("dropped", True),
-    Heading("lost", True), Heading("overhead", True), Heading("size", True),
+    Heading("run"), Heading("state"), Heading("started", spare=1), Heading("duration", True, 2),
+    Heading("processes", True, 7), Heading("steps", True), Heading("last loss", True), Heading("rows", True, 3),
+    Heading("dropped", True, 5), Heading("lost", True, 4), Heading("overhead", True, 6), Heading("size", True, 8),
 )  # fmt: skip
 
 

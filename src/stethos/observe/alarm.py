@@ -3,7 +3,8 @@
 The hot path only compares the loss with two bounds; a NaN fails both. The
 bounds follow a running mean and mean deviation. An alarm asks for samples of
 this and the next few steps, and then stays quiet until things have been
-normal again for a while.
+normal again for a while. The first numbers that are not finite ring even if
+the jumps before them have used up their samples: that step is the one people ask for.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _REARM_AFTER = 50
 class Alarm:
     """Watches the loss and gradient norm of one kind of model."""
 
-    __slots__ = ("_deviation", "_left", "_mean", "_norm", "_quiet", "_seen", "high", "low")
+    __slots__ = ("_deviation", "_left", "_left_nonfinite", "_mean", "_norm", "_quiet", "_seen", "high", "low")
 
     def __init__(self) -> None:
         self._mean = self._deviation = self._norm = 0.0
         self._seen = self._quiet = 0
-        self._left = _SAMPLES_PER_ALARM
+        self._left = self._left_nonfinite = _SAMPLES_PER_ALARM
         self.low, self.high = -math.inf, math.inf
 
     def learn(self, loss: float) -> None:
@@ -41,7 +42,7 @@ class Alarm:
         self._seen += 1
         self._quiet += 1
         if self._quiet > _REARM_AFTER:
-            self._left = _SAMPLES_PER_ALARM
+            self._left = self._left_nonfinite = _SAMPLES_PER_ALARM
         weight = 1 / self._seen if self._seen < 50 else 0.02
         distance = abs(loss - self._mean)
         self._mean += weight * (loss - self._mean)
@@ -52,20 +53,23 @@ class Alarm:
 
     def rings_for_loss(self, loss: float) -> bool:
         """Whether a loss outside the bounds calls for a sample now."""
-        return not is_null(loss) and self._ring()
+        return not is_null(loss) and self._ring(is_finite=math.isfinite(loss))
 
     def rings_for_norm(self, norm: float) -> bool:
         """Whether this gradient norm is out of line with the ones before."""
         if not math.isfinite(norm):
-            return not is_null(norm) and self._ring()
+            return not is_null(norm) and self._ring(is_finite=False)
         is_odd = self._norm > 0 and norm > _NORM_RATIO * self._norm
         self._norm = norm if self._norm == 0 else self._norm + 0.1 * (norm - self._norm)
-        return is_odd and self._ring()
+        return is_odd and self._ring(is_finite=True)
 
-    def _ring(self) -> bool:
+    def _ring(self, *, is_finite: bool) -> bool:
         self._quiet = 0
-        self._left -= 1
-        return self._left >= 0
+        if is_finite:
+            self._left -= 1
+            return self._left >= 0
+        self._left_nonfinite -= 1
+        return self._left_nonfinite >= 0
 
 
 def is_null(value: float) -> bool:

@@ -137,6 +137,8 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             client, round_ = turn()
             local_step = watched.local_step
             watched.local_step = local_step + 1
+            if iteration.pending is not None:
+                put = watch.put_later(iteration, put)
             if put is not None:
                 put(
                     1, 0, client, round_, watched.number, step, now + session.offset_ns, local_step, watched.model_id,

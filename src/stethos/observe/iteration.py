@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from stethos.schema import NULL_F64
 
 if TYPE_CHECKING:
+    import torch
+
     from stethos.observe.stepwatch import Watched
 
 
@@ -18,7 +20,7 @@ class Iteration:
     __slots__ = (
         "backward_ns", "backward_start_ns", "backwards", "batch_data_ns", "batch_samples", "closure_backwards",
         "completed", "data_ns", "depth", "forward_ns", "has_stepped", "in_backward", "kept_ns",
-        "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner", "raw_loss", "samples",
+        "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner", "pending", "raw_loss", "samples",
         "scaled_id", "skipped", "spent_ns", "watched",
     )  # fmt: skip
 
@@ -28,8 +30,10 @@ class Iteration:
         self.watched: Watched | None = None
         self.in_backward = False
         self.has_stepped = True
-        self.loss = self.norm = self.raw_loss = NULL_F64
+        self.loss = self.norm = NULL_F64
+        self.raw_loss: float | torch.Tensor = NULL_F64
         self.scaled_id = 0
+        self.pending: list[int] | None = None  # places of losses that are still on a device
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = self.optimizer_start_ns = self.backward_start_ns = self.kept_ns = self.spent_ns = 0
         self.data_ns = self.forward_ns = self.backward_ns = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -96,9 +97,8 @@ class Session:
         assert self.settings.run_dir is not None
         run = RunPlace(self.settings.run_dir)
         ticks = start_ticks(self._pid)
-        directory = run.path / f"{self._pid}-{(ticks or time.time_ns() // 10**7) % 36**5:05d}"
         run.create(run_facts(run.name, sys.orig_argv, self.settings, self.git_commit))
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory = _new_directory(run.path, f"{self._pid}-{ticks or time.time_ns() // 10**7}")
         scratch = self._scratch_for(directory)
         create_ring_file((scratch or directory) / RING_FILE)
         ring = Ring((scratch or directory) / RING_FILE)
@@ -248,3 +248,13 @@ class Session:
             atexit.unregister(self.close)
             ring, self.ring = self.ring, None
             self.guard.run("fork", ring.release)
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    """A directory of this name, numbered if the same process has recorded into the run before."""
+    for number in itertools.count(1):
+        directory = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+            return directory
+    raise AssertionError("unreachable")

@@ -18,6 +18,7 @@ import torch
 from stethos.clock import monotonic_ns
 from stethos.observe.alarm import Alarm
 from stethos.observe.budget import Budget
+from stethos.observe.device_loss import DeviceLosses
 from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.layer_name import LayerNames, Named
 from stethos.observe.sample import LayerSampler, tensor_bytes_of
@@ -69,6 +70,7 @@ class StepWatch:
         self.layers = LayerSampler(session)
         self.tracer = ModuleTracer(session, self.budget.purses.get("modules"))
         self.peak_bytes = NULL_I64
+        self.device_losses = DeviceLosses()
         self.is_due = False
         self.put: Callable[..., bool] | None = None
         self.ring: Ring | None = None
@@ -88,17 +90,35 @@ class StepWatch:
             self.on_off()
 
     def odd_loss(self, iteration: Iteration, tensors: Any, gradients: Any) -> float:
-        """The loss where it is scaled, in a sequence, or not a plain tensor on the CPU."""
+        """The loss where it is scaled, in a sequence, on a device, or not a plain tensor."""
         if iteration.scaled_id:
             is_ours = iteration.scaled_id == id(tensors)
             iteration.scaled_id = 0
             if is_ours:
-                return iteration.raw_loss
+                tensors = iteration.raw_loss
+                iteration.raw_loss = NULL_F64
+                if isinstance(tensors, float):
+                    return tensors
         if type(tensors) in (tuple, list) and len(tensors) == 1:
             tensors = tensors[0]
-        if not isinstance(tensors, torch.Tensor) or gradients is not None or not tensors.is_cpu:
+        if not isinstance(tensors, torch.Tensor) or gradients is not None:
             return NULL_F64
-        return float(tensors.item())
+        if tensors.is_cpu:
+            return float(tensors.item())
+        place = self.device_losses.copy(tensors)
+        if place is not None:
+            if iteration.pending is None or iteration.has_stepped:
+                iteration.pending = []
+            iteration.pending.append(place)
+        return NULL_F64
+
+    def put_later(self, iteration: Iteration, put: Callable[..., bool] | None) -> Callable[..., Any] | None:
+        """A stand-in for the ring's writer that waits for the losses of this step."""
+        places, later = iteration.pending, self.device_losses
+        if put is None or places is None:
+            return put
+        iteration.pending = None
+        return lambda *values: later.put_later(places, put, values)
 
     def add_loss(self, iteration: Iteration, loss: float) -> None:
         """A further backward before the step: accumulation adds up, a closure's first loss is the step's."""
@@ -141,9 +161,9 @@ class StepWatch:
 
     def loss_scaled(self, raw: Any, scaled: Any) -> None:
         """AMP multiplied a loss; remember the true one for the backward of the product."""
-        if isinstance(raw, torch.Tensor) and raw.numel() == 1 and raw.is_cpu:
+        if isinstance(raw, torch.Tensor) and raw.numel() == 1:
             iteration = self.local.iteration
-            iteration.raw_loss = raw.item()
+            iteration.raw_loss = raw.item() if raw.is_cpu else raw.detach()
             iteration.scaled_id = id(scaled)
 
     def scaler_stepped(self, completed_before: int) -> None:
@@ -154,6 +174,13 @@ class StepWatch:
             iteration.has_stepped = True
 
     # Housekeeping ------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Recording ends: write what was held back, and the final counts."""
+        self.tracer.stop()
+        self.device_losses.finish()
+        if self.ring is not None:
+            self.ring.set_word(Word.STEPS, self.session.steps)
 
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
         """Every few milliseconds: account for what observing cost and decide what to sample next."""

@@ -54,7 +54,7 @@ class TorchWatch:
     def uninstall(self) -> None:
         """Give torch its own functions back."""
         self._is_active = self.steps.is_active = False
-        self.steps.tracer.stop()
+        self.steps.finish()
         while self._undo:
             self._undo.pop()()
 

@@ -79,8 +79,11 @@ class Collector:
                     self.host_rows += block.rows
             if last is not None:
                 self.written = last.rows_before + last.rows
-                self.tap.advance(last.slots_read, last.frames_read, self.written)
+                # Never back: what the ring has freed may be overwritten. Rows between are lost, and sealing counts them.
+                slots, frames = max(last.slots_read, self.tap.slots_tail), max(last.frames_read, self.tap.frames_tail)
+                self.tap.advance(slots, frames, max(self.written, self.tap.word(Word.WRITTEN_ROWS)))
             writer.truncate(end)
+        self.written = max(self.written, self.tap.word(Word.WRITTEN_ROWS))
         return writer
 
     # Draining --------------------------------------------------------------------------------
@@ -240,6 +243,8 @@ class Collector:
     def seal(self) -> None:
         """Turn the open segment into Parquet files and begin the next one."""
         if not self._writer.size:
+            self.lost += self.written - self.rows_at_seal  # only if the segment was emptied behind our back
+            self.rows_at_seal = self.written
             return
         sealed, lost = seal_segment(
             self._writer.path, self.number, self.place.path, self.place.name, self.facts.get("rank"),

@@ -76,12 +76,13 @@ class Drainer:
             self._next_sync = now + SYNC_S
             self._sample_hosts()
         for name, collector in list(self.collectors.items()):
-            is_over = collector.tap.state is not State.RUNNING or not self._is_running(collector)
+            is_dead = not self._is_running(collector)
+            is_over = is_dead or collector.tap.state is not State.RUNNING
             if is_due or is_over or collector.tap.is_filling():
                 self._attempt(name, self._drain_fully)
             if is_sync_due and name in self.collectors:
                 self._attempt(name, lambda collector: collector.sync())
-            if is_over and name in self.collectors and not self._is_running(collector):
+            if name in self.collectors and (is_dead or collector.tap.state is State.ENDED):
                 self._attempt(name, self._finish)
         if is_sync_due:
             self._guard.run("size limit", self._keep_limit)

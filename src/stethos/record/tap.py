@@ -121,6 +121,7 @@ class Tap:
     def skip_hole(self) -> None:
         """Step over a slot whose writer was interrupted for good."""
         self.slots_tail += 1
+        self._words[Word.SLOTS_TAIL] = self.slots_tail
         self._words[Word.HOLES] += 1
 
     def read_frames(self) -> tuple[list[Frame], int]:

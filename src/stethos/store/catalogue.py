@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from stethos.record.layout import State
 from stethos.record.place import RunPlace, host_key, is_alive
+from stethos.schema import STEPS
 from stethos.store.header import Counters
 from stethos.store.ledger import Ledger, total
 from stethos.store.process import ProcessReader
@@ -21,8 +22,10 @@ RunState = Literal["running", "ended", "failed", "killed"]
 Row = dict[str, Any]
 
 
-def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger) -> Row:
-    """One row of `processes`."""
+def process_row(
+    reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger, stored_steps: int
+) -> Row:
+    """One row of `processes`; `stored_steps` are its rows in `steps`, which its own counter may lag behind."""
     facts, counters = reader.facts, reader.counters
     launcher = _launcher_of(reader, launchers)
     exit_code = launcher.get("exit_code")
@@ -46,7 +49,7 @@ def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledg
         "ending": None if state == "running" else ending_in_words(state, exit_code, facts.get("error")),
         "exit_code": exit_code,
         "traceback": facts.get("traceback"),
-        "steps": counters.steps if counters else None,
+        "steps": max(counters.steps, stored_steps) if counters else stored_steps,
         "overhead_share": overhead_share([counters] if counters else []),
         "overhead_budget": facts.get("overhead_budget"),
         "rows_produced": ledger.produced,
@@ -89,7 +92,10 @@ def process_rows(
     """All rows of `processes`, and their books added up."""
     launchers = launchers_of(place)
     ledgers = [reader.ledger(examiner) for reader in readers]
-    rows = [process_row(reader, launchers, ledger) for reader, ledger in zip(readers, ledgers, strict=True)]
+    rows = [
+        process_row(reader, launchers, ledger, reader.rows_by_table(examiner).get(STEPS.name, 0))
+        for reader, ledger in zip(readers, ledgers, strict=True)
+    ]
     return rows, total(ledgers)
 
 
