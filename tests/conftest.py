@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from builders import RunBuilder
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+# The only reasons for which a test may be skipped; any other skip is a failure.
+ALLOWED_SKIPS = ("no GPU",)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_excuses((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_excuses((yield))
+
+
+def _without_excuses(report: Report) -> Report:
+    """The report, failed if it is a skip for a reason that is not on the list."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if reason.removeprefix("Skipped: ") not in ALLOWED_SKIPS:
+            report.outcome = "failed"
+            report.longrepr = f"skipped for a reason that is not on the suite's list: {reason}"
+    return report
+
 
 
 @pytest.fixture(autouse=True)

@@ -106,6 +106,12 @@ def rank_and_world() -> tuple[int | None, int | None]:
     return _first_integer(_RANK_VARIABLES), _first_integer(_WORLD_VARIABLES)
 
 
+def shared_run_name() -> str | None:
+    """The name under which all tasks of one batch job meet, each with its own `stethos run`; None outside one."""
+    job, tasks = os.environ.get("SLURM_JOB_ID", ""), _first_integer(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    return f"slurm-{job}-{os.environ.get('SLURM_STEP_ID', '0')}" if job.isdigit() and tasks and tasks > 1 else None
+
+
 def _first_integer(names: tuple[str, ...]) -> int | None:
     for name in names:
         value = os.environ.get(name, "")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stethos.errors import CommandNotFoundError
 from stethos.record.layout import HEADER_BYTES, Word
-from stethos.record.place import RunPlace, host_key, start_ticks, write_json
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_json
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.settings import Settings, child_environment
@@ -28,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 def say(text: str) -> None:
     """One line on stderr, where it does not mix with the program's output."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
         sys.stderr.write(f"stethos: {text}\n")
         sys.stderr.flush()
 
@@ -47,18 +50,22 @@ class Launch:
         environment = None
         if self._place is not None:
             self._enrol(command)
-            ensure_drainer(self._place)
+            self._keep_drainer()
             environment = child_environment(self._settings, mark_main=is_python)
             self._say(f"recording to {_shown(self._place.path)}")
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _RELAYED | {signal.SIGCHLD})
-        parent = os.getpid()
-        child = subprocess.Popen(command, env=environment, preexec_fn=lambda: _in_child(blocked, parent))
-        self._facts["child_pid"] = child.pid
-        self._write_facts()
-        code = self._wait(child)
-        if self._place is not None:
-            self._finish(code)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _RELAYED | {signal.SIGCHLD})
+        on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit status with it
+        try:
+            child = _start(command, environment, mask, on_child)
+            self._facts["child_pid"] = child.pid
+            self._write_facts()
+            code = self._wait(child)
+            if self._place is not None:
+                self._finish(code)
+            while signal.sigtimedwait(_RELAYED, 0) is not None:
+                pass  # too late for the program, and not meant for us
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if code < 0:
             _die_of(-code)
         return code if code >= 0 else 128 - code
@@ -92,10 +99,14 @@ class Launch:
             if code is not None:
                 return code
             if information is None:
-                if self._place is not None and self._place.exists():
-                    ensure_drainer(self._place)
+                self._keep_drainer()
             elif information.si_signo != signal.SIGCHLD and information.si_code <= 0:
                 child.send_signal(information.si_signo)
+
+    def _keep_drainer(self) -> None:
+        if self._place is not None and self._place.exists():
+            with contextlib.suppress(OSError):  # the directory is full or read-only; the program goes on
+                ensure_drainer(self._place)
 
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""
@@ -103,10 +114,12 @@ class Launch:
         if not self._place.exists():
             self._say(f"{_shown(self._place.path)} was deleted during the run: nothing was kept")
             return
+        self._facts["exit_code"] = code
+        self._write_facts()
         deadline = time.monotonic() + _LINGER_S
-        while time.monotonic() < deadline and not all(_is_collected(p.path) for p in self._place.processes()):
+        while time.monotonic() < deadline and not all(map(_is_settled, self._place.processes())):
             time.sleep(0.03)
-        self._facts |= {"exit_code": code, "ended_ns": time.time_ns()}
+        self._facts["ended_ns"] = time.time_ns()
         self._write_facts()
         steps, dropped = 0, 0
         for process in self._place.processes():
@@ -131,8 +144,28 @@ def _shown(path: Path) -> str:
     return str(path)
 
 
-def _is_collected(process: Path) -> bool:
-    return (process / "manifest.json").exists() and not (process / "ring").exists()
+def _is_settled(process: ProcessPlace) -> bool:
+    """Whether there is nothing to wait for: it is collected, goes on, or is on another machine."""
+    facts = process.facts()
+    if facts.get("host_key") != host_key() or is_alive(facts["pid"], facts.get("start_ticks")):
+        return True
+    return "ended" in process.manifest()
+
+
+def _start(command: list[str], environment: dict[str, str] | None, mask: Any, on_child: Any) -> subprocess.Popen[bytes]:
+    """Start the program as our caller would have: a file without a format goes to the shell."""
+    parent = os.getpid()
+
+    def start(words: list[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(words, env=environment, preexec_fn=lambda: _in_child(mask, on_child, parent))
+
+    try:
+        return start(command)
+    except OSError as error:
+        path = shutil.which(command[0])
+        if error.errno == errno.ENOEXEC and path is not None:
+            return start(["/bin/sh", path, *command[1:]])
+        raise CommandNotFoundError(f"cannot execute {command[0]!r}: {error.strerror}") from None
 
 
 def _counters_in(ring: Path) -> dict[str, Any]:
@@ -144,9 +177,10 @@ def _counters_in(ring: Path) -> dict[str, Any]:
     return {"steps": header[Word.STEPS], "drops": {"all": sum(header[Word.DROPPED : Word.DROPPED + 16])}}
 
 
-def _in_child(blocked: Any, parent: int) -> None:
+def _in_child(mask: Any, on_child: Any, parent: int) -> None:
     """Between fork and exec: the signal mask of our caller, and death together with our parent."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

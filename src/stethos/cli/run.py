@@ -12,6 +12,7 @@ The program's output, exit status and signals are its own; what Stethos says goe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from stethos.settings import (
     parse_bytes,
     parse_preset,
     parse_share,
+    shared_run_name,
 )
 
 
@@ -47,21 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     command, is_python = _command_of(arguments)
     preset = parse_preset(arguments.preset)
+    shared = shared_run_name()
     base = arguments.dir if arguments.dir is not None else default_runs_dir()
-    place = RunPlace((base / check_name(arguments.resume or arguments.name or readable_name())).absolute())
+    place = RunPlace((base / check_name(arguments.resume or arguments.name or shared or readable_name())).absolute())
     settings = Settings(
         run_dir=place.path,
         preset=preset,
         overhead=parse_share(arguments.overhead) if arguments.overhead else DEFAULT_OVERHEAD[preset],
         limit_bytes=parse_bytes(arguments.max_size),
-        scratch=arguments.scratch,
+        scratch=arguments.scratch.absolute() if arguments.scratch else None,
     )
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
-    if arguments.name and place.exists():
+    if arguments.name and place.exists() and shared is None:
         raise UsageError(f"run {place.name} exists", hint=f"add to it with --resume {place.name}, or choose a new name")
+    new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
-    return Launch(place if is_recording else None, settings, quiet=arguments.quiet).execute(command, is_python)
+    try:
+        return Launch(place if is_recording else None, settings, quiet=arguments.quiet).execute(command, is_python)
+    except CommandNotFoundError:
+        _remove(new_paths)
+        raise
 
 
 def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:
@@ -74,12 +82,21 @@ def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:
     return True
 
 
+def _remove(paths: list[Path]) -> None:
+    """Take back a run that did not come about, and the directory of runs if it was made for it."""
+    if paths:
+        shutil.rmtree(paths[0], ignore_errors=True)
+    for path in paths[1:]:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
     """The command to execute, and whether it is a Python program that we start ourselves."""
     if arguments.module is not None:
         if not arguments.module:
             raise UsageError("-m needs a module", hint="stethos run -m package.train")
-        return [sys.executable, "-m", *arguments.module], True
+        return [sys.executable, "-m", *arguments.module, *arguments.command], True
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not words:
         raise UsageError("nothing to run", hint="stethos run train.py")

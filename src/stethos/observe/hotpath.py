@@ -46,43 +46,51 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
 def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
     """Notes the loss that `torch.autograd.backward` is given, and its duration. `Tensor.backward` ends up here too."""
     clock, local, failed, Tensor, tracer = monotonic_ns, watch.local, watch.failed, torch.Tensor, watch.tracer
+    guard, modes = watch.session.guard.run, torch._C._len_torch_dispatch_stack
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        iteration = local.iteration
-        if iteration.in_backward or not watch.is_active:
-            original(tensors, grad_tensors, *args, **kwargs)
-            return
-        iteration.in_backward = True
+        start_ns = 0
         try:
-            if iteration.mark_ns:
-                iteration.forward_ns += clock() - iteration.mark_ns
-            if iteration.batch_data_ns:
-                iteration.data_ns += iteration.batch_data_ns
-                iteration.samples += iteration.batch_samples
-                iteration.batch_data_ns = iteration.batch_samples = 0
-            if type(tensors) is Tensor and grad_tensors is None and not iteration.scaled_id and tensors.is_cpu:
-                loss = tensors.item()
-            else:
-                loss = watch.odd_loss(iteration, tensors, grad_tensors)
-            if iteration.has_stepped and not iteration.depth:
-                iteration.loss = loss
-                iteration.has_stepped = False
-            else:
-                watch.add_loss(iteration, loss)
-            iteration.backwards += 1
-            if tracer.is_on:
-                tracer.backward_begins()
+            iteration = local.iteration
+            if not iteration.in_backward and watch.is_active:
+                if iteration.mark_ns:
+                    iteration.forward_ns += clock() - iteration.mark_ns
+                if iteration.batch_data_ns:
+                    iteration.data_ns += iteration.batch_data_ns
+                    iteration.samples += iteration.batch_samples
+                    iteration.batch_data_ns = iteration.batch_samples = 0
+                if (
+                    type(tensors) is Tensor and grad_tensors is None and tensors.is_cpu
+                    and not iteration.scaled and not modes()
+                ):  # fmt: skip
+                    loss = tensors.item()
+                else:
+                    loss = watch.odd_loss(iteration, tensors, grad_tensors)
+                if iteration.has_stepped and not iteration.depth:
+                    iteration.loss = loss
+                    iteration.has_stepped = False
+                else:
+                    watch.add_loss(iteration, loss)
+                iteration.backwards += 1
+                if tracer.is_on:
+                    tracer.backward_begins()
+                completed = iteration.completed
+                iteration.in_backward = True
+                start_ns = clock()
         except Exception as error:
             failed("loss", error)
-        start_ns = clock()
+        if not start_ns:
+            original(tensors, grad_tensors, *args, **kwargs)
+            return
         try:
             original(tensors, grad_tensors, *args, **kwargs)
         finally:
-            iteration.mark_ns = now = clock()
-            iteration.backward_ns += now - start_ns
             iteration.in_backward = False
+            iteration.mark_ns = now = clock()
+            if completed == iteration.completed:  # else an optimizer stepped inside, and its row is written
+                iteration.backward_ns += now - start_ns
             if tracer.is_on:
-                tracer.backward_ended()
+                guard("modules", tracer.backward_ended)
 
     return backward
 
@@ -96,13 +104,15 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
             now = clock()
             iteration = local.iteration
             watched = iteration.watched
-            if iteration.depth and iteration.owner != id(optimizer):
+            if iteration.depth and iteration.owner != id(optimizer) and watch.is_inside(iteration.depth + 1):
                 iteration.depth += 1
                 return
             if watched is None or watched.optimizer() is not optimizer:
                 watched = watch.enter(iteration, optimizer)
             iteration.depth = 1
-            if len(args) > 1 or kwargs:  # a closure: gradients come later
+            if iteration.step < 0:  # else a step that raised has left its number
+                iteration.step = watch.number()
+            if (len(args) > 1 or kwargs) and watch.has_closure(args, kwargs):  # gradients come later
                 iteration.closure_backwards = 0
             elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
@@ -117,7 +127,7 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
 def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
     """After an optimizer's step: write its row. Times go as ns; the drainer makes ms of them and knows the NULLs."""
     clock, local, failed, session, tracer = monotonic_ns, watch.local, watch.failed, watch.session, watch.tracer
-    number, number_of = watch.number, watch.number_of
+    number_of = watch.number_of
 
     def step_ended(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -130,10 +140,17 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
                 return
             if iteration.closure_backwards:
                 watch.sample(watched, iteration)
-            step = number()
-            session.steps = step + 1
+            step = iteration.step
+            iteration.step = -1
+            if step >= session.steps:
+                session.steps = step + 1
             put = watch.put if session.ring is watch.ring else watch.reopen()
-            rate = optimizer.param_groups[0]["lr"]
+            groups = optimizer.param_groups
+            rate = groups[0].get("lr") if groups else None
+            backwards = iteration.backwards
+            if backwards == watched.backwards:  # none since its last step: the loss is an older one
+                iteration.loss = NULL_F64
+            watched.backwards = backwards
             client, round_ = turn()
             local_step = watched.local_step
             watched.local_step = local_step + 1
@@ -144,13 +161,15 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
                     1, 0, client, round_, watched.number, step, now + session.offset_ns, local_step, watched.model_id,
                     iteration.loss, rate if type(rate) is float else number_of(rate), iteration.norm,
                     now - iteration.last_end_ns, iteration.data_ns, iteration.forward_ns, iteration.backward_ns,
-                    now - iteration.optimizer_start_ns, iteration.samples, iteration.backwards, iteration.skipped,
+                    now - iteration.optimizer_start_ns, iteration.samples, backwards - iteration.backwards_before,
+                    iteration.skipped,
                     watched.allocated_bytes, watch.peak_bytes,
                 )  # fmt: skip
             if now - iteration.kept_ns > KEEP_HOUSE_NS or tracer.is_on:
                 watch.keep_house(iteration, watched, step, now)
             iteration.norm = NULL_F64
-            iteration.backwards = iteration.skipped = iteration.samples = iteration.closure_backwards = 0
+            iteration.backwards_before = backwards
+            iteration.skipped = iteration.samples = iteration.closure_backwards = 0
             iteration.data_ns = iteration.forward_ns = iteration.backward_ns = 0
             iteration.has_stepped = True
             iteration.completed += 1

@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., object])
 _NODES_PER_CALL = 8  # inputs watched for the end of one module's backward
 _is_cuda_used: Any = torch.cuda.is_initialized
 _VALUES_PER_CALL = 64  # tensors looked at in one module's arguments or outputs
+_CALLS_PER_TRACE = 50_000  # more than an iteration has: it is an evaluation, or no further step will come
 
 
 class Span(NamedTuple):
@@ -118,6 +119,7 @@ class ModuleTrace:
 
     def _reset(self, base_bytes: int) -> None:
         self._alive_bytes = base_bytes
+        self._calls = 0
         self._own_ns = 0
         self._open: list[_Call] = []
         self._done: list[_Call] = []
@@ -191,15 +193,20 @@ class ModuleTrace:
         A call without gradients is an evaluation, unless it lies inside one with: a reentrant checkpoint.
         """
         return (
-            not torch.compiler.is_compiling()
+            bool(self._handles)
+            and not torch.compiler.is_compiling()
             and not self.in_backward
             and (torch.is_grad_enabled() or bool(self._open))
             and threading.get_ident() == self._thread
             and torch._C._functorch.peek_interpreter_stack() is None
+            and torch._C._get_tracing_state() is None
         )
 
     def _before_forward(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
         """Open a call. On the training thread: must not block, raise or return a value."""
+        self._calls += 1
+        if self._calls > _CALLS_PER_TRACE:
+            self.stop()
         if not self._is_watching():
             return
         began = monotonic_ns()
@@ -241,7 +248,7 @@ class ModuleTrace:
                     call.input_nodes.append(tensor.grad_fn)
         self._count_memory(module, call, outputs)
         self._watch_backward(call, outputs)
-        if self._activations and outputs and not module._modules and not _is_capturing(outputs[0]):
+        if self._activations and outputs and not module._modules and _is_readable(outputs[0]):
             self._leaves.append((call.module_id, call.kind))
             self._columns.append(statistics_of(outputs[:1]))
         self._done.append(call)
@@ -314,9 +321,14 @@ def _cuda_bytes() -> int | None:
     return int(stats["allocated_bytes"]["all"]["current"])
 
 
-def _is_capturing(tensor: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured, during which nothing may wait for the device."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether reading its elements disturbs nobody.
+
+    Nothing may wait for the device while a CUDA graph is captured; and a dispatch mode (selective
+    checkpointing, a FLOP counter) would take our operations for the module's own.
+    """
+    is_capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not is_capturing and not torch._C._len_torch_dispatch_stack()
 
 
 def _has_compiled() -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, drift_of, statistics_of
@@ -34,7 +35,8 @@ class LayerSampler:
         size = sum(param.numel() * param.element_size() for param in params)
         if preset == "light" or (preset == "standard" and size > SMALL_MODEL_BYTES):
             return None
-        return [param.detach().clone() for param in params]
+        with _disable_current_modes():
+            return [param.detach().clone() for param in params]
 
     def take(self, watched: Watched, step: int) -> float:
         """Record gradients and weights now; return the norm of all gradients."""
@@ -94,12 +96,17 @@ def tensor_bytes_of(optimizer: torch.optim.Optimizer, params: list[torch.Tensor]
     """Tensor memory: on CUDA what the allocator holds, else parameters, gradients and optimizer state."""
     if params and params[0].is_cuda:
         return int(torch.cuda.memory_allocated(params[0].device))
-    total = 0
-    for param in params:
-        total += param.nbytes
-        if param.grad is not None:
-            total += param.grad.nbytes
+    total = sum(_bytes_of(param) + _bytes_of(param.grad) for param in params)
     for state in optimizer.state.values():
         if isinstance(state, dict):
-            total += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+            total += sum(map(_bytes_of, state.values()))
     return total
+
+
+def _bytes_of(value: object) -> int:
+    """A tensor's elements in bytes, of a sparse one those that are stored."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    if value.layout is torch.strided:
+        return value.nbytes
+    return value._nnz() * math.prod(value.shape[value.sparse_dim() :]) * value.element_size() if value.is_sparse else 0

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import itertools
 import json
 import os
 import platform
+import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,12 +44,13 @@ from stethos.record.place import (
     RING_FILE,
     ProcessPlace,
     RunPlace,
+    boot_id,
     host_key,
     is_network_file_system,
     start_ticks,
     write_json,
 )
-from stethos.record.provenance import run_facts
+from stethos.record.provenance import plain_facts, run_facts
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
@@ -70,10 +74,12 @@ class Session:
         self.steps = 0
         self.why_closed = ""
         self.on_close: list[Callable[[], object]] = []
+        self.on_fork: list[Callable[[], object]] = []
         self._names: dict[str, int] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._next_check = 0.0
+        self._is_opening = False
         self._is_closed = False
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -84,13 +90,17 @@ class Session:
         if self.ring is not None or self._is_closed:
             return self.ring
         with self._lock:
-            if self.ring is None and not self._is_closed:
+            if self.ring is None and not self._is_closed and not self._is_opening:
+                self._is_opening = True  # a signal handler may log while we are at it
                 try:
                     self._open()
                 except (OSError, RecordingError) as error:
                     self._is_closed = True
                     self.why_closed = f"cannot record into {self.settings.run_dir}: {error}"
-                    sys.stderr.write(f"stethos: not recording: {error}\n")
+                    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed, or none
+                        sys.stderr.write(f"stethos: not recording: {error}\n")
+                finally:
+                    self._is_opening = False
         return self.ring
 
     def _open(self) -> None:
@@ -99,15 +109,30 @@ class Session:
         ticks = start_ticks(self._pid)
         run.create(run_facts(run.name, sys.orig_argv, self.settings, self.git_commit))
         directory = _new_directory(run.path, f"{self._pid}-{ticks or time.time_ns() // 10**7}")
+        try:
+            ring = self._make_ring(directory, ticks)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self.place = ProcessPlace(directory)
+        self.ring = ring
+        ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
+        atexit.register(self.end)
+        if "multiprocessing.process" in sys.modules:  # its forked children do not come to `atexit`
+            self.guard.run("multiprocessing", self._end_with_multiprocessing)
+        self._register(directory)
+        self.guard.run("drainer", ensure_drainer, run)
+
+    def _make_ring(self, directory: Path, ticks: int | None) -> Ring:
+        """The ring and `process.json`, in this order: a process is there when it can be drained."""
         scratch = self._scratch_for(directory)
-        create_ring_file((scratch or directory) / RING_FILE)
-        ring = Ring((scratch or directory) / RING_FILE)
-        ring.set_word(Word.STARTED_NS, monotonic_ns() + self.offset_ns)
+        path = (scratch or directory) / RING_FILE
         rank, world_size = rank_and_world()
         facts = {
             "process": directory.name,
             "pid": self._pid,
             "start_ticks": ticks,
+            "boot_id": boot_id(),
             "host_key": host_key(),
             "host": platform.node(),
             "rank": rank,
@@ -117,18 +142,23 @@ class Session:
             "python": platform.python_version(),
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "versions": {},
-            "config": self.config,
+            "config": self.guard.run("config", plain_facts, self.config) or {},
             "preset": self.settings.preset,
             "overhead_budget": self.settings.overhead,
             "started_ns": time.time_ns(),
             **({"scratch": str(scratch)} if scratch else {}),
         }
-        write_json(directory / PROCESS_FILE, facts)
-        self.place = ProcessPlace(directory)
-        self.ring = ring
-        atexit.register(self.close)
-        self._register(directory)
-        ensure_drainer(run)
+        try:
+            create_ring_file(path)
+            ring = Ring(path)
+            ring.set_word(Word.STARTED_NS, monotonic_ns() + self.offset_ns)
+            write_json(directory / PROCESS_FILE, facts)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            if scratch:
+                scratch.rmdir()
+            raise
+        return ring
 
     def _scratch_for(self, directory: Path) -> Path | None:
         """A local directory for the ring where the run lives on a network file system."""
@@ -205,12 +235,16 @@ class Session:
     def note_facts(self, facts: Mapping[str, Any]) -> None:
         """Add to what `processes` says about this process."""
         if self.ring is not None:
-            self.put_frame(TABLE_FACTS, b"", b"", (json.dumps(dict(facts), default=str),), rows=0)
+            text = json.dumps(plain_facts(facts), ensure_ascii=False)
+            if len(text) <= LARGEST_TEXT:
+                self.put_frame(TABLE_FACTS, b"", b"", (text,), rows=0)
+            else:
+                self.note_gap(next(iter(facts), "facts"), f"{len(text):,} characters are more than {LARGEST_TEXT:,}")
 
-    def note_failure(self, error: str, traceback: str) -> None:
+    def note_failure(self, error: str, trace: str) -> None:
         """The process is about to die of an uncaught exception."""
         if self.ring is not None:
-            notes = json.dumps({"error": error[:2000], "traceback": traceback[-LARGEST_TEXT // 2 :]})
+            notes = json.dumps({"error": error[:2000], "traceback": trace[-LARGEST_TEXT // 4 :]}, ensure_ascii=False)
             self.put_frame(TABLE_END, b"", b"", (notes,), rows=0)
             self.ring.close(State.FAILED)
 
@@ -224,18 +258,43 @@ class Session:
 
     # Ending ---------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Stop recording; the drainer collects what is in the ring. Safe to call twice."""
+    def end(self) -> None:
+        """The process ends; what its other exit handlers still log is kept."""
         if self._is_closed or os.getpid() != self._pid:
             return
-        for action in self.on_close:
+        actions, self.on_close = self.on_close, []
+        for action in actions:
             self.guard.run("close", action)
-        self._is_closed = True
         if self.ring is not None:
             if self.ring.word(Word.STATE) == State.RUNNING:
                 self.ring.close(State.ENDED)
             with contextlib.suppress(OSError):
                 (registry_dir() / str(self._pid)).unlink()
+
+    def close(self) -> None:
+        """Stop recording for good; the drainer collects what is in the ring. Safe to call twice."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self.end()
+        atexit.unregister(self.end)
+        self._is_closed = True
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            ring.set_word(Word.RELEASED, 1)
+
+    def _end_with_multiprocessing(self) -> None:
+        from multiprocessing import process, util
+
+        if process.parent_process() is not None:
+            util.Finalize(None, self._end_of_child, exitpriority=-100)
+
+    def _end_of_child(self) -> None:
+        """A child of `multiprocessing` ends; an exception on its way out does not come to `sys.excepthook`."""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, SystemExit):
+            text = "".join(traceback.format_exception(error, limit=-50))
+            self.note_failure(f"{type(error).__name__}: {error}", text)
+        self.end()
 
     def _after_fork(self) -> None:
         """In a forked child: forget the parent's ring. Nothing of the parent's is touched."""
@@ -245,9 +304,11 @@ class Session:
         self.steps = 0
         self.place = None
         if self.ring is not None:
-            atexit.unregister(self.close)
+            atexit.unregister(self.end)
             ring, self.ring = self.ring, None
             self.guard.run("fork", ring.release)
+        for action in self.on_fork:
+            self.guard.run("fork", action)
 
 
 def _new_directory(parent: Path, name: str) -> Path:

@@ -38,6 +38,7 @@ _CANCELLED_F64 = 1e-9
 _NULL_COLUMN: Column = (NULL_F64,) * 8
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _F32, _STRIDED = torch.float32, torch.strided
 _FLOATS = frozenset({torch.float32, torch.float64})
 _ONES = np.ones(_BLOCK, np.float32)
@@ -50,7 +51,8 @@ def statistics_of(tensors: Sequence[torch.Tensor | None]) -> npt.NDArray[np.floa
 
     Norm, mean, std, min and max are over the finite elements, `zero_share` is
     over all elements, `nan` and `inf` are counts. A column is NULL for None, an
-    empty tensor and a meta tensor; without a finite element its first five are.
+    empty tensor, a meta tensor and a wrapper around other tensors; without a
+    finite element its first five are.
     Complex tensors are read as their real and imaginary parts, sparse ones as
     their stored values, a DTensor as this process's shard.
 
@@ -165,6 +167,10 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
         to_local = getattr(tensor.detach(), "to_local", None)
         if to_local is not None:
             tensor = to_local()
+        if type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+            return None  # a wrapper (fake, quantized, nested): what its own memory holds is not its elements
+    if tensor.is_nested:
+        return None
     layout = tensor.layout
     if layout is not torch.strided:
         if layout is torch.sparse_coo:

@@ -8,12 +8,16 @@ around the data loader. Each callback is guarded by its caller.
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_not
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.clock import monotonic_ns
 from stethos.observe.alarm import Alarm
@@ -30,6 +34,9 @@ from stethos.record.ring import Ring
 from stethos.schema import NULL_F64, NULL_I32, NULL_I64, STEPS
 
 _PACK_STEP = SLOT_PACKERS[STEPS.number].pack_into
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
+_MOST_SCALED = 64
 KEEP_HOUSE_NS = 5_000_000
 _UNSEEN_NS = 5_000  # a step's share that no callback sees: reaching them, backward and data loader (measured)
 
@@ -40,13 +47,14 @@ class Watched:
 
     number: int
     optimizer: weakref.ref[torch.optim.Optimizer]
-    params: list[torch.Tensor]
-    named: Named
-    model_id: int
-    alarm: Alarm
-    is_new_structure: bool
+    params: list[torch.Tensor] = field(default_factory=list)
+    named: Named = Named("", (), None)
+    model_id: int = NULL_I32
+    alarm: Alarm = field(default_factory=Alarm)
+    is_new_structure: bool = False
     start: list[torch.Tensor] | None = None
     local_step: int = 0
+    backwards: int = -1  # its thread's count at its last step
     allocated_bytes: int = NULL_I64
     layer_ids: list[int] = field(default_factory=list)
 
@@ -78,7 +86,7 @@ class StepWatch:
         self._watched: dict[int, Watched] = {}
         self._alarms: dict[tuple[str, ...], Alarm] = {}
         self._count = 0
-        self._spent_ns = self._counted = 0
+        self._spent_ns = 0
 
     # The rare turns of the hot path ----------------------------------------------------------------
 
@@ -90,22 +98,17 @@ class StepWatch:
             self.on_off()
 
     def odd_loss(self, iteration: Iteration, tensors: Any, gradients: Any) -> float:
-        """The loss where it is scaled, in a sequence, on a device, or not a plain tensor."""
-        if iteration.scaled_id:
-            is_ours = iteration.scaled_id == id(tensors)
-            iteration.scaled_id = 0
-            if is_ours:
-                tensors = iteration.raw_loss
-                iteration.raw_loss = NULL_F64
-                if isinstance(tensors, float):
-                    return tensors
-        if type(tensors) in (tuple, list) and len(tensors) == 1:
-            tensors = tensors[0]
-        if not isinstance(tensors, torch.Tensor) or gradients is not None:
+        """The loss where it is scaled, one of several, on a device, or not a plain tensor."""
+        raw = iteration.scaled.pop(id(tensors), tensors)
+        if isinstance(raw, float) or gradients is not None:
+            return raw if isinstance(raw, float) else NULL_F64
+        if isinstance(raw, tuple | list):
+            return float(sum(self.odd_loss(iteration, loss, None) for loss in raw[:_MOST_SCALED]))
+        if not isinstance(raw, torch.Tensor):
             return NULL_F64
-        if tensors.is_cpu:
-            return float(tensors.item())
-        place = self.device_losses.copy(tensors)
+        if raw.is_cpu:
+            return _number_in(raw)
+        place = self.device_losses.copy(raw)
         if place is not None:
             if iteration.pending is None or iteration.has_stepped:
                 iteration.pending = []
@@ -122,12 +125,30 @@ class StepWatch:
 
     def add_loss(self, iteration: Iteration, loss: float) -> None:
         """A further backward before the step: accumulation adds up, a closure's first loss is the step's."""
+        if iteration.depth and not self.is_inside(1):  # a step raised and the training goes on
+            iteration.depth = 0
+            iteration.has_stepped = True
         if not iteration.depth:
-            iteration.loss += loss
+            iteration.loss = loss if iteration.has_stepped else iteration.loss + loss
+            iteration.has_stepped = False
             return
         if not iteration.closure_backwards:
             iteration.loss = loss
         iteration.closure_backwards += 1
+
+    def is_inside(self, steps: int) -> bool:
+        """Whether this thread is that many optimizer steps deep; a step that raised was begun but never ended."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and steps:
+            code = frame.f_code
+            if code.co_filename == _STEP_CODE.co_filename and _STEP_CODE.co_name in code.co_name:
+                steps -= 1
+            frame = frame.f_back
+        return not steps
+
+    def has_closure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a step was given a closure, which computes the gradients; `step(None)` was not."""
+        return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
     def samples_in(self, batch: object) -> int:
         """The length of the first tensor found in a batch."""
@@ -153,7 +174,7 @@ class StepWatch:
         self.ring = self.session.open()
         self.put = None
         if self.ring is not None:
-            self._spent_ns = self._counted = 0
+            self._spent_ns = 0
             self.put = self.ring.writer(_PACK_STEP)
         return self.put
 
@@ -161,14 +182,19 @@ class StepWatch:
 
     def loss_scaled(self, raw: Any, scaled: Any) -> None:
         """AMP multiplied a loss; remember the true one for the backward of the product."""
-        if isinstance(raw, torch.Tensor) and raw.numel() == 1:
-            iteration = self.local.iteration
-            iteration.raw_loss = raw.item() if raw.is_cpu else raw.detach()
-            iteration.scaled_id = id(scaled)
+        if isinstance(raw, tuple | list):
+            for pair in zip(raw, scaled, strict=False):
+                self.loss_scaled(*pair)
+        elif isinstance(raw, torch.Tensor) and raw.numel() == 1:
+            losses = self.local.iteration.scaled
+            if len(losses) >= _MOST_SCALED:
+                losses.clear()
+            losses[id(scaled)] = _number_in(raw) if raw.is_cpu else raw.detach()
 
     def scaler_stepped(self, completed_before: int) -> None:
         """The scaler's step returned; without an optimizer step it was skipped for infinite gradients."""
         iteration = self.local.iteration
+        iteration.scaled.clear()
         if iteration.completed == completed_before:
             iteration.skipped += 1
             iteration.has_stepped = True
@@ -182,13 +208,18 @@ class StepWatch:
         if self.ring is not None:
             self.ring.set_word(Word.STEPS, self.session.steps)
 
+    def after_fork(self) -> None:
+        """In a forked child: count from 0; a trace that its parent had begun is not the child's to finish."""
+        self.number = itertools.count().__next__
+        self.tracer.stop()
+
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
         """Every few milliseconds: account for what observing cost and decide what to sample next."""
         elapsed_ns = now - iteration.kept_ns if iteration.kept_ns else 0
         iteration.kept_ns = now
-        steps = iteration.completed - self._counted if iteration.completed > self._counted else 1
-        self._counted = iteration.completed
-        self.tracer.step_ended(watched, now - iteration.optimizer_start_ns, step)
+        steps = iteration.completed + 1 - iteration.counted
+        iteration.counted += steps
+        self.session.guard.run("modules", self.tracer.step_ended, watched, now - iteration.optimizer_start_ns, step)
         sampled_ns = self.layers.spent_ns + self.tracer.spent_ns
         self.layers.spent_ns = self.tracer.spent_ns = 0
         always_on_ns = max(iteration.spent_ns - sampled_ns, 0) + _UNSEEN_NS * steps
@@ -208,27 +239,30 @@ class StepWatch:
     def sample(self, watched: Watched, iteration: Iteration) -> None:
         """Take the gradient norm, or all layer statistics, if due or if something looks wrong."""
         self.is_due = False
-        alarm = watched.alarm
+        if torch._C._len_torch_dispatch_stack():  # its owner would take our reading for the training's own work
+            return
+        alarm, guard = watched.alarm, self.session.guard
         is_urgent = not alarm.low <= iteration.loss <= alarm.high and alarm.rings_for_loss(iteration.loss)
         layers = self.budget.purses.get("layers")
-        if layers is not None and (watched.is_new_structure or is_urgent or layers.can_afford()):
-            watched.is_new_structure = False
-            self._sample_layers(watched, iteration)
-            return
-        norm = self.budget.purses["norm"]
-        if norm.can_afford() or is_urgent or watched.is_new_structure:
-            watched.is_new_structure = False
-            start = monotonic_ns()
-            iteration.norm = norm_of([param.grad for param in watched.params])
-            spent = monotonic_ns() - start
-            norm.pay(spent)
-            self.layers.spent_ns += spent
+        is_new, watched.is_new_structure = watched.is_new_structure, False
+        if layers is not None and (is_new or is_urgent or layers.can_afford()):
+            guard.run("layers", self._sample_layers, watched, iteration)
+        elif is_new or is_urgent or self.budget.purses["norm"].can_afford():
+            guard.run("norm", self._sample_norm, watched, iteration)
             if alarm.rings_for_norm(iteration.norm) and layers is not None:
-                self._sample_layers(watched, iteration)
+                guard.run("layers", self._sample_layers, watched, iteration)
+
+    def _sample_norm(self, watched: Watched, iteration: Iteration) -> None:
+        start = monotonic_ns()
+        iteration.norm = norm_of([param.grad for param in self._params_now(watched)])
+        spent = monotonic_ns() - start
+        self.budget.purses["norm"].pay(spent)
+        self.layers.spent_ns += spent
 
     def _sample_layers(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
-        iteration.norm = self.layers.take(watched, self.session.steps)
+        self._params_now(watched)
+        iteration.norm = self.layers.take(watched, iteration.step)
         watched.alarm.rings_for_norm(iteration.norm)
         optimizer = watched.optimizer()
         if optimizer is not None:
@@ -247,6 +281,8 @@ class StepWatch:
         watched = self._watched.get(identity)
         if watched is None or watched.optimizer() is not optimizer:
             watched = self._meet(optimizer)
+            if iteration.has_stepped:  # the last loss has been another optimizer's
+                watched.backwards = iteration.backwards
         iteration.owner = identity
         iteration.watched = watched
         return watched
@@ -255,22 +291,55 @@ class StepWatch:
         """Get to know an optimizer at its first step."""
         identity = id(optimizer)
         self._count += 1
-        named = self.names.of(optimizer)
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        is_new = named.layers not in self._alarms
-        watched = Watched(
-            number=self._count,
-            optimizer=weakref.ref(optimizer, lambda _: self._watched.pop(identity, None)),
-            params=params,
-            named=named,
-            model_id=self.session.name_id(named.model) if named.model else NULL_I32,
-            alarm=self._alarms.setdefault(named.layers, Alarm()),
-            is_new_structure=is_new,
-            allocated_bytes=tensor_bytes_of(optimizer, params),
-        )
-        watched.start = self.layers.copy_of_start(params)
-        watched.layer_ids = [self.session.name_id(name) for name in named.layers]
+        watched = Watched(self._count, weakref.ref(optimizer, lambda _: self._forget(identity)))
+        self._learn_params(watched, optimizer)
+        watched.is_new_structure = watched.named.layers not in self._alarms
+        watched.alarm = self._alarms.setdefault(watched.named.layers, watched.alarm)
         self._watched[identity] = watched
-        self.is_due = self.is_due or is_new
+        self.is_due = self.is_due or watched.is_new_structure
         return watched
 
+    def _forget(self, identity: int) -> None:
+        """An optimizer is gone: a thread may still hold what we knew of it, but its tensors are let go."""
+        watched = self._watched.pop(identity, None)
+        if watched is not None:
+            watched.params, watched.start = [], None
+
+    def _learn_params(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's parameters, their names and start values; none of this is worth losing its steps."""
+        guard, name_id = self.session.guard, self.session.name_id
+        params = _params_of(optimizer)
+        starts = {id(param): start for param, start in zip(watched.params, watched.start or (), strict=False)}
+        fresh = [param for param in params if id(param) not in starts]
+        copies = guard.run("drift", self.layers.copy_of_start, fresh)
+        if copies is not None:
+            starts |= zip(map(id, fresh), copies, strict=True)
+        watched.start = [starts[id(param)] for param in params] if copies is not None else None
+        watched.params = params
+        unnamed = Named("", tuple(f"param_{index}" for index in range(len(params))), None)
+        watched.named = guard.run("names", self.names.of, optimizer) or unnamed
+        watched.model_id = name_id(watched.named.model) if watched.named.model else NULL_I32
+        watched.layer_ids = [name_id(name) for name in watched.named.layers]
+        allocated = guard.run("memory", tensor_bytes_of, optimizer, params)
+        watched.allocated_bytes = NULL_I64 if allocated is None else allocated
+
+    def _params_now(self, watched: Watched) -> list[torch.Tensor]:
+        """The optimizer's parameters, learned anew if it was given others since."""
+        optimizer = watched.optimizer()
+        if optimizer is not None:
+            params = _params_of(optimizer)
+            if len(params) != len(watched.params) or any(map(is_not, params, watched.params)):
+                self._learn_params(watched, optimizer)
+        return watched.params
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _number_in(loss: torch.Tensor) -> float:
+    """A CPU loss as a number; NULL for a wrapper around other tensors, as reading one may communicate."""
+    if type(loss).__torch_dispatch__ is not _NO_DISPATCH:
+        return NULL_F64
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        return float(loss.item())

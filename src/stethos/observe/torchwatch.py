@@ -50,6 +50,7 @@ class TorchWatch:
         if "torch._dynamo" in sys.modules:
             guard.run("dynamo", hide_from_dynamo)
         self.session.on_close.append(self.uninstall)
+        self.session.on_fork.append(steps.after_fork)
 
     def uninstall(self) -> None:
         """Give torch its own functions back."""
@@ -110,7 +111,8 @@ def hide_from_dynamo() -> None:
     """Tell dynamo to run our code as it is, outside its graphs; once is enough."""
     from torch._dynamo import trace_rules
 
-    directory = str(Path(__file__).resolve().parents[1]) + "/"
-    if directory not in trace_rules.SKIP_DIRS:
-        trace_rules.SKIP_DIRS.append(directory)
-        trace_rules._recompile_re()
+    file = Path(__file__)  # dynamo compares the path under which we were imported, which may be a link
+    for directory in (str(file.parents[1]) + "/", str(file.resolve().parents[1]) + "/"):
+        if directory not in trace_rules.SKIP_DIRS:
+            trace_rules.SKIP_DIRS.append(directory)
+            trace_rules._recompile_re()

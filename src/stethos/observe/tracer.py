@@ -33,6 +33,7 @@ class ModuleTracer:
             activations=session.settings.preset == "deep",
         )
         self._thread = 0
+        self._owner: threading.Thread | None = None
         self.is_on = False  # asked at every step
         self.is_refused = purse is None
         self.spent_ns = 0
@@ -56,12 +57,15 @@ class ModuleTracer:
 
     def step_ended(self, watched: Watched, optimizer_ns: int, step: int) -> None:
         """Finish the trace of the iteration that ends here, or begin one for the next."""
+        if self._owner is not None and not self._owner.is_alive():
+            self.stop()
         if self._thread:
             if self._thread == threading.get_ident():
                 self._finish(watched, optimizer_ns, step)
         elif not self.is_refused and self._purse is not None and self._purse.can_afford():
             if self._trace.start(max(watched.allocated_bytes, 0)):
                 self._thread = threading.get_ident()
+                self._owner = threading.current_thread()
                 self.is_on = True
             else:
                 self.refuse("torch.compile is in use: module hooks would change its graphs")
@@ -69,6 +73,7 @@ class ModuleTracer:
     def stop(self) -> None:
         """Take the hooks away; what was seen stays for `_finish`."""
         self._thread = 0
+        self._owner = None
         self.is_on = False
         self._trace.stop()
 

@@ -16,15 +16,20 @@ import pyarrow as pa
 
 from stethos.record.arrow import name_array, number_array, segment_schema, serialize_batch, stored_columns, text_array
 from stethos.record.compact import map_file, seal_segment
-from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Word
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, write_json
-from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, SegmentWriter, encode_block, scan, whole_groups
+from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Drop, Word
+from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, boot_id, write_json
+from stethos.record.provenance import plain_facts
+from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, SegmentWriter, encode_block, scan
 from stethos.record.tap import SLOT_DTYPES, Frame, Tap
 from stethos.redact import redact
 from stethos.schema import HOST, NULL_F64, NULL_I32, RECORDED, STEPS, Column, Kind
 
 SEGMENT_BYTES = 16 << 20
 _CONTEXT = ("client", "round", "optimizer", "step", "t_ns")
+_NEW_MANIFEST: dict[str, Any] = {
+    "version": 1, "segment": 1, "rows": 0, "host_rows": 0, "slots": 0, "frames": 0,
+    "sealed": [], "retired": {}, "lost": 0, "names": [""],
+}  # fmt: skip
 Columns = dict[str, pa.Array]
 
 
@@ -32,58 +37,70 @@ class Collector:
     """The drainer's state for one process directory.
 
     Starting again after a crash continues behind the last complete group of
-    the open segment. OSErrors (disk full) come out of `drain` and `seal`
-    with nothing lost: the rows stay in the ring or in the segment.
+    the open segment. OSErrors (disk full) come out of `drain`, `seal` and
+    `finish` with nothing changed: the rows stay in the ring or in the
+    segment, and the same call can be tried again.
     """
 
-    def __init__(self, place: ProcessPlace) -> None:
+    def __init__(self, place: ProcessPlace, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.place = place
+        self.segment_bytes = segment_bytes
         self.facts = place.facts()
         self.tap = Tap(place.ring())
-        manifest = place.manifest()
-        self.number: int = manifest.get("segment", 1)
-        self.sealed: list[dict[str, Any]] = manifest.get("sealed", [])
-        self.names: list[str] = manifest.get("names", [""])
-        self.retired: dict[str, int] = manifest.get("retired", {})
-        self.lost: int = manifest.get("lost", 0)
-        self.rows_at_seal: int = manifest.get("rows", 0)
-        self.written = self.rows_at_seal
-        self.host_rows: int = manifest.get("host_rows", 0)
-        self._host_rows_at_seal = self.host_rows
-        self._ending: dict[str, Any] = {}
+        found = place.manifest()
+        self.manifest: dict[str, Any] = {**_NEW_MANIFEST, **found}
+        self.names: list[str] = list(self.manifest["names"])
+        self.written: int = self.manifest["rows"]
+        self.host_rows: int = self.manifest["host_rows"]
         self._host: list[dict[str, float]] = []
         self._host_times: list[int] = []
         self._with_schema: set[int] = set()
         self._names_array: pa.Array | None = None
+        self._has_gap = False
         self._writer = self._recover()
-        if not manifest:
-            self._write_manifest()
+        if self.facts.get("boot_id") not in (None, boot_id()):
+            self.discard()  # the machine went down: what had not reached the disk may be torn
+        if not found:
+            self._write_manifest({})
+
+    @property
+    def number(self) -> int:
+        """The number of the open segment."""
+        return int(self.manifest["segment"])
+
+    @property
+    def sealed(self) -> list[dict[str, Any]]:
+        return list(self.manifest["sealed"])
 
     def _recover(self) -> SegmentWriter:
-        """Open the segment behind its last whole group and move the ring's tails there."""
+        """Open the segment behind its last whole group, with the ring's tails behind what is stored.
+
+        Whichever has come further is right: the segment after a crash between
+        writing and advancing, the ring where the end of the segment is damaged.
+        """
         directory = self.place.scratch()
         for old in directory.glob("*.seg"):
             if old.stem.isdigit() and int(old.stem) < self.number:
                 old.unlink()
         writer = SegmentWriter(self.place.segment(self.number))
-        if writer.size:
-            buffer = map_file(writer.path)
-            end, last = whole_groups(buffer)
-            for block in scan(buffer[:end]):
-                if block.flags & FLAG_SCHEMA:
-                    self._with_schema.add(block.table)
-                if block.flags & FLAG_NAMES:
-                    first, names = json.loads(bytes(block.payload))
-                    self._learn_names({first + index: name for index, name in enumerate(names)})
-                if block.is_batch and block.table == HOST.number:
-                    self.host_rows += block.rows
-            if last is not None:
-                self.written = last.rows_before + last.rows
-                # Never back: what the ring has freed may be overwritten. Rows between are lost, and sealing counts them.
-                slots, frames = max(last.slots_read, self.tap.slots_tail), max(last.frames_read, self.tap.frames_tail)
-                self.tap.advance(slots, frames, max(self.written, self.tap.word(Word.WRITTEN_ROWS)))
-            writer.truncate(end)
+        buffer = map_file(writer.path) if writer.size else memoryview(b"")
+        end, readable = 0, self.written
+        slots, frames = self.manifest["slots"], self.manifest["frames"]
+        for block in _stored_blocks(buffer, self.tap.slots_tail, self.tap.frames_tail):
+            if block.flags & FLAG_SCHEMA:
+                self._with_schema.add(block.table)
+            if block.flags & FLAG_NAMES:
+                first, names = json.loads(bytes(block.payload))
+                self._learn_names({first + index: name for index, name in enumerate(names)})
+            if block.is_batch and block.table == HOST.number:
+                self.host_rows += block.rows
+            readable += block.rows
+            self.written = max(self.written, block.rows_before + block.rows)
+            slots, frames, end = max(slots, block.slots_read), max(frames, block.frames_read), block.end
+        writer.truncate(end)
         self.written = max(self.written, self.tap.word(Word.WRITTEN_ROWS))
+        self._has_gap = readable < self.written
+        self.tap.advance(max(slots, self.tap.slots_tail), max(frames, self.tap.frames_tail), self.written)
         return writer
 
     # Draining --------------------------------------------------------------------------------
@@ -103,17 +120,23 @@ class Collector:
         slots_read = self.tap.slots_tail + len(slots)
         if frames_read == self.tap.frames_tail and not len(slots) and not self._host:
             return 0
-        new_names = {frame.step: frame.texts[0] for frame in frames if frame.table == TABLE_NAME}
+        new_names = {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
         self._learn_names(new_names)
+        self._take_notes(frames)  # first: done twice it does no harm
         batches = {**self._slot_batches(slots), **self._frame_batches(frames)}
         if self._host:
             batches[HOST.number] = self._host_batch()
         rows = self._write_group(batches, new_names, slots_read, frames_read)
-        self._take_notes(frames)
         self.host_rows += len(self._host)
         self._host, self._host_times = [], []
         self.tap.advance(slots_read, frames_read, self.written)
         return rows
+
+    def discard(self) -> None:
+        """Count everything that waits in the ring as lost, because it cannot be read."""
+        self.tap.discard()
+        self.written = max(self.written, self._rows_put() + self.host_rows)
+        self.tap.advance(self.tap.slots_tail, self.tap.frames_tail, self.written)
 
     def _write_group(
         self, batches: dict[int, pa.RecordBatch], names: dict[int, str], slots_read: int, frames_read: int
@@ -130,16 +153,15 @@ class Collector:
             parts.append((table, 0, batch.num_rows, serialize_batch(batch)))
         if not parts:
             parts.append((0, FLAG_NAMES, 0, b"[0, []]"))
-        blocks, written = [], self.written
+        blocks, stored, written = [], 0, self.written + self.tap.holes  # a hole is a row that never came
         for index, (table, flags, rows, payload) in enumerate(parts):
             flags |= FLAG_LAST if index == len(parts) - 1 else 0
             blocks.append(encode_block(table, flags, rows, written, slots_read, frames_read, payload))
-            written += rows
+            stored, written = stored + rows, written + rows
         self._writer.write_group(blocks)
-        rows = written - self.written
         self.written = written
         self._with_schema.update(new_schemas)
-        return rows
+        return stored
 
     def _slot_batches(self, slots: npt.NDArray[np.uint8]) -> dict[int, pa.RecordBatch]:
         if not len(slots):
@@ -207,7 +229,7 @@ class Collector:
     def _learn_names(self, names: dict[int, str]) -> None:
         for number, name in names.items():
             self.names.extend("?" for _ in range(number + 1 - len(self.names)))
-            self.names[number] = redact(name)
+            self.names[number] = name
         if names:
             self._names_array = None
 
@@ -221,18 +243,21 @@ class Collector:
         notes: dict[str, Any] = {}
         for frame in frames:
             if frame.table in (TABLE_END, TABLE_FACTS):
-                notes.update(json.loads(frame.texts[0]))
+                with contextlib.suppress(ValueError):  # not JSON: nothing we could have meant
+                    notes.update(json.loads(frame.texts[0]))
         if notes:
-            if "traceback" in notes:
-                notes["traceback"] = redact(notes["traceback"])
-            self.facts.update(notes)
+            self.facts |= plain_facts(notes)
             write_json(self.place.path / PROCESS_FILE, self.facts)
 
     # Sealing -----------------------------------------------------------------------------------
 
     @property
     def wants_seal(self) -> bool:
-        return self._writer.size >= SEGMENT_BYTES
+        return self._writer.size >= self.segment_bytes
+
+    @property
+    def open_bytes(self) -> int:
+        return self._writer.size
 
     def sync(self) -> None:
         self._writer.sync()
@@ -242,38 +267,46 @@ class Collector:
 
     def seal(self) -> None:
         """Turn the open segment into Parquet files and begin the next one."""
-        if not self._writer.size:
-            self.lost += self.written - self.rows_at_seal  # only if the segment was emptied behind our back
-            self.rows_at_seal = self.written
-            return
+        if self._writer.size:
+            self._seal({})
+
+    def _seal(self, ending: dict[str, Any]) -> None:
         sealed, lost = seal_segment(
             self._writer.path, self.number, self.place.path, self.place.name, self.facts.get("rank"),
-            self.rows_at_seal, self.written,
+            self.manifest["rows"], self.written,
         )  # fmt: skip
-        self.sealed.extend(asdict(file) for file in sealed)
-        self.lost += lost
-        self.number += 1
-        self.rows_at_seal = self.written
-        self._host_rows_at_seal = self.host_rows
-        self._write_manifest()
+        following = SegmentWriter(self.place.segment(self.number + 1))
+        try:
+            self._write_manifest({
+                "segment": self.number + 1,
+                "rows": self.written,
+                "host_rows": self.host_rows,
+                "slots": self.tap.slots_tail,
+                "frames": self.tap.frames_tail,
+                "sealed": [*self.sealed, *(asdict(file) for file in sealed)],
+                "lost": self.manifest["lost"] + lost,
+                **ending,
+            })  # fmt: skip
+        except OSError:
+            following.close()
+            raise
         self._writer.close()
         self._writer.path.unlink(missing_ok=True)
         self._with_schema.clear()
-        self._writer = SegmentWriter(self.place.segment(self.number))
+        self._writer = following
 
     def finish(self, ending: dict[str, Any]) -> None:
         """Seal what is left of a dead process and remove its ring; its counters move to the manifest."""
-        self.seal()
-        self.lost += self.tap.word(Word.HOLES)
-        self._ending = {"ended": ending, "counters": counters_of(self.tap)}
-        self._write_manifest()
-        ring, segment = self.place.ring(), self._writer.path
+        if self._has_gap:  # blocks were damaged: what they held is known only by their number of rows
+            self.host_rows = self.written - self._rows_put()
+        self._seal({"ended": ending, "counters": counters_of(self.tap)})
         self.close()
-        for path in (ring, segment):
-            path.unlink(missing_ok=True)
-        if self.place.scratch() != self.place.path:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.place.scratch())
+        remove_leftovers(self.place)
+
+    def _rows_put(self) -> int:
+        """Rows that its process has put into the part of the ring that was read."""
+        unpackable = self.tap.dropped().get(Drop.NOT_A_NUMBER.name.lower(), 0)
+        return self.tap.slots_tail - unpackable + self.tap.frame_rows
 
     def close(self) -> None:
         self._writer.close()
@@ -281,24 +314,44 @@ class Collector:
 
     def retire(self, file: dict[str, Any]) -> None:
         """Delete a sealed file to keep the run within its size limit; its rows count as dropped."""
-        self.sealed.remove(file)
-        self.retired[file["table"]] = self.retired.get(file["table"], 0) + file["rows"]
-        self._write_manifest()
-        (self.place.path / file["file"]).unlink(missing_ok=True)
+        self.manifest = retire_file(self.place, self.manifest, file)
 
-    def _write_manifest(self) -> None:
-        content = {
-            "version": 1,
-            "segment": self.number,
-            "rows": self.rows_at_seal,
-            "host_rows": self._host_rows_at_seal,
-            "sealed": self.sealed,
-            "retired": self.retired,
-            "lost": self.lost,
-            "names": self.names,
-            **self._ending,
-        }
-        write_json(self.place.path / MANIFEST_FILE, content)
+    def _write_manifest(self, changes: dict[str, Any]) -> None:
+        """Replace the manifest; nothing in here has changed if that fails."""
+        manifest = {**self.manifest, **changes, "names": list(self.names)}
+        write_json(self.place.path / MANIFEST_FILE, manifest)
+        self.manifest = manifest
+
+
+def retire_file(place: ProcessPlace, manifest: dict[str, Any], file: dict[str, Any]) -> dict[str, Any]:
+    """Take a sealed file off a process's manifest and delete it; return the new manifest."""
+    retired = dict(manifest.get("retired", {}))
+    retired[file["table"]] = retired.get(file["table"], 0) + file["rows"]
+    kept = [other for other in manifest["sealed"] if other != file]
+    manifest = {**manifest, "sealed": kept, "retired": retired}
+    write_json(place.path / MANIFEST_FILE, manifest)
+    (place.path / file["file"]).unlink(missing_ok=True)
+    return manifest
+
+
+def remove_leftovers(place: ProcessPlace) -> None:
+    """Remove the ring and segments of a process whose manifest says that everything is collected."""
+    scratch = place.scratch()
+    for path in (place.ring(), *scratch.glob("*.seg")):
+        path.unlink(missing_ok=True)
+    if scratch != place.path:
+        with contextlib.suppress(OSError):
+            os.rmdir(scratch)
+
+
+def _stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> list[Block]:
+    """The blocks of whole groups, and those of a damaged one that the ring has let go of."""
+    blocks = list(scan(buffer))
+    is_stored = [
+        bool(block.flags & FLAG_LAST) or (block.slots_read <= slots_tail and block.frames_read <= frames_tail)
+        for block in blocks
+    ]
+    return blocks[: max((index + 1 for index, stored in enumerate(is_stored) if stored), default=0)]
 
 
 def _finished_steps(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -307,10 +360,10 @@ def _finished_steps(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     is_first = rows["local_step"] == 0
     has_batch = rows["data_ms"] > 0
     missing = {
-        "step_ms": is_first,  # the previous step was another optimizer's
+        "step_ms": is_first | (rows["step_ms"] < 0),  # the previous step was another optimizer's, or there was none
         "data_ms": ~has_batch,
-        "forward_ms": (is_first & ~has_batch) | (rows["backwards"] == 0),
-        "backward_ms": rows["backwards"] == 0,
+        "forward_ms": (is_first & ~has_batch) | (rows["forward_ms"] <= 0) | (rows["backwards"] == 0),
+        "backward_ms": (rows["backward_ms"] <= 0) | (rows["backwards"] == 0),
     }
     for name in ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms"):
         rows[name] = np.where(missing.get(name, False), NULL_F64, rows[name] * 1e-6)
@@ -323,8 +376,7 @@ def counters_of(tap: Tap) -> dict[str, Any]:
     return {
         "drops": tap.dropped(),
         "slots": tap.slots_tail,
-        "frame_rows": tap.word(Word.FRAME_ROWS),
-        "holes": tap.word(Word.HOLES),
+        "frame_rows": tap.frame_rows,
         "spent_ns": tap.word(Word.SPENT_NS),
         "steps": tap.word(Word.STEPS),
         "started_ns": tap.word(Word.STARTED_NS),

@@ -54,7 +54,8 @@ class Word(IntEnum):
     STARTED_NS = 9
     LAST_STEP_NS = 10
     WRITTEN_ROWS = 11  # *
-    HOLES = 12  # *
+    HOLES = 12  # no longer written: a hole is a gap in the row numbers of the segment
+    RELEASED = 13  # no row comes any more, though the process may live on
     DROPPED = 32
 
 
@@ -75,7 +76,8 @@ class State(IntEnum):
 
 _STRUCT_CODE = {Kind.I32: "i", Kind.I64: "q", Kind.F64: "d", Kind.NAME: "i", Kind.BOOL: "b"}
 SLOT_CONTEXT = "HHiiiqq"  # table, unused, client, round, optimizer, step, t_ns
-FRAME_HEADER = struct.Struct("<IHHIiiixxxxqq")  # bytes, table, texts, rows, client, round, optimizer, step, t_ns
+# bytes, table, texts, rows, client, round, optimizer, rows of all frames so far (low half), step, t_ns
+FRAME_HEADER = struct.Struct("<IHHIiiiIqq")
 
 
 def slot_packer(table: Table) -> struct.Struct:

@@ -85,6 +85,14 @@ def host_key() -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60] + f"-{namespace}"
 
 
+def boot_id() -> str | None:
+    """Changes when the machine starts again; None where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process started, in kernel ticks; None if there is no such process or no /proc.
 

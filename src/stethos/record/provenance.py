@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stethos import __version__
-from stethos.redact import redact_command
+from stethos.redact import MASK, redact, redact_command
 from stethos.settings import Settings, clean_environment
+
+_LONGEST_VALUE = 2000
 
 
 def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: str | None) -> dict[str, Any]:
@@ -27,6 +29,23 @@ def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: 
         "preset": settings.preset,
         "overhead": settings.overhead,
     }
+
+
+def plain_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
+    """Facts as JSON can hold them, with secrets masked, also those that only their key gives away."""
+    return {str(key): _plain(value, str(key)) for key, value in facts.items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return plain_facts(value)
+        case list() | tuple() | set() | frozenset():
+            return [_plain(each, key) for each in value]
+    text = value if isinstance(value, str) else str(value)[:_LONGEST_VALUE]
+    return MASK if redact(f"{key}=x") != f"{key}=x" else redact(text)
 
 
 def commit_in_files(directory: Path) -> str | None:

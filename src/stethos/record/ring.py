@@ -36,7 +36,7 @@ from stethos.record.layout import (
 from stethos.schema import NULL_I32
 
 _STORES_ARE_ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
-_STALE_LOCK_S = 0.05
+_BACKLOG = SLOTS // 2
 _VOID = TABLE_VOID.to_bytes(2, "little")
 
 
@@ -65,9 +65,11 @@ class Ring:
         self._writers: dict[Callable[..., None], Callable[..., bool]] = {}
         self._next = 0
         self._frames_head = 0
-        self._lock = threading.Lock()
-        self._lock_owner = 0
+        self._frame_rows = 0
+        self._lock = threading.RLock()
+        self._is_writing = False
         self._fence_lock = threading.Lock()
+        self.on_backlog: Callable[[], object] = lambda: None  # called while half of the ring or more waits
 
     # Rows of slot tables -----------------------------------------------------------------
 
@@ -84,11 +86,13 @@ class Ring:
 
         def put(*values: float) -> bool:
             nonlocal tail_seen
-            if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
+            if self._next - tail_seen >= _BACKLOG:
                 tail_seen = words[Word.SLOTS_TAIL]
-                if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
-                    self.drop(Drop.RING_FULL)
-                    return False
+                if self._next - tail_seen >= _BACKLOG:
+                    self.on_backlog()
+                    if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
+                        self.drop(Drop.RING_FULL)
+                        return False
             index = allocate()
             self._next = index + 1
             offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
@@ -142,28 +146,27 @@ class Ring:
         if size > LARGEST_FRAME:
             self.drop(Drop.TOO_LARGE, rows)
             return False
-        if self._lock_owner == threading.get_ident():  # a signal handler or destructor logged inside us
-            self.drop(Drop.REENTRANT, rows)
-            return False
-        if not self._lock.acquire(timeout=_STALE_LOCK_S):  # its owner was interrupted: start afresh
-            self._lock = threading.Lock()
-            self._lock.acquire()
-        try:
-            self._lock_owner = threading.get_ident()
-            head = self._frames_head
-            room = FRAME_BYTES - (head - self._words[Word.FRAMES_TAIL])
-            to_end = FRAME_BYTES - head % FRAME_BYTES
-            padding = to_end if size > to_end else 0
-            if size + padding <= room:
-                self._write_frame(head, padding, size, payload, table, len(texts), rows,
-                                  client, round, optimizer, step, t_ns)  # fmt: skip
-                return True
-        finally:
-            self._lock_owner = 0
-            if self._lock.locked():
-                self._lock.release()
-        self.drop(Drop.RING_FULL, rows)
-        return False
+        with self._lock:  # held for microseconds, and safe against Ctrl-C as `with` is
+            if self._is_writing:  # a signal handler or destructor logged inside us
+                self.drop(Drop.REENTRANT, rows)
+                return False
+            self._is_writing = True
+            try:
+                head = self._frames_head
+                room = FRAME_BYTES - (head - self._words[Word.FRAMES_TAIL])
+                to_end = FRAME_BYTES - head % FRAME_BYTES
+                padding = to_end if size > to_end else 0
+                is_fitting = size + padding <= room
+                if is_fitting:
+                    self._write_frame(head, padding, size, payload, table, len(texts), rows,
+                                      client, round, optimizer, step, t_ns)  # fmt: skip
+                else:
+                    self.drop(Drop.RING_FULL, rows)
+            finally:
+                self._is_writing = False
+        if room < FRAME_BYTES // 2:
+            self.on_backlog()
+        return is_fitting
 
     def _write_frame(
         self, head: int, padding: int, size: int, payload: bytes, table: int, texts: int, rows: int,
@@ -174,14 +177,16 @@ class Ring:
             self._map[at : at + 6] = padding.to_bytes(4, "little") + TABLE_PAD.to_bytes(2, "little")
             head += padding
         at = FRAMES_BASE + head % FRAME_BYTES
-        FRAME_HEADER.pack_into(self._map, at, size, table, texts, rows, client, round, optimizer, step, t_ns)
+        rows_so_far = self._frame_rows + rows
+        FRAME_HEADER.pack_into(self._map, at, size, table, texts, rows, client, round, optimizer,
+                               rows_so_far & 0xFFFF_FFFF, step, t_ns)  # fmt: skip
         body_at = at + FRAME_HEADER.size
         self._map[body_at : body_at + len(payload)] = payload
         if not _STORES_ARE_ORDERED:
             self._fence()
-        self._frames_head = head + size
+        self._frames_head, self._frame_rows = head + size, rows_so_far
         self._words[Word.FRAMES_HEAD] = head + size
-        self._words[Word.FRAME_ROWS] += rows
+        self._words[Word.FRAME_ROWS] = rows_so_far
 
     # Counters ------------------------------------------------------------------------------
 
@@ -200,10 +205,10 @@ class Ring:
         return {reason.name.lower(): self._words[Word.DROPPED + reason] for reason in Drop}
 
     def has_backlog(self) -> bool:
-        """Whether more than half of either part waits for the drainer."""
+        """Whether half or more of either part waits for the drainer."""
         return (
-            self._next - self._words[Word.SLOTS_TAIL] > SLOTS // 2
-            or self._frames_head - self._words[Word.FRAMES_TAIL] > FRAME_BYTES // 2
+            self._next - self._words[Word.SLOTS_TAIL] >= _BACKLOG
+            or self._frames_head - self._words[Word.FRAMES_TAIL] >= FRAME_BYTES // 2
         )
 
     def close(self, state: State = State.ENDED) -> None:

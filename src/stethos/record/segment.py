@@ -143,12 +143,3 @@ class SegmentWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def whole_groups(buffer: memoryview) -> tuple[int, Block | None]:
-    """Where the last complete group ends, and its last block: the place to write on from."""
-    end, last = 0, None
-    for block in scan(buffer):
-        if block.flags & FLAG_LAST:
-            end, last = block.end, block
-    return end, last

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 import subprocess
+import sys
 from pathlib import Path
 
 from stethos.record.place import RunPlace, host_key
 from stethos.settings import clean_environment, drainer_python
 
+_LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_WHOLE_FILE = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.drainer import main; main()"
 
@@ -18,21 +22,43 @@ _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.d
 def take_lock(path: Path) -> int | None:
     """Hold the lock file for the life of this process; None if somebody else holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if _ask(descriptor, take=True):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def is_drained(run: RunPlace) -> bool:
-    """Whether a drainer of this run is at work on this host."""
-    descriptor = take_lock(run.drainer_lock(host_key()))
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
+    """Whether a drainer of this run is at work on this host.
+
+    Only asks: a lock taken for a moment would be inherited by a child that
+    another thread forks just then, and look held for as long as that child lives.
+    """
+    try:
+        descriptor = os.open(run.drainer_lock(host_key()), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _ask(descriptor, take=False)
+    finally:
+        os.close(descriptor)
+
+
+def _ask(descriptor: int, *, take: bool) -> bool:
+    """Whether the lock is free, taking it if so; without Linux's locks of open files it must be taken to know."""
+    try:
+        if sys.platform == "linux":
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK if take else fcntl.F_OFD_GETLK, _WHOLE_FILE)
+            return take or bool(_LOCK.unpack(answer)[0] == fcntl.F_UNLCK)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        pass  # a kernel or file system without them
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def ensure_drainer(run: RunPlace) -> bool:

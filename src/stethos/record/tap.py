@@ -62,8 +62,15 @@ class Frame:
     texts: tuple[str, ...]
 
 
+class DamagedRingError(ValueError):
+    """The ring holds something its process cannot have written."""
+
+
 class Tap:
-    """Reads one ring."""
+    """Reads one ring.
+
+    `holes` counts slots stepped over since the last `advance`.
+    """
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -75,6 +82,8 @@ class Tap:
         self._slots = np.ndarray((SLOTS, SLOT_BYTES), dtype=np.uint8, buffer=self._map, offset=SLOTS_BASE)
         self.slots_tail = self._words[Word.SLOTS_TAIL]
         self.frames_tail = self._words[Word.FRAMES_TAIL]
+        self.holes = 0
+        self._rows_so_far: int | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -91,8 +100,16 @@ class Tap:
     def dropped(self) -> dict[str, int]:
         return {r.name.lower(): self._words[Word.DROPPED + r] for r in Drop if self._words[Word.DROPPED + r]}
 
+    @property
+    def frame_rows(self) -> int:
+        """Rows its process has put into frames, exact also if it was killed between a frame and its counter."""
+        counted = self._words[Word.FRAME_ROWS]
+        if self._rows_so_far is None:
+            return counted
+        return counted + (self._rows_so_far - counted + 2**31) % 2**32 - 2**31
+
     def has_rows(self) -> bool:
-        return self._is_written(self.slots_tail) or self._words[Word.FRAMES_HEAD] != self.frames_tail
+        return self._is_written(self.slots_tail) or self._words[Word.FRAMES_HEAD] > self.frames_tail
 
     def is_filling(self) -> bool:
         """Whether a quarter of either part waits."""
@@ -106,7 +123,8 @@ class Tap:
         if self._is_written(self.slots_tail):
             return False
         after = np.arange(self.slots_tail + 1, self.slots_tail + SLOTS)
-        return bool((self._sequences[after % SLOTS] == after + 1).any())
+        has_later = bool((self._sequences[after % SLOTS] == after + 1).any())
+        return has_later and not self._is_written(self.slots_tail)  # it may have been finished while we looked
 
     def _is_written(self, index: int) -> bool:
         return bool(self._sequences[index % SLOTS] == index + 1)
@@ -119,26 +137,31 @@ class Tap:
         return self._slots[indices[:count] % SLOTS]
 
     def skip_hole(self) -> None:
-        """Step over a slot whose writer was interrupted for good."""
+        """Step over a slot whose writer was interrupted for good; it counts once the next group is written."""
         self.slots_tail += 1
-        self._words[Word.SLOTS_TAIL] = self.slots_tail
-        self._words[Word.HOLES] += 1
+        self.holes += 1
 
     def read_frames(self) -> tuple[list[Frame], int]:
         """All frames from the tail on, and the position after them."""
         frames: list[Frame] = []
         at, head = self.frames_tail, self._words[Word.FRAMES_HEAD]
+        rows_so_far = self._rows_so_far
         while at < head:
             place = FRAMES_BASE + at % FRAME_BYTES
             size, table = struct.unpack_from("<IH", self._map, place)
+            if not 8 <= size <= head - at or place + size > RING_BYTES or size % 8:
+                raise DamagedRingError(f"a frame of {size} bytes at {at}, with {head - at} bytes left")
             if table != TABLE_PAD:
-                frames.append(self._frame_at(place))
+                frame, rows_so_far = self._frame_at(place)
+                frames.append(frame)
             at += size
+        self._rows_so_far = rows_so_far
         return frames, at
 
-    def _frame_at(self, place: int) -> Frame:
-        size, table, text_count, rows, client, round_, optimizer, step, t_ns = FRAME_HEADER.unpack_from(
-            self._map, place
+    def _frame_at(self, place: int) -> tuple[Frame, int]:
+        """The frame at a place, and the number of rows in all frames up to it (its low half)."""
+        size, table, text_count, rows, client, round_, optimizer, rows_so_far, step, t_ns = (
+            FRAME_HEADER.unpack_from(self._map, place)
         )
         payload = self._map[place + FRAME_HEADER.size : place + size]
         body_end = len(payload)
@@ -150,11 +173,23 @@ class Tap:
                 length = int.from_bytes(payload[at : at + 4], "little")
                 texts.append(payload[at + 4 : at + 4 + length].decode("utf-8", "replace"))
                 at += 4 + length
-        return Frame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
+            if at > len(payload):
+                raise DamagedRingError(f"the texts of a frame end {at - len(payload)} bytes behind it")
+        frame = Frame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
+        return frame, rows_so_far
+
+    def discard(self) -> None:
+        """Step over everything that waits, unread."""
+        sequences = self._sequences.copy()
+        is_own = (sequences - 1) % SLOTS == np.arange(SLOTS)
+        is_waiting = (sequences > self.slots_tail) & (sequences <= self.slots_tail + SLOTS)
+        self.slots_tail = int(sequences[is_own & is_waiting].max(initial=self.slots_tail))
+        self.frames_tail = max(self.frames_tail, self._words[Word.FRAMES_HEAD])
+        self._rows_so_far = None
 
     def advance(self, slots_tail: int, frames_tail: int, written_rows: int) -> None:
         """Free what has been stored."""
-        self.slots_tail, self.frames_tail = slots_tail, frames_tail
+        self.slots_tail, self.frames_tail, self.holes = slots_tail, frames_tail, 0
         self._words[Word.WRITTEN_ROWS] = written_rows
         self._words[Word.FRAMES_TAIL] = frames_tail
         self._words[Word.SLOTS_TAIL] = slots_tail

@@ -1,0 +1,49 @@
+# Every target sets up what it needs by itself: a virtual environment in .venv, made once
+# and renewed when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+RUN := .venv/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+# One thread for NumPy and torch: results and timings that can be repeated.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check docs bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Stethos needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "setting up .venv (once; the longest part is torch)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+.venv/.installed-peers: .venv/.installed
+	@$(PIP) --editable ".[dev,bench]"
+	@touch $@
+
+demo: .venv/.installed  ## train on real data until it goes wrong, then find out why
+	@$(RUN) examples/walkthrough.py
+
+test: check  ## check, then run every test
+	@$(RUN) -m pytest $(PYTEST)
+
+check: .venv/.installed  ## lint, types, and whether the generated docs are up to date
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check --quiet || { echo "not formatted: run .venv/bin/ruff format"; exit 1; }
+	@$(RUN) -m mypy
+	@$(RUN) tools/make_docs.py --check
+
+docs: .venv/.installed  ## regenerate the pages about tables and commands
+	@$(RUN) tools/make_docs.py
+
+bench: .venv/.installed $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
+	@$(RUN) -m benchmarks
+
+clean:  ## remove the virtual environment and caches; runs are kept
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What Stethos costs, measured: `python -m benchmarks` from the repository's root."""

@@ -1,0 +1,139 @@
+"""What observing costs a training: bare and observed processes in turns, against bare ones."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import run_child, wait_for_drainer
+from benchmarks.estimate import median, quartiles, ratio_of
+from benchmarks.report import Grid, say, verdict
+from benchmarks.scale import Scale
+from benchmarks.variant import AGAIN, BARE, QUICK_VARIANTS, RUN_NAME, STANDARD, VARIANTS
+from stethos.store.run import open_run
+
+_ALWAYS_ON_TARGET_US = 8.0
+_EXIT_TARGET_MS = 1000.0
+Results = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a training is measured. A chunk is long enough to hold the samples that its budget pays for."""
+
+    title: str
+    warmup: int
+    steps: int
+    target: float
+
+
+LOADS = {
+    "mlp": Load("MLP 32-64-10, batch 32", warmup=2_000, steps=1_000, target=1.03),
+    "cnn": Load("CNN on 28x28 images, batch 32", warmup=150, steps=100, target=1.01),
+    "transformer": Load("Transformer with 10.8 M parameters, batch 4 x 64", warmup=2, steps=28, target=1.01),
+}
+
+
+def measure(scale: Scale, scratch: Path) -> list[Grid]:
+    grids = []
+    for workload, load in LOADS.items():
+        results = _in_turns(workload, load, scale, scratch)
+        grids.append(_grid_of(load, results))
+        if workload == "mlp":
+            mlp = results
+    return [*grids, _fixed_costs(mlp, scale, scratch)]
+
+
+def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results:
+    """Every variant once per round, beginning with another one each time, until the time is used up."""
+    names = [name for name in (QUICK_VARIANTS if scale.is_quick else VARIANTS) if VARIANTS[name].is_there]
+    if workload != "mlp" and "rows" in names:
+        names.remove("rows")
+    results: Results = defaultdict(list)
+    start = time.monotonic()
+    for round_ in range(scale.most_rounds):
+        spent_s = time.monotonic() - start
+        if round_ >= scale.least_rounds and spent_s + spent_s / round_ > scale.overhead_s[workload]:
+            break
+        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+            say(f"overhead {workload}, round {round_ + 1} of at most {scale.most_rounds}: {VARIANTS[name].label}")
+            directory = scratch / f"{workload}-{round_}-{name}"
+            directory.mkdir()
+            job = {"workload": workload, "variant": name, "directory": str(directory), "warmup": load.warmup,
+                   "chunks": scale.chunks[workload], "steps": load.steps}  # fmt: skip
+            result = run_child("trainer", job, VARIANTS[name].environment)
+            if VARIANTS[name].is_ours:
+                wait_for_drainer(directory / RUN_NAME)
+                result["own_share"] = open_run(directory / RUN_NAME).processes()[0]["overhead_share"]
+            results[name].append(result)
+    return results
+
+
+def _grid_of(load: Load, results: Results) -> Grid:
+    rows = []
+    bare, bare_cpu = _steps_us(results[BARE]), _steps_us(results[BARE], "cpu_us")
+    for name, variant in VARIANTS.items():
+        if name not in results:
+            if not variant.is_there:
+                rows.append([variant.label, "not installed", *[""] * 7])
+            continue
+        found = _steps_us(results[name])
+        low, high = quartiles(found)
+        ratio, cpu = ratio_of(found, bare), ratio_of(_steps_us(results[name], "cpu_us"), bare_cpu)
+        is_judged = name == STANDARD
+        own = [result["own_share"] for result in results[name] if result.get("own_share") is not None]
+        rows.append([
+            variant.label,
+            _us(median(found)),
+            f"{_us(low)} to {_us(high)}",
+            "" if name == BARE else str(ratio),
+            "" if name == BARE else ratio.interval,
+            "" if name == BARE else str(cpu),
+            f"{median(own):.2%}" if own else "",
+            f"{load.target:.2f}" if is_judged else "",
+            verdict(ratio.value, load.target, ratio.low, ratio.high) if is_judged else "",
+        ])  # fmt: skip
+    noise = ratio_of(_steps_us(results[AGAIN]), bare)
+    return Grid(
+        load.title,
+        ["variant", "us/step", "quartiles", "x bare", "95 % interval", "CPU x bare", "own figure", "target", "reached"],
+        rows,
+        [
+            f"{len(bare)} processes of each, in turns, {len(results[BARE][0]['wall_us'])} x {load.steps:,} steps after "
+            f"{load.warmup:,} of warm-up. Noise: the second bare training came out at {noise} of the first "
+            f"({noise.interval}). `own figure` is the run's own `overhead_share`."
+        ],
+    )
+
+
+def _fixed_costs(mlp: Results, scale: Scale, scratch: Path) -> Grid:
+    say("overhead: always-on callbacks in a tight loop")
+    directory = scratch / "tight-loop"
+    job = {"directory": str(directory), "rounds": 5 if scale.is_quick else 20}
+    tight_us = run_child("tight_loop", job)["always_on_us"]
+    wait_for_drainer(directory / "measured")
+    rows = [_judged("always-on part, callbacks in a tight loop", tight_us, "us", _ALWAYS_ON_TARGET_US)]
+    if "rows" in mlp:
+        inside_us = median(_steps_us(mlp["rows"])) - median(_steps_us(mlp[BARE]))
+        noise_us = abs(median(_steps_us(mlp[AGAIN])) - median(_steps_us(mlp[BARE])))
+        rows.append(_judged(f"the same inside MLP steps (noise {noise_us:.1f} us)", inside_us, "us", _ALWAYS_ON_TARGET_US))
+    bare_ms, ours_ms = (median([result["exit_ms"] for result in mlp[name]]) for name in (BARE, STANDARD))
+    rows.append([f"end of a bare process: {bare_ms:.0f} ms; `standard` adds", f"{ours_ms - bare_ms:.0f} ms",
+                 f"{_EXIT_TARGET_MS:.0f} ms", verdict(ours_ms - bare_ms, _EXIT_TARGET_MS)])  # fmt: skip
+    return Grid("Fixed costs", ["what", "cost", "target", "reached"], rows)
+
+
+def _judged(what: str, value: float, unit: str, target: float) -> list[str]:
+    return [what, f"{value:.1f} {unit}", f"{target:g} {unit}", verdict(value, target)]
+
+
+def _steps_us(results: list[dict[str, Any]], clock: str = "wall_us") -> list[float]:
+    """Each process's median chunk."""
+    return [median(result[clock]) for result in results]
+
+
+def _us(value: float) -> str:
+    return f"{value:,.1f}" if value < 10_000 else f"{value:,.0f}"

@@ -1,0 +1,166 @@
+"""The docs tell the truth: generated pages are up to date, and every command, query and program in them runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import stethos
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_TIMEOUT_S = 120
+TRAIN = """
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(32, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page; `kind` is what stands behind the fence."""
+
+    page: Path
+    kind: str
+    body: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(PROJECT)}:{self.line}"
+
+
+def blocks(*kinds: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _FENCE.finditer(text):
+            if match["kind"] in kinds:
+                found.append(Block(page, match["kind"], match["body"], text.count("\n", 0, match.start()) + 1))
+    return found
+
+
+def commands(block: Block) -> Iterator[str]:
+    """The commands of a block: lines behind `$ `, to the end of what they quote; in a script our own lines."""
+    lines = iter(block.body.splitlines())
+    for line in lines:
+        if line.startswith("$ ") or (block.kind == "bash" and line.startswith("stethos ")):
+            command = line.removeprefix("$ ")
+            while command.count('"') % 2:
+                command += "\n" + next(lines)
+            yield command
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as a reader of the docs may have it: programs, and a run of the demo, made shorter."""
+    directory = tmp_path_factory.mktemp("workshop")
+    demo = (PROJECT / "examples" / "demo.py").read_text(encoding="utf-8").replace("default=20", "default=4")
+    for script, text in (("train.py", TRAIN), ("package/train.py", TRAIN), ("examples/demo.py", demo)):
+        (directory / script).parent.mkdir(exist_ok=True)
+        (directory / script).write_text(text, encoding="utf-8")
+    (directory / "question.sql").write_text("SELECT count(*) AS steps FROM steps")
+    recorded = shell(directory, "stethos run --name digits-1 examples/demo.py")
+    assert recorded.returncode == 0, recorded.stderr
+    return directory
+
+
+@pytest.fixture
+def copy(workshop: Path, tmp_path: Path) -> Path:
+    """A workshop of one's own."""
+    return Path(shutil.copytree(workshop, tmp_path / "workshop"))
+
+
+def shell(directory: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line with `stethos`, `python` and `torchrun` on the path."""
+    tools = directory / ".tools"
+    if not tools.exists():
+        tools.mkdir()
+        (tools / "stethos").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stethos.cli.main "$@"\n')
+        (tools / "stethos").chmod(0o755)
+        (directory / ".runtime").mkdir(mode=0o700)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("STETHOS_")},
+        "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(Path(stethos.__file__).resolve().parents[1]),
+        "XDG_RUNTIME_DIR": str(directory / ".runtime"),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        timeout=_TIMEOUT_S,
+    )  # fmt: skip
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    result = subprocess.run(
+        [sys.executable, str(PROJECT / "tools" / "make_docs.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("block", blocks("console", "bash"), ids=str)
+def test_commands_run(block: Block, copy: Path) -> None:
+    for command in commands(block):
+        if "stethos" in command:
+            result = shell(copy, command)
+            assert result.returncode == 0, f"{command}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("block", blocks("console fails"), ids=str)
+def test_commands_that_fail_do_so_with_the_words_shown(block: Block, copy: Path) -> None:
+    (command,) = commands(block)
+    result = shell(copy, command)
+    shown = [line.removesuffix("...").strip() for line in block.body.splitlines() if not line.startswith("$ ")]
+    assert result.returncode != 0 and all(line in result.stderr for line in shown), result.stderr
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_programs_run(block: Block, copy: Path) -> None:
+    (copy / "program.py").write_text(block.body)
+    result = shell(copy, "python -W error program.py")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("block", blocks("sql"), ids=str)
+def test_queries_run_and_find_something(block: Block, workshop: Path) -> None:
+    with stethos.open_run(workshop / "runs" / "digits-1") as run:
+        assert run.sql(block.body).num_rows
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
+
+
+def test_every_dependency_has_its_line() -> None:
+    import tomllib
+
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"], *(one for group in project["optional-dependencies"].values() for one in group)]
+    page = (PROJECT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    assert [name for one in listed if (name := re.split(r"[<>=;\s\[]", one)[0]) not in page] == []
+
+
+def test_the_changelog_has_the_version() -> None:
+    assert f"## [{stethos.__version__}]" in (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")

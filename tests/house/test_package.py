@@ -1,0 +1,24 @@
+"""What is in the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import stethos
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"stethos-{stethos.__version__}-")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"stethos/_site/sitecustomize.py", "stethos/py.typed", "stethos/cli/main.py"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"stethos", f"stethos-{stethos.__version__}.dist-info"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if "__pycache__" in name]

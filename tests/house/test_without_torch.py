@@ -1,0 +1,60 @@
+"""Torch is the user's own: reading works on a machine that does not have it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import RunBuilder
+
+from stethos.cli.main import COMMANDS
+
+BLOCKED = """
+import importlib.abc, sys
+
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" or name.startswith("torch."):
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, NoTorch())
+"""
+READING = {
+    "ls": ["ls"],
+    "tables": ["tables"],
+    "query": ["query", "SELECT count(*) FROM steps, modules"],
+    "export": ["export", "-o", "exported"],
+    "doctor": ["doctor", "--verify"],
+    "rm": ["rm", "demo", "--yes", "--force"],
+}
+
+
+def without_torch(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + code], cwd=directory, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_block_works(tmp_path: Path) -> None:
+    assert "torch is not installed" in without_torch("import torch", tmp_path).stderr
+
+
+def test_every_reading_command_is_tested_here() -> None:
+    assert set(READING) == set(COMMANDS) - {"run"}
+
+
+def test_the_package_and_its_names_can_be_imported(tmp_path: Path) -> None:
+    result = without_torch("from stethos import log, open_run, span, watch; log(accuracy=1.0)", tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_reading_command_works(run: RunBuilder, tmp_path: Path, name: str) -> None:
+    process = run.process()
+    process.steps(5)
+    process.modules(["fc1"])
+    process.seal()
+    result = without_torch(f"from stethos.cli.main import main; sys.exit(main({READING[name]!r}))", tmp_path)
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr

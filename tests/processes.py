@@ -1,0 +1,151 @@
+"""Real processes for tests: starting them, waiting for them, and finding what they left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import stethos
+from stethos.record.place import RunPlace
+from stethos.store.run import Run, open_run
+
+SOURCE = Path(stethos.__file__).resolve().parents[1]
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+DEADLINE_S = 60.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, with `stethos` importable from where these tests import it, and nothing of an outer run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STETHOS_")}
+    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+
+
+def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Start a Python program with pipes to it."""
+    given = {
+        "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
+        "env": environment(),
+    }  # fmt: skip
+    return subprocess.Popen([sys.executable, *map(str, words)], **{**given, **options})
+
+
+def finish(process: subprocess.Popen[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Wait for the program's end; what it wrote."""
+    out, err = process.communicate(stdin, timeout=DEADLINE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def start_program(name: str, *words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Start one of `tests/programs`."""
+    return start(PROGRAMS / name, *words, **options)
+
+
+def start_command(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Start `stethos WORDS`."""
+    return start("-m", "stethos.cli.main", *words, **options)
+
+
+def command(*words: str | Path, stdin: str | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `stethos WORDS` to its end."""
+    return finish(start_command(*words, **options), stdin)
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Look again and again; fail if it does not come true for a long time."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
+        time.sleep(0.005)
+
+
+def drainers_of(path: Path) -> list[int]:
+    """The drainers at work on a run, or on any run below a directory."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            words = _words_of(int(entry))
+            if any("stethos.record.drainer" in word for word in words) and words[-1].startswith(str(path)):
+                found.append(int(entry))
+    return found
+
+
+def _words_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return [""]
+
+
+def kill_drainer(path: Path) -> int:
+    """`kill -9` the drainer of a run as soon as there is one; return its pid."""
+    wait_until(lambda: drainers_of(path), f"a drainer of {path}")
+    pid = drainers_of(path)[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in drainers_of(path), f"the end of drainer {pid}")
+    return pid
+
+
+def wait_for_rest(path: Path) -> None:
+    """Wait until everything of a run is collected and its drainer has gone by itself."""
+    run = RunPlace(path)
+    wait_until(
+        lambda: run.processes() and all("ended" in process.manifest() for process in run.processes()),
+        f"the rest of {path}",
+    )
+    wait_until(lambda: not drainers_of(path), f"the end of the drainer of {path}")
+
+
+def checked_books(run: Run) -> dict[str, Any]:
+    """The run's totals, after checking that every row of every process is accounted for."""
+    summary = run.summary()
+    for books in (summary, *run.processes()):
+        assert books["rows_produced"] == books["rows_stored"] + books["rows_dropped"] + books["rows_lost"], books
+    assert summary["rows_stored"] == sum(summary["rows"][name] for name in _RECORDED)
+    return summary
+
+
+_RECORDED = ("steps", "metrics", "layers", "modules", "logs", "spans", "gaps", "host")
+
+
+def collected(path: Path) -> tuple[Run, dict[str, Any]]:
+    """A run that is over, and its totals."""
+    wait_for_rest(path)
+    run = open_run(path)
+    return run, checked_books(run)
+
+
+def metric_values(run: Run, name: str = "i") -> list[int]:
+    """All values of a metric, in their order."""
+    rows = run.rows(f"SELECT value FROM metrics WHERE name = '{name}' ORDER BY t_ns, value")
+    return [int(value) for (value,) in rows.values]
+
+
+def only_process(run: Run) -> dict[str, Any]:
+    (process,) = run.processes()
+    return process
+
+
+class Counter:
+    """A number in a mapped file, which a program that may be killed at any moment writes and the test reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+
+    @property
+    def value(self) -> int:
+        return int.from_bytes(self._map, "little")
+
+
+def lines_of(text: str, start: str) -> Sequence[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
