@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 # One thread for NumPy and torch: results and timings that can be repeated.
 export OMP_NUM_THREADS ?= 1
@@ -42,7 +42,7 @@ docs: .venv/.installed  ## regenerate the pages about tables and commands
 	@$(RUN) tools/make_docs.py
 
 bench: .venv/.installed $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
-	@$(RUN) -m benchmarks
+	@$(RUN) -m benchmarks $(BENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

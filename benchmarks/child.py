@@ -16,9 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stethos.record.place import RunPlace
-from stethos.record.spawn import is_drained
-
 ROOT = Path(__file__).resolve().parents[1]
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _TIMEOUT_S = 900
@@ -108,6 +105,9 @@ def leave_result(path: Path, result: Mapping[str, Any]) -> None:
 
 def wait_for_drainer(run: Path, timeout_s: float = 20.0) -> None:
     """Let the last run's drainer finish, so that it does not run beside the next measurement."""
+    from stethos.record.place import RunPlace  # here, because a bare training must have nothing of ours
+    from stethos.record.spawn import is_drained
+
     deadline = time.monotonic() + timeout_s
     while is_drained(RunPlace(run)) and time.monotonic() < deadline:
         time.sleep(0.02)

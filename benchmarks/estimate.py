@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _RESAMPLES = 2000
+_FEWEST = 3
 
 
 def median(values: Sequence[float]) -> float:
@@ -24,18 +26,18 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of medians with the interval in which 95 % of its bootstrap lies."""
+    """A ratio of medians with the interval in which 95 % of its bootstrap lies; too few pairs have none."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
     def __str__(self) -> str:
         return f"{self.value:.3f}"
 
     @property
     def interval(self) -> str:
-        return f"{self.low:.3f} to {self.high:.3f}"
+        return "" if math.isnan(self.low) else f"{self.low:.3f} to {self.high:.3f}"
 
 
 def ratio_of(values: Sequence[float], bases: Sequence[float]) -> Ratio:
@@ -44,6 +46,8 @@ def ratio_of(values: Sequence[float], bases: Sequence[float]) -> Ratio:
     What slows a whole round down then slows both, and does not count as a difference.
     """
     pairs = list(zip(values, bases, strict=False))
+    if len(pairs) < _FEWEST:
+        return Ratio(_of_medians(pairs))
     draw = random.Random(20)  # the same figures give the same interval
     resampled = sorted(_of_medians(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
     return Ratio(_of_medians(pairs), resampled[int(0.025 * _RESAMPLES)], resampled[int(0.975 * _RESAMPLES) - 1])

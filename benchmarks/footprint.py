@@ -17,6 +17,7 @@ _MORE_TARGET_MB = 30.0
 _GROWTH_TARGET_MB = 2.0
 _IMPORT_TARGET_MS = 150.0
 _EARLY_STEPS = 2_000
+_STATEMENTS = ("pass", "import stethos", "import stethos; stethos.watch", "import numpy")
 
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
@@ -40,8 +41,10 @@ def _memory(scale: Scale, scratch: Path) -> Grid:
     rows = []
     for at in (0, -1):
         steps = chunk if at == 0 else scale.memory_steps
-        rows.append(_judged(f"more than bare after {steps:,} steps (bare {bare[at]:.0f})", ours[at] - bare[at], _MORE_TARGET_MB))
-    rows.append([f"growth of bare, step {(tenth + 1) * chunk:,} to {scale.memory_steps:,}", f"{bare[-1] - bare[tenth]:.1f} MB", "", ""])
+        label = f"more than bare after {steps:,} steps (bare: {bare[at]:.0f} MB)"
+        rows.append(_judged(label, ours[at] - bare[at], _MORE_TARGET_MB))
+    label = f"growth of bare, step {(tenth + 1) * chunk:,} to {scale.memory_steps:,}"
+    rows.append([label, f"{bare[-1] - bare[tenth]:.1f} MB", "", ""])
     rows.append(_judged("growth of `standard` over the same steps", ours[-1] - ours[tenth], _GROWTH_TARGET_MB))
     return Grid("Memory of the trainer (RSS)", ["what", "RSS", "target", "reached"], rows)
 
@@ -52,8 +55,7 @@ def _judged(what: str, value: float, target: float) -> list[str]:
 
 def _import_time(scale: Scale) -> Grid:
     say("footprint: import time")
-    statements = {"pass": "", "import stethos": "", "import stethos; stethos.watch": "its first use", "import numpy": ""}
-    times: dict[str, list[float]] = {statement: [] for statement in statements}
+    times: dict[str, list[float]] = {statement: [] for statement in _STATEMENTS}
     for _ in range(scale.import_rounds):
         for statement, found in times.items():
             start = time.perf_counter()

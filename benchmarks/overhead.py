@@ -12,7 +12,7 @@ from benchmarks.child import run_child, wait_for_drainer
 from benchmarks.estimate import median, quartiles, ratio_of
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
-from benchmarks.variant import AGAIN, BARE, QUICK_VARIANTS, RUN_NAME, STANDARD, VARIANTS
+from benchmarks.variant import AGAIN, BARE, RUN_NAME, STANDARD, VARIANTS, variants_for
 from stethos.store.run import open_run
 
 _ALWAYS_ON_TARGET_US = 8.0
@@ -49,9 +49,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
 
 def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results:
     """Every variant once per round, beginning with another one each time, until the time is used up."""
-    names = [name for name in (QUICK_VARIANTS if scale.is_quick else VARIANTS) if VARIANTS[name].is_there]
-    if workload != "mlp" and "rows" in names:
-        names.remove("rows")
+    names = variants_for(workload, is_quick=scale.is_quick)
     results: Results = defaultdict(list)
     start = time.monotonic()
     for round_ in range(scale.most_rounds):
@@ -102,9 +100,9 @@ def _grid_of(load: Load, results: Results) -> Grid:
         ["variant", "us/step", "quartiles", "x bare", "95 % interval", "CPU x bare", "own figure", "target", "reached"],
         rows,
         [
-            f"{len(bare)} processes of each, in turns, {len(results[BARE][0]['wall_us'])} x {load.steps:,} steps after "
-            f"{load.warmup:,} of warm-up. Noise: the second bare training came out at {noise} of the first "
-            f"({noise.interval}). `own figure` is the run's own `overhead_share`."
+            f"Processes of each, in turns: {len(bare)}, with {len(results[BARE][0]['wall_us'])} x {load.steps:,} steps "
+            f"after {load.warmup:,} of warm-up. Noise: the second bare training came out at {noise} of the first"
+            f"{f' ({noise.interval})' if noise.interval else ''}. `own figure` is the run's own `overhead_share`."
         ],
     )
 
@@ -119,7 +117,8 @@ def _fixed_costs(mlp: Results, scale: Scale, scratch: Path) -> Grid:
     if "rows" in mlp:
         inside_us = median(_steps_us(mlp["rows"])) - median(_steps_us(mlp[BARE]))
         noise_us = abs(median(_steps_us(mlp[AGAIN])) - median(_steps_us(mlp[BARE])))
-        rows.append(_judged(f"the same inside MLP steps (noise {noise_us:.1f} us)", inside_us, "us", _ALWAYS_ON_TARGET_US))
+        label = f"the same inside MLP steps (noise {noise_us:.1f} us)"
+        rows.append(_judged(label, inside_us, "us", _ALWAYS_ON_TARGET_US))
     bare_ms, ours_ms = (median([result["exit_ms"] for result in mlp[name]]) for name in (BARE, STANDARD))
     rows.append([f"end of a bare process: {bare_ms:.0f} ms; `standard` adds", f"{ours_ms - bare_ms:.0f} ms",
                  f"{_EXIT_TARGET_MS:.0f} ms", verdict(ours_ms - bare_ms, _EXIT_TARGET_MS)])  # fmt: skip

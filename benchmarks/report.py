@@ -24,8 +24,8 @@ class Grid:
 
     def __str__(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.headings, *self.rows, strict=True)]
-        lines = [_line(self.headings, widths), _line([_rule(index, width) for index, width in enumerate(widths)], widths)]
-        lines += [_line(row, widths) for row in self.rows]
+        rules = [_rule(index, width) for index, width in enumerate(widths)]
+        lines = [_line(row, widths) for row in (self.headings, rules, *self.rows)]
         notes = "".join(f"\n{note}\n" for note in self.notes)
         return f"### {self.title}\n\n" + "\n".join(lines) + "\n" + notes
 

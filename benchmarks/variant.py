@@ -110,4 +110,14 @@ VARIANTS: dict[str, Variant] = {
     "tensorboard": Variant("TensorBoard, gradient histograms", _tensorboard, "tensorboard"),
     "wandb": Variant("W&B offline, watch(model)", _wandb, "wandb"),
 }
-QUICK_VARIANTS = (BARE, AGAIN, STANDARD, "hand")
+_IN_QUICK = (BARE, AGAIN, STANDARD, "hand")
+
+
+def variants_for(workload: str, *, is_quick: bool) -> list[str]:
+    """Those to measure: what is installed; in a quick look the main ones, with other tools on the MLP alone."""
+    names = [name for name, variant in VARIANTS.items() if variant.is_there]
+    if workload != "mlp":
+        names.remove("rows")
+    if is_quick:
+        return [name for name in names if name in _IN_QUICK or (VARIANTS[name].needs and workload == "mlp")]
+    return names

@@ -39,7 +39,6 @@ def _without_excuses(report: Report) -> Report:
     return report
 
 
-
 @pytest.fixture(autouse=True)
 def own_registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees, or leaves, registered processes of anybody else."""

@@ -1,7 +1,7 @@
 """Write the pages of docs/ that follow from the code: tables.md from the schema, commands.md from the parsers.
 
-    python tools/make_docs.py            write them
-    python tools/make_docs.py --check    only say whether they are up to date
+python tools/make_docs.py            write them
+python tools/make_docs.py --check    only say whether they are up to date
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _argument_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
             metavar = f"{metavar} ..."
         names = " ".join(filter(None, (", ".join(action.option_strings), str(metavar))))
         text = (action.help or "").replace("%%", "%")
-        yield f"| `{_cell(names)}` | {_cell(text)}{' (required)' if action.required and action.option_strings else ''} |"
+        if action.required and action.option_strings:
+            text += " (required)"
+        yield f"| `{_cell(names)}` | {_cell(text)} |"
 
 
 def _prose(docstring: str) -> str:

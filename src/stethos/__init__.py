@@ -1,5 +1,7 @@
 """Stethos: a stethoscope for federated and distributed PyTorch training.
 
+These four names are all there is to import:
+
     import stethos
     stethos.watch(model)            # or no code change at all: stethos run train.py
     stethos.log(accuracy=0.93)

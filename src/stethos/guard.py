@@ -46,7 +46,7 @@ class Guard:
             return
         try:
             ending = f"; switched off after {count} failures" if count == LIMIT else ""
-            reason = f"{type(error).__name__}: {str(error)[:500]}{ending}"
+            reason = f"{type(error).__name__}: {text_of(error)[:500]}{ending}"
             _logger.debug("%s failed: %s", place, reason)
             if self.report is not None:
                 self.report(place, reason)
@@ -83,3 +83,17 @@ class Guard:
                 return None
 
         return guarded
+
+
+def attempt(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """Call something of the user's, such as a `__float__`; if it raises, that is no failure of ours: None."""
+    try:
+        return function(*args, **kwargs)
+    except Exception:
+        return None
+
+
+def text_of(value: object, words: Callable[[Any], str] = str) -> str:
+    """A value in words, or that it has none."""
+    text = attempt(words, value)
+    return text if isinstance(text, str) else f"(a {type(value).__name__} that cannot be put into words)"

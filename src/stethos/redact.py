@@ -19,7 +19,9 @@ _KNOWN = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 _FLAG = re.compile(rf"(?i)^--?[\w-]*{_WORD}[\w-]*$")
 # A cheap first look: without one of these nothing above can match.
-_HINT = re.compile(r"(?i)key|secret|token|passw|pwd|credential|auth|bearer|://|ghp_|gho_|ghu_|ghs_|ghr_|hf_|sk-|xox|eyJ|AKIA")
+_HINT = re.compile(
+    r"(?i)key|secret|token|passw|pwd|credential|auth|bearer|://|ghp_|gho_|ghu_|ghs_|ghr_|hf_|sk-|xox|eyJ|AKIA"
+)
 
 
 def redact(text: str) -> str:

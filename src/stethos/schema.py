@@ -339,7 +339,5 @@ TABLES: dict[str, Table] = {
 }  # fmt: skip
 
 RECORDED: dict[int, Table] = {
-    table.number: table
-    for table in TABLES.values()
-    if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
+    table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }

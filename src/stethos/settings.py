@@ -142,9 +142,8 @@ def parse_bytes(text: str) -> int:
     """Read `500MB`, `4GB` or a plain number of bytes."""
     units = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
     digits = text.upper().rstrip("BKMGT")
-    unit = text.upper()[len(digits):].strip()
+    unit = text.upper()[len(digits) :].strip()
     try:
         return int(float(digits) * units[unit])
     except (ValueError, KeyError):
         raise UsageError(f"not a size: {text!r}", hint="write 500MB or 4GB") from None
-

@@ -131,7 +131,7 @@ def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) ->
 
 
 def test_a_closed_pipe_is_no_error(demo: RunBuilder) -> None:
-    command = f"{sys.executable} -m stethos.cli.main query 'SELECT * FROM range(200000)' --limit 0 | head -1"
+    command = f"'{sys.executable}' -m stethos.cli.main query 'SELECT * FROM range(200000)' --limit 0 | head -1"
     result = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "range" and result.stderr == ""
 

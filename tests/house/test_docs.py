@@ -108,7 +108,10 @@ def shell(directory: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 def test_generated_pages_are_up_to_date() -> None:
     result = subprocess.run(
-        [sys.executable, str(PROJECT / "tools" / "make_docs.py"), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(PROJECT / "tools" / "make_docs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -29,7 +29,9 @@ def test_public_names_are_the_promised_ones() -> None:
 def swallows(handler: ast.ExceptHandler) -> bool:
     """Whether a handler catches everything and does not raise it again."""
     caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"
-    is_broad = any(name in caught.replace("(", "").replace(")", "").split(", ") for name in ("Exception", "BaseException"))
+    is_broad = any(
+        name in caught.replace("(", "").replace(")", "").split(", ") for name in ("Exception", "BaseException")
+    )
     last = handler.body[-1]
     return is_broad and not (isinstance(last, ast.Raise) and last.exc is None)
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+import stethos
+
+PATHS = [str(Path(__file__).resolve().parents[1]), str(Path(stethos.__file__).resolve().parents[1])]
 
 
 def outcome_of(tmp_path: Path, test: str) -> str:
     """The last line of a pytest run over one test file, with the suite's conftest as a plug-in."""
     (tmp_path / "test_one.py").write_text(f"import pytest\n{test}")
     options = ["-q", "-p", "conftest", "-p", "no:cacheprovider", "test_one.py"]
-    code = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import pytest; sys.exit(pytest.main({options!r}))"
+    code = f"import sys; sys.path[:0] = {PATHS!r}; import pytest; sys.exit(pytest.main({options!r}))"
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     return result.stdout.strip().splitlines()[-1]
 

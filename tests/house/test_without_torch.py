@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from builders import RunBuilder
 
+import stethos
 from stethos.cli.main import COMMANDS
 
-BLOCKED = """
+BLOCKED = f"""
 import importlib.abc, sys
+sys.path.insert(0, {str(Path(stethos.__file__).resolve().parents[1])!r})
 
 class NoTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "torch" or name.startswith("torch."):
-            raise ImportError(f"{name} is not installed")
+            raise ImportError(name + " is not installed")
 
 sys.meta_path.insert(0, NoTorch())
 """

@@ -49,8 +49,9 @@ def run_both(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
         directory = tmp_path_factory.mktemp(name)
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         started = []
-        for words, kind in ((command, "bare"), ((sys.executable, "-m", "stethos.cli.main", *WHOLE,
-                             "--dir", str(directory), "--name", name, *command[command[0] == sys.executable :]), "observed")):  # fmt: skip
+        ours = (sys.executable, "-m", "stethos.cli.main", *WHOLE, "--dir", str(directory), "--name", name)
+        observed = (*ours, *command[command[0] == sys.executable :])
+        for words, kind in ((command, "bare"), (observed, "observed")):
             own = environment(PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / kind))
             started.append(
                 subprocess.Popen(
@@ -144,7 +145,8 @@ def test_ranks_end_with_the_same(distributed: Pair, case: str) -> None:
 
 
 STEPS_AND_BACKWARDS = {
-    "ddp": (8, 8), "ddp_no_sync": (4, 16), "zero_redundancy": (8, 8), "fsdp2": (8, 8), "fsdp1": (8, 8), "ddp_compiled": (8, 8),
+    "ddp": (8, 8), "ddp_no_sync": (4, 16), "zero_redundancy": (8, 8), "fsdp2": (8, 8), "fsdp1": (8, 8),
+    "ddp_compiled": (8, 8),
 }  # fmt: skip
 
 

@@ -101,7 +101,9 @@ def test_every_step_of_a_killed_training_is_there(tmp_path: Path) -> None:
         steps = [step for (step,) in run.rows("SELECT step FROM steps ORDER BY t_ns").values]
         assert steps == list(range(len(steps))) and len(steps) in (counter.value, counter.value + 1)
         assert books["rows_lost"] == books["rows_dropped"] == 0
-        assert books["rows"]["layers"] > 0 and run.rows("SELECT DISTINCT layer FROM layers WHERE kind = 'weight'").values
+        assert (
+            books["rows"]["layers"] > 0 and run.rows("SELECT DISTINCT layer FROM layers WHERE kind = 'weight'").values
+        )
         process = only_process(run)
         assert process["state"] == "killed" and process["torch"]
         if number != 3:
@@ -115,7 +117,18 @@ def test_ten_kills_of_the_drainer_neither_lose_nor_double_a_row(tmp_path: Path) 
     program = Path(__file__).parents[1] / "programs" / "count_rows.py"
     path = tmp_path / "run"
     launcher = start_command(
-        "run", "--dir", tmp_path, "--name", "run", program, "-", "-", counter.path, "30000", "4", stderr=subprocess.DEVNULL
+        "run",
+        "--dir",
+        tmp_path,
+        "--name",
+        "run",
+        program,
+        "-",
+        "-",
+        counter.path,
+        "30000",
+        "4",
+        stderr=subprocess.DEVNULL,
     )
     killed = set()
     for _ in range(10):

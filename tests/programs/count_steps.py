@@ -1,4 +1,4 @@
-"""Trains a small model and notes in a mapped file how many optimizer steps are complete: count_steps.py COUNTER [STEPS]."""
+"""Trains a small model and counts complete optimizer steps in a mapped file: count_steps.py COUNTER [STEPS]."""
 
 from __future__ import annotations
 

@@ -54,9 +54,7 @@ def test_a_pid_is_found_from_any_directory_through_the_registry(
     assert find_run(str(os.getpid()), elsewhere).path == run.path
 
 
-def test_a_live_run_elsewhere_is_the_default_target(
-    tmp_path: Path, runs_dir: Path, own_registry: Path
-) -> None:
+def test_a_live_run_elsewhere_is_the_default_target(tmp_path: Path, runs_dir: Path, own_registry: Path) -> None:
     with RunBuilder(tmp_path / "other" / "far") as far, RunBuilder(runs_dir / "near", started_ns=T0_NS + 1):
         process = far.process()
         own_registry.mkdir()

@@ -100,7 +100,7 @@ def test_nothing_is_written_and_nothing_outside_the_run_is_read(opened: Run, sql
     [
         "SELECT 1",
         "select 'insert; copy; delete'",
-        "SELECT 1 AS \"update\", max(step) AS copy FROM steps -- delete",
+        'SELECT 1 AS "update", max(step) AS copy FROM steps -- delete',
         "WITH a AS (SELECT * FROM steps) SELECT count(*) FROM a;",
         "FROM steps LIMIT 1",
         "VALUES (1), (2)",

@@ -10,7 +10,7 @@ import os
 import sys
 
 
-def _load_package():
+def _load_package() -> None:
     """Import the `stethos` package this file belongs to, also into an interpreter where it is not installed."""
     if "stethos" in sys.modules:
         return
@@ -18,12 +18,13 @@ def _load_package():
     spec = importlib.util.spec_from_file_location(
         "stethos", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
     )
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["stethos"] = module
     spec.loader.exec_module(module)
 
 
-def _begin():
+def _begin() -> None:
     try:
         _load_package()
         from stethos.observe.boot import begin_from_environment
@@ -33,7 +34,7 @@ def _begin():
         sys.stderr.write(f"stethos: not observing this process: {type(error).__name__}: {error}\n")
 
 
-def _run_next():
+def _run_next() -> None:
     """The next `sitecustomize` on the path, as if ours were not there."""
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [path for path in sys.path if os.path.abspath(path or ".") != here]
@@ -44,7 +45,7 @@ def _run_next():
         spec.loader.exec_module(module)
 
 
-def _leave_path():
+def _leave_path() -> None:
     """Take our directory off `sys.path`, where the program would not expect it; children still inherit it."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]

@@ -133,7 +133,7 @@ class Launch:
         elif steps:
             lost = f", {dropped:,} rows dropped (see `stethos doctor`)" if dropped else ""
             name = self._place.name
-            self._say(f"{steps:,} steps recorded{lost}; look: stethos query -t {name} \"SELECT * FROM steps\"")
+            self._say(f'{steps:,} steps recorded{lost}; look: stethos query -t {name} "SELECT * FROM steps"')
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
 

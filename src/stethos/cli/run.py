@@ -102,7 +102,7 @@ def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
         raise UsageError("nothing to run", hint="stethos run train.py")
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
-            raise UsageError(f"no script at {words[0]}", hint="check the path; options for Stethos go before the script")
+            raise UsageError(f"no script at {words[0]}", hint="check the path; our own options go before the script")
         return [sys.executable, *words], True
     if shutil.which(words[0]) is None:
         raise CommandNotFoundError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def watch(
     if recording is None:
         settings = from_environment()
         if settings.run_dir is None:
-            settings = _new_run(name, dir, parse_preset(preset), overhead)
+            settings = replace(_new_run(name, dir, parse_preset(preset), overhead), strict=settings.strict)
         recording = boot.begin(settings)
         recording.session.git_commit = commit_in_files(Path.cwd())
     session = recording.session
@@ -99,13 +100,9 @@ def log(step: int | None = None, **values: float) -> None:
     session = boot.current_session()
     if session is not None:
         for name, value in values.items():
-            session.guard.run("metrics", _log_one, session, name, value, step)
+            session.guard.run("metrics", session.put_metric, name, value, step)
 
 
-def _log_one(session: Any, name: str, value: Any, step: int | None) -> None:
-    session.put_metric(name, float(value), step)
-
-
-def span(name: str, **fields: Any) -> Span:
+def span(name: str, /, **fields: Any) -> Span:
     """Time a piece of work, as a context manager or a decorator; without a recording, only run it."""
     return Span(boot.current_session, name, fields)

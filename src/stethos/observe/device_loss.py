@@ -37,7 +37,7 @@ class DeviceLosses:
             return None
         if self._buffer is None:
             self._buffer = torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
-            self._events = [torch.cuda.Event() for _ in range(_SLOTS)]
+            self._events = [torch.cuda.Event() for _ in range(_SLOTS)]  # type: ignore[no-untyped-call]
         place = self._next % _SLOTS
         self._next += 1
         self._buffer[place : place + 1].copy_(loss.detach().reshape(1), non_blocking=True)
@@ -65,7 +65,7 @@ class DeviceLosses:
             self._write(is_known=False)
 
     def _has_arrived(self, places: list[int]) -> bool:
-        return all(self._events[place].query() for place in places)
+        return all(self._events[place].query() for place in places)  # type: ignore[no-untyped-call]
 
     def _write(self, *, is_known: bool) -> None:
         places, put, values = self._waiting.popleft()

@@ -6,6 +6,7 @@ import sys
 import traceback
 from types import TracebackType
 
+from stethos.guard import text_of
 from stethos.observe.session import Session
 
 
@@ -34,4 +35,4 @@ class EndWatch:
 
     def _record(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(kind, error, trace, limit=-50))
-        self._session.note_failure(f"{kind.__name__}: {error}", text)
+        self._session.note_failure(f"{kind.__name__}: {text_of(error)}", text)

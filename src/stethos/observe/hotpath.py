@@ -78,12 +78,16 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
                 iteration.in_backward = True
                 start_ns = clock()
         except Exception as error:
-            failed("loss", error)
+            if not isinstance(tensors, Tensor) or tensors.numel() == 1:  # else torch will say that it is no loss
+                failed("loss", error)
         if not start_ns:
             original(tensors, grad_tensors, *args, **kwargs)
             return
         try:
             original(tensors, grad_tensors, *args, **kwargs)
+        except BaseException:
+            iteration.has_stepped = True  # what it has summed up so far is not going to be applied
+            raise
         finally:
             iteration.in_backward = False
             iteration.mark_ns = now = clock()
@@ -138,6 +142,7 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             if iteration.depth or watched is None:
                 iteration.depth = max(iteration.depth, 0)
                 return
+            iteration.has_stepped = True
             if iteration.closure_backwards:
                 watch.sample(watched, iteration)
             step = iteration.step
@@ -171,7 +176,6 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             iteration.backwards_before = backwards
             iteration.skipped = iteration.samples = iteration.closure_backwards = 0
             iteration.data_ns = iteration.forward_ns = iteration.backward_ns = 0
-            iteration.has_stepped = True
             iteration.completed += 1
             iteration.last_end_ns = now
             iteration.mark_ns = end = clock()
@@ -180,4 +184,3 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             failed("steps", error)
 
     return step_ended
-

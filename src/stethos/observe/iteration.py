@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from stethos.schema import NULL_F64
@@ -36,13 +37,14 @@ class Iteration:
         self.in_backward = False
         self.has_stepped = True
         self.loss = self.norm = NULL_F64
-        self.scaled: dict[int, float | torch.Tensor] = {}  # true losses by the id of what a gradient scaler made of them
+        # True losses by the id of what a gradient scaler made of them, with a reference to it: ids are used again.
+        self.scaled: dict[int, tuple[weakref.ref[torch.Tensor], float | torch.Tensor]] = {}
         self.pending: list[int] | None = None  # places of losses that are still on a device
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = _NEVER_NS
         self.optimizer_start_ns = self.kept_ns = self.spent_ns = 0
         self.data_ns = self.forward_ns = self.backward_ns = 0
-        # Never reset, and different in every thread: an optimizer knows by it whether there was one since its last step.
+        # Never reset, and different in every thread: by it an optimizer knows whether one came since its last step.
         self.backwards = self.backwards_before = next(_FIRST_BACKWARDS) << 40
         self.closure_backwards = self.completed = self.counted = self.skipped = 0
         self.step = -1  # the number of the step in progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -17,6 +17,7 @@ from itertools import compress
 import torch
 
 SCAN_LIMIT = 8
+_MOST_FOUND = 16
 
 _PREFIXES = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPERS = frozenset(
@@ -63,6 +64,7 @@ class LayerNames:
     def __init__(self) -> None:
         self.scans = 0
         self._known: list[tuple[weakref.ref[torch.nn.Module], str | None]] = []
+        self._found: deque[weakref.ref[torch.nn.Module]] = deque(maxlen=_MOST_FOUND)
         self._cache: dict[Structure, _Cached] = {}
 
     def know(self, module: torch.nn.Module, name: str | None = None) -> None:
@@ -74,7 +76,8 @@ class LayerNames:
         """Name an optimizer's parameters.
 
         Modules given to `know` that own every parameter are asked first: what the
-        user said is worth more than a resemblance. Then comes a model of the
+        user said is worth more than a resemblance. Then come modules found
+        before (one optimizer per layer needs one search), then a model of the
         same shapes and dtypes seen before (so a deep copy per client is free),
         then a search of all live modules. Names that torch itself put into the
         groups (`param_names`) win over those found. A parameter without a
@@ -97,6 +100,10 @@ class LayerNames:
         named, is_complete = _named_by(modules, parameters, names)
         if is_complete:
             return named
+        found = [module for ref in self._found if (module := ref()) is not None]
+        named_by_found, is_complete = _named_by([*modules, *found], parameters, names)
+        if is_complete:
+            return named_by_found
         ids = tuple(map(id, parameters))
         structure = tuple((parameter.shape, parameter.dtype) for parameter in parameters)
         cached = self._cache.get(structure)
@@ -106,7 +113,9 @@ class LayerNames:
         if self.scans >= SCAN_LIMIT:
             return named
         self.scans += 1
-        named, _ = _named_by([*modules, *_roots_of(_live_modules(), set(ids))], parameters, names)
+        roots = _roots_of(_live_modules(), set(ids))
+        self._found.extend(map(weakref.ref, roots))
+        named, _ = _named_by([*modules, *roots], parameters, names)
         self._cache[structure] = _Cached(named, ids)
         return named
 
@@ -145,7 +154,7 @@ def _parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _walk(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module under `root` with its path, each once, in the order of `named_modules()`; wrappers' parts are left out."""
+    """Every module under `root` with its path, each once, as `named_modules()` orders them; wrappers leave no part."""
     seen: set[int] = set()
     waiting = [("", root)]
     while waiting:

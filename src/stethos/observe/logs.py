@@ -7,11 +7,12 @@ handler on the root logger would silence `basicConfig` and the last resort).
 
 from __future__ import annotations
 
-import json
 import logging
 import traceback
 from collections.abc import Callable
 
+from stethos.guard import text_of
+from stethos.observe.fields import json_of
 from stethos.observe.session import Session
 from stethos.schema import LOGS
 
@@ -35,12 +36,12 @@ class LogWatch:
             original(logger, entry)
 
         self._ours = call_handlers
-        logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
+        logging.Logger.callHandlers = call_handlers  # type: ignore[assignment,method-assign]
         self._session.on_close.append(self.uninstall)
 
     def uninstall(self) -> None:
         if self._original is not None and logging.Logger.callHandlers is self._ours:
-            logging.Logger.callHandlers = self._original  # type: ignore[method-assign]
+            logging.Logger.callHandlers = self._original  # type: ignore[assignment,method-assign]
         self._original = None
 
     def _record(self, entry: logging.LogRecord) -> None:
@@ -50,5 +51,5 @@ class LogWatch:
             exception = "".join(traceback.format_exception(entry.exc_info[1]))
         name_id = self._session.name_id
         ids = b"".join(name_id(text).to_bytes(4, "little", signed=True) for text in (entry.levelname, entry.name))
-        texts = (entry.getMessage(), json.dumps(fields, default=repr) if fields else "", exception)
-        self._session.put_frame(LOGS.number, ids, b"", texts)
+        message = text_of(entry, logging.LogRecord.getMessage)
+        self._session.put_frame(LOGS.number, ids, b"", (message, json_of(fields), exception))

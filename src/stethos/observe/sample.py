@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SMALL_MODEL_BYTES = 16 << 20
 _ROWS_PER_FRAME = 4096
 _NUMBERS = [column.name for column in LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)]
-assert _NUMBERS == [*STATISTICS, "drift", "size"]
+assert [*STATISTICS, "drift", "size"] == _NUMBERS
 
 
 class LayerSampler:

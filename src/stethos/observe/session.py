@@ -13,9 +13,11 @@ import contextlib
 import functools
 import itertools
 import json
+import operator
 import os
 import platform
 import shutil
+import struct
 import sys
 import threading
 import time
@@ -26,7 +28,7 @@ from typing import Any
 
 from stethos.clock import monotonic_ns, wall_offset_ns
 from stethos.errors import RecordingError
-from stethos.guard import Guard
+from stethos.guard import Guard, attempt
 from stethos.observe.context import turn
 from stethos.record.layout import (
     LARGEST_NAME,
@@ -58,6 +60,7 @@ from stethos.schema import GAPS, METRICS, NULL_I32
 from stethos.settings import Settings, rank_and_world, registry_dir
 
 _RESTART_S = 5.0
+_MOST_NO_NUMBERS = 100
 
 
 class Session:
@@ -76,6 +79,7 @@ class Session:
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._names: dict[str, int] = {}
+        self._no_numbers: set[str] = set()
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._next_check = 0.0
@@ -204,14 +208,26 @@ class Session:
             self._names[text] = number
         return number
 
-    def put_metric(self, name: str, value: float, step: int | None = None) -> None:
+    def put_metric(self, name: str, value: Any, step: Any = None) -> None:
+        """A number under a name; what is no number is counted as dropped, and noted once per name."""
         ring = self.open()
-        if ring is not None:
-            client, round_ = turn()
+        if ring is None:
+            return
+        number: Any = attempt(float, value)
+        at: Any = self.steps if step is None else attempt(operator.index, step)
+        if number is None or at is None or at.bit_length() > 63:
+            self._note_no_number(name, value if number is None else step)
+        client, round_ = turn()
+        with contextlib.suppress(struct.error):  # without a number the row is void, and the ring counts it
             ring.put(
                 SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, client, round_, NULL_I32,
-                self.steps if step is None else step, self.now_ns(), self.name_id(name), value,
+                at, self.now_ns(), self.name_id(name), number,
             )  # fmt: skip
+
+    def _note_no_number(self, name: str, value: object) -> None:
+        if name not in self._no_numbers and len(self._no_numbers) < _MOST_NO_NUMBERS:
+            self._no_numbers.add(name)
+            self.note_gap("metrics", f"{name}: a {type(value).__name__} is not a number")
 
     def put_frame(
         self, table: int, names: bytes, numbers: bytes, texts: Sequence[str] = (), *, rows: int = 1,

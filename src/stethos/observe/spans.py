@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
+import inspect
 import os
 import struct
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from stethos.clock import monotonic_ns
+from stethos.guard import text_of
+from stethos.observe.fields import json_of
 from stethos.observe.session import Session
 from stethos.schema import SPANS
 
@@ -19,8 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NUMBERS = struct.Struct("<dd")
-# The open span of this thread or task: (trace, span).
-_OPEN: ContextVar[tuple[str, str] | None] = ContextVar("stethos_span", default=None)
+_Ids = tuple[str, str]  # trace, span
+# The open span of this thread or task.
+_OPEN: ContextVar[_Ids | None] = ContextVar("stethos_span", default=None)
 
 
 class Span:
@@ -30,48 +34,49 @@ class Span:
         self._session = session
         self.name = name
         self.fields = fields
-        self._start_ns = 0
-        self._token: Token[tuple[str, str] | None] | None = None
-        self._parent: tuple[str, str] | None = None
+        self._entered: list[tuple[Token[_Ids | None], _Ids, _Ids | None, int]] = []
 
     def __enter__(self) -> Span:
-        self._parent = _OPEN.get()
-        trace = self._parent[0] if self._parent else os.urandom(16).hex()
-        self._token = _OPEN.set((trace, os.urandom(8).hex()))
-        self._start_ns = monotonic_ns()
+        parent = _OPEN.get()
+        ids = (parent[0] if parent else os.urandom(16).hex(), os.urandom(8).hex())
+        self._entered.append((_OPEN.set(ids), ids, parent, monotonic_ns()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        duration_ns = monotonic_ns() - self._start_ns
-        ids = _OPEN.get()
-        if self._token is not None:
-            _OPEN.reset(self._token)
+        end_ns = monotonic_ns()
+        token, ids, parent, start_ns = self._entered.pop()
+        with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
+            _OPEN.reset(token)
         session = self._session()
-        if session is not None and ids is not None:
-            session.guard.run("spans", self._record, session, duration_ns, ids, error)
+        if session is not None:
+            session.guard.run("spans", self._record, session, ids, parent, start_ns, end_ns, error)
 
-    def _record(self, session: Session, duration_ns: int, ids: tuple[str, str], error: BaseException | None) -> None:
-        parent = self._parent[1] if self._parent else ""
-        fields = json.dumps(self.fields, default=repr) if self.fields else ""
-        exception = f"{type(error).__name__}: {error}" if error is not None else ""
+    def _record(
+        self, session: Session, ids: _Ids, parent: _Ids | None, start_ns: int, end_ns: int, error: BaseException | None
+    ) -> None:
         session.put_frame(
             SPANS.number,
             session.name_id(self.name).to_bytes(4, "little", signed=True),
-            _NUMBERS.pack(duration_ns * 1e-6, float(error is None)),
-            (*ids, parent, fields, exception),
-            t_ns=self._start_ns + session.offset_ns,
+            _NUMBERS.pack((end_ns - start_ns) * 1e-6, float(error is None)),
+            (
+                *ids,
+                parent[1] if parent else "",
+                json_of(self.fields),
+                f"{type(error).__name__}: {text_of(error)}" if error is not None else "",
+            ),
+            t_ns=start_ns + session.offset_ns,
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Time every call of a function."""
-        if _is_coroutine(function):
+        if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def timed_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
                 with Span(self._session, self.name, self.fields):
-                    return await function(*args, **kwargs)  # type: ignore[misc]
+                    return await function(*args, **kwargs)
 
             return timed_coroutine  # type: ignore[return-value]
 
@@ -81,8 +86,3 @@ class Span:
                 return function(*args, **kwargs)
 
         return timed
-
-
-def _is_coroutine(function: Callable[..., object]) -> bool:
-    code = getattr(function, "__code__", None)
-    return bool(code is not None and code.co_flags & 0x80)

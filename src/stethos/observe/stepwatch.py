@@ -99,7 +99,9 @@ class StepWatch:
 
     def odd_loss(self, iteration: Iteration, tensors: Any, gradients: Any) -> float:
         """The loss where it is scaled, one of several, on a device, or not a plain tensor."""
-        raw = iteration.scaled.pop(id(tensors), tensors)
+        reference, raw = iteration.scaled.pop(id(tensors), (None, tensors))
+        if reference is not None and reference() is not tensors:
+            raw = tensors
         if isinstance(raw, float) or gradients is not None:
             return raw if isinstance(raw, float) else NULL_F64
         if isinstance(raw, tuple | list):
@@ -189,7 +191,7 @@ class StepWatch:
             losses = self.local.iteration.scaled
             if len(losses) >= _MOST_SCALED:
                 losses.clear()
-            losses[id(scaled)] = _number_in(raw) if raw.is_cpu else raw.detach()
+            losses[id(scaled)] = weakref.ref(scaled), _number_in(raw) if raw.is_cpu else raw.detach()
 
     def scaler_stepped(self, completed_before: int) -> None:
         """The scaler's step returned; without an optimizer step it was skipped for infinite gradients."""

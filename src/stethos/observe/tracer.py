@@ -29,7 +29,7 @@ class ModuleTracer:
         self._session = session
         self._purse = purse
         self._trace = ModuleTrace(
-            lambda callback: session.guard.wrap("modules", callback),  # type: ignore[arg-type,return-value]
+            lambda callback: session.guard.wrap("modules", callback),
             activations=session.settings.preset == "deep",
         )
         self._thread = 0

@@ -54,18 +54,13 @@ def number_array(values: npt.NDArray[np.generic], kind: Kind) -> pa.Array:
     match kind:
         case Kind.F64:
             nulls = values.view(np.int64) == NULL_F64_BITS
-        case Kind.I64:
+        case Kind.I64 | Kind.I32:
             if values.dtype == np.float64:
                 nulls = values.view(np.int64) == NULL_F64_BITS
-                values = np.where(nulls, 0.0, values).astype(np.int64)
+                known = np.where(nulls, 0.0, values) if nulls.any() else values
+                values = known.astype(np.int64 if kind is Kind.I64 else np.int32)
             else:
-                nulls = values == NULL_I64
-        case Kind.I32:
-            if values.dtype == np.float64:
-                nulls = values.view(np.int64) == NULL_F64_BITS
-                values = np.where(nulls, 0.0, values).astype(np.int32)
-            else:
-                nulls = values == NULL_I32
+                nulls = values == (NULL_I64 if kind is Kind.I64 else NULL_I32)
         case Kind.BOOL:
             bits = np.packbits(values != 0, bitorder="little")
             return pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(bits.tobytes())])
@@ -87,6 +82,8 @@ def text_array(texts: Sequence[str | None]) -> pa.Array:
 def name_array(ids: npt.NDArray[np.int32], names: pa.Array) -> pa.Array:
     """Strings for name ids; ids below 0 are NULL, unknown ones read `?`."""
     nulls = ids < 0
+    if nulls.all():
+        return pa.nulls(len(ids), pa.string())
     known = np.where(nulls | (ids >= len(names)), 0, ids).astype(np.int32)
     indices = pa.Array.from_buffers(pa.int32(), len(ids), [_validity(nulls), pa.py_buffer(known)])
     return pa.DictionaryArray.from_arrays(indices, names).dictionary_decode()
@@ -102,7 +99,8 @@ def constant_array(value: str | int | None, size: int, kind: Kind) -> pa.Array:
 
 
 def serialize_batch(batch: pa.RecordBatch) -> bytes:
-    return batch.serialize().to_pybytes()
+    serialized: bytes = batch.serialize().to_pybytes()
+    return serialized
 
 
 def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:

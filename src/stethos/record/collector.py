@@ -5,32 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from stethos.record.arrow import name_array, number_array, segment_schema, serialize_batch, stored_columns, text_array
+from stethos.record.arrow import number_array, segment_schema, serialize_batch, text_array
+from stethos.record.batch import frame_batches, slot_batches
 from stethos.record.compact import map_file, seal_segment
 from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Drop, Word
 from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, boot_id, write_json
 from stethos.record.provenance import plain_facts
 from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, SegmentWriter, encode_block, scan
-from stethos.record.tap import SLOT_DTYPES, Frame, Tap
+from stethos.record.tap import Frame, Tap
 from stethos.redact import redact
-from stethos.schema import HOST, NULL_F64, NULL_I32, RECORDED, STEPS, Column, Kind
+from stethos.schema import HOST, RECORDED, Kind
 
 SEGMENT_BYTES = 16 << 20
-_CONTEXT = ("client", "round", "optimizer", "step", "t_ns")
 _NEW_MANIFEST: dict[str, Any] = {
     "version": 1, "segment": 1, "rows": 0, "host_rows": 0, "slots": 0, "frames": 0,
     "sealed": [], "retired": {}, "lost": 0, "names": [""],
 }  # fmt: skip
-Columns = dict[str, pa.Array]
 
 
 class Collector:
@@ -123,7 +120,8 @@ class Collector:
         new_names = {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
         self._learn_names(new_names)
         self._take_notes(frames)  # first: done twice it does no harm
-        batches = {**self._slot_batches(slots), **self._frame_batches(frames)}
+        known = self._known_names()
+        batches = {**slot_batches(slots, known), **frame_batches(frames, known)}
         if self._host:
             batches[HOST.number] = self._host_batch()
         rows = self._write_group(batches, new_names, slots_read, frames_read)
@@ -162,62 +160,6 @@ class Collector:
         self.written = written
         self._with_schema.update(new_schemas)
         return stored
-
-    def _slot_batches(self, slots: npt.NDArray[np.uint8]) -> dict[int, pa.RecordBatch]:
-        if not len(slots):
-            return {}
-        tables = slots[:, 8:10].copy().view("<u2").ravel()
-        batches = {}
-        for number in np.unique(tables).tolist():
-            if number not in SLOT_DTYPES:
-                continue
-            mine = slots[tables == number] if len(tables) > 1 else slots
-            rows = np.ascontiguousarray(mine).view(SLOT_DTYPES[number]).ravel()
-            if number == STEPS.number:
-                rows = _finished_steps(rows)
-            columns = [self._column(column, rows[column.name]) for column in stored_columns(RECORDED[number])]
-            batches[number] = pa.RecordBatch.from_arrays(columns, schema=segment_schema(RECORDED[number]))
-        return batches
-
-    def _column(self, column: Column, values: npt.NDArray[Any]) -> pa.Array:
-        if column.kind is Kind.NAME:
-            return name_array(np.ascontiguousarray(values), self._known_names())
-        return number_array(values, column.kind)
-
-    def _frame_batches(self, frames: Sequence[Frame]) -> dict[int, pa.RecordBatch]:
-        grouped: dict[int, list[Frame]] = defaultdict(list)
-        for frame in frames:
-            if frame.table in RECORDED:
-                grouped[frame.table].append(frame)
-        return {table: self._frame_batch(table, group) for table, group in grouped.items()}
-
-    def _frame_batch(self, number: int, frames: list[Frame]) -> pa.RecordBatch:
-        table = RECORDED[number]
-        names, texts = table.of_kind(Kind.NAME), table.of_kind(Kind.TEXT)
-        numbers = table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)
-        counts = np.array([frame.rows for frame in frames])
-        columns: Columns = {}
-        for column in stored_columns(table)[: len(_CONTEXT)]:
-            dtype = np.int64 if column.kind is Kind.I64 else np.int32
-            values = np.array([getattr(frame, column.name) for frame in frames], dtype=dtype)
-            columns[column.name] = self._column(column, np.repeat(values, counts))
-        ids = np.concatenate(
-            [np.frombuffer(f.body, "<i4", len(names) * f.rows).reshape(len(names), f.rows) for f in frames], axis=1
-        )
-        values = np.concatenate(
-            [
-                np.frombuffer(f.body, "<f8", len(numbers) * f.rows, 4 * len(names) * f.rows).reshape(-1, f.rows)
-                for f in frames
-            ],
-            axis=1,
-        ) if numbers else np.empty((0, int(counts.sum())))  # fmt: skip
-        columns |= {column.name: self._column(column, ids[index]) for index, column in enumerate(names)}
-        columns |= {column.name: number_array(values[index], column.kind) for index, column in enumerate(numbers)}
-        for index, column in enumerate(texts):
-            columns[column.name] = text_array([redact(frame.texts[index]) or None for frame in frames])
-        return pa.RecordBatch.from_arrays(
-            [columns[column.name] for column in stored_columns(table)], schema=segment_schema(table)
-        )
 
     def _host_batch(self) -> pa.RecordBatch:
         columns = [number_array(np.array(self._host_times, np.int64), Kind.I64)]
@@ -352,23 +294,6 @@ def _stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> lis
         for block in blocks
     ]
     return blocks[: max((index + 1 for index, stored in enumerate(is_stored) if stored), default=0)]
-
-
-def _finished_steps(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Steps come with durations in ns and zeros for what did not happen; give them their units and NULLs."""
-    rows = rows.copy()
-    is_first = rows["local_step"] == 0
-    has_batch = rows["data_ms"] > 0
-    missing = {
-        "step_ms": is_first | (rows["step_ms"] < 0),  # the previous step was another optimizer's, or there was none
-        "data_ms": ~has_batch,
-        "forward_ms": (is_first & ~has_batch) | (rows["forward_ms"] <= 0) | (rows["backwards"] == 0),
-        "backward_ms": (rows["backward_ms"] <= 0) | (rows["backwards"] == 0),
-    }
-    for name in ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms"):
-        rows[name] = np.where(missing.get(name, False), NULL_F64, rows[name] * 1e-6)
-    rows["samples"] = np.where(has_batch, rows["samples"], NULL_I32)
-    return rows
 
 
 def counters_of(tap: Tap) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Standard library only: the trainer imports this.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -152,11 +153,15 @@ class RunPlace:
 
     def create(self, facts: dict[str, Any]) -> None:
         """Make the directory and its `run.json`; keep an existing one."""
+        is_new = not self.path.exists()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.exists():
                 write_json(self.path / RUN_FILE, facts)
         except OSError as error:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
             raise RecordingError(
                 f"cannot record into {self.path}: {error.strerror}", hint="choose another place with --dir DIR"
             ) from None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +46,15 @@ def slot_dtype(number: int) -> np.dtype[np.void]:
 
 
 SLOT_DTYPES = {number: slot_dtype(number) for number in SLOT_PACKERS}
+_ROW_BYTES = {
+    number: 4 * len(table.of_kind(Kind.NAME)) + 8 * len(table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
+    for number, table in RECORDED.items()
+}
+_PIECE = 1024
+_RAMP = np.arange(_PIECE)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame as written by `Ring.put_frame`, texts decoded."""
 
     table: int
@@ -122,8 +128,7 @@ class Tap:
         """Whether the next slot was taken but never finished, with finished ones behind it."""
         if self._is_written(self.slots_tail):
             return False
-        after = np.arange(self.slots_tail + 1, self.slots_tail + SLOTS)
-        has_later = bool((self._sequences[after % SLOTS] == after + 1).any())
+        has_later = any(are_complete.any() for are_complete in self._look_from(self.slots_tail + 1))
         return has_later and not self._is_written(self.slots_tail)  # it may have been finished while we looked
 
     def _is_written(self, index: int) -> bool:
@@ -131,10 +136,25 @@ class Tap:
 
     def read_slots(self) -> npt.NDArray[np.uint8]:
         """All complete slots from the tail on, copied."""
-        indices = np.arange(self.slots_tail, self.slots_tail + SLOTS)
-        complete = self._sequences[indices % SLOTS] == indices + 1
-        count = SLOTS if complete.all() else int(complete.argmin())
-        return self._slots[indices[:count] % SLOTS]
+        count = 0
+        for are_complete in self._look_from(self.slots_tail):
+            if not are_complete.all():
+                count += int(are_complete.argmin())
+                break
+            count += len(are_complete)
+        first = self.slots_tail % SLOTS
+        if first + count <= SLOTS:
+            return self._slots[first : first + count].copy()
+        return np.concatenate((self._slots[first:], self._slots[: first + count - SLOTS]))
+
+    def _look_from(self, index: int) -> Iterator[npt.NDArray[np.bool_]]:
+        """Whether each slot is complete, up to a whole lap after the tail, in pieces: mostly few slots wait."""
+        end = self.slots_tail + SLOTS
+        while index < end:
+            at = index % SLOTS
+            sequences = self._sequences[at : min(at + _PIECE, at + end - index)]
+            yield sequences == _RAMP[: len(sequences)] + (index + 1)
+            index += len(sequences)
 
     def skip_hole(self) -> None:
         """Step over a slot whose writer was interrupted for good; it counts once the next group is written."""
@@ -160,21 +180,18 @@ class Tap:
 
     def _frame_at(self, place: int) -> tuple[Frame, int]:
         """The frame at a place, and the number of rows in all frames up to it (its low half)."""
-        size, table, text_count, rows, client, round_, optimizer, rows_so_far, step, t_ns = (
-            FRAME_HEADER.unpack_from(self._map, place)
+        size, table, text_count, rows, client, round_, optimizer, rows_so_far, step, t_ns = FRAME_HEADER.unpack_from(
+            self._map, place
         )
         payload = self._map[place + FRAME_HEADER.size : place + size]
-        body_end = len(payload)
+        body_end = at = body_bytes_of(table, rows)
         texts: list[str] = []
-        if text_count:
-            body_end = body_bytes_of(table, rows)
-            at = body_end
-            for _ in range(text_count):
-                length = int.from_bytes(payload[at : at + 4], "little")
-                texts.append(payload[at + 4 : at + 4 + length].decode("utf-8", "replace"))
-                at += 4 + length
-            if at > len(payload):
-                raise DamagedRingError(f"the texts of a frame end {at - len(payload)} bytes behind it")
+        for _ in range(text_count):
+            length = int.from_bytes(payload[at : at + 4], "little")
+            texts.append(payload[at + 4 : at + 4 + length].decode("utf-8", "replace"))
+            at += 4 + length
+        if at > len(payload):
+            raise DamagedRingError(f"the rows or texts of a frame end {at - len(payload)} bytes behind it")
         frame = Frame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
         return frame, rows_so_far
 
@@ -202,8 +219,4 @@ class Tap:
 
 def body_bytes_of(table: int, rows: int) -> int:
     """How long the numeric part of a frame of this table is."""
-    if table not in RECORDED:
-        return 0
-    names = len(RECORDED[table].of_kind(Kind.NAME))
-    numbers = len(RECORDED[table].of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
-    return (4 * names + 8 * numbers) * rows
+    return _ROW_BYTES.get(table, 0) * rows

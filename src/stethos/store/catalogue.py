@@ -22,9 +22,7 @@ RunState = Literal["running", "ended", "failed", "killed"]
 Row = dict[str, Any]
 
 
-def process_row(
-    reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger, stored_steps: int
-) -> Row:
+def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger, stored_steps: int) -> Row:
     """One row of `processes`; `stored_steps` are its rows in `steps`, which its own counter may lag behind."""
     facts, counters = reader.facts, reader.counters
     launcher = _launcher_of(reader, launchers)
@@ -86,9 +84,7 @@ def run_row(place: RunPlace, processes: Sequence[Row], rows_stored: int) -> Row:
     }
 
 
-def process_rows(
-    readers: Sequence[ProcessReader], place: RunPlace, examiner: Examiner
-) -> tuple[list[Row], Ledger]:
+def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: Examiner) -> tuple[list[Row], Ledger]:
     """All rows of `processes`, and their books added up."""
     launchers = launchers_of(place)
     ledgers = [reader.ledger(examiner) for reader in readers]

@@ -65,9 +65,7 @@ def ledger_after_end(manifest: dict[str, Any], counters: Counters, damaged: int)
     )
 
 
-def ledger_before_end(
-    manifest: dict[str, Any], ring: RingHeader | None, segment: OpenSegment, damaged: int
-) -> Ledger:
+def ledger_before_end(manifest: dict[str, Any], ring: RingHeader | None, segment: OpenSegment, damaged: int) -> Ledger:
     """The books while a segment is open: what the drainer has read against what is on disk."""
     retired = sum(manifest.get("retired", {}).values())
     drops = ring.counters.drops if ring else {}

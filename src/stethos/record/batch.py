@@ -1,0 +1,146 @@
+"""Record batches from what a tap has read: whole columns at a time, no work per row and little per frame."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stethos.record.arrow import name_array, number_array, segment_schema, stored_columns, text_array
+from stethos.record.layout import SLOT_BYTES
+from stethos.record.tap import SLOT_DTYPES, Frame
+from stethos.redact import redact
+from stethos.schema import CONTEXT_COLUMNS, NULL_F64, NULL_I32, RECORDED, STEPS, Column, Kind, Source, Table
+
+Vector = npt.NDArray[Any]
+_TABLE = np.dtype({"names": ["table"], "formats": ["<u2"], "offsets": [8], "itemsize": SLOT_BYTES})
+_CONTEXT_DTYPE = {Kind.NAME: "<i4", Kind.I32: "<i4", Kind.I64: "<i8"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What every batch of a table needs to know of it, worked out once."""
+
+    columns: tuple[Column, ...]
+    names: tuple[Column, ...]
+    numbers: tuple[Column, ...]
+    texts: tuple[Column, ...]
+    schema: pa.Schema
+
+    @classmethod
+    def of(cls, table: Table) -> _Plan:
+        return cls(
+            stored_columns(table),
+            table.of_kind(Kind.NAME),
+            table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL),
+            table.of_kind(Kind.TEXT),
+            segment_schema(table),
+        )
+
+    def batch(self, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([arrays[column.name] for column in self.columns], schema=self.schema)
+
+
+_PLANS = {number: _Plan.of(table) for number, table in RECORDED.items() if table.source is not Source.DRAINER}
+
+
+def slot_batches(slots: npt.NDArray[np.uint8], names: pa.Array) -> dict[int, pa.RecordBatch]:
+    """One batch per table for slots as `Tap.read_slots` gives them; void ones are left out."""
+    if not len(slots):
+        return {}
+    tables = slots.view(_TABLE)["table"].ravel()
+    found = [int(tables[0])] if (tables == tables[0]).all() else np.unique(tables).tolist()
+    batches = {}
+    for number in found:
+        if number in SLOT_DTYPES:
+            mine = slots if len(found) == 1 else slots[tables == number]
+            batches[number] = _slot_batch(number, mine.view(SLOT_DTYPES[number]).ravel(), names)
+    return batches
+
+
+def _slot_batch(number: int, rows: npt.NDArray[np.void], names: pa.Array) -> pa.RecordBatch:
+    plan = _PLANS[number]
+    values: dict[str, Vector] = {column.name: np.ascontiguousarray(rows[column.name]) for column in plan.columns}
+    if number == STEPS.number:
+        values |= _finished_steps(values)
+    return plan.batch({column.name: _array(column, values[column.name], names) for column in plan.columns})
+
+
+def _finished_steps(values: dict[str, Vector]) -> dict[str, Vector]:
+    """Steps come with durations in ns and zeros for what did not happen; give them their units and NULLs."""
+    is_first, has_batch, has_backward = values["local_step"] == 0, values["data_ms"] > 0, values["backwards"] != 0
+    known = {
+        "step_ms": ~is_first & (values["step_ms"] >= 0),  # else the previous step was another optimizer's, or none
+        "data_ms": has_batch,
+        "forward_ms": (has_batch | ~is_first) & (values["forward_ms"] > 0) & has_backward,
+        "backward_ms": (values["backward_ms"] > 0) & has_backward,
+        "optimizer_ms": np.True_,
+    }
+    finished: dict[str, Vector] = {
+        name: np.where(is_known, values[name] * 1e-6, NULL_F64) for name, is_known in known.items()
+    }
+    return finished | {"samples": np.where(has_batch, values["samples"], np.int32(NULL_I32))}
+
+
+def frame_batches(frames: Sequence[Frame], names: pa.Array) -> dict[int, pa.RecordBatch]:
+    """One batch per table for frames as `Tap.read_frames` gives them; names and notes are left out."""
+    grouped: dict[int, list[Frame]] = defaultdict(list)
+    for frame in frames:
+        if frame.table in _PLANS and frame.rows:
+            grouped[frame.table].append(frame)
+    return {number: _frame_batch(_PLANS[number], group, names) for number, group in grouped.items()}
+
+
+def _frame_batch(plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> pa.RecordBatch:
+    stacks = [_Stack(plan, list(group), names) for _, group in groupby(frames, key=attrgetter("rows"))]
+    arrays = {column: _concatenated([stack.arrays[column] for stack in stacks]) for column in stacks[0].arrays}
+    for index, column in enumerate(plan.texts):
+        arrays[column.name] = text_array([redact(frame.texts[index]) or None for frame in frames])
+    return plan.batch(arrays)
+
+
+class _Stack:
+    """Columns of successive frames of one table with the same number of rows each, read as one matrix."""
+
+    def __init__(self, plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> None:
+        self._count, self._rows, self._names = len(frames), frames[0].rows, names
+        self.arrays: dict[str, pa.Array] = {}
+        for column in CONTEXT_COLUMNS:
+            each = np.array([getattr(frame, column.name) for frame in frames], _CONTEXT_DTYPE[column.kind])
+            self.arrays[column.name] = _array(column, np.repeat(each, self._rows), names)
+        bodies = np.frombuffer(b"".join([frame.body for frame in frames]), np.uint8).reshape(self._count, -1)
+        border = 4 * len(plan.names) * self._rows
+        self._add_names(plan.names, bodies[:, :border].view("<i4"))
+        if plan.numbers:
+            self._add_numbers(plan.numbers, bodies[:, border:].view("<f8"))
+
+    def _add_names(self, columns: Sequence[Column], ids: npt.NDArray[np.int32]) -> None:
+        is_same = self._count > 1 and bool((ids == ids[0]).all())  # as layers are in every sample: look them up once
+        if is_same:
+            ids = ids[:1]
+        for index, column in enumerate(columns):
+            mine = np.ascontiguousarray(ids[:, index * self._rows : (index + 1) * self._rows]).ravel()
+            array = name_array(mine, self._names)
+            self.arrays[column.name] = _concatenated([array] * self._count) if is_same else array
+
+    def _add_numbers(self, columns: Sequence[Column], stacked: npt.NDArray[np.float64]) -> None:
+        """Numbers come as doubles, whatever they are."""
+        matrix = stacked.reshape(self._count, len(columns), self._rows).transpose(1, 0, 2)
+        values = np.ascontiguousarray(matrix).reshape(len(columns), self._count * self._rows)
+        for index, column in enumerate(columns):
+            self.arrays[column.name] = number_array(values[index], column.kind)
+
+
+def _array(column: Column, values: Vector, names: pa.Array) -> pa.Array:
+    return name_array(values, names) if column.kind is Kind.NAME else number_array(values, column.kind)
+
+
+def _concatenated(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
