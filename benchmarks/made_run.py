@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from stethos.record.spawn import take_lock
 from stethos.schema import LAYERS, METRICS, NULL_F64, NULL_I32, STEPS, Kind
 
 LAYER_NAMES = [f"encoder.layers.{index // 5}.linear{index % 5}.weight" for index in range(100)]
+_T0_NS = 1_700_000_000_000_000_000
+_DISTINCT = 20_000  # rows before values come again: more than Parquet compresses together
+_VALUES = np.random.default_rng(0).normal(size=_DISTINCT).tolist()
 _NUMBERS = len(LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
 
 
@@ -51,8 +55,8 @@ class MadeRun:
         put, name = self.ring.writer(SLOT_PACKERS[METRICS.number].pack_into), self.name_id("loss")
 
         def write(rows: int) -> None:
-            for step in range(rows):
-                put(METRICS.number, 0, NULL_I32, NULL_I32, NULL_I32, step, 1_700_000_000_000_000_000, name, 1.5)
+            for step, value in zip(range(rows), _VALUES, strict=False):
+                put(METRICS.number, 0, NULL_I32, NULL_I32, NULL_I32, step, _T0_NS + step, name, value)
 
         return write
 
@@ -61,24 +65,22 @@ class MadeRun:
         put, model = self.ring.writer(SLOT_PACKERS[STEPS.number].pack_into), self.name_id("Net")
 
         def write(rows: int) -> None:
-            for step in range(rows):
+            for step, loss in zip(range(rows), _VALUES, strict=False):
                 put(
-                    STEPS.number, 0, NULL_I32, NULL_I32, 1, step, 1_700_000_000_000_000_000, step, model, 0.5, 0.1,
-                    NULL_F64, 400_000, 90_000, 100_000, 120_000, 60_000, 32, 1, 0, 4096, 8192,
+                    STEPS.number, 0, NULL_I32, NULL_I32, 1, step, _T0_NS + step, step, model, loss, 0.1,
+                    NULL_F64, 400_000 + step, 90_000, 100_000, 120_000 - step, 60_000, 32, 1, 0, 4096, 8192,
                 )  # fmt: skip
 
         return write
 
     def layer_writer(self, rows_per_frame: int) -> Callable[[int], None]:
         """Writes that many rows of `layers`, in vectors."""
-        names, numbers = layer_vector(rows_per_frame, self.name_id)
-        body = names + numbers
+        vectors = (layer_vector(rows_per_frame, self.name_id, seed) for seed in range(_DISTINCT // rows_per_frame))
+        bodies = cycle([names + numbers for names, numbers in vectors])
 
         def write(rows: int) -> None:
-            for step in range(rows // rows_per_frame):
-                self.ring.put_frame(
-                    LAYERS.number, rows_per_frame, body, optimizer=1, step=step, t_ns=1_700_000_000_000_000_000
-                )
+            for step, body in zip(range(rows // rows_per_frame), bodies, strict=False):
+                self.ring.put_frame(LAYERS.number, rows_per_frame, body, optimizer=1, step=step, t_ns=_T0_NS + step)
 
         return write
 
@@ -102,12 +104,12 @@ class MadeRun:
             os.close(self._lock)
 
 
-def layer_vector(rows: int, name_id: Callable[[str], int]) -> tuple[bytes, bytes]:
+def layer_vector(rows: int, name_id: Callable[[str], int], seed: int = 0) -> tuple[bytes, bytes]:
     """Name ids and numbers of one sample: half gradients, half weights, which alone have a drift."""
     half = rows // 2
     layers = [name_id(LAYER_NAMES[index % half % len(LAYER_NAMES)]) for index in range(rows)]
     kinds = [name_id("gradient")] * half + [name_id("weight")] * (rows - half)
-    numbers = np.random.default_rng(0).normal(size=(_NUMBERS, rows))
+    numbers = np.random.default_rng(seed).normal(size=(_NUMBERS, rows))
     numbers[6:8] = 0
     numbers[8, :half] = NULL_F64
     numbers[9] = 4096

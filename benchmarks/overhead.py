@@ -17,6 +17,7 @@ from stethos.store.run import open_run
 
 _ALWAYS_ON_TARGET_US = 8.0
 _EXIT_TARGET_MS = 1000.0
+_LIMIT_S = 10.0
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -61,7 +62,7 @@ def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results
             directory = scratch / f"{workload}-{round_}-{name}"
             directory.mkdir()
             job = {"workload": workload, "variant": name, "directory": str(directory), "warmup": load.warmup,
-                   "chunks": scale.chunks[workload], "steps": load.steps}  # fmt: skip
+                   "chunks": scale.chunks[workload], "steps": load.steps, "limit_s": _LIMIT_S}  # fmt: skip
             result = run_child("trainer", job, VARIANTS[name].environment)
             if VARIANTS[name].is_ours:
                 wait_for_drainer(directory / RUN_NAME)

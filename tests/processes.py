@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,12 @@ def kill_drainer(path: Path) -> int:
 
 
 def wait_for_rest(path: Path) -> None:
-    """Wait until everything of a run is collected and its drainer has gone by itself."""
+    """Wait until everything of a run is collected; its drainer lingers a little for others to join."""
     run = RunPlace(path)
     wait_until(
         lambda: run.processes() and all("ended" in process.manifest() for process in run.processes()),
         f"the rest of {path}",
     )
-    wait_until(lambda: not drainers_of(path), f"the end of the drainer of {path}")
 
 
 def checked_books(run: Run) -> dict[str, Any]:
@@ -145,7 +144,3 @@ class Counter:
     @property
     def value(self) -> int:
         return int.from_bytes(self._map, "little")
-
-
-def lines_of(text: str, start: str) -> Sequence[str]:
-    return [line for line in text.splitlines() if line.startswith(start)]

@@ -1,22 +1,22 @@
-"""Every test here leaves no process of ours behind."""
+"""The tests here start real processes, and leave none of ours behind."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from processes import drainers_of, wait_until
 
 
-@pytest.fixture(autouse=True)
-def no_drainer_is_left_behind(tmp_path: Path) -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def no_drainer_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Drainers end by themselves, soon after their runs."""
     yield
+    directory = tmp_path_factory.getbasetemp()
     try:
-        wait_until(lambda: not drainers_of(tmp_path), f"the end of the drainers {drainers_of(tmp_path)}")
+        wait_until(lambda: not drainers_of(directory), f"the end of the drainers {drainers_of(directory)}")
     finally:
-        for pid in drainers_of(tmp_path):
+        for pid in drainers_of(directory):
             os.kill(pid, signal.SIGKILL)

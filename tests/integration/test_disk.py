@@ -289,6 +289,7 @@ def test_a_size_limit_takes_the_oldest_bulk_rows_first_and_counts_them(tmp_path:
         assert ask(launcher, "500 10") == f"{500 * turn}\n"
         wait_until_drained(path)
     assert finish(launcher).returncode == 0
+    wait_until(lambda: not drainers_of(path), "the drainer's last look at the size")
     run, books = collected(path)
     assert metric_values(run) == list(range(4000))  # no bulk table: kept
     kept = [step for (step,) in run.rows("SELECT DISTINCT step FROM layers ORDER BY step").values]
@@ -306,6 +307,7 @@ def test_a_size_limit_also_holds_over_processes_that_have_ended(tmp_path: Path) 
         assert ask(launcher, "100 20") == "100\n"
         assert finish(launcher).returncode == 0
         wait_for_rest(path)
+    wait_until(lambda: not drainers_of(path), "the drainer's last look at the size")
     run, books = collected(path)
     assert books["processes"] == 3 and books["size_bytes"] <= 2_200_000
     assert books["drops"]["size_limit"] > 0 and books["rows_lost"] == 0

@@ -225,6 +225,7 @@ def test_a_drainer_ends_with_its_run_and_takes_its_ring_along(tmp_path: Path) ->
     process = RunPlace(tmp_path / "run").processes()[0]
     assert sorted(path.name for path in process.path.iterdir()) == ["000001.metrics.parquet", "manifest.json", "process.json"]  # fmt: skip  # noqa: E501
     assert metric_values(run) == [0] and only_process(run)["state"] == "ended"
+    wait_until(lambda: not drainers_of(tmp_path / "run"), "the end of the drainer")
 
 
 def test_a_closed_watch_is_collected_while_its_program_lives_on(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ stethos.log(i=0)
 
 def test_a_process_that_joins_while_the_drainer_is_leaving_is_drained(tmp_path: Path) -> None:
     """One after the other into the same run, at every distance around the drainer's last second."""
-    for number, pause_s in enumerate((0.0, 0.9, 1.0, 1.1, 1.2, 1.3)):
+    for number, pause_s in enumerate((0.0, 0.95, 1.0, 1.05, 1.1, 1.2)):
         time.sleep(pause_s)
         code = f"import stethos; stethos.watch(dir={str(tmp_path)!r}, name='run'); stethos.log(i={number})"
         assert finish(start("-c", code)).returncode == 0

@@ -134,8 +134,6 @@ def test_rows_of_big_odd_and_frozen_layers_are_right_too(record: Record) -> None
     for (step, layer, kind), numbers in seen.items():
         if (step, layer, kind) not in twin.rows:
             assert numbers[:-1] == (None,) * 9, "no gradient, no numbers"
-        elif kind == "weight" and layer in ("bad", "hopeless"):
-            assert_same(numbers[:8] + numbers[9:], twin.rows[step, layer, kind][:8] + twin.rows[step, layer, kind][9:])
         else:
             assert_same(numbers, twin.rows[step, layer, kind])
 

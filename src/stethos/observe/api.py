@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stethos.errors import RecordingError
+from stethos.guard import attempt
 from stethos.observe import boot
+from stethos.observe.session import Session
 from stethos.observe.spans import Span
 from stethos.record.place import check_name, readable_name
 from stethos.record.provenance import commit_in_files
@@ -21,27 +25,31 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """What `watch` returns: closing it stops the recording and undoes every change made to torch."""
+    """What `watch` returns: closing it stops the recording and undoes every change made to torch.
 
-    def __init__(self, recording: boot.Recording, *, owns_recording: bool) -> None:
+    `recording` is None if it could not be begun.
+    """
+
+    def __init__(self, recording: boot.Recording | None, *, owns_recording: bool) -> None:
         self._recording = recording
         self._owns_recording = owns_recording
 
     @property
     def path(self) -> Path | None:
-        """The run's directory."""
-        return self._recording.session.settings.run_dir
+        """The run's directory; None if nothing is recorded."""
+        return self._recording.session.settings.run_dir if self._recording is not None else None
 
     def run(self) -> Run:
         """The run as seen by readers; it may be queried while it grows."""
         from stethos.store.run import open_run
 
-        assert self.path is not None
+        if self.path is None:
+            raise RecordingError("nothing was recorded", hint="see what was said on stderr when the watch began")
         return open_run(self.path)
 
     def close(self) -> None:
-        if self._owns_recording:
-            boot.end()
+        if self._owns_recording and self._recording is not None:
+            self._recording.session.guard.run("close", boot.end)
 
     def __enter__(self) -> Watch:
         return self
@@ -65,8 +73,9 @@ def watch(
 
     Under `stethos run` the process joins that run and the other arguments but
     `model` and `config` are ignored. `model` gives layers their names from the
-    start; without it they are found at the first step. Never raises for a
-    directory that cannot be written: it says so on stderr and the training goes on.
+    start; without it they are found at the first step. Raises only for
+    arguments that make no sense; if the directory cannot be written, or
+    anything else fails, it says so on stderr and the training goes on.
     """
     recording = boot.current()
     owns = recording is None
@@ -74,16 +83,23 @@ def watch(
         settings = from_environment()
         if settings.run_dir is None:
             settings = replace(_new_run(name, dir, parse_preset(preset), overhead), strict=settings.strict)
-        recording = boot.begin(settings)
-        recording.session.git_commit = commit_in_files(Path.cwd())
-    session = recording.session
+        recording = attempt(boot.begin, settings)
+        if recording is None:
+            sys.stderr.write("stethos: not recording: the observer could not be started\n")
+            return Watch(None, owns_recording=False)
+        recording.session.git_commit = recording.session.guard.run("git", lambda: commit_in_files(Path.cwd()))
+    guard = recording.session.guard
     if config:
-        session.config.update(config)
-        session.note_facts({"config": dict(session.config)})
+        guard.run("config", _note_config, recording.session, config)
     if model is not None and recording.torch_watch is not None:
-        session.guard.run("names", recording.torch_watch.names.know, model)
-    session.guard.run("open", session.open)
+        guard.run("names", recording.torch_watch.names.know, model)
+    guard.run("open", recording.session.open)
     return Watch(recording, owns_recording=owns)
+
+
+def _note_config(session: Session, config: Mapping[str, Any]) -> None:
+    session.config.update(config)
+    session.note_facts({"config": dict(session.config)})
 
 
 def _new_run(name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None) -> Settings:

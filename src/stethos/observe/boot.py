@@ -35,10 +35,11 @@ class Recording:
         self._finder: _TorchFinder | None = None
 
     def begin(self) -> None:
-        EndWatch(self.session).install()
-        LogWatch(self.session).install()
+        guard = self.session.guard
+        guard.run("traceback", lambda: EndWatch(self.session).install())
+        guard.run("logs", lambda: LogWatch(self.session).install())
         if self.session.settings.is_main:
-            self.session.open()
+            guard.run("open", self.session.open)
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "compile"):
             self.watch_torch()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 SCAN_LIMIT = 8
 _MOST_FOUND = 16
@@ -87,7 +88,7 @@ class LayerNames:
         objects), on the first sight of a structure; after `SCAN_LIMIT` searches
         there are no more. Objects frozen by `gc.freeze()` are not found by it.
         """
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(optimizer)
         named = self._named(parameters)
         given = _given_names(optimizer)
         if given is None or len(given) != len(parameters):
@@ -118,6 +119,11 @@ class LayerNames:
         named, _ = _named_by([*modules, *roots], parameters, names)
         self._cache[structure] = _Cached(named, ids)
         return named
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """An optimizer's parameters in the order of its groups, without those of lazy modules that were never called."""
+    return [p for group in optimizer.param_groups for p in group["params"] if type(p) is not UninitializedParameter]
 
 
 def module_names(root: torch.nn.Module) -> dict[int, str]:

@@ -26,6 +26,7 @@ Stage = Literal["forward", "backward"]
 F = TypeVar("F", bound=Callable[..., object])
 
 _NODES_PER_CALL = 8  # inputs watched for the end of one module's backward
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _is_cuda_used: Any = torch.cuda.is_initialized
 _VALUES_PER_CALL = 64  # tensors looked at in one module's arguments or outputs
 _CALLS_PER_TRACE = 50_000  # more than an iteration has: it is an evaluation, or no further step will come
@@ -310,7 +311,8 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
 
 def _storage(tensor: torch.Tensor) -> int:
     """What two views of one memory share. (An address may return after a free: on CPU that undercounts.)"""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+    is_plain = type(tensor) in _PLAIN and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if is_plain else id(tensor)
 
 
 def _cuda_bytes() -> int | None:

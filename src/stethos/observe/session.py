@@ -213,7 +213,7 @@ class Session:
         ring = self.open()
         if ring is None:
             return
-        number: Any = attempt(float, value)
+        number: Any = attempt(_number_in, value)
         at: Any = self.steps if step is None else attempt(operator.index, step)
         if number is None or at is None or at.bit_length() > 63:
             self._note_no_number(name, value if number is None else step)
@@ -317,6 +317,7 @@ class Session:
         self._pid = os.getpid()
         self._names = {}
         self._lock = threading.RLock()
+        self._is_opening = False
         self.steps = 0
         self.place = None
         if self.ring is not None:
@@ -325,6 +326,11 @@ class Session:
             self.guard.run("fork", ring.release)
         for action in self.on_fork:
             self.guard.run("fork", action)
+
+
+def _number_in(value: Any) -> float:
+    """A number, also a tensor's: torch warns of `float()` where gradients are needed."""
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _new_directory(parent: Path, name: str) -> Path:

@@ -24,7 +24,7 @@ from stethos.observe.alarm import Alarm
 from stethos.observe.budget import Budget
 from stethos.observe.device_loss import DeviceLosses
 from stethos.observe.iteration import Iteration, Iterations
-from stethos.observe.layer_name import LayerNames, Named
+from stethos.observe.layer_name import LayerNames, Named, parameters_of
 from stethos.observe.sample import LayerSampler, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
@@ -310,7 +310,7 @@ class StepWatch:
     def _learn_params(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer's parameters, their names and start values; none of this is worth losing its steps."""
         guard, name_id = self.session.guard, self.session.name_id
-        params = _params_of(optimizer)
+        params = parameters_of(optimizer)
         starts = {id(param): start for param, start in zip(watched.params, watched.start or (), strict=False)}
         fresh = [param for param in params if id(param) not in starts]
         copies = guard.run("drift", self.layers.copy_of_start, fresh)
@@ -329,14 +329,10 @@ class StepWatch:
         """The optimizer's parameters, learned anew if it was given others since."""
         optimizer = watched.optimizer()
         if optimizer is not None:
-            params = _params_of(optimizer)
+            params = parameters_of(optimizer)
             if len(params) != len(watched.params) or any(map(is_not, params, watched.params)):
                 self._learn_params(watched, optimizer)
         return watched.params
-
-
-def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _number_in(loss: torch.Tensor) -> float:

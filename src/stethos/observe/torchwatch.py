@@ -39,7 +39,15 @@ class TorchWatch:
             return
         self._is_active = self.steps.is_active = True
         self.steps.on_off = self.uninstall
-        guard, steps = self.session.guard, self.steps
+        self.session.on_close.append(self.uninstall)
+        try:
+            self._install()
+        except BaseException:
+            self.uninstall()
+            raise
+
+    def _install(self) -> None:
+        steps = self.steps
         self._undo.append(register_optimizer_step_pre_hook(step_begins_callback(steps)).remove)
         self._undo.append(register_optimizer_step_post_hook(step_ended_callback(steps)).remove)
         self._replace(torch.autograd, "backward", lambda original: wrap_backward(steps, original))
@@ -48,16 +56,16 @@ class TorchWatch:
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
         self._replace(torch, "compile", self._compile)
         if "torch._dynamo" in sys.modules:
-            guard.run("dynamo", hide_from_dynamo)
-        self.session.on_close.append(self.uninstall)
+            self.session.guard.run("dynamo", hide_from_dynamo)
         self.session.on_fork.append(steps.after_fork)
 
     def uninstall(self) -> None:
         """Give torch its own functions back."""
         self._is_active = self.steps.is_active = False
-        self.steps.finish()
+        guard = self.session.guard
+        guard.run("close", self.steps.finish)
         while self._undo:
-            self._undo.pop()()
+            guard.run("close", self._undo.pop())
 
     def _replace(self, owner: Any, name: str, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Wrap a function of torch's; if somebody wraps ours in turn, ours stays inside it and only passes on."""

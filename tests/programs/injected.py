@@ -1,0 +1,224 @@
+"""Breaks every function of the observing side in turn and trains: injected.py DIRECTORY [NAME ...].
+
+Prints a JSON object per broken function: whether the training left behind what it does without us, what
+came out of it, and how often the broken function was called.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import logging
+import os
+import pkgutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from fingerprint import fingerprint, seed_all
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+import stethos
+import stethos.observe
+from stethos.observe import boot, hotpath
+from stethos.record.place import RunPlace, host_key
+from stethos.record.spawn import take_lock
+
+BESIDE = ("stethos.record.ring", "stethos.record.spawn", "stethos.record.place", "stethos.record.provenance",
+          "stethos.redact")  # fmt: skip
+
+
+class Unspeakable(Exception):
+    """An exception without words."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+KINDS: dict[str, type[BaseException]] = {
+    "RuntimeError": RuntimeError,
+    "MemoryError": MemoryError,
+    "Unspeakable": Unspeakable,
+}
+
+
+def functions() -> dict[str, FunctionType]:
+    """Every function and method of the observing side by its name, found by looking."""
+    names = [f"stethos.observe.{info.name}" for info in pkgutil.iter_modules(stethos.observe.__path__)]
+    found: dict[str, FunctionType] = {}
+    for name in [*names, *BESIDE]:
+        module = importlib.import_module(name)
+        for function in _functions_in(module, module):
+            found.setdefault(f"{name.removeprefix('stethos.')}.{function.__qualname__}", function)
+    return found
+
+
+def _functions_in(owner: Any, module: ModuleType) -> Iterator[FunctionType]:
+    for value in list(vars(owner).values()):
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, property):
+            value = value.fget
+        if inspect.isfunction(value) and value.__code__.co_filename == module.__file__:
+            yield value
+        elif inspect.isclass(value) and value.__module__ == module.__name__:
+            yield from _functions_in(value, module)
+
+
+@contextlib.contextmanager
+def broken(function: FunctionType, kind: type[BaseException]) -> Iterator[list[int]]:
+    """The function raises, however it is reached: its code is exchanged, so every alias is broken, too."""
+    calls: list[int] = []
+    builtins.injected_calls, builtins.injected_kind = calls, kind  # type: ignore[attr-defined]
+    original = function.__code__
+    variables = ", ".join(original.co_freevars)
+    source = f"def outer({variables}):\n def raiser(*args, **kwargs):\n  [{variables}]\n  injected_calls.append(1)\n  raise injected_kind('injected')\n return raiser"
+    space: dict[str, Any] = {}
+    exec(source, space)
+    raiser = space["outer"](*[None] * len(original.co_freevars))
+    function.__code__ = raiser.__code__
+    try:
+        yield calls
+    finally:
+        function.__code__ = original
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=True), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def train() -> str:
+    """A bit of everything: data loader, scaler, accumulation, closures, nesting, logs, spans, metrics, threads, a fork."""
+    seed_all(0)
+    logger = logging.getLogger("program")
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    samples = TensorDataset(torch.randn(32, 5), torch.randint(0, 3, (32,)))
+    for index, (x, y) in enumerate(DataLoader(samples, batch_size=4, shuffle=True)):
+        optimizer.zero_grad()
+        with stethos.span("batch", index=index):
+            for _ in range(1 + index % 2):
+                scaler.scale(cross_entropy(model(x), y)).backward()
+            if index == 3:
+                model.head.bias.grad.fill_(torch.inf)
+            scaler.step(optimizer)
+            scaler.update()
+        stethos.log(index=index, text="no number")
+        logger.warning("batch %d", index, extra={"index": index})
+    with contextlib.suppress(ValueError), stethos.span("fails"):
+        raise ValueError("as it should")
+    small = nn.Linear(5, 1)
+    solver = torch.optim.LBFGS(small.parameters(), max_iter=3)
+    x, y = torch.randn(16, 5), torch.randn(16, 1)
+
+    def closure() -> torch.Tensor:
+        solver.zero_grad()
+        loss = mse_loss(small(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        solver.step(closure)
+    big = nn.Linear(100, 100)
+    sparse = nn.Embedding(20, 3, sparse=True)
+    simple = torch.optim.SGD([*big.parameters(), *sparse.parameters()], lr=0.1)
+    for _ in range(4):
+        simple.zero_grad()
+        torch.autograd.backward([big(torch.randn(2, 100)).sum(), sparse(torch.tensor([1, 2])).sum()])
+        simple.step()
+    simple.add_param_group({"params": [nn.Parameter(torch.full((2,), torch.nan))]})
+    for loss in (1.0, torch.nan, 1.0):
+        (big(torch.ones(1, 100)).sum() + loss).backward()
+        simple.step()
+    thread_model = nn.Linear(5, 1)
+    thread = threading.Thread(target=train_plain, args=(thread_model, x, y))
+    thread.start()
+    thread.join()
+    child = os.fork()
+    if child == 0:
+        train_plain(nn.Linear(5, 1), x, y)
+        os._exit(7)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        raise RuntimeError("shown to the hook")
+    except RuntimeError:
+        sys.excepthook(*sys.exc_info())
+    del model.body[2]
+    return fingerprint(model, optimizer, scaler.state_dict(), small, solver, big, sparse, simple, thread_model, status)
+
+
+def train_plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def observed(path: Path) -> str:
+    """Train under a watch, with nobody to drain its ring."""
+    place = RunPlace(path)
+    place.path.mkdir(parents=True)
+    lock = take_lock(place.drainer_lock(host_key()))
+    with stethos.watch(Net(), dir=path.parent, name=path.name, preset="deep", overhead=1.0, config={"a": 1}):
+        left = train()
+    if lock is not None:
+        os.close(lock)
+    return left
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    directory, wanted = Path(sys.argv[1]), set(sys.argv[2:])
+    hotpath.KEEP_HOUSE_NS = 0
+    logging.getLogger().addHandler(logging.NullHandler())
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        bare = train()
+        assert observed(directory / "whole") == bare
+    for name, function in functions().items():
+        if wanted and name not in wanted:
+            continue
+        for kind, error in KINDS.items():
+            raised, left, calls, began = None, None, [], time.monotonic()
+            with contextlib.redirect_stderr(said), broken(function, error) as calls:
+                try:
+                    left = observed(directory / f"{name}-{kind}".replace("<", "").replace(">", ""))
+                except BaseException as out:  # everything that comes out is told
+                    raised = type(out).__name__
+            with contextlib.redirect_stderr(said):
+                boot.end()
+            took = time.monotonic() - began
+            print(json.dumps({"function": name, "kind": kind, "is_same": left == bare, "raised": raised,
+                              "calls": len(calls), "took_s": round(took, 3)}), flush=True)  # fmt: skip
+    print(json.dumps({"is_clean": train_cleanly(bare)}))
+
+
+def train_cleanly(bare: str) -> bool:
+    """Whether the process trains as ever after all of this."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        return train() == bare
+
+
+if __name__ == "__main__":
+    main()
