@@ -36,6 +36,7 @@ class Child:
     """A process that runs `benchmarks.MODULE`, is given a job, and leaves its result in a file."""
 
     def __init__(self, module: str, job: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
+        self._module = module
         self._files = tempfile.TemporaryDirectory(prefix="stethos-bench-")
         self._result = Path(self._files.name) / "result.json"
         self._log = Path(self._files.name) / "log"
@@ -83,7 +84,7 @@ class Child:
         output = self._log.read_text(encoding="utf-8", errors="replace")[-3000:]
         status = self.process.poll()
         self.close()
-        raise ChildError(f"{self.process.args} ended with {status}\n{output}")
+        raise ChildError(f"{self._module} ended with {status}\n{output}")
 
 
 def run_child(module: str, job: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> Any:

@@ -24,7 +24,7 @@ _STEPS = 5_000
 def main() -> None:
     path, job = job_of_child()
     batch = [torch.zeros(32, 32), torch.zeros(32)]
-    torch.autograd.backward = lambda *_, **__: None  # type: ignore[assignment]
+    torch.autograd.backward = lambda *_, **__: None
     _BaseDataLoaderIter.__next__ = lambda _: batch  # type: ignore[assignment, method-assign]
     param = torch.nn.Parameter(torch.zeros(10))
     param.grad = torch.zeros(10)

@@ -72,7 +72,7 @@ def _by_hand(training: Training, directory: Path) -> Note:
 def _tensorboard(training: Training, directory: Path) -> Note:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(directory / "tensorboard"))  # type: ignore[no-untyped-call]
+    writer: Any = SummaryWriter(str(directory / "tensorboard"))
 
     def note(step: int, loss: torch.Tensor) -> None:
         writer.add_scalar("loss", loss.item(), step)
@@ -83,7 +83,7 @@ def _tensorboard(training: Training, directory: Path) -> Note:
 
 
 def _wandb(training: Training, directory: Path) -> Note:
-    import wandb
+    import wandb  # type: ignore[import-not-found]
 
     os.environ["WANDB_SILENT"] = "true"
     run: Any = wandb.init(mode="offline", dir=str(directory), project="benchmark")

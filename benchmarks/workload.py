@@ -32,7 +32,7 @@ class Training:
             inputs, labels = next(batches)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(inputs), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if note is not None:
                 note(self.steps_done, loss)
             optimizer.step()
@@ -40,7 +40,7 @@ class Training:
 
     def _endless(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
-            yield from self.loader  # type: ignore[misc]
+            yield from self.loader
 
 
 def mlp() -> Training:

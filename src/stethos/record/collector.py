@@ -186,7 +186,8 @@ class Collector:
         for frame in frames:
             if frame.table in (TABLE_END, TABLE_FACTS):
                 with contextlib.suppress(ValueError):  # not JSON: nothing we could have meant
-                    notes.update(json.loads(frame.texts[0]))
+                    note = json.loads(frame.texts[0])
+                    notes |= note if isinstance(note, dict) else {}
         if notes:
             self.facts |= plain_facts(notes)
             write_json(self.place.path / PROCESS_FILE, self.facts)
@@ -232,10 +233,11 @@ class Collector:
         except OSError:
             following.close()
             raise
-        self._writer.close()
-        self._writer.path.unlink(missing_ok=True)
+        sealed_writer, self._writer = self._writer, following
         self._with_schema.clear()
-        self._writer = following
+        sealed_writer.close()
+        with contextlib.suppress(OSError):  # else the next drainer removes it
+            sealed_writer.path.unlink(missing_ok=True)
 
     def finish(self, ending: dict[str, Any]) -> None:
         """Seal what is left of a dead process and remove its ring; its counters move to the manifest."""
@@ -243,7 +245,8 @@ class Collector:
             self.host_rows = self.written - self._rows_put()
         self._seal({"ended": ending, "counters": counters_of(self.tap)})
         self.close()
-        remove_leftovers(self.place)
+        with contextlib.suppress(OSError):  # else the next drainer does
+            remove_leftovers(self.place)
 
     def _rows_put(self) -> int:
         """Rows that its process has put into the part of the ring that was read."""
