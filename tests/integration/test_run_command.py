@@ -183,6 +183,9 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         "print('end', flush=True)\n"
     )
     leader, follower = pty.openpty()
+    modes = termios.tcgetattr(follower)
+    modes[3] |= termios.NOFLSH  # else the terminal throws away what is shown while it sends the signal
+    termios.tcsetattr(follower, termios.TCSANOW, modes)
     launcher = subprocess.Popen(
         [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
         env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),

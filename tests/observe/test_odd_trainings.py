@@ -13,6 +13,7 @@ import torch
 from recording import Recording
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -348,3 +349,38 @@ def test_a_trace_ends_if_no_step_follows_it(record: Record, monkeypatch: pytest.
     assert not torch.nn.modules.module._global_forward_hooks
     train(lambda: model(torch.ones(2, 3)).sum(), torch.optim.SGD(model.parameters(), lr=0.1), steps=12)
     assert len(recording.column("SELECT DISTINCT step FROM modules")) >= 3
+
+
+def test_batches_of_scalars_and_of_nothing(record: Record) -> None:
+    recording = record()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shapes: list[Any] = [[torch.tensor(1.0)], [], torch.tensor(2.0), None, "text", ([],), {"x": {}}]
+    for _ in torch.utils.data.DataLoader(shapes, batch_size=None):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [1, 0, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("forgiving")
+def test_a_part_that_keeps_failing_is_switched_off_without_disturbing_other_hooks(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch is going through its hooks when ours fails: none may be taken away then."""
+    calls: list[str] = []
+    recording = record()
+    later = register_optimizer_step_pre_hook(lambda *_: calls.append("theirs"))
+
+    def fail(*_: object) -> None:
+        calls.append("ours")
+        raise OSError("broken")
+
+    monkeypatch.setattr("stethos.observe.stepwatch.StepWatch.enter", fail)
+    model = nn.Linear(3, 1)
+    try:
+        train(lambda: model(torch.ones(2, 3)).sum(), torch.optim.SGD(model.parameters(), lr=0.1), steps=15)
+    finally:
+        later.remove()
+    assert (calls.count("ours"), calls.count("theirs")) == (10, 15)
+    reasons = recording.column("SELECT reason FROM gaps WHERE what = 'steps'")
+    assert reasons == ["OSError: broken", "OSError: broken; switched off after 10 failures"]

@@ -30,12 +30,14 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
         start_ns = clock()
         batch = original(iterator)
         try:
-            if is_training():
+            if is_training() and watch.is_active:
                 iteration = local.iteration
-                first = batch[0] if type(batch) is list else batch
-                iteration.batch_samples = first.size(0) if type(first) is Tensor else watch.samples_in(batch)
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
+                first = batch[0] if type(batch) is list else batch
+                iteration.batch_samples = first.size(0) if type(first) is Tensor else watch.samples_in(batch)
+        except IndexError:  # a batch of nothing, or of a scalar
+            iteration.batch_samples = watch.samples_in(batch)
         except Exception as error:
             failed("data", error)
         return batch
@@ -105,6 +107,8 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
 
     def step_begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
+            if not watch.is_active:
+                return
             now = clock()
             iteration = local.iteration
             watched = iteration.watched
@@ -135,6 +139,8 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
 
     def step_ended(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
+            if not watch.is_active:
+                return
             now = clock()
             iteration = local.iteration
             iteration.depth -= 1

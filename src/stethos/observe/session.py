@@ -79,6 +79,7 @@ class Session:
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._names: dict[str, int] = {}
+        self._name_count = 0
         self._no_numbers: set[str] = set()
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -118,6 +119,8 @@ class Session:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        for name, number in self._names.items():
+            _define_name(ring, name, number)
         self.place = ProcessPlace(directory)
         self.ring = ring
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
@@ -197,13 +200,15 @@ class Session:
         if ring is None:
             return NULL_I32
         with self._lock:
-            number = len(self._names) + 1
-            if number > MOST_NAMES:
-                text, number = "(more names)", MOST_NAMES + 1
-            encoded = text[:LARGEST_NAME].encode("utf-8", "replace")
+            if len(self._names) >= MOST_NAMES:
+                text = "(more names)"
             if text in self._names:
                 return self._names[text]
-            if not ring.put_frame(TABLE_NAME, 0, b"", (encoded,), step=number):
+            self._name_count += 1
+            number = self._name_count
+            if not _define_name(ring, text, number):
+                if self._name_count == number:  # else a signal handler has named something meanwhile
+                    self._name_count -= 1
                 return NULL_I32
             self._names[text] = number
         return number
@@ -313,9 +318,11 @@ class Session:
         self.end()
 
     def _after_fork(self) -> None:
-        """In a forked child: forget the parent's ring. Nothing of the parent's is touched."""
+        """In a forked child: forget the parent's ring. Nothing of the parent's is touched.
+
+        Names keep their numbers, which others have kept; the child's ring begins with them.
+        """
         self._pid = os.getpid()
-        self._names = {}
         self._lock = threading.RLock()
         self._is_opening = False
         self.steps = 0
@@ -331,6 +338,10 @@ class Session:
 def _number_in(value: Any) -> float:
     """A number, also a tensor's: torch warns of `float()` where gradients are needed."""
     return float(value.item() if hasattr(value, "item") else value)
+
+
+def _define_name(ring: Ring, text: str, number: int) -> bool:
+    return ring.put_frame(TABLE_NAME, 0, b"", (text[:LARGEST_NAME].encode("utf-8", "replace"),), step=number)
 
 
 def _new_directory(parent: Path, name: str) -> Path:

@@ -91,7 +91,10 @@ class StepWatch:
     # The rare turns of the hot path ----------------------------------------------------------------
 
     def failed(self, place: str, error: Exception) -> None:
-        """A callback failed; after too many failures everything is taken out of torch."""
+        """A callback failed; after too many failures all of them only pass on.
+
+        They stay in torch until the end: it is going through its hooks right now.
+        """
         self.session.guard.failed(place, error)
         if self.session.guard.is_off(place):
             self.is_active = False

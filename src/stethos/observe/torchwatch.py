@@ -35,10 +35,10 @@ class TorchWatch:
         self._is_active = False
 
     def install(self) -> None:
-        if self._is_active:
+        if self._undo:
             return
         self._is_active = self.steps.is_active = True
-        self.steps.on_off = self.uninstall
+        self.steps.on_off = self._switch_off
         self.session.on_close.append(self.uninstall)
         try:
             self._install()
@@ -59,11 +59,15 @@ class TorchWatch:
             self.session.guard.run("dynamo", hide_from_dynamo)
         self.session.on_fork.append(steps.after_fork)
 
+    def _switch_off(self) -> None:
+        """From now on only pass on; write what was held back."""
+        self._is_active = self.steps.is_active = False
+        self.session.guard.run("close", self.steps.finish)
+
     def uninstall(self) -> None:
         """Give torch its own functions back."""
-        self._is_active = self.steps.is_active = False
+        self._switch_off()
         guard = self.session.guard
-        guard.run("close", self.steps.finish)
         while self._undo:
             guard.run("close", self._undo.pop())
 

@@ -26,7 +26,7 @@ from stethos.schema import HOST, RECORDED, Kind
 SEGMENT_BYTES = 16 << 20
 _NEW_MANIFEST: dict[str, Any] = {
     "version": 1, "segment": 1, "rows": 0, "host_rows": 0, "slots": 0, "frames": 0,
-    "sealed": [], "retired": {}, "lost": 0, "names": [""],
+    "sealed": [], "retired": {}, "lost": 0, "names": ["?"],
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ class Collector:
                 self._with_schema.add(block.table)
             if block.flags & FLAG_NAMES:
                 first, names = json.loads(bytes(block.payload))
-                self._learn_names({first + index: name for index, name in enumerate(names)})
+                self._learn_names({first + index: name for index, name in enumerate(names) if name is not None})
             if block.is_batch and block.table == HOST.number:
                 self.host_rows += block.rows
             readable += block.rows
@@ -142,7 +142,7 @@ class Collector:
         parts: list[tuple[int, int, int, bytes]] = []  # table, flags, rows, payload
         if names:
             first = min(names)
-            listed = [names.get(first + index, "") for index in range(max(names) - first + 1)]
+            listed = [names.get(number) for number in range(first, max(names) + 1)]
             parts.append((0, FLAG_NAMES, 0, json.dumps([first, listed]).encode()))
         new_schemas = [table for table in batches if table not in self._with_schema]
         for table in new_schemas:
@@ -177,7 +177,7 @@ class Collector:
 
     def _known_names(self) -> pa.Array:
         if self._names_array is None:
-            self._names_array = text_array(self.names or [""])
+            self._names_array = text_array(self.names)
         return self._names_array
 
     def _take_notes(self, frames: Sequence[Frame]) -> None:
