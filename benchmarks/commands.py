@@ -67,7 +67,7 @@ def _latencies(scale: Scale, runs: Path, finished: Path, live: Path) -> Grid:
         rows.append([
             f"`{name}`", f"{median(found):.0f} ms", f"{low:.0f} to {high:.0f}", f"{ratio.value:.2f}",
             ratio.interval, f"{_TARGET:.1f}" if is_judged else "",
-            verdict(ratio.value, _TARGET, ratio.low, ratio.high) if is_judged else "",
+            verdict(ratio.value, _TARGET, low=ratio.low, high=ratio.high) if is_judged else "",
         ])  # fmt: skip
     return Grid(
         f"Reading commands on small runs, median of {scale.command_rounds} in turns",

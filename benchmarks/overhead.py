@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import run_child, wait_for_drainer
-from benchmarks.estimate import median, quartiles, ratio_of
+from benchmarks.child import ChildError, run_child, wait_for_drainer
+from benchmarks.estimate import Ratio, median, quartiles, ratio_of
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 from benchmarks.variant import AGAIN, BARE, RUN_NAME, STANDARD, VARIANTS, variants_for
@@ -57,13 +57,21 @@ def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results
         spent_s = time.monotonic() - start
         if round_ >= scale.least_rounds and spent_s + spent_s / round_ > scale.overhead_s[workload]:
             break
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             say(f"overhead {workload}, round {round_ + 1} of at most {scale.most_rounds}: {VARIANTS[name].label}")
             directory = scratch / f"{workload}-{round_}-{name}"
             directory.mkdir()
             job = {"workload": workload, "variant": name, "directory": str(directory), "warmup": load.warmup,
                    "chunks": scale.chunks[workload], "steps": load.steps, "limit_s": _LIMIT_S}  # fmt: skip
-            result = run_child("trainer", job, VARIANTS[name].environment)
+            try:
+                result = run_child("trainer", job, VARIANTS[name].environment)
+            except ChildError as error:
+                if VARIANTS[name].needs is None:
+                    raise
+                say(f"{VARIANTS[name].label} failed and is left out from here on: {error}")
+                names.remove(name)
+                continue
             if VARIANTS[name].is_ours:
                 wait_for_drainer(directory / RUN_NAME)
                 result["own_share"] = open_run(directory / RUN_NAME).processes()[0]["overhead_share"]
@@ -74,10 +82,11 @@ def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results
 def _grid_of(load: Load, results: Results) -> Grid:
     rows = []
     bare, bare_cpu = _steps_us(results[BARE]), _steps_us(results[BARE], "cpu_us")
+    noise = ratio_of(_steps_us(results[AGAIN]), bare)
     for name, variant in VARIANTS.items():
         if name not in results:
-            if not variant.is_there:
-                rows.append([variant.label, "not installed", *[""] * 7])
+            if variant.needs is not None:
+                rows.append([variant.label, "not measured" if variant.is_there else "not installed", *[""] * 7])
             continue
         found = _steps_us(results[name])
         low, high = quartiles(found)
@@ -93,9 +102,8 @@ def _grid_of(load: Load, results: Results) -> Grid:
             "" if name == BARE else str(cpu),
             f"{median(own):.2%}" if own else "",
             f"{load.target:.2f}" if is_judged else "",
-            verdict(ratio.value, load.target, ratio.low, ratio.high) if is_judged else "",
+            _verdict(ratio, load.target, noise) if is_judged else "",
         ])  # fmt: skip
-    noise = ratio_of(_steps_us(results[AGAIN]), bare)
     return Grid(
         load.title,
         ["variant", "us/step", "quartiles", "x bare", "95 % interval", "CPU x bare", "own figure", "target", "reached"],
@@ -106,6 +114,10 @@ def _grid_of(load: Load, results: Results) -> Grid:
             f"{f' ({noise.interval})' if noise.interval else ''}. `own figure` is the run's own `overhead_share`."
         ],
     )
+
+
+def _verdict(ratio: Ratio, target: float, noise: Ratio) -> str:
+    return verdict(ratio.value, target, low=ratio.low, high=ratio.high, noise=abs(noise.value - 1))
 
 
 def _fixed_costs(mlp: Results, scale: Scale, scratch: Path) -> Grid:
@@ -119,15 +131,15 @@ def _fixed_costs(mlp: Results, scale: Scale, scratch: Path) -> Grid:
         inside_us = median(_steps_us(mlp["rows"])) - median(_steps_us(mlp[BARE]))
         noise_us = abs(median(_steps_us(mlp[AGAIN])) - median(_steps_us(mlp[BARE])))
         label = f"the same inside MLP steps (noise {noise_us:.1f} us)"
-        rows.append(_judged(label, inside_us, "us", _ALWAYS_ON_TARGET_US))
+        rows.append(_judged(label, inside_us, "us", _ALWAYS_ON_TARGET_US, noise_us))
     bare_ms, ours_ms = (median([result["exit_ms"] for result in mlp[name]]) for name in (BARE, STANDARD))
     rows.append([f"end of a bare process: {bare_ms:.0f} ms; `standard` adds", f"{ours_ms - bare_ms:.0f} ms",
                  f"{_EXIT_TARGET_MS:.0f} ms", verdict(ours_ms - bare_ms, _EXIT_TARGET_MS)])  # fmt: skip
     return Grid("Fixed costs", ["what", "cost", "target", "reached"], rows)
 
 
-def _judged(what: str, value: float, unit: str, target: float) -> list[str]:
-    return [what, f"{value:.1f} {unit}", f"{target:g} {unit}", verdict(value, target)]
+def _judged(what: str, value: float, unit: str, target: float, noise: float = 0.0) -> list[str]:
+    return [what, f"{value:.1f} {unit}", f"{target:g} {unit}", verdict(value, target, noise=noise)]
 
 
 def _steps_us(results: list[dict[str, Any]], clock: str = "wall_us") -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -42,10 +43,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join((first, *rest))} |"
 
 
-def verdict(value: float, target: float, low: float | None = None, high: float | None = None) -> str:
-    """Whether a figure is at or below its target, and whether its interval leaves that open."""
+def verdict(value: float, target: float, *, low: float = math.nan, high: float = math.nan, noise: float = 0.0) -> str:
+    """Whether a figure is at or below its target.
+
+    `in the noise` says that its interval, or a noise larger than its distance from the target, leaves that open.
+    """
     word = "yes" if value <= target else "no"
-    is_open = low is not None and high is not None and low <= target < high
+    is_open = low <= target < high or noise > abs(value - target)
     return f"{word}, in the noise" if is_open else word
 
 

@@ -276,7 +276,7 @@ def test_with_scratch_only_finished_files_reach_the_run_directory(tmp_path: Path
     assert finish(launcher).returncode == 0
     run, books = collected(path)
     assert metric_values(run) == list(range(6000)) and books["rows_lost"] == books["rows_dropped"] == 0
-    assert list(scratch.iterdir()) == []
+    wait_until(lambda: not list(scratch.iterdir()), "the end of the scratch directory")
     assert sorted(file.suffix for file in process.iterdir() if "metrics" in file.name) == [".parquet"]
 
 

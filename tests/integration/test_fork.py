@@ -20,7 +20,8 @@ def children_of(run: Run) -> list[dict[str, object]]:
         rows = run.rows(f"SELECT value FROM metrics WHERE process = '{name}' AND name = 'child' ORDER BY t_ns").values
         if rows:
             assert [value for (value,) in rows] == list(range(ROWS))
-            assert run.rows(f"SELECT count(*) FROM metrics WHERE process = '{name}' AND name != 'child'").values == [(0,)]
+            others = f"SELECT count(*) FROM metrics WHERE process = '{name}' AND name != 'child'"
+            assert run.rows(others).values == [(0,)]
             found.append(process)
     return found
 

@@ -247,7 +247,7 @@ def test_words_after_the_script_are_its_own_even_if_they_look_like_ours(here: Pa
 def test_python_children_of_a_shell_command_are_observed(here: Path) -> None:
     for name in ("a", "b"):
         script(f"import logging; logging.warning('from {name}')", f"{name}.py")
-    ended = command("run", "bash", "-c", f"{sys.executable} a.py; {sys.executable} b.py; exit 6")
+    ended = command("run", "bash", "-c", f"'{sys.executable}' a.py; '{sys.executable}' b.py; exit 6")
     assert ended.returncode == 6
     run = only_run(here)
     rows = run.rows("SELECT p.command, message FROM logs JOIN processes p USING (process) ORDER BY t_ns").values
@@ -264,7 +264,9 @@ def test_a_child_that_goes_on_after_the_command_is_drained_to_its_end(here: Path
         "    time.sleep(0.01)\n"
         "logging.warning('two')\n"
     )
-    ended = command("run", "--name", "daemon", "bash", "-c", f"{sys.executable} train.py >/dev/null 2>&1 & echo begun")
+    ended = command(
+        "run", "--name", "daemon", "bash", "-c", f"'{sys.executable}' train.py >/dev/null 2>&1 & echo begun"
+    )
     assert (ended.returncode, ended.stdout) == (0, "begun\n")
     with open_run(here / "runs" / "daemon") as live:
         wait_until(lambda: live.tables()["logs"] == 1, "its first row")
@@ -505,4 +507,3 @@ def test_any_configuration_is_taken(here: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     run, _ = collected(here / "runs" / "own")
     assert json.loads(only_process(run)["config"]) == {"p": "/x"} and metric_values(run) == [0]
-

@@ -126,7 +126,9 @@ def test_sparse_gradients(record: Record) -> None:
     optimizer = torch.optim.SparseAdam(table.parameters())
     train(lambda: table(torch.tensor([1, 2, 2])).square().sum(), optimizer)
     assert recording.rows("SELECT count(*), count(allocated_bytes) FROM steps") == [(12, 12)]
-    assert recording.rows("SELECT count(*) FROM layers WHERE kind = 'gradient' AND norm > 0 AND zero_share = 0")[0][0] > 0
+    assert (
+        recording.rows("SELECT count(*) FROM layers WHERE kind = 'gradient' AND norm > 0 AND zero_share = 0")[0][0] > 0
+    )
 
 
 def test_meta_parameters_have_rows_without_numbers(record: Record) -> None:

@@ -6,113 +6,34 @@ without us, what came out of it, and how often the broken function was called.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import gc
-import importlib
-import inspect
 import io
 import json
 import logging
-import mmap
 import os
-import pkgutil
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from fingerprint import fingerprint, seed_all
+from injection import KINDS, broken, functions_in, modules_under
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import stethos
-import stethos.observe
 from stethos.observe import boot, hotpath
 from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
 BESIDE = ("stethos.record.ring", "stethos.record.spawn", "stethos.record.place", "stethos.record.provenance",
           "stethos.redact")  # fmt: skip
-
-
-class Unspeakable(Exception):
-    """An exception without words."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-    __repr__ = __str__
-
-
-KINDS: dict[str, type[BaseException]] = {
-    "RuntimeError": RuntimeError,
-    "MemoryError": MemoryError,
-    "Unspeakable": Unspeakable,
-    "KeyboardInterrupt": KeyboardInterrupt,
-}
-
-
-class Calls:
-    """A counter that forked children share."""
-
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, 8)
-
-    def append(self, _: int) -> None:
-        self._map[:] = (len(self) + 1).to_bytes(8, "little")
-
-    def __len__(self) -> int:
-        return int.from_bytes(self._map, "little")
-
-
-def functions() -> dict[str, FunctionType]:
-    """Every function and method of the observing side by its name, found by looking."""
-    names = [f"stethos.observe.{info.name}" for info in pkgutil.iter_modules(stethos.observe.__path__)]
-    found: dict[str, FunctionType] = {}
-    for name in [*names, *BESIDE]:
-        module = importlib.import_module(name)
-        for function in _functions_in(module, module):
-            found.setdefault(f"{name.removeprefix('stethos.')}.{function.__qualname__}", function)
-    return found
-
-
-def _functions_in(owner: Any, module: ModuleType) -> Iterator[FunctionType]:
-    for value in list(vars(owner).values()):
-        if isinstance(value, staticmethod | classmethod):
-            value = value.__func__
-        if isinstance(value, property):
-            value = value.fget
-        if inspect.isfunction(value) and value.__code__.co_filename == module.__file__:
-            yield value
-        elif inspect.isclass(value) and value.__module__ == module.__name__:
-            yield from _functions_in(value, module)
-
-
-@contextlib.contextmanager
-def broken(function: FunctionType, kind: type[BaseException]) -> Iterator[Calls]:
-    """The function raises, however it is reached: its code is exchanged, so every alias is broken, too."""
-    calls = Calls()
-    builtins.injected_calls, builtins.injected_kind = calls, kind  # type: ignore[attr-defined]
-    original = function.__code__
-    variables = ", ".join(original.co_freevars)
-    source = (
-        f"def outer({variables}):\n def raiser(*args, **kwargs):\n  [{variables}]\n"
-        "  injected_calls.append(1)\n  raise injected_kind('injected')\n return raiser"
-    )
-    space: dict[str, Any] = {}
-    exec(source, space)
-    raiser = space["outer"](*[None] * len(original.co_freevars))
-    function.__code__ = raiser.__code__
-    try:
-        yield calls
-    finally:
-        function.__code__ = original
 
 
 class Net(nn.Module):
@@ -234,7 +155,7 @@ def main() -> None:
         gc.freeze()  # the search for models looks at new objects only, which makes it fast
         assert observed(directory / f"whole-{part}") == bare
     uncalled: set[str] = set()
-    for index, (name, function) in enumerate(functions().items()):
+    for index, (name, function) in enumerate(functions_in([*modules_under("stethos.observe"), *BESIDE]).items()):
         for kind in sys.argv[4:] if index % parts == part else ():
             if name in uncalled:
                 continue

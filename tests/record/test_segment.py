@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import ProcessBuilder, RunBuilder
+from builders import RunBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import checked_books
@@ -255,7 +255,7 @@ def test_a_torn_group_is_written_again_from_the_ring(run: RunBuilder) -> None:
     process.steps(5)
     process.drain()
     size = process.segment.stat().st_size
-    tails = process.ring.word(Word.SLOTS_TAIL), process.ring.word(Word.FRAMES_TAIL), process.ring.word(Word.WRITTEN_ROWS)
+    tails = {word: process.ring.word(word) for word in (Word.SLOTS_TAIL, Word.FRAMES_TAIL, Word.WRITTEN_ROWS)}
     process.metric("m", 1.0)
     process.steps(7)
     process.layers(["a", "b"])
@@ -265,14 +265,9 @@ def test_a_torn_group_is_written_again_from_the_ring(run: RunBuilder) -> None:
     for cut in range(size, len(data) + 1, 40):
         process.close()
         path.write_bytes(data[:cut])
-        _rewind(process, tails)
+        for word, value in tails.items():
+            process.ring.set_word(word, value)
         process.drain()
         rows = read_segment(path)
         assert (rows.rows, rows.lost) == (15, 0)
     process.close()
-
-
-def _rewind(process: ProcessBuilder, tails: tuple[int, int, int]) -> None:
-    for word, value in zip((Word.SLOTS_TAIL, Word.FRAMES_TAIL, Word.WRITTEN_ROWS), tails, strict=True):
-        process.ring.set_word(word, value)
-
