@@ -38,7 +38,12 @@ def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Wait for the program's end; what it wrote."""
-    out, err = process.communicate(stdin, timeout=DEADLINE_S)
+    try:
+        out, err = process.communicate(stdin, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

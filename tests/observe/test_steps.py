@@ -637,9 +637,9 @@ def test_a_module_trace_survives_the_death_of_its_thread(record: Record) -> None
 
     def work() -> None:
         model = Net()
-        train(model, sgd(model), 4)
+        train(model, sgd(model), 6)
 
-    for _ in range(6):
+    for _ in range(10):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()

@@ -230,3 +230,20 @@ def test_a_drainer_asked_to_stop_stores_what_is_there_and_goes(tmp_path: Path) -
 def _collect(path: Path) -> tuple[Run, dict[str, object]]:
     open_run(path).close()
     return collected(path)
+
+
+def test_a_ring_that_cannot_be_opened_does_not_keep_the_drainer_for_ever(
+    run: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that stays full: its ring stays for whoever comes next."""
+    process = run.process(is_alive=False)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = Drainer(run.place)
+    with monkeypatch.context() as patch:
+        patch.setattr("stethos.record.collector.SegmentWriter", fail)
+        assert not visit(one) and not one.has_newcomers()
+    assert process.place.ring().exists()
+    assert not visit(one) and not process.place.ring().exists()  # there is room again

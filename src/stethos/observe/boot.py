@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,8 @@ def begin_from_environment() -> None:
     if settings.run_dir is None or any(helper in " ".join(sys.orig_argv) for helper in _HELPERS):
         return
     begin(settings)
+    # Not at the first `stethos.log`: that may be in a thread, and a child forked during an import never gets its lock.
+    import_module("stethos.observe.api")
 
 
 def _versions() -> dict[str, str]:

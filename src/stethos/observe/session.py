@@ -125,8 +125,7 @@ class Session:
         self.ring = ring
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
         atexit.register(self.end)
-        if "multiprocessing.process" in sys.modules:  # its forked children do not come to `atexit`
-            self.guard.run("multiprocessing", self._end_with_multiprocessing)
+        self.guard.run("multiprocessing", self._end_with_multiprocessing)
         self._register(directory)
         self.guard.run("drainer", ensure_drainer, run)
 
@@ -304,9 +303,9 @@ class Session:
             ring.set_word(Word.RELEASED, 1)
 
     def _end_with_multiprocessing(self) -> None:
-        from multiprocessing import process, util
-
-        if process.parent_process() is not None:
+        """Where this is a child of `multiprocessing`: those do not come to `atexit`. Imports nothing: see `boot`."""
+        process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+        if process is not None and util is not None and process.parent_process() is not None:
             util.Finalize(None, self._end_of_child, exitpriority=-100)
 
     def _end_of_child(self) -> None:

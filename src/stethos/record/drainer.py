@@ -46,6 +46,7 @@ class Drainer:
         self.segment_bytes = min(SEGMENT_BYTES, max(LEAST_SEGMENT_BYTES, self.limit_bytes // 8))
         self.collectors: dict[str, Collector] = {}
         self.finished: set[str] = set()
+        self._seen: set[str] = set()
         self.is_stopping = False
         self._ended: dict[str, dict[str, Any]] = {}
         self._released: set[str] = set()
@@ -71,7 +72,7 @@ class Drainer:
 
     def has_newcomers(self) -> bool:
         """Whether a process has joined the run that this drainer has not seen yet."""
-        return any(place.name not in self.finished and self._is_waiting(place) for place in self.run.processes())
+        return any(place.name not in self._seen and self._is_waiting(place) for place in self.run.processes())
 
     def visit(self, now: float) -> bool:
         """One round over all rings; return whether the run is still going on."""
@@ -118,7 +119,10 @@ class Drainer:
                 self._guard.run(f"tidy {place.name}", remove_leftovers, place)
                 self._let_go(place.name, place.manifest())
             elif self._is_waiting(place):
+                self._seen.add(place.name)
                 self._guard.run(f"open {place.name}", self._open, place)
+                if self._guard.is_off(f"open {place.name}"):
+                    self.finished.add(place.name)  # or we would wait for it for ever; its ring stays
 
     def _is_waiting(self, place: ProcessPlace) -> bool:
         """Whether a process of this host has a ring that is not collected to its end."""
