@@ -43,26 +43,25 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def run_both(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
-    """Run a command bare and under observation, side by side."""
+    """Run a command bare and under observation, side by side or, to share what is compiled, one after the other."""
 
-    def run_both(name: str, *command: str) -> Pair:
+    def run_both(name: str, *command: str, at_once: bool = True) -> Pair:
         directory = tmp_path_factory.mktemp(name)
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         started = []
         ours = (sys.executable, "-m", "stethos.cli.main", *WHOLE, "--dir", str(directory), "--name", name)
         observed = (*ours, *command[command[0] == sys.executable :])
+        own = environment(PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / "cache"))
         for words, kind in ((command, "bare"), (observed, "observed")):
-            own = environment(PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / kind))
-            started.append(
-                subprocess.Popen(
-                    words, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory
-                )
-            )
+            with (directory / kind).open("w") as out, (directory / f"{kind}.err").open("w") as err:
+                started.append(subprocess.Popen(words, env=own, stdout=out, stderr=err, cwd=directory))
+            if not at_once:
+                started[-1].wait(timeout=DEADLINE_S)
         printed = []
-        for process in started:
-            out, err = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, err[-3000:]
-            printed.append([json.loads(line) for line in out.splitlines()])
+        for process, kind in zip(started, ("bare", "observed"), strict=True):
+            code = process.wait(timeout=DEADLINE_S)
+            assert code == 0, (directory / f"{kind}.err").read_text()[-3000:]
+            printed.append([json.loads(line) for line in (directory / kind).read_text().splitlines()])
         run, _ = collected(directory / name)
         return Pair(*printed, run)
 
@@ -101,7 +100,7 @@ def test_workers_of_data_loaders_leave_no_rows_and_a_forked_trainer_its_own(sing
 
 @pytest.fixture(scope="module")
 def compiled(run_both: Callable[..., Pair]) -> Pair:
-    return run_both("compiled", sys.executable, str(PROGRAMS / "compiled.py"))
+    return run_both("compiled", sys.executable, str(PROGRAMS / "compiled.py"), at_once=False)
 
 
 @pytest.mark.parametrize("case", cases_of("compiled.py"))

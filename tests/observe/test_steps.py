@@ -10,16 +10,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from processes import drainers_of, wait_until
 from recording import Recording, touched
 from torch import nn
+from torch._dynamo import trace_rules
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import stethos
+from stethos.observe import hotpath
+from stethos.observe import stepwatch as step_module
 from stethos.observe.stepwatch import StepWatch
 
 Record = Callable[..., Recording]
@@ -867,6 +872,29 @@ def test_thousands_of_optimizers_do_not_pile_up(record: Record) -> None:
     gc.collect()
     assert len(recording.steps._watched) <= 1
     assert recording.rows("SELECT count(DISTINCT optimizer), count(DISTINCT step) FROM steps") == [(300, 300)]
+
+
+def test_a_run_is_complete_as_soon_as_its_watch_is_closed(tmp_path: Path) -> None:
+    """With a real drainer, which reading waits for."""
+    model = Net()
+    with stethos.watch(dir=tmp_path) as watch:
+        losses = train(model, sgd(model), 20)
+    with watch.run() as run:
+        assert [loss for (loss,) in run.rows("SELECT loss FROM steps ORDER BY step").values] == losses
+    wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")
+
+
+@pytest.mark.parametrize("path", [hotpath.__file__, step_module.__file__], ids=["hot path", "step watch"])
+def test_dynamo_is_told_to_leave_our_code_alone_once_it_is_used(record: Record, path: str) -> None:
+    before = list(trace_rules.SKIP_DIRS)
+    try:
+        record()
+        torch.compile(Net(), backend="eager")
+        assert trace_rules.check_file(path).skipped
+        assert not trace_rules.check_file(__file__).skipped
+    finally:
+        trace_rules.SKIP_DIRS[:] = before
+        trace_rules._recompile_re()
 
 
 # Names ---------------------------------------------------------------------------------------------------------

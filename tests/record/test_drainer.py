@@ -247,3 +247,14 @@ def test_a_ring_that_cannot_be_opened_does_not_keep_the_drainer_for_ever(
         assert not visit(one) and not one.has_newcomers()
     assert process.place.ring().exists()
     assert not visit(one) and not process.place.ring().exists()  # there is room again
+
+
+def test_a_run_made_anew_under_the_same_name_is_left_to_its_own_drainer(run: RunBuilder) -> None:
+    one = Drainer(run.place)
+    one.lock = os.open(run.place.drainer_lock(one.host), os.O_RDWR | os.O_CREAT)
+    assert not one._is_orphaned()
+    run.place.drainer_lock(one.host).unlink()
+    run.place.drainer_lock(one.host).touch()
+    one.serve()
+    assert one.is_stopping
+    os.close(one.lock)

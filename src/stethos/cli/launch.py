@@ -21,12 +21,13 @@ from stethos.record.layout import HEADER_BYTES, Word
 from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_json
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
-from stethos.settings import Settings, child_environment
+from stethos.settings import Settings, child_environment, default_runs_dir
 
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SUPERVISE_S = 0.5
 _LINGER_S = 0.9
 _PR_SET_PDEATHSIG = 1
+_LOOK = 'query "SELECT step, loss, grad_norm, step_ms FROM steps ORDER BY step DESC LIMIT 5"'
 
 
 def say(text: str) -> None:
@@ -132,8 +133,9 @@ class Launch:
             self._say("no Python process was observed")
         elif steps:
             lost = f", {dropped:,} rows dropped (see `stethos doctor`)" if dropped else ""
-            name = self._place.name
-            self._say(f'{steps:,} steps recorded{lost}; look: stethos query -t {name} "SELECT * FROM steps"')
+            is_usual = self._place.path.parent == default_runs_dir().absolute()
+            target = self._place.name if is_usual else _shown(self._place.path)
+            self._say(f"{steps:,} steps recorded{lost}; look: stethos -t {target} {_LOOK}")
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
 

@@ -56,12 +56,16 @@ class Alarm:
         return not is_null(loss) and self._ring(is_finite=math.isfinite(loss))
 
     def rings_for_norm(self, norm: float) -> bool:
-        """Whether this gradient norm is out of line with the ones before."""
-        if not math.isfinite(norm):
-            return not is_null(norm) and self._ring(is_finite=False)
-        is_odd = self._norm > 0 and norm > _NORM_RATIO * self._norm
-        self._norm = norm if self._norm == 0 else self._norm + 0.1 * (norm - self._norm)
-        return is_odd and self._ring(is_finite=True)
+        """Whether this gradient norm is out of line with the ones before, and calls for a sample now."""
+        is_finite = math.isfinite(norm)
+        is_odd = self._norm > 0 and norm > _NORM_RATIO * self._norm if is_finite else not is_null(norm)
+        self.learn_norm(norm)
+        return is_odd and self._ring(is_finite=is_finite)
+
+    def learn_norm(self, norm: float) -> None:
+        """Take in a gradient norm; a step that was sampled anyway asks for nothing more."""
+        if math.isfinite(norm):
+            self._norm = norm if self._norm == 0 else self._norm + 0.1 * (norm - self._norm)
 
     def _ring(self, *, is_finite: bool) -> bool:
         self._quiet = 0

@@ -268,7 +268,7 @@ class StepWatch:
         start = monotonic_ns()
         self._params_now(watched)
         iteration.norm = self.layers.take(watched, iteration.step)
-        watched.alarm.rings_for_norm(iteration.norm)
+        watched.alarm.learn_norm(iteration.norm)
         optimizer = watched.optimizer()
         if optimizer is not None:
             watched.allocated_bytes = tensor_bytes_of(optimizer, watched.params)

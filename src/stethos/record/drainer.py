@@ -48,6 +48,7 @@ class Drainer:
         self.finished: set[str] = set()
         self._seen: set[str] = set()
         self.is_stopping = False
+        self.lock: int | None = None
         self._ended: dict[str, dict[str, Any]] = {}
         self._released: set[str] = set()
         self._holes: dict[str, tuple[int, float]] = {}
@@ -65,6 +66,10 @@ class Drainer:
             elif time.monotonic() - idle_since > LINGER_S:
                 break
             time.sleep(VISIT_S)
+        if self._is_orphaned():
+            while self.collectors:
+                self.collectors.popitem()[1].close()
+            return
         for name in list(self.collectors):
             self._attempt(_DRAIN, name, self._drain_fully)
             self._attempt(_SYNC, name, Collector.sync)
@@ -76,7 +81,7 @@ class Drainer:
 
     def visit(self, now: float) -> bool:
         """One round over all rings; return whether the run is still going on."""
-        if not self.run.path.is_dir():
+        if self._is_orphaned():
             self.is_stopping = True
             return False
         self._discover()
@@ -106,6 +111,16 @@ class Drainer:
         if is_sync_due:
             self._guard.run("size limit", self._careful, self._keep_limit)
         return bool(self.collectors) or self._has_launcher()
+
+    def _is_orphaned(self) -> bool:
+        """Whether the run was deleted, or deleted and made anew: then another drainer holds the lock of that name."""
+        if self.lock is None:
+            return not self.run.path.is_dir()
+        try:
+            now = os.stat(self.run.drainer_lock(self.host))
+        except OSError:
+            return True
+        return now.st_ino != os.fstat(self.lock).st_ino
 
     # One process ---------------------------------------------------------------------------------
 
@@ -272,6 +287,7 @@ def main() -> None:
     drainer = Drainer(RunPlace(Path(sys.argv[1])))
     signal.signal(signal.SIGTERM, drainer.stop)
     while (lock := _patient_lock(drainer)) is not None:
+        drainer.lock = lock
         drainer.serve()
         os.close(lock)
         # Whoever joined before this saw the lock held and started nobody.

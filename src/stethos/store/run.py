@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stethos.record.layout import State
 from stethos.record.place import RunPlace
 from stethos.record.spawn import ensure_drainer
 from stethos.schema import MODULES, PROCESSES, RECORDED, RUNS, TABLES, TORCH_TRACE, Table
@@ -232,7 +233,7 @@ class Run:
         return process_rows(list(self._readers.values()), self._place, self.examiner)
 
     def _collect_rest(self) -> None:
-        """See to it that a drainer is at work, and wait a little for the last rows of dead processes."""
+        """See to it that a drainer is at work, and wait a little for the last rows of ended recordings."""
         local = [reader for reader in self._readers.values() if reader.is_here and not reader.has_ended and reader.ring]
         if not local:
             return
@@ -240,11 +241,11 @@ class Run:
             ensure_drainer(self._place)
         except OSError:  # a read-only directory: what is there can be read all the same
             return
-        dead = [reader for reader in local if not reader.is_running]
+        over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
         deadline = time.monotonic() + _COLLECT_S
-        while time.monotonic() < deadline and any(reader.ring and reader.ring.has_waiting for reader in dead):
+        while time.monotonic() < deadline and any(reader.ring and reader.ring.has_waiting for reader in over):
             time.sleep(_POLL_S)
-            for reader in dead:
+            for reader in over:
                 reader.refresh()
 
     def _load(self, named: set[str]) -> None:
