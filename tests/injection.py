@@ -13,8 +13,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 
-class Unspeakable(Exception):
-    """An exception without words."""
+class Unspeakable(MemoryError):
+    """There is no memory, and no words either."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -24,7 +24,6 @@ class Unspeakable(Exception):
 
 KINDS: dict[str, type[BaseException]] = {
     "RuntimeError": RuntimeError,
-    "MemoryError": MemoryError,
     "Unspeakable": Unspeakable,
     "KeyboardInterrupt": KeyboardInterrupt,
 }

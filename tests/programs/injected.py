@@ -46,7 +46,17 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-def train() -> str:
+FORKED = (
+    "observe.session",
+    "observe.stepwatch",
+    "observe.tracer",
+    "observe.module_trace",
+    "record.ring",
+    "record.spawn",
+)
+
+
+def train(*, is_forking: bool = True) -> str:
     """A bit of everything: data loader, scaler, accumulation, closures, logs, spans, metrics, a thread, a fork."""
     seed_all(0)
     logger = logging.getLogger("program")
@@ -97,11 +107,11 @@ def train() -> str:
     thread = threading.Thread(target=train_plain, args=(thread_model, x, y))
     thread.start()
     thread.join()
-    child = os.fork()
+    child = os.fork() if is_forking else -1
     if child == 0:
         train_plain(nn.Linear(5, 1), x, y)
         os._exit(7)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if is_forking else 7
     try:
         raise RuntimeError("shown to the hook")
     except RuntimeError:
@@ -123,10 +133,10 @@ def train_plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.step()
 
 
-def observed(path: Path) -> str:
+def observed(path: Path, *, is_forking: bool = True) -> str:
     """Train under a watch."""
     with stethos.watch(Net(), dir=path.parent, name=path.name, preset="deep", overhead=1.0, config={"a": 1}) as watch:
-        left = train()
+        left = train(is_forking=is_forking)
         assert watch.path is None or watch.path == path
     return left
 
@@ -164,7 +174,7 @@ def main() -> None:
             with contextlib.redirect_stderr(said), undrained(path):
                 with broken(function, KINDS[kind]) as calls:
                     try:
-                        left = observed(path)
+                        left = observed(path, is_forking=name.startswith(FORKED))
                     except BaseException as error:  # whatever comes out is told
                         raised = type(error).__name__
                 boot.end()
