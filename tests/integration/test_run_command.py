@@ -173,14 +173,16 @@ def test_a_program_killed_by_a_signal_takes_the_command_along(here: Path, number
 
 def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
     name = script(
-        "import time\n"
-        "for turn in range(2):\n"
-        "    print('ready', flush=True)\n"
-        "    try:\n"
-        "        time.sleep(600)\n"
-        "    except KeyboardInterrupt:\n"
-        "        print('interrupted', turn, flush=True)\n"
-        "print('end', flush=True)\n"
+        "import signal, sys\n"
+        "count = 0\n"
+        "def interrupted(number, frame):\n"
+        "    global count\n"
+        "    count += 1\n"
+        "    print('interrupted', count, flush=True)\n"
+        "signal.signal(signal.SIGINT, interrupted)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print('end after', count, flush=True)\n"
     )
     leader, follower = pty.openpty()
     modes = termios.tcgetattr(follower)
@@ -191,19 +193,38 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(follower)
-    shown = _read_until(leader, b"", b"ready", 1)
-    for turn in range(2):
+    shown = _read_until(leader, b"", b"ready")
+    for turn in (1, 2):
         os.write(leader, b"\x03")
-        shown = _read_until(leader, shown, b"ready" if turn == 0 else b"end", 2 - turn)
+        shown = _read_until(leader, shown, b"interrupted %d" % turn)
+    os.write(leader, b"\n")
+    shown = _read_until(leader, shown, b"end after 2")
     assert launcher.wait(60) == 0
     os.close(leader)
     assert shown.count(b"interrupted") == 2 and b"Traceback" not in shown
     assert only_process(only_run(here))["state"] == "ended"
 
 
-def _read_until(descriptor: int, shown: bytes, what: bytes, times: int) -> bytes:
-    """Read on until something has been shown so many times."""
-    while shown.count(what) < times:
+def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path) -> None:
+    name = script("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\n")
+    leader, follower = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
+        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(follower)
+    _read_until(leader, b"", b"ready")
+    os.write(leader, b"\x03")
+    assert launcher.wait(60) == -signal.SIGINT
+    os.close(leader)
+    process = only_process(only_run(here))
+    assert (process["state"], process["ending"]) == ("killed", "killed by SIGINT")
+    assert process["traceback"].endswith("KeyboardInterrupt\n")
+
+
+def _read_until(descriptor: int, shown: bytes, what: bytes) -> bytes:
+    """Read on until something has been shown."""
+    while what not in shown:
         assert select.select([descriptor], [], [], 60)[0], shown
         shown += os.read(descriptor, 1024)
     return shown

@@ -119,7 +119,7 @@ class Interruptions:
         self.make: Callable[[], BaseException] = Crash
         self.is_after = False
         for owner, name in (
-            (os, "pwrite"), (os, "ftruncate"), (os, "replace"), (os, "fsync"), (os, "fdatasync"), (os, "open"),
+            (os, "pwritev"), (os, "ftruncate"), (os, "replace"), (os, "fsync"), (os, "fdatasync"), (os, "open"),
             (Path, "unlink"), (Collector, "_write_manifest"), (Collector, "_write_group"),
         ):  # fmt: skip
             monkeypatch.setattr(owner, name, self._wrap(getattr(owner, name)))

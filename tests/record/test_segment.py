@@ -41,7 +41,7 @@ def fields_of(block: Block) -> tuple[int, int, int, int, int, int, bytes]:
 @settings(max_examples=200, deadline=None)
 @given(blocks=st.lists(BLOCK, max_size=8))
 def test_blocks_come_back_as_they_were_written(blocks: list[tuple[int, int, int, int, int, int, bytes]]) -> None:
-    data = b"".join(encode_block(*block) for block in blocks)
+    data = b"".join(piece for block in blocks for piece in encode_block(*block))
     found = list(scan(memoryview(data)))
     assert [fields_of(block) for block in found] == blocks
     assert all(block.end % 8 == 0 for block in found)
@@ -50,7 +50,9 @@ def test_blocks_come_back_as_they_were_written(blocks: list[tuple[int, int, int,
 def small_segment() -> tuple[bytes, list[tuple[int, int]]]:
     """Four blocks, one without a payload, and where each begins and ends."""
     payloads = [b"schema", b"", bytes(range(40)), b"last one"]
-    blocks = [encode_block(2, index, index, 10 * index, 7, 8, payload) for index, payload in enumerate(payloads)]
+    blocks = [
+        b"".join(encode_block(2, index, index, 10 * index, 7, 8, payload)) for index, payload in enumerate(payloads)
+    ]
     ends = [sum(map(len, blocks[: index + 1])) for index in range(len(blocks))]
     return b"".join(blocks), list(zip([0, *ends], ends, strict=False))
 

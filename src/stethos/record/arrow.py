@@ -80,7 +80,7 @@ def text_array(texts: Sequence[str | None]) -> pa.Array:
 
 
 def name_array(ids: npt.NDArray[np.int32], names: pa.Array) -> pa.Array:
-    """Strings for name ids; ids below 0 are NULL, unknown ones read `?`."""
+    """Strings for name ids; ids below 0 are NULL, unknown ones are empty."""
     nulls = ids < 0
     if nulls.all():
         return pa.nulls(len(ids), pa.string())
@@ -98,9 +98,9 @@ def constant_array(value: str | int | None, size: int, kind: Kind) -> pa.Array:
     return number_array(np.full(size, value, np.int32), Kind.I32)
 
 
-def serialize_batch(batch: pa.RecordBatch) -> bytes:
-    serialized: bytes = batch.serialize().to_pybytes()
-    return serialized
+def serialize_batch(batch: pa.RecordBatch) -> memoryview:
+    """The batch as an IPC message, left in Arrow's memory."""
+    return memoryview(batch.serialize())
 
 
 def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:

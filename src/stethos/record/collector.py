@@ -18,7 +18,7 @@ from stethos.record.compact import map_file, seal_segment
 from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Drop, Word
 from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, boot_id, write_json
 from stethos.record.provenance import plain_facts
-from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, SegmentWriter, encode_block, scan
+from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, Bytes, SegmentWriter, encode_block, scan
 from stethos.record.tap import Frame, Tap
 from stethos.redact import redact
 from stethos.schema import HOST, RECORDED, Kind
@@ -139,7 +139,7 @@ class Collector:
     def _write_group(
         self, batches: dict[int, pa.RecordBatch], names: dict[int, str], slots_read: int, frames_read: int
     ) -> int:
-        parts: list[tuple[int, int, int, bytes]] = []  # table, flags, rows, payload
+        parts: list[tuple[int, int, int, Bytes]] = []  # table, flags, rows, payload
         if names:
             first = min(names)
             listed = [names.get(number) for number in range(first, max(names) + 1)]
@@ -151,12 +151,13 @@ class Collector:
             parts.append((table, 0, batch.num_rows, serialize_batch(batch)))
         if not parts:
             parts.append((0, FLAG_NAMES, 0, b"[0, []]"))
-        blocks, stored, written = [], 0, self.written + self.tap.holes  # a hole is a row that never came
+        pieces: list[Bytes] = []
+        stored, written = 0, self.written + self.tap.holes  # a hole is a row that never came
         for index, (table, flags, rows, payload) in enumerate(parts):
             flags |= FLAG_LAST if index == len(parts) - 1 else 0
-            blocks.append(encode_block(table, flags, rows, written, slots_read, frames_read, payload))
+            pieces += encode_block(table, flags, rows, written, slots_read, frames_read, payload)
             stored, written = stored + rows, written + rows
-        self._writer.write_group(blocks)
+        self._writer.write_group(pieces)
         self.written = written
         self._with_schema.update(new_schemas)
         return stored

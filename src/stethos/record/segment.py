@@ -21,12 +21,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+Bytes = bytes | memoryview
 MAGIC = b"STETHBLK"
 # magic, header crc, payload crc, payload bytes, table, flags, rows, rows before, slots read, frames read
 _HEADER = struct.Struct("<8sIIQHHIQQQ")
 HEADER_BYTES = 64
 _PADDING = b"\0" * (HEADER_BYTES - _HEADER.size)
 _CRC_FROM = 12
+_MOST_PIECES = 1024  # that one call may write
 
 FLAG_SCHEMA = 1
 FLAG_LAST = 2
@@ -52,14 +54,17 @@ class Block:
 
 
 def encode_block(
-    table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: bytes
-) -> bytes:
-    """One block, padded so that the next one starts at a multiple of 8 (zero-copy for Arrow at 64)."""
+    table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: Bytes
+) -> tuple[Bytes, Bytes, Bytes]:
+    """One block in pieces: its header, the payload itself (copies cost more than all the rest), and padding.
+
+    The next block starts at a multiple of 8 (zero-copy for Arrow at 64).
+    """
     rest = struct.pack(
         "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
     )
     header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
-    return header + payload + b"\0" * (-len(payload) % 8)
+    return header, payload, b"\0" * (-len(payload) % 8)
 
 
 def scan(buffer: memoryview) -> Iterator[Block]:
@@ -118,17 +123,22 @@ class SegmentWriter:
         os.ftruncate(self._descriptor, size)
         self.size = size
 
-    def write_group(self, blocks: Iterable[bytes]) -> None:
-        """Append the blocks or raise OSError and leave the file as it was."""
-        data = memoryview(b"".join(blocks))
-        written = 0
+    def write_group(self, pieces: Iterable[Bytes]) -> None:
+        """Append the blocks, given in pieces, or raise OSError and leave the file as it was."""
+        rest = [memoryview(piece) for piece in pieces]
+        end = self.size
         try:
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self.size + written)
+            while rest:
+                written = os.pwritev(self._descriptor, rest[:_MOST_PIECES], end)
+                end += written
+                while rest and written >= len(rest[0]):
+                    written -= len(rest.pop(0))
+                if written:
+                    rest[0] = rest[0][written:]
         except OSError:
             os.ftruncate(self._descriptor, self.size)
             raise
-        self.size += len(data)
+        self.size = end
         self.is_dirty = True
 
     def sync(self) -> None:
