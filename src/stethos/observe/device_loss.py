@@ -36,7 +36,7 @@ class DeviceLosses:
         if not loss.is_cuda or loss.numel() != 1 or torch.cuda.is_current_stream_capturing():
             return None
         if self._buffer is None:
-            self._buffer = torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
+            self._buffer = torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
             self._events = [torch.cuda.Event() for _ in range(_SLOTS)]  # type: ignore[no-untyped-call]
         place = self._next % _SLOTS
         self._next += 1
