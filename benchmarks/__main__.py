@@ -1,4 +1,4 @@
-"""Measure what Stethos costs and print the tables; about 20 minutes on two idle cores, `--quick` about two.
+"""Measure what Stethos costs and print the tables; about a quarter of an hour on two idle cores, `--quick` about two.
 
 python -m benchmarks [--quick] [--only NAME] [--write docs/benchmarks.md]
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import duckdb
 from stethos.errors import QueryError
 from stethos.schema import TABLES, TORCH_TRACE, Source, Table
 from stethos.store.complaint import explain_error
+from stethos.store.patience import limited
 from stethos.store.statement import check_statement
 
 if TYPE_CHECKING:
@@ -173,11 +173,9 @@ class Engine:
     def _limits(self, named: set[str], timeout_s: float | None) -> Iterator[None]:
         """Interrupt the query after a time; turn DuckDB's errors into ours, but for those of files."""
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        timer = threading.Timer(timeout_s, self._connection.interrupt)
-        timer.daemon = True
-        timer.start()
         try:
-            yield
+            with limited(self._connection.interrupt, timeout_s):
+                yield
         except duckdb.InterruptException:
             raise QueryError(
                 f"the query took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS, or narrow it"
@@ -190,9 +188,6 @@ class Engine:
             if "interrupted" in str(error).lower():  # how DuckDB passes Ctrl-C on
                 raise KeyboardInterrupt from None
             raise
-        finally:
-            timer.cancel()
-            timer.join()  # its reference to the connection must not outlive us
 
 
 _TORCH_TRACE_SQL = (

@@ -1,0 +1,50 @@
+"""Ends a long call into C at a time limit or at Ctrl-C, whichever comes first.
+
+Python runs signal handlers only between its own instructions, so Ctrl-C
+during a query would wait for the query's end. The interpreter does write
+arriving signals to a wakeup pipe at once; a thread that listens there stops
+the query, and Python then raises KeyboardInterrupt by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_DONE = 0  # no signal has this number
+
+
+@contextmanager
+def limited(interrupt: Callable[[], object], timeout_s: float) -> Iterator[None]:
+    """Call `interrupt` from another thread after `timeout_s`, or when a SIGINT comes to the main thread."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False) if is_main else -1
+
+    def listen() -> None:
+        while select.select([read_end], [], [], timeout_s)[0]:
+            numbers = os.read(read_end, 64)
+            if _DONE in numbers:
+                return
+            if previous != -1:
+                os.write(previous, numbers)
+            if signal.SIGINT in numbers:
+                break
+        interrupt()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.set_wakeup_fd(previous)
+        os.write(write_end, bytes([_DONE]))
+        listener.join()
+        os.close(read_end)
+        os.close(write_end)
