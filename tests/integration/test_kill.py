@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -28,7 +29,7 @@ from processes import (
 )
 
 from stethos.record.place import RunPlace
-from stethos.store.run import open_run
+from stethos.store.run import Run, open_run
 
 KILLS = 100
 AT_ONCE = 4
@@ -36,10 +37,17 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What is known of a killed program: how many rows it had completed."""
+    """What is known of a killed program: what it logged, and how many rows it had completed."""
 
     path: Path
+    table: str
     rows: int
+
+    def values(self, run: Run) -> list[int]:
+        """The numbers in its rows that can be read, in their order."""
+        if self.table == "metrics":
+            return metric_values(run)
+        return [json.loads(fields)["value"] for (fields,) in run.rows("SELECT fields FROM spans ORDER BY t_ns").values]
 
 
 def kill_counting_program(directory: Path, number: int) -> Killed:
@@ -47,20 +55,21 @@ def kill_counting_program(directory: Path, number: int) -> Killed:
     chance = random.Random(number)
     counter = Counter(directory / f"counter-{number}")
     target = int(math.exp(chance.uniform(0, math.log(6000))))
-    pace = ["1"] if target < 200 else []  # slow enough to be killed among the first rows
-    program = start_program("count_rows.py", directory, f"run-{number}", counter.path, "20000", *pace)
+    table = "spans" if number % 4 == 3 else "metrics"
+    pace = "1" if target < 200 else "0"  # slow enough to be killed among the first rows
+    program = start_program("count_rows.py", directory, f"run-{number}", counter.path, "20000", pace, table)
     try:
         wait_until(lambda: counter.value >= target, f"row {target}")
         time.sleep(chance.uniform(0, 0.003))
     finally:
         program.kill()
         finish(program)
-    path = directory / f"run-{number}"
+    killed = Killed(directory / f"run-{number}", table, counter.value)
     if number % 5 == 0:  # at once: what can be read now is a beginning of what was logged
-        with open_run(path) as run:
-            seen = metric_values(run)
-            assert seen == list(range(len(seen))) and len(seen) <= counter.value + 1
-    return Killed(path, counter.value)
+        with open_run(killed.path) as run:
+            seen = killed.values(run)
+            assert seen == list(range(len(seen))) and len(seen) <= killed.rows + 1
+    return killed
 
 
 def test_no_completed_row_is_lost_or_invented_in_a_hundred_kills(tmp_path: Path) -> None:
@@ -68,7 +77,7 @@ def test_no_completed_row_is_lost_or_invented_in_a_hundred_kills(tmp_path: Path)
         killed = list(pool.map(lambda number: kill_counting_program(tmp_path, number), range(KILLS)))
     for one in killed:
         run, books = collected(one.path)
-        values = metric_values(run)
+        values = one.values(run)
         assert values == list(range(len(values)))
         assert len(values) in (one.rows, one.rows + 1)
         assert books["rows_lost"] == books["rows_dropped"] == 0
