@@ -32,6 +32,18 @@ EngineName = Literal["loop", "stacked"]
 _COPIES = {"sgd": 3, "adam": 5}  # of the model, in a client's memory: weights, gradients, what came in, moments
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small matrices gain nothing from several threads, and one thread adds up in the same order everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_one_thread()
 def federate(
     data: str | Data = "digits",
     *,
@@ -94,7 +106,6 @@ def federate(
         task, shelf, truth, server, participation, local_epochs, _COPIES[optimizer], clock, seed, each_round
     )  # fmt: skip
     with (
-        _one_thread(),
         torch.enable_grad(),
         closing(_engine(engine, processes, (recipe, shelf, training))) as worker,
         observed.opened(
@@ -112,17 +123,6 @@ def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
     if name == "stacked":
         return Stacked(parts)
     return Loop(parts) if processes == 1 else Processes(parts, processes)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices gain nothing from several threads, and one adds up in the same order everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check(*, participation: float, lr: float, seed: int, **counts: int) -> None:

@@ -69,15 +69,19 @@ class Trained:
 
     @property
     def loss(self) -> float:
-        return float(np.mean(self.losses))
+        return _mean(self.losses)
 
     @property
     def entry_loss(self) -> float:
-        return float(np.mean(self.losses[:EDGE_BATCHES]))
+        return _mean(self.losses[:EDGE_BATCHES])
 
     @property
     def exit_loss(self) -> float:
-        return float(np.mean(self.losses[-EDGE_BATCHES:]))
+        return _mean(self.losses[-EDGE_BATCHES:])
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
 
 
 class LocalTrainer:
