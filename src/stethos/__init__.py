@@ -1,12 +1,15 @@
 """Stethos: a stethoscope for federated and distributed PyTorch training.
 
-These four names are all there is to import:
+These five names are all there is to import:
 
     import stethos
     stethos.watch(model)            # or no code change at all: stethos run train.py
     stethos.log(accuracy=0.93)
     with stethos.span("evaluate"):
         ...
+    with stethos.federation("digits", model=model) as fed:
+        for rnd in fed.rounds(10):
+            ...
     stethos.open_run("runs/NAME").sql("SELECT * FROM steps")
 """
 
@@ -15,13 +18,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stethos.federate.federation import federation
     from stethos.observe.api import log, span, watch
     from stethos.store.run import open_run
 
 __version__ = "0.1.0"
-__all__ = ["log", "open_run", "span", "watch"]
+__all__ = ["federation", "log", "open_run", "span", "watch"]
 
-_HOMES = {"log": "observe.api", "span": "observe.api", "watch": "observe.api", "open_run": "store.run"}
+_HOMES = {
+    "federation": "federate.federation",
+    "log": "observe.api",
+    "open_run": "store.run",
+    "span": "observe.api",
+    "watch": "observe.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -43,6 +43,10 @@ class CommandNotFoundError(StethosError):
     exit_code = 127
 
 
+class UpdateMismatchError(StethosError):
+    """A client's update does not fit the global model; the message names client and layer."""
+
+
 class RecordingError(StethosError):
     """The run directory cannot be used."""
 

@@ -58,7 +58,8 @@ class Source(Enum):
 class Table:
     """One table: `columns` are its own, `all_columns` adds the shared ones in front.
 
-    `is_bulk` tables go first when a run reaches its size limit.
+    `is_bulk` tables go first when a run reaches its size limit. `reads` are the
+    tables that a view is made of.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Table:
     columns: tuple[Column, ...]
     is_bulk: bool = False
     schema: str = "main"
+    reads: tuple[str, ...] = ()
 
     @property
     def shared(self) -> tuple[Column, ...]:
@@ -234,6 +236,103 @@ GAPS = Table(
     reason  text  why
     """),
 )
+ROUNDS = Table(
+    "rounds",
+    9,
+    Source.FRAME,
+    "federated round",
+    "What a round did and what it cost; t_ns is its start. Phases that a loop does not mark are NULL.",
+    _columns("""
+    federation     name  name of the federation
+    duration_ms    f64   from the round's start to its end
+    selected       i32   clients asked to take part
+    reported       i32   clients whose update came in
+    failed         i32   clients that failed, dropped out or timed out
+    select_ms      f64   choosing the clients
+    download_ms    f64   sending the global model
+    compute_ms     f64   local training
+    upload_ms      f64   receiving the updates
+    aggregate_ms   f64   making the new global model
+    evaluate_ms    f64   evaluating it
+    wait_ms        f64   from the first client's update to the last one's, where clients work side by side
+    observe_ms     f64   time that observing the round took in this thread
+    loss           f64   evaluation: loss of the new global model
+    accuracy       f64   evaluation: its accuracy
+    global_norm    f64   2-norm of the global model's weights at the end of the round
+    drift          f64   2-norm of their change in this round
+    start_drift    f64   2-norm of their change since the federation began
+    global_nan     i64   NaN elements of the new global model
+    global_inf     i64   infinite elements of the new global model
+    evaluation     text  further numbers of the evaluation as a JSON object
+    """),
+)
+_CLIENT_ROUND = """
+    federation      name  name of the federation
+    turn            i32   turns of this client in this round before this one: 0 unless it came back
+    status          name  ok, failed, dropped or timeout
+    samples         i64   samples the client says it trained on: its weight in the average
+    loss            f64   loss the client reports
+    accuracy        f64   accuracy the client reports
+    entry_loss      f64   loss of the first local batches: the incoming global model on this client's data
+    exit_loss       f64   loss of the last local batches
+    steps           i64   local optimizer steps
+    duration_ms     f64   the client's whole turn
+    download_ms     f64   receiving the global model
+    compute_ms      f64   local training
+    upload_ms       f64   sending the update
+    wait_ms         f64   from its update's arrival to the last one's of the round, where clients work side by side
+    samples_per_s   f64   samples handed out by its data loaders, per second of its turn
+    peak_bytes      i64   peak memory: on CUDA of tensors, else of the process
+    sent_bytes      i64   bytes the client sent
+    received_bytes  i64   bytes the client received
+    raw_bytes       i64   size of its update uncompressed
+    base_round      i32   round whose global model it started from; less than the round before this one if stale
+    label           text  what the client is called at its own place
+    error           text  what failed, as `Type: message`
+    traceback       text  where
+    confusion       text  JSON matrix: samples by local label (row) and by the incoming global model's answer (column)
+    metrics         text  further numbers that came with the update as a JSON object
+"""
+CLIENT_REPORTS = Table(
+    "client_reports",
+    10,
+    Source.FRAME,
+    "client x round x side that saw it",
+    "What the server, and what the client's own process, know of a client's turn. `client_rounds` puts them together.",
+    (*_columns("side  name  server or client"), *_columns(_CLIENT_ROUND)),
+)
+UPDATES = Table(
+    "updates",
+    11,
+    Source.FRAME,
+    "client x round x layer, and one with layer NULL for the whole update",
+    "The fingerprint of each update: the difference between the weights a client sent and the global model it was "
+    "asked to start from. Without a client: the change that the round made to the global model.",
+    _columns("""
+    federation      name  name of the federation
+    layer           name  name in the state dict; NULL: all weights together
+    kind            name  weight or buffer; buffers are no part of the whole
+    norm            f64   2-norm, over the finite elements
+    base_norm       f64   2-norm of the global model's layer
+    norm_ratio      f64   norm relative to the median of the round's clients
+    cos_centre      f64   cosine to the robust centre (geometric median) of the other clients' updates
+    cos_error       f64   bound of the error of the cosines (three standard deviations); 0 where they are exact
+    sign_agreement  f64   share of (sampled) elements that move the way the weighted majority of the others moves
+    cos_last        f64   cosine to the previous round's change of the global model
+    cos_self        f64   cosine to the same client's previous update
+    cos_back        f64   largest cosine to the way back to one of the last global models
+    back_rounds     i32   how many rounds back that one lies
+    nan             i64   NaN elements sent
+    inf             i64   infinite elements sent
+    zero_share      f64   share of elements that did not change at all
+    size            i64   number of elements
+    coverage        f64   share of them that was read; the others are represented by these
+    sketch          text  base64 of half floats: seeded projection of the whole update, of length 1
+    output_rows     text  JSON: per row of the output layer norm and mean of the change, and change of the bias
+    response        text  JSON matrix: how answers (column) to inputs that look like a class (row) have moved
+    """),
+    is_bulk=True,
+)
 HOST = Table(
     "host",
     8,
@@ -311,6 +410,22 @@ RUNS = Table(
     size_bytes   i64   size of the run directory
     """),
 )
+CLIENT_ROUNDS = Table(
+    "client_rounds",
+    31,
+    Source.VIEW,
+    "client in a round",
+    "What became of each client in each round: its training, timing, traffic and failure.",
+    (
+        *_columns("""
+    client          name  federated client
+    round           i32   federated round
+    t_ns            i64   wall-clock time its turn began
+        """),
+        *_columns(_CLIENT_ROUND),
+    ),
+    reads=("client_reports",),
+)
 TORCH_TRACE = Table(
     "torch_trace",
     30,
@@ -329,12 +444,14 @@ TORCH_TRACE = Table(
     t_ns             i64   wall-clock time
     """),
     schema="python",
+    reads=("modules",),
 )
 
 TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
-        RUNS, PROCESSES, STEPS, METRICS, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST, TORCH_TRACE,
+        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
+        CLIENT_REPORTS, TORCH_TRACE,
     )
 }  # fmt: skip
 

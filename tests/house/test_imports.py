@@ -21,11 +21,12 @@ BELOW: dict[str, frozenset[str]] = {
     "record": frozenset(),
     "store": frozenset({"record"}),
     "observe": frozenset({"record"}),
+    "federate": frozenset({"record", "observe"}),
     "lab": frozenset({"federate", "observe", "record", "store"}),
     "cli": frozenset({"record", "store", "observe"}),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
-LAZILY = {("observe.api", "store")}
+LAZILY = {("observe.api", "store"), ("federate.federation", "store")}
 
 # The trainer loads these before torch: nothing but the standard library.
 PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")

@@ -69,7 +69,7 @@ class VirtualClock:
 
     def __init__(self, timing: Timing, samples: list[int], state_bytes: int, seed: int) -> None:
         self.now_ms = 0.0
-        self._timing = timing
+        self.timing = timing
         self._samples = samples
         self._state_bytes = state_bytes
         self._seed = seed
@@ -83,7 +83,7 @@ class VirtualClock:
         """How long a client takes in a round. `samples` are those it trains on, with repetitions."""
         expected = self._expected(client)
         draws = generator(self._seed, "jitter", client, number).standard_normal(3)
-        down, compute, up = (math.exp(self._timing.jitter * value) for value in draws.tolist())
+        down, compute, up = (math.exp(self.timing.jitter * value) for value in draws.tolist())
         return Trip(
             expected.download_ms * down * slowness.link,
             expected.compute_ms * compute * slowness.compute,
@@ -91,12 +91,12 @@ class VirtualClock:
         )
 
     def _expected(self, client: int) -> Trip:
-        link = (self._timing.latency_ms + self._state_bytes / self._timing.bytes_per_ms) * self._link_pace[client]
-        return Trip(link, self._samples[client] * self._timing.sample_ms * self._compute_pace[client], link)
+        link = (self.timing.latency_ms + self._state_bytes / self.timing.bytes_per_ms) * self._link_pace[client]
+        return Trip(link, self._samples[client] * self.timing.sample_ms * self._compute_pace[client], link)
 
     def end_round(self, replies_ms: list[float], *, missed: bool) -> float:
         """Move past a round whose replies came after so many ms; return how long it took."""
         waited = self.deadline_ms if missed else max(replies_ms, default=0.0)
-        duration = waited + self._timing.aggregate_ms
+        duration = waited + self.timing.aggregate_ms
         self.now_ms += duration
         return duration

@@ -73,11 +73,7 @@ class Course:
         chosen = self._chosen(number)
         log.select([f"c{client}" for client in chosen])
         outlook = foresee(setup.clock, setup.faults, chosen, number, setup.seed)
-        turns = {
-            fate.client: Turn(fate.client, number, self._past[self._base_round(fate.client, number)])
-            for fate in outlook.fates
-            if fate.status == "ok"
-        }
+        turns = {fate.client: self._turn_of(fate.client, number, log) for fate in outlook.fates if fate.status == "ok"}
         self._engine.begin(list(turns.values()))
         records, replies = [], []
         for fate in outlook.fates:
@@ -91,7 +87,8 @@ class Course:
                 self.layout.write(self.state, self._model)
         self._past[number] = self.state
         self._past.pop(number - 1 - self._reach, None)
-        log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms)
+        aggregate_ms = setup.clock.timing.aggregate_ms
+        log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
         loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
         return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
@@ -101,6 +98,11 @@ class Course:
         count = max(1, round(self._setup.participation * everybody))
         draw = generator(self._setup.seed, "participation", number)
         return sorted(draw.permutation(everybody)[:count].tolist())
+
+    def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
+        invited = log.invite(f"c{client}")
+        base = self._past[self._base_round(client, number)]
+        return Turn(client, number, base, invited.to_fields() if invited is not None else None)
 
     def _active(self, client: int, number: int) -> list[tuple[int, Fault]]:
         name = f"c{client}"
@@ -125,7 +127,7 @@ class Course:
                 if fate.status == "dropped":
                     site.drop("no reply")
                 elif fate.status == "timeout":
-                    site.timeout()
+                    site.timeout(f"no reply within {self._setup.clock.deadline_ms:.0f} ms")
                 else:
                     raise ClientCrash(f"client {name} crashed in round {number}, as it was told to")
         except ClientCrash:
@@ -157,11 +159,13 @@ class Course:
             base_round=self._base_round(turn.client, turn.number),
         )
         state = self._sent(turn, trained, active)
-        self._report(site, record, trained, labels)
+        self._report(site, record, trained, labels, trip.total_ms)
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
         return _Reply(record, state, labels, trained.answers)
 
-    def _report(self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64]) -> None:
+    def _report(
+        self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64], duration_ms: float
+    ) -> None:  # fmt: skip
         assert record.samples is not None and record.compute_ms is not None
         if trained.answers is not None:
             site.confusion(labels, trained.answers)
@@ -169,6 +173,7 @@ class Course:
             entry_loss=record.entry_loss,
             exit_loss=record.exit_loss,
             steps=len(trained.losses),
+            duration_ms=duration_ms,
             download_ms=record.download_ms,
             compute_ms=record.compute_ms,
             upload_ms=record.upload_ms,

@@ -11,11 +11,13 @@ import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
 
 from stethos.errors import StethosError, UsageError
+from stethos.federate.invitation import Invitation
 from stethos.lab.local import LocalTrainer, Trained, Training, Turn
 from stethos.lab.model import Recipe
 from stethos.lab.shelf import Shelf
@@ -119,4 +121,6 @@ def _start_worker(packed: bytes) -> None:
 
 def _train(packed: bytes) -> bytes:
     assert _worker is not None
-    return pickle.dumps(_worker(pickle.loads(packed)))
+    turn: Turn = pickle.loads(packed)
+    with Invitation.from_fields(turn.invitation).marked() if turn.invitation else nullcontext():
+        return pickle.dumps(_worker(turn))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ def federate(
     observe: bool = True,
     dir: str | Path | None = None,
     run: str | None = None,
-    progress: Any = None,
+    progress: bool | None = None,
     each_round: Callable[[Exchange], None] | None = None,
 ) -> LabResult:
     """Train a model over clients "c0", "c1", ... and return what came of it; by default it is recorded as a run.
@@ -105,13 +105,14 @@ def federate(
     setup = Setup(
         task, shelf, truth, server, participation, local_epochs, _COPIES[optimizer], clock, seed, each_round
     )  # fmt: skip
+    worker = _engine(engine, processes, (recipe, shelf, training))
     with (
         torch.enable_grad(),
-        closing(_engine(engine, processes, (recipe, shelf, training))) as worker,
         observed.opened(
             task.name, observe=observe, model=global_model, clients=clients, config=config,
             dir=dir, run=run, progress=progress,
         ) as federation,
+        closing(worker),
     ):  # fmt: skip
         course = Course(setup, global_model, worker)
         history = tuple(course.play(number, log) for number, log in enumerate(federation.rounds(rounds), start=1))

@@ -46,11 +46,12 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A client's turn: in which round it trains, from which state."""
+    """A client's turn: in which round it trains, from which state; `invitation` lets another process report on it."""
 
     client: int
     number: int
     base: State
+    invitation: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

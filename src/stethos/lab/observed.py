@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
+
+from stethos.federate.federation import federation
 
 
 class SiteLog(Protocol):
@@ -17,15 +19,22 @@ class SiteLog(Protocol):
     def note(self, **columns: Any) -> object: ...
     def update(self, state: Mapping[str, Tensor], /, *, samples: int, loss: float, accuracy: float) -> object: ...
     def drop(self, reason: str, /) -> object: ...
-    def timeout(self) -> object: ...
+    def timeout(self, reason: str, /) -> object: ...
+
+
+class Invited(Protocol):
+    """What another process needs to report on a client's turn."""
+
+    def to_fields(self) -> dict[str, str]: ...
 
 
 class RoundLog(Protocol):
     """Where a round is reported."""
 
+    def invite(self, name: str, /) -> Invited | None: ...
     def select(self, clients: Sequence[str], /) -> object: ...
     def client(self, name: str, /) -> AbstractContextManager[SiteLog]: ...
-    def phase(self, name: str, /) -> AbstractContextManager[object]: ...
+    def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[object]: ...
     def note(self, **columns: Any) -> object: ...
     def evaluate(self, *, loss: float, accuracy: float) -> object: ...
 
@@ -51,18 +60,21 @@ class _SilentSite:
     def drop(self, reason: str, /) -> None:
         pass
 
-    def timeout(self) -> None:
+    def timeout(self, reason: str, /) -> None:
         pass
 
 
 class _SilentRound:
+    def invite(self, name: str, /) -> None:
+        return None
+
     def select(self, clients: Sequence[str], /) -> None:
         pass
 
     def client(self, name: str, /) -> AbstractContextManager[SiteLog]:
         return nullcontext(_SilentSite())
 
-    def phase(self, name: str, /) -> AbstractContextManager[None]:
+    def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[None]:
         return nullcontext()
 
     def note(self, **columns: Any) -> None:
@@ -79,7 +91,6 @@ class _SilentFederation:
         return iter([_SilentRound()] * count)
 
 
-@contextmanager
 def opened(
     name: str,
     *,
@@ -89,7 +100,9 @@ def opened(
     config: Mapping[str, Any],
     dir: str | Path | None,
     run: str | None,
-    progress: Any,
-) -> Iterator[FederationLog]:
+    progress: bool | None,
+) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`."""
-    yield _SilentFederation()
+    if not observe:
+        return nullcontext(_SilentFederation())
+    return federation(name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress)

@@ -163,7 +163,9 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             if backwards == watched.backwards:  # none since its last step: the loss is an older one
                 iteration.loss = NULL_F64
             watched.backwards = backwards
-            client, round_ = turn()
+            client, round_, tally = turn()
+            if tally is not None:
+                tally.add(iteration.loss, iteration.samples)
             local_step = watched.local_step
             watched.local_step = local_step + 1
             if iteration.pending is not None:

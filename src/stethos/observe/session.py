@@ -221,7 +221,7 @@ class Session:
         at: Any = self.steps if step is None else attempt(operator.index, step)
         if number is None or at is None or at.bit_length() > 63:
             self._note_no_number(name, value if number is None else step)
-        client, round_ = turn()
+        client, round_, _ = turn()
         with contextlib.suppress(struct.error):  # without a number the row is void, and the ring counts it
             ring.put(
                 SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, client, round_, NULL_I32,
@@ -236,12 +236,13 @@ class Session:
     def put_frame(
         self, table: int, names: bytes, numbers: bytes, texts: Sequence[str] = (), *, rows: int = 1,
         optimizer: int = NULL_I32, step: int | None = None, t_ns: int | None = None,
+        whose: tuple[int, int] | None = None,
     ) -> bool:  # fmt: skip
-        """A frame with this thread's client and round; long texts are cut."""
+        """A frame with this thread's client and round, or those of `whose`; long texts are cut."""
         ring = self.open()
         if ring is None:
             return False
-        client, round_ = turn()
+        client, round_ = whose if whose is not None else turn()[:2]
         return ring.put_frame(
             table, rows, names + numbers, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
             client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,

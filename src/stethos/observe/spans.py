@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import struct
 from collections.abc import Callable
 from contextvars import ContextVar, Token
@@ -24,22 +25,43 @@ R = TypeVar("R")
 _NUMBERS = struct.Struct("<dd")
 _Ids = tuple[str, str]  # trace, span
 # The open span of this thread or task.
-_OPEN: ContextVar[_Ids | None] = ContextVar("stethos_span", default=None)
+OPEN: ContextVar[_Ids | None] = ContextVar("stethos_span", default=None)
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+def traceparent() -> str:
+    """The open span as W3C trace context, to be carried to other processes; "" without one."""
+    ids = OPEN.get()
+    return f"00-{ids[0]}-{ids[1]}-01" if ids else ""
+
+
+def ids_in(header: str) -> _Ids | None:
+    """The trace and span that a W3C `traceparent` names; None if it is none."""
+    found = _TRACEPARENT.fullmatch(header)
+    return (found[1], found[2]) if found else None
 
 
 class Span:
-    """One piece of work. An exception is recorded and passes on. Reusable as a decorator, also of coroutines."""
+    """One piece of work. An exception is recorded and passes on. Reusable as a decorator, also of coroutines.
 
-    def __init__(self, session: Callable[[], Session | None], name: str, fields: dict[str, Any]) -> None:
+    `is_root` begins a trace of its own; `parent` is a span of another process.
+    """
+
+    def __init__(
+        self, session: Callable[[], Session | None], name: str, fields: dict[str, Any], *, is_root: bool = False,
+        parent: _Ids | None = None,
+    ) -> None:  # fmt: skip
         self._session = session
         self.name = name
         self.fields = fields
+        self._is_root = is_root
+        self._parent = parent
         self._entered: list[tuple[Token[_Ids | None], _Ids, _Ids | None, int]] = []
 
     def __enter__(self) -> Span:
-        parent = _OPEN.get()
+        parent = None if self._is_root else self._parent or OPEN.get()
         ids = (parent[0] if parent else os.urandom(16).hex(), os.urandom(8).hex())
-        self._entered.append((_OPEN.set(ids), ids, parent, monotonic_ns()))
+        self._entered.append((OPEN.set(ids), ids, parent, monotonic_ns()))
         return self
 
     def __exit__(
@@ -48,7 +70,7 @@ class Span:
         end_ns = monotonic_ns()
         token, ids, parent, start_ns = self._entered.pop()
         with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
-            _OPEN.reset(token)
+            OPEN.reset(token)
         session = self._session()
         if session is not None:
             session.guard.run("spans", self._record, session, ids, parent, start_ns, end_ns, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -17,7 +17,7 @@ from stethos.record.arrow import name_array, number_array, segment_schema, store
 from stethos.record.layout import SLOT_BYTES
 from stethos.record.tap import SLOT_DTYPES, Frame
 from stethos.redact import redact
-from stethos.schema import CONTEXT_COLUMNS, NULL_F64, NULL_I32, RECORDED, STEPS, Column, Kind, Source, Table
+from stethos.schema import CONTEXT_COLUMNS, NULL_F64, NULL_I32, RECORDED, STEPS, UPDATES, Column, Kind, Source, Table
 
 Vector = npt.NDArray[Any]
 _TABLE = np.dtype({"names": ["table"], "formats": ["<u2"], "offsets": [8], "itemsize": SLOT_BYTES})
@@ -33,6 +33,7 @@ class _Plan:
     numbers: tuple[Column, ...]
     texts: tuple[Column, ...]
     schema: pa.Schema
+    clean: Callable[[str], str]
 
     @classmethod
     def of(cls, table: Table) -> _Plan:
@@ -42,6 +43,7 @@ class _Plan:
             table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL),
             table.of_kind(Kind.TEXT),
             segment_schema(table),
+            str if table is UPDATES else redact,  # its texts are numbers, in which a secret may be seen
         )
 
     def batch(self, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
@@ -102,7 +104,11 @@ def _frame_batch(plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> pa.Re
     stacks = [_Stack(plan, list(group), names) for _, group in groupby(frames, key=attrgetter("rows"))]
     arrays = {column: _concatenated([stack.arrays[column] for stack in stacks]) for column in stacks[0].arrays}
     for index, column in enumerate(plan.texts):
-        arrays[column.name] = text_array([redact(frame.texts[index]) or None for frame in frames])
+        texts: list[str | None] = []
+        for frame in frames:  # of several rows the first has the texts
+            texts.append(plan.clean(frame.texts[index]) or None)
+            texts.extend([None] * (frame.rows - 1))
+        arrays[column.name] = text_array(texts)
     return plan.batch(arrays)
 
 

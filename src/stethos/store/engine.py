@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from stethos.errors import QueryError
-from stethos.schema import TABLES, TORCH_TRACE, Source, Table
+from stethos.schema import TABLES, Source, Table
 from stethos.store.complaint import explain_error
 from stethos.store.patience import limited
 from stethos.store.statement import check_statement
+from stethos.store.view import VIEWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +71,7 @@ class Engine:
         self._connection.execute("SET lock_configuration = true")
         for schema in ("live", "python"):
             self._connection.execute(f"CREATE SCHEMA {schema}")
-        for table in TABLES.values():
+        for table in sorted(TABLES.values(), key=lambda table: table.source is Source.VIEW):  # views come last
             self._define_empty(table)
 
     def close(self) -> None:
@@ -117,8 +118,8 @@ class Engine:
             self._connection.execute(f"INSERT INTO {table.qualified_name} VALUES ({marks})", values)
 
     def _define_empty(self, table: Table) -> None:
-        if table is TORCH_TRACE:
-            self._connection.execute(f"CREATE VIEW {table.qualified_name} AS {_TORCH_TRACE_SQL}")
+        if table.source is Source.VIEW:
+            self._connection.execute(f"CREATE VIEW {table.qualified_name} AS {VIEWS[table.qualified_name]}")
         elif table.source is Source.CATALOGUE:
             columns = ", ".join(f"{_quoted(column.name)} {column.kind.sql_type}" for column in table.all_columns)
             self._connection.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
@@ -188,12 +189,6 @@ class Engine:
             if "interrupted" in str(error).lower():  # how DuckDB passes Ctrl-C on
                 raise KeyboardInterrupt from None
             raise
-
-
-_TORCH_TRACE_SQL = (
-    "SELECT process, rank, step, module, stage, duration_ms / 1000 AS duration, "
-    "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
-)
 
 
 def _memory_limit() -> int:

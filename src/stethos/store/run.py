@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stethos.record.layout import State
 from stethos.record.place import RunPlace
 from stethos.record.spawn import ensure_drainer
-from stethos.schema import MODULES, PROCESSES, RECORDED, RUNS, TABLES, TORCH_TRACE, Table
+from stethos.schema import (
+    CLIENT_REPORTS,
+    CLIENT_ROUNDS,
+    MODULES,
+    PROCESSES,
+    RECORDED,
+    RUNS,
+    TABLES,
+    TORCH_TRACE,
+    Table,
+)
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
 from stethos.store.sealed import CHECKED_BYTES, Examiner, Sealed
-from stethos.store.statement import tables_named
+from stethos.store.statement import tables_named, with_sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +120,7 @@ class Run:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
         self._refresh()
         self.verify({table.qualified_name})
-        self._load({table.qualified_name, MODULES.name} if table is TORCH_TRACE else {table.qualified_name})
+        self._load({table.qualified_name})
         return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
 
     def _attempt(
@@ -136,7 +146,7 @@ class Run:
 
     def _find_damage(self, named: set[str]) -> bool:
         """Look into every file of the named tables; return whether one was found damaged that was not known to be."""
-        tables = {MODULES.name if name == TORCH_TRACE.qualified_name else name for name in named}
+        tables = with_sources(named)
         whole = [file for file in self._sealed_of(tables) if self.examiner.is_whole(file)]
         for file in whole:
             if self.examiner.is_whole(file, deep=True) and not self._open_engine().can_read(file.path.resolve()):
@@ -161,7 +171,11 @@ class Run:
             for name, count in reader.rows_by_table(self.examiner).items():
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
-        rows[TORCH_TRACE.qualified_name] = rows[MODULES.name]
+        for table in TABLES.values():
+            if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
+                rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
+            elif table is TORCH_TRACE:
+                rows[table.qualified_name] = rows[MODULES.name]
         return rows
 
     def processes(self) -> list[Row]:
@@ -251,8 +265,7 @@ class Run:
     def _load(self, named: set[str]) -> None:
         """Bring the named tables up to date in the engine."""
         engine = self._open_engine()
-        if TORCH_TRACE.qualified_name in named:
-            named = {*named, MODULES.name}
+        named = with_sources(named)
         for table in RECORDED.values():
             if table.qualified_name in named:
                 self._load_recorded(engine, table)

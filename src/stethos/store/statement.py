@@ -53,6 +53,11 @@ def tables_named(sql: str) -> set[str]:
     return {name for name, table in TABLES.items() if table.name in words}
 
 
+def with_sources(named: set[str]) -> set[str]:
+    """These tables, and those that the views among them are made of."""
+    return named.union(*(TABLES[name].reads for name in named))
+
+
 def _single(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[str, str]:
     import duckdb
 

@@ -1,0 +1,1 @@
+"""Federated notions for any loop: rounds, clients, updates and their fingerprints."""

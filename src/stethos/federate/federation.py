@@ -1,0 +1,196 @@
+"""Rounds, clients and updates of any federated loop: `stethos.federation`.
+
+    with stethos.federation("digits", model=global_model) as fed:
+        for rnd in fed.rounds(30):
+            for client in chosen:
+                with rnd.client(client.id) as site:
+                    state = client.train(global_model)
+                    site.update(state, samples=len(client.data), loss=loss)
+            with rnd.phase("aggregate"):
+                global_model.load_state_dict(average(rnd.updates))
+            rnd.evaluate(loss=test_loss, accuracy=test_accuracy)
+
+Nothing here changes an update or the model, draws a random number, or raises,
+but for arguments that make no sense and updates that do not fit the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stethos.errors import UsageError
+from stethos.federate.carry import CARRIER
+from stethos.federate.fingerprint import global_row
+from stethos.federate.progress import Progress
+from stethos.federate.round import History, Round
+from stethos.federate.sketch import Plan
+from stethos.federate.structure import State, Structure
+from stethos.observe import boot
+from stethos.observe.api import Watch, watch
+from stethos.observe.session import Session
+from stethos.settings import Preset
+
+if TYPE_CHECKING:
+    from stethos.store.run import Run
+
+
+_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
+
+
+def federation(
+    name: str,
+    *,
+    model: Any = None,
+    clients: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    dir: str | Path | None = None,
+    run: str | None = None,
+    preset: Preset = "standard",
+    overhead: float | None = None,
+    progress: bool | None = None,
+    seed: int = 0,
+    read_everything: bool = False,
+) -> Federation:
+    """Record a federated training; a context manager.
+
+    `model` is the global model (a module, or a callable that returns its
+    state): updates are compared with what it holds when a round begins. `clients` is
+    how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
+    `watch`, `run` being the run's name. `read_everything` reads every element of large layers
+    instead of a sixteenth. The progress bar shows on terminals unless `progress` says otherwise.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a federation needs a name, not {name!r}")
+    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
+    return Federation(
+        name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
+        read_everything=read_everything,
+    )  # fmt: skip
+
+
+class Federation:
+    """A federated training that is being recorded; see `federation`."""
+
+    def __init__(
+        self, name: str, handle: Watch, *, model: Any = None, clients: int | None = None,
+        progress: Progress, seed: int = 0, read_everything: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.clients = clients
+        self.progress = progress
+        self._handle = handle
+        self._model = model
+        self._seed = seed
+        self._read_everything = read_everything
+        self._plan: Plan | None = None
+        self._history = History()
+        self._open: Round | None = None
+        self._is_open = True
+        CARRIER.install()
+
+    @property
+    def path(self) -> Path | None:
+        """The run's directory; None if nothing is recorded."""
+        return self._handle.path
+
+    @property
+    def session(self) -> Session | None:
+        return boot.current_session()
+
+    def run(self) -> Run:
+        """The run as seen by readers; it may be queried while it grows."""
+        return self._handle.run()
+
+    # Rounds ----------------------------------------------------------------------------------------
+
+    def rounds(self, count: int, start: int = 1) -> Iterator[Round]:
+        """So many rounds one after the other, with a progress bar."""
+        for number in range(start, start + count):
+            with self.round(number, of=start + count - 1) as rnd:
+                yield rnd
+
+    @contextlib.contextmanager
+    def round(self, number: int, *, of: int | None = None, base: State | None = None) -> Iterator[Round]:
+        """One round, for loops that count themselves; `base` is the global model it begins with, if not `model`."""
+        rnd = Round(self, number, of, base)
+        self._open = rnd
+        try:
+            with rnd:
+                yield rnd
+        finally:
+            self._open = None
+
+    # What a round needs ----------------------------------------------------------------------------
+
+    def global_state(self) -> State | None:
+        """The global model as it is now; None if it was not given."""
+        if self._model is None:
+            return None
+        if hasattr(self._model, "state_dict"):
+            state: State = self._model.state_dict()
+            return state
+        if callable(self._model):
+            made: State = self._model()
+            return made
+        given: State = self._model
+        return given
+
+    def plan_for(self, state: State) -> Plan:
+        """How updates of this federation are read; made when the first model or update is seen."""
+        if self._plan is None:
+            structure = Structure.of(state, _buffers(self._model, state))
+            self._plan = Plan(structure, self._seed, read_everything=self._read_everything)
+        return self._plan
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    @property
+    def history(self) -> History:
+        return self._history
+
+    def base_row(self, state: State | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+        if state is None:
+            return None
+        return global_row(self.plan_for(state), state)
+
+    # Ending ----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the recording, if it began with this federation. Safe to call twice."""
+        if self._is_open:
+            self._is_open = False
+            CARRIER.remove()
+            self.progress.end()
+            self._handle.close()
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:  # the loop was left in the middle of a round
+            self._open.end(error)
+        self.close()
+
+
+def _module(model: Any) -> Any:
+    return model if hasattr(model, "named_modules") else None
+
+
+def _buffers(model: Any, state: State) -> frozenset[str]:
+    """Names of entries of a state dict that are not trained."""
+    if not isinstance(state, Mapping):
+        return frozenset()
+    if hasattr(model, "named_parameters"):
+        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return frozenset(name for name in state if name not in trained)
+    return frozenset(name for name in state if str(name).endswith(_BUFFER_ENDINGS))

@@ -1,0 +1,84 @@
+"""What a client's process needs to know to take part in a recording: carried in messages, or pickled.
+
+The server writes an invitation per client and round; the client's process,
+wherever it runs, opens it. If it can reach the run's directory it records
+into it; if not, what it saw of the turn still goes back with the reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stethos.guard import attempt
+from stethos.observe import boot
+from stethos.observe.context import TURN, Tally
+from stethos.observe.spans import OPEN, ids_in, traceparent
+from stethos.record.place import RunPlace
+from stethos.settings import from_environment, parse_preset
+
+_CURRENT: ContextVar[Invitation | None] = ContextVar("stethos_invitation", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A client's turn in a round, as plain strings and numbers; `run_dir` is "" where nothing is recorded."""
+
+    federation: str
+    client: str
+    round: int
+    run_dir: str = ""
+    preset: str = "standard"
+    overhead: float = 0.01
+    traceparent: str = ""
+
+    def to_fields(self) -> dict[str, str]:
+        """Itself as strings, to be sent along."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any]) -> Invitation:
+        """Read what `to_fields` wrote; fields of other versions are ignored."""
+        known = {field.name for field in fields(cls)}
+        given = {name: str(value) for name, value in values.items() if name in known}
+        return cls(**{**given, "round": int(given["round"]), "overhead": float(given.get("overhead", "0.01"))})  # type: ignore[arg-type]
+
+    def record(self) -> None:
+        """Begin recording in this process, if it does not yet and the run's directory can be reached."""
+        if self.run_dir and boot.current() is None and RunPlace(Path(self.run_dir)).exists():
+            settings = replace(
+                from_environment(), run_dir=Path(self.run_dir), preset=parse_preset(self.preset), overhead=self.overhead
+            )
+            recording = attempt(boot.begin, settings)
+            if recording is not None:
+                recording.session.guard.run("open", recording.session.open)
+
+    @contextlib.contextmanager
+    def marked(self, tally: Tally | None = None) -> Iterator[Tally]:
+        """Rows of this thread belong to the client and round, and its spans to the round's trace."""
+        self.record()
+        session = boot.current_session()
+        tally = tally or Tally()
+        number = session.name_id(self.client) if session is not None else 0
+        tokens = (
+            TURN.set((number, self.round, tally)),
+            OPEN.set(ids_in(self.traceparent) or OPEN.get()),
+            _CURRENT.set(self),
+        )
+        try:
+            yield tally
+        finally:
+            with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
+                TURN.reset(tokens[0])
+                OPEN.reset(tokens[1])
+                _CURRENT.reset(tokens[2])
+
+
+def current_invitation() -> Invitation | None:
+    """The turn that this thread or task works for, with its open span."""
+    invitation = _CURRENT.get()
+    return replace(invitation, traceparent=traceparent()) if invitation is not None else None

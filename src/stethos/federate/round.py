@@ -1,0 +1,467 @@
+"""One round of a federation: its clients, phases, updates and evaluation, and the rows they become."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.errors import UpdateMismatchError, UsageError
+from stethos.federate.cohort import Comparison, compare, cosine
+from stethos.federate.fingerprint import Fingerprint, count_odd, fingerprint_of
+from stethos.federate.invitation import Invitation
+from stethos.federate.row import put_row, put_rows, wait_for_room
+from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
+from stethos.federate.sketch import Plan
+from stethos.federate.structure import State
+from stethos.observe import boot
+from stethos.observe.context import TURN
+from stethos.observe.session import Session
+from stethos.observe.spans import Span, traceparent
+from stethos.schema import NULL_I32, ROUNDS, UPDATES
+
+if TYPE_CHECKING:
+    from stethos.federate.federation import Federation
+
+Vector = npt.NDArray[Any]
+_BACK = 5
+_MOST_CLIENTS = 10_000
+_PATIENCE_SHARE = 0.01
+_NOTABLE = frozenset(column.name for column in ROUNDS.columns) - {"federation"}
+
+
+class History:
+    """What earlier rounds leave behind: sketches of the global model's changes and of each client's last update."""
+
+    def __init__(self) -> None:
+        self.changes: deque[Vector] = deque(maxlen=_BACK + 1)  # the newest last
+        self.total: Vector | None = None
+        self.own: dict[str, Vector] = {}
+
+    def add(self, change: Vector, prints: Sequence[Fingerprint]) -> None:
+        self.changes.append(change)
+        self.total = change if self.total is None else self.total + change
+        for one in prints:
+            if one.is_finite and (one.client in self.own or len(self.own) < _MOST_CLIENTS):
+                self.own[one.client] = one.sketch
+
+    def ways_back(self) -> list[Vector]:
+        """From the present global model to those of 1, 2, ... rounds ago."""
+        ways: list[Vector] = []
+        for change in reversed(self.changes):
+            ways.append(-change if not ways else ways[-1] - change)
+        return ways[:_BACK]
+
+
+class Round:
+    """A round; made by `Federation.round` or `Federation.rounds`."""
+
+    def __init__(self, federation: Federation, number: int, of: int | None, base: State | None) -> None:
+        self.number = number
+        self.updates: list[Update] = []
+        self._federation = federation
+        self._of = of
+        self._given_base = base
+        self._base: Vector | None = None
+        self._result: State | None = None
+        self._prints: list[Fingerprint] = []
+        self._sites: list[Site] = []
+        self._turns: Counter[str] = Counter()
+        self._working = 0
+        self._is_side_by_side = False
+        self._selected: int | None = None
+        self._facts: dict[str, Any] = {}
+        self._evaluation: dict[str, float] = {}
+        self._lock = threading.RLock()
+        self._stack = ExitStack()
+        self._span: Span | None = None
+        self._observe_ns = 0
+        self._start_ns = 0
+        self._is_ended = False
+
+    # The round -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Round:
+        token = TURN.set((NULL_I32, self.number, None))
+        self._stack.callback(_reset, token)
+        fields = {"federation": self._federation.name, "round": self.number}
+        self._span = Span(boot.current_session, "round", fields, is_root=True)
+        self._stack.enter_context(self._span)
+        self._start_ns = time.monotonic_ns()
+        self._guarded(self._read_base)
+        self._show()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(None if kind is GeneratorExit else error)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The round is over; write its rows. Later calls do nothing."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        duration_ms = (time.monotonic_ns() - self._start_ns) * 1e-6
+        self._facts.setdefault("duration_ms", duration_ms)
+        self._guarded(self._write, duration_ms)
+        self._show(is_final=self.number == self._of)
+        with contextlib.suppress(ValueError):
+            self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    # Clients ---------------------------------------------------------------------------------------
+
+    def select(self, clients: Sequence[object] | int) -> None:
+        """Say who, or how many, were asked to take part."""
+        self._selected = clients if isinstance(clients, int) else len(clients)
+
+    def client(self, client: object, *, label: str | None = None) -> Site:
+        """A client's turn, for `with`: timed, its rows marked; a failure is recorded, then raised."""
+        site = self._new_site(str(client))
+        if label is not None:
+            site.note(label=label)
+        with self._lock:
+            self._working += 1
+            self._is_side_by_side |= self._working > 1
+        return site
+
+    def invite(self, client: object) -> Invitation:
+        """What another process needs to work on this client's turn; can be pickled or sent as strings."""
+        session = self._federation.session
+        settings = session.settings if session is not None else None
+        return Invitation(
+            federation=self._federation.name,
+            client=str(client),
+            round=self.number,
+            run_dir=str(settings.run_dir) if settings is not None and settings.run_dir is not None else "",
+            preset=settings.preset if settings is not None else "standard",
+            overhead=settings.overhead if settings is not None else 0.01,
+            traceparent=traceparent(),
+        )
+
+    def receive(
+        self, client: object, state: State | None = None, *, samples: int | None = None, loss: float | None = None,
+        delta: bool = False, base_round: int | None = None, report: dict[str, Any] | None = None,
+        arrived_ns: int | None = None, **metrics: float,
+    ) -> Site:  # fmt: skip
+        """An update, or with no state only news, of a client that works elsewhere; no turn of this process.
+
+        `report` is what its process sent along (`Site.report`), `arrived_ns` when
+        the reply came (`time.monotonic_ns`). The row can be added to through the site returned.
+        """
+        site = self._new_site(str(client))
+        if report:
+            site.facts.update({name: value for name, value in report.items() if name in NOTABLE})
+        if state is not None:
+            site.update(state, samples=samples, loss=loss, delta=delta, base_round=base_round, **metrics)
+        else:
+            site.tell(samples=samples, loss=loss, base_round=base_round, **metrics)
+        site.arrived_ns = arrived_ns or site.arrived_ns or time.monotonic_ns()
+        self._is_side_by_side = True
+        self._sites.append(site)
+        self._show()
+        return site
+
+    def _new_site(self, client: str) -> Site:
+        with self._lock:
+            turn = self._turns[client]
+            self._turns[client] += 1
+        return Site(self.invite(client), side="server", turn=turn, on_update=self._take, on_end=self._turn_ended)
+
+    def _turn_ended(self, site: Site) -> None:
+        with self._lock:
+            self._working -= 1
+            self._sites.append(site)
+        self._show()
+
+    def _take(self, update: Update) -> None:
+        """An update came in: read it now, so that it may go when the caller is done with it."""
+        with self._lock:
+            self.updates.append(update)
+        start_ns = time.monotonic_ns()
+        try:
+            self._guarded(self._read, update)
+        finally:
+            self._observe_ns += time.monotonic_ns() - start_ns
+
+    def _read(self, update: Update) -> None:
+        plan = self._federation.plan or (self._federation.plan_for(update.state) if update.is_delta else None)
+        if plan is None or (self._base is None and not update.is_delta):
+            self._gap("no global model was given to compare updates with: use federation(model=...) or delta=True")
+            return
+        one = fingerprint_of(plan, None if update.is_delta else self._base, update.state, update.client)
+        with self._lock:
+            self._prints.append(one)
+
+    # Server ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Time a part of the round: select, download, compute, upload, aggregate or evaluate."""
+        if name not in PHASES:
+            raise UsageError(f"no phase {name!r}", hint=f"phases: {', '.join(PHASES)}")
+        with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
+            yield
+
+    def result(self, state: State | None) -> None:
+        """The new global model, where the federation was not given one to look at."""
+        self._result = state
+
+    def evaluate(self, **numbers: float) -> None:
+        """Numbers of the new global model: `loss`, `accuracy`, and any other."""
+        for name, value in numbers.items():
+            number = float(value.item() if hasattr(value, "item") else value)
+            if name in ("loss", "accuracy"):
+                self._facts[name] = number
+            else:
+                self._evaluation[name] = number
+            session = self._federation.session
+            if session is not None:
+                session.guard.run("metrics", session.put_metric, name, number)
+
+    def note(self, **columns: Any) -> None:
+        """Set columns of this round's row, where the caller knows better than the clock."""
+        unknown = sorted(set(columns) - _NOTABLE)
+        if unknown:
+            raise UsageError(f"rounds has no column {unknown[0]!r}", hint=f"columns: {', '.join(sorted(_NOTABLE))}")
+        self._facts.update(columns)
+
+    # Rows ------------------------------------------------------------------------------------------
+
+    def _read_base(self) -> None:
+        state = self._given_base if self._given_base is not None else self._federation.global_state()
+        self._base = self._federation.base_row(state)
+
+    def _write(self, duration_ms: float) -> None:
+        session, plan = self._federation.session, self._federation.plan
+        began_ns = time.monotonic_ns()
+        self._wait_times()
+        if session is None:
+            return
+        for site in self._sites:
+            site.write(session)
+        if plan is not None:
+            self._write_updates(session, plan, duration_ms)
+        count = Counter(site.facts["status"] for site in self._sites)
+        self._observe_ns += time.monotonic_ns() - began_ns
+        values = {
+            "federation": self._federation.name,
+            "selected": self._selected if self._selected is not None else len(self._turns) or None,
+            "reported": len({update.client for update in self.updates}),
+            "failed": count["failed"] + count["dropped"] + count["timeout"],
+            "observe_ms": self._observe_ns * 1e-6,
+            "evaluation": self._evaluation or None,
+            **self._facts,
+        }
+        put_row(session, ROUNDS, values, client=None, round=self.number, t_ns=self._start_ns + session.offset_ns)
+
+    def _wait_times(self) -> None:
+        """Where clients work side by side, the early ones wait for the last."""
+        arrived = [site.arrived_ns for site in self._sites if site.arrived_ns is not None]
+        if self._is_side_by_side and arrived:
+            last = max(arrived)
+            self._facts.setdefault("wait_ms", (last - min(arrived)) * 1e-6)
+            for site in self._sites:
+                if site.arrived_ns is not None:
+                    site.facts.setdefault("wait_ms", (last - site.arrived_ns) * 1e-6)
+
+    def _write_updates(self, session: Session, plan: Plan, duration_ms: float) -> None:
+        history = self._federation.history
+        state = self._result if self._result is not None else self._federation.global_state()
+        after = None if state is None else fingerprint_of(plan, self._base, state, "(the global model)")
+        if after is not None:
+            self._look_closer(plan, state, after)
+        base_norms = _whole(plan, plan.norms(self._base)) if self._base is not None else None
+        if self._prints:
+            put_prints = UpdateRows(session, plan, self._federation.name, self.number, base_norms)
+            compared = compare(plan, self._prints)
+            patience_s = duration_ms * 1e-3 * _PATIENCE_SHARE
+            for index, one in enumerate(self._prints):
+                if patience_s > 0:
+                    patience_s -= wait_for_room(session, patience_s)
+                put_prints.put_client(one, compared, index, history)
+        if after is not None and self._base is not None:
+            put = UpdateRows(session, plan, self._federation.name, self.number, base_norms)
+            put.put_global(after)
+            history.add(after.sketch, self._prints)
+            total = history.total if history.total is not None else after.sketch
+            self._facts.setdefault("global_norm", _whole(plan, plan.norms(self._base_after(plan, state)))[-1])
+            self._facts.setdefault("drift", after.norm)
+            self._facts.setdefault("start_drift", float(np.linalg.norm(total[: plan.weight_buckets])))
+            self._facts.setdefault("global_nan", float(after.nan[-1]))
+            self._facts.setdefault("global_inf", float(after.inf[-1]))
+
+    def _base_after(self, plan: Plan, state: State | None) -> Vector:
+        row = self._federation.base_row(state)
+        assert row is not None
+        return np.where(np.isfinite(row), row, np.float32(0))
+
+    def _look_closer(self, plan: Plan, state: State | None, after: Fingerprint) -> None:
+        """Elements of large layers that are not read may be NaN too; if the new global model has any, find whose."""
+        if state is None or bool((plan.coverage == 1).all()):
+            return
+        after.nan[:-1], after.inf[:-1] = count_odd(plan, state, "(the global model)")
+        weights = plan.structure.weights
+        after.nan[-1], after.inf[-1] = after.nan[:weights].sum(), after.inf[:weights].sum()
+        if after.is_finite or any(not one.is_finite for one in self._prints):
+            return
+        by_client = {one.client: one for one in self._prints}
+        for update in self.updates:
+            one = by_client.get(update.client)
+            if one is not None:
+                nan, inf = count_odd(plan, update.state, update.client)
+                nan, inf = np.append(nan, nan[:weights].sum()), np.append(inf, inf[:weights].sum())
+                self._prints[self._prints.index(one)] = replace(one, nan=nan, inf=inf)
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _guarded(self, function: Any, *args: Any) -> None:
+        """Our own failures are counted and noted; a mismatch is the caller's to hear of."""
+        session = self._federation.session
+        if session is None:
+            return
+        mismatch: list[UpdateMismatchError] = []
+
+        def call() -> None:
+            try:
+                function(*args)
+            except UpdateMismatchError as error:
+                mismatch.append(error)
+
+        session.guard.run("updates", call)
+        if mismatch:
+            raise mismatch[0] from None
+
+    def _gap(self, reason: str) -> None:
+        session = self._federation.session
+        if session is not None and not self._federation.history.changes:
+            session.note_gap("updates", reason)
+
+    def _show(self, *, is_final: bool = False) -> None:
+        failed = sum(site.facts["status"] != "ok" for site in self._sites)
+        notes = [f"{len(self._sites)} clients" + (f", {failed} failed" if failed else "")]
+        notes += [f"{name} {self._facts[name]:.4g}" for name in ("loss", "accuracy") if name in self._facts]
+        done = self.number if self._is_ended else self.number - 1
+        self._federation.progress.show(done, self._of, "  ".join(notes), is_final=is_final)
+
+
+class UpdateRows:
+    """Puts rows of `updates` of one round into the ring, a client at a time: the whole update first."""
+
+    def __init__(self, session: Session, plan: Plan, federation: str, number: int, base_norms: Vector | None) -> None:
+        self._session = session
+        self._plan = plan
+        self._federation = federation
+        self._number = number
+        self._base_norms = base_norms
+
+    def put_client(self, one: Fingerprint, compared: Comparison, index: int, history: History) -> None:
+        columns = {
+            "norm_ratio": compared.norm_ratio[index],
+            "cos_centre": compared.cos_centre[index],
+            "cos_error": compared.cos_error[index],
+            "sign_agreement": compared.sign_agreement[index],
+            **self._past(one, history),
+        }
+        self._put(one, columns, one.client)
+
+    def put_global(self, after: Fingerprint) -> None:
+        self._put(after, {}, None)
+
+    def _past(self, one: Fingerprint, history: History) -> dict[str, Vector]:
+        """Cosines of the whole update to the past, in the last place."""
+        nothing = np.full(len(self._plan.parts) + 1, math.nan)
+        found = {name: nothing.copy() for name in ("cos_last", "cos_self", "cos_back", "back_rounds")}
+        sketch = one.sketch[: self._plan.weight_buckets]
+        if history.changes:
+            found["cos_last"][-1] = cosine(sketch, history.changes[-1][: self._plan.weight_buckets])
+            back = [float(cosine(sketch, way[: self._plan.weight_buckets])) for way in history.ways_back()]
+            best = max(range(len(back)), key=lambda place: back[place] if back[place] == back[place] else -2.0)
+            found["cos_back"][-1], found["back_rounds"][-1] = back[best], best + 1
+        if one.client in history.own:
+            found["cos_self"][-1] = cosine(sketch, history.own[one.client][: self._plan.weight_buckets])
+        return found
+
+    def _put(self, one: Fingerprint, columns: dict[str, Vector], client: str | None) -> None:
+        plan, layers = self._plan, self._plan.structure.layers
+        rows = len(layers) + 1
+        sizes = np.array([layer.size for layer in layers], float)
+        weights = plan.structure.weights
+        zero = _zero_shares(plan, one)
+        read = np.array([part.read for part in plan.parts], float)
+        columns = {
+            "norm": np.where(_is_all_odd(one, sizes, weights), math.nan, one.norms),
+            "nan": one.nan,
+            "inf": one.inf,
+            "zero_share": zero,
+            "size": np.append(sizes, sizes[:weights].sum()),
+            "coverage": np.append(plan.coverage, read[:weights].sum() / max(sizes[:weights].sum(), 1)),
+            **columns,
+        }
+        if self._base_norms is not None:
+            columns["base_norm"] = self._base_norms
+        for number in one.missing:
+            for values in columns.values():
+                values[number] = math.nan
+        listed: dict[str, Any] = {name: np.roll(values, 1) for name, values in columns.items()}  # the whole comes first
+        listed["federation"] = [self._federation] * rows
+        listed["layer"] = [None, *(layer.name for layer in layers)]
+        listed["kind"] = ["weight", *(layer.kind for layer in layers)]
+        put_rows(
+            self._session, UPDATES, listed, self._texts(one), rows=rows, client=client, round=self._number,
+            t_ns=self._session.now_ns(),
+        )  # fmt: skip
+
+    def _texts(self, one: Fingerprint) -> dict[str, str]:
+        sketch = one.sketch[: self._plan.weight_buckets].astype(np.float64)
+        length = float(np.linalg.norm(sketch))
+        texts = {"sketch": base64.b64encode((sketch / (length or 1.0)).astype("<f2").tobytes()).decode()}
+        if one.output_rows is not None:
+            texts["output_rows"] = json.dumps(
+                {
+                    name: value if isinstance(value, str) else [float(f"{number:.6g}") for number in value]
+                    for name, value in one.output_rows.items()
+                }
+            )
+        return texts
+
+
+def _zero_shares(plan: Plan, one: Fingerprint) -> Vector:
+    """The share of sampled elements that did not change, per layer and for all weights."""
+    is_zero = one.signs == 0
+    shares = np.full(len(plan.parts) + 1, math.nan)
+    for number, part in enumerate(plan.parts[: plan.structure.weights]):
+        mine = is_zero[(plan.sign_places >= part.start) & (plan.sign_places < part.stop)]
+        if len(mine):
+            shares[number] = mine.mean()
+    shares[-1] = is_zero.mean()
+    return shares
+
+
+def _is_all_odd(one: Fingerprint, sizes: Vector, weights: int) -> npt.NDArray[np.bool_]:
+    """Layers without a single finite element have no norm."""
+    whole = np.append(sizes, sizes[:weights].sum())
+    odd: npt.NDArray[np.bool_] = (one.nan + one.inf >= whole) & (whole > 0)
+    return odd
+
+
+def _whole(plan: Plan, norms: Vector) -> Vector:
+    """Norms of layers, and of all weights together."""
+    return np.append(norms, math.sqrt(float(np.square(norms[: plan.structure.weights]).sum())))
+
+
+def _reset(token: Any) -> None:
+    with contextlib.suppress(ValueError):
+        TURN.reset(token)

@@ -1,0 +1,242 @@
+"""One client's turn in a round, as seen where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from stethos.errors import UsageError
+from stethos.federate.invitation import Invitation
+from stethos.federate.row import put_row
+from stethos.federate.structure import State, bytes_of
+from stethos.guard import attempt, text_of
+from stethos.observe import boot
+from stethos.observe.context import Tally
+from stethos.observe.session import Session
+from stethos.observe.spans import Span
+from stethos.schema import CLIENT_REPORTS, CLIENT_ROUNDS, NULL_F64
+
+Status = Literal["ok", "failed", "dropped", "timeout"]
+Phase = Literal["select", "download", "compute", "upload", "aggregate", "evaluate"]
+PHASES: tuple[Phase, ...] = ("select", "download", "compute", "upload", "aggregate", "evaluate")
+_SITE_PHASES: tuple[Phase, ...] = ("download", "compute", "upload")
+NOTABLE = frozenset(column.name for column in CLIENT_ROUNDS.columns) - {"client", "round", "federation", "t_ns", "turn"}
+_LONGEST_TRACEBACK = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a client sent, untouched: `state` is the very object that was given."""
+
+    client: str
+    state: State
+    samples: int | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    base_round: int | None = None
+    is_delta: bool = False
+
+
+class Site:
+    """A client's turn: a context manager that times it, marks its rows, and records how it ended.
+
+    `on_update` is told of an update, `on_end` of the turn's end; both come from
+    the round where there is one. An exception is recorded with its traceback,
+    then passes on.
+    """
+
+    def __init__(
+        self, invitation: Invitation, *, side: Literal["server", "client"], turn: int = 0,
+        on_update: Callable[[Update], None] | None = None, on_end: Callable[[Site], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.invitation = invitation
+        self.client = invitation.client
+        self.facts: dict[str, Any] = {"status": "ok"}
+        self.arrived_ns: int | None = None
+        self._side = side
+        self._turn = turn
+        self._on_update = on_update
+        self._on_end = on_end
+        self._tally = Tally()
+        self._confusion: dict[tuple[int, int], int] = {}
+        self._stack = ExitStack()
+        self._start_ns = 0
+        self._start_rss = 0
+        self._span: Span | None = None
+
+    # Telling ---------------------------------------------------------------------------------------
+
+    def update(
+        self, state: State, *, samples: int | None = None, loss: float | None = None, delta: bool = False,
+        base_round: int | None = None, **metrics: float,
+    ) -> None:  # fmt: skip
+        """What the client sends: full weights, or with `delta` their change. It is read, never changed.
+
+        UpdateMismatchError if it does not fit the global model.
+        """
+        update = Update(self.client, state, samples, loss, metrics, base_round, delta)
+        values = state.values() if isinstance(state, Mapping) else state
+        self.facts.setdefault("raw_bytes", attempt(lambda: sum(map(bytes_of, values))))
+        self.arrived_ns = time.monotonic_ns()
+        self.tell(samples=samples, loss=loss, base_round=base_round, **metrics)
+        if self._on_update is not None:
+            self._on_update(update)
+
+    def tell(self, **numbers: float | None) -> None:
+        """Numbers that came with the update; those that are no column of `client_rounds` go to its `metrics`."""
+        for name, value in numbers.items():
+            if value is None:
+                continue
+            number = attempt(_number_in, value)
+            if name in NOTABLE:
+                self.facts[name] = number
+            else:
+                self.facts.setdefault("metrics", {})[name] = value if number is None else number
+
+    def note(self, **columns: Any) -> None:
+        """Set columns of this turn's row in `client_rounds`, where the caller knows better than the clock."""
+        unknown = sorted(set(columns) - NOTABLE)
+        if unknown:
+            raise UsageError(
+                f"client_rounds has no column {unknown[0]!r}", hint=f"columns: {', '.join(sorted(NOTABLE))}"
+            )
+        self.facts.update(columns)
+
+    def confusion(self, labels: Any, predictions: Any) -> None:
+        """Add the incoming global model's answers for local samples, by local label. Tensors, arrays or lists."""
+        for label, answer in zip(_integers(labels), _integers(predictions), strict=True):
+            self._confusion[label, answer] = self._confusion.get((label, answer), 0) + 1
+
+    def drop(self, reason: str = "") -> None:
+        """The client dropped out of this round."""
+        self.facts["status"] = "dropped"
+        self.facts["error"] = reason or None
+
+    def timeout(self, reason: str = "") -> None:
+        """The client did not answer in time."""
+        self.facts["status"] = "timeout"
+        self.facts["error"] = reason or None
+
+    @contextlib.contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Time a part of the turn: download, compute or upload."""
+        if name not in _SITE_PHASES:
+            raise UsageError(f"no phase {name!r} in a client's turn", hint=f"phases: {', '.join(_SITE_PHASES)}")
+        with timed(self.facts, f"{name}_ms"), Span(boot.current_session, name, {}):
+            yield
+
+    # The turn --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Site:
+        self._stack.enter_context(self.invitation.marked(self._tally))
+        self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
+        self._stack.enter_context(self._span)
+        self._start_rss = _resident_bytes()
+        self._start_ns = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        duration_ns = time.monotonic_ns() - self._start_ns
+        session = boot.current_session()
+        if error is not None:
+            self.failed(error)
+        if session is not None:
+            session.guard.run("client_rounds", self._add_up, duration_ns)
+        if self._span is not None:
+            self._span.fields["status"] = self.facts["status"]
+        self._stack.__exit__(kind, error, trace)
+        if self._on_end is not None:
+            self._on_end(self)
+        elif session is not None:
+            self.write(session)
+
+    def failed(self, error: BaseException) -> None:
+        """Note an exception with its traceback."""
+        text = "".join(traceback.format_exception(error, limit=-40))
+        self.facts.update(
+            status="failed",
+            error=f"{type(error).__name__}: {text_of(error)}"[:2000],
+            traceback=text[-_LONGEST_TRACEBACK:],
+        )
+
+    def _add_up(self, duration_ns: int) -> None:
+        tally, facts = self._tally, self.facts
+        facts.setdefault("duration_ms", duration_ns * 1e-6)
+        facts.setdefault("peak_bytes", _peak_bytes(self._start_rss))
+        if tally.steps:
+            facts.setdefault("steps", tally.steps)
+            facts.setdefault("entry_loss", _mean_loss(tally.first_losses))
+            facts.setdefault("exit_loss", _mean_loss(tally.last_losses))
+            if tally.samples:
+                facts.setdefault("samples_per_s", tally.samples / max(duration_ns * 1e-9, 1e-9))
+        if self._confusion:
+            size = 1 + max(max(pair) for pair in self._confusion)
+            matrix = [[self._confusion.get((row, column), 0) for column in range(size)] for row in range(size)]
+            facts.setdefault("confusion", str(matrix))
+
+    def write(self, session: Session) -> None:
+        """Record what is known of the turn."""
+        session.guard.run("client_rounds", self._write, session)
+
+    def _write(self, session: Session) -> None:
+        t_ns = (self._start_ns or time.monotonic_ns()) + session.offset_ns
+        values = {**self.facts, "federation": self.invitation.federation, "turn": self._turn, "side": self._side}
+        put_row(session, CLIENT_REPORTS, values, client=self.client, round=self.invitation.round, t_ns=t_ns)
+
+    def report(self) -> dict[str, float | str]:
+        """What is known of the turn, to be sent back to the server with the reply."""
+        return {
+            name: value if isinstance(value, int | float | str) else str(value)
+            for name, value in self.facts.items()
+            if value is not None and name not in ("metrics", "traceback")
+        }
+
+
+@contextlib.contextmanager
+def timed(facts: dict[str, Any], name: str) -> Iterator[None]:
+    """Add the time inside to a column."""
+    start_ns = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        facts[name] = (facts.get(name) or 0.0) + (time.monotonic_ns() - start_ns) * 1e-6
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident_bytes() -> int:
+    """Memory of this process now; 0 where it cannot be told."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _peak_bytes(start_bytes: int) -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return max(start_bytes, _resident_bytes()) or None
+
+
+def _mean_loss(losses: Any) -> float | None:
+    known = [loss for loss in losses if loss is not NULL_F64]
+    return sum(known) / len(known) if known else None
+
+
+def _number_in(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _integers(values: Any) -> list[int]:
+    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]

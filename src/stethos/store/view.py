@@ -1,0 +1,32 @@
+"""The SQL of tables that are made of other tables."""
+
+from __future__ import annotations
+
+from stethos.schema import CLIENT_REPORTS, CLIENT_ROUNDS, TORCH_TRACE
+
+_TORCH_TRACE_SQL = (
+    "SELECT process, rank, step, module, stage, duration_ms / 1000 AS duration, "
+    "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
+)
+_KEYS = ("client", "round", "federation", "turn")
+
+
+def _client_rounds_sql() -> str:
+    """One row per turn: what the server knows, and where it knows nothing what the client's process knows."""
+    reported = {column.name for column in CLIENT_REPORTS.columns}
+    parts = []
+    for column in CLIENT_ROUNDS.columns:
+        name = column.name
+        if name in _KEYS:
+            parts.append(name)
+        elif name in reported:
+            parts.append(f"coalesce(any_value({name}) FILTER (side = 'server'), any_value({name})) AS {name}")
+        else:
+            parts.append(f"min({name}) AS {name}")
+    return f"SELECT {', '.join(parts)} FROM main.client_reports GROUP BY {', '.join(_KEYS)}"
+
+
+VIEWS: dict[str, str] = {
+    CLIENT_ROUNDS.qualified_name: _client_rounds_sql(),
+    TORCH_TRACE.qualified_name: _TORCH_TRACE_SQL,
+}
