@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from builders import RunBuilder
 
+pytest_plugins = ["recorded"]
+
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # The only reasons for which a test may be skipped; any other skip is a failure.

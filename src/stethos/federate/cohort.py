@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.federate.fingerprint import Fingerprint
+from stethos.federate.history import History
 from stethos.federate.sketch import Plan
 
 Vector = npt.NDArray[Any]
@@ -22,8 +23,8 @@ _DEVIATIONS = 3.0
 class Comparison:
     """One matrix per quantity: a row per client, a column per layer and, last, one for all weights together.
 
-    NaN where a quantity cannot be told (a single client, an update of zeros).
-    `weights` are the shares of the clients in the robust centre.
+    NaN where a quantity cannot be told (a single client, an update of zeros, no
+    past). `weights` are the shares of the clients in the robust centre.
     """
 
     weights: Vector
@@ -31,30 +32,36 @@ class Comparison:
     cos_centre: Vector
     cos_error: Vector
     sign_agreement: Vector
+    cos_last: Vector
+    cos_self: Vector
+    cos_back: Vector
+    back_rounds: Vector
 
 
-def compare(plan: Plan, prints: Sequence[Fingerprint]) -> Comparison:
-    """Compare each update with the robust centre of the others."""
-    count, columns = len(prints), len(plan.parts) + 1
+def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comparison:
+    """Compare each update with the robust centre of the others, and with the past."""
     sketches = np.stack([one.sketch for one in prints]).astype(np.float64)
     is_finite = np.array([one.is_finite for one in prints])
     weights = centre_weights(sketches[:, : plan.weight_buckets], is_finite)
-    centre = weights @ sketches
-    others = centre - weights[:, None] * sketches  # times (1 - weight), which no cosine minds
-    cosines = np.full((count, columns), math.nan)
-    errors = np.full((count, columns), math.nan)
-    for number, part in enumerate(plan.parts):
-        place = slice(part.sketch_start, part.sketch_start + part.buckets)
-        cosines[:, number] = cosine(sketches[:, place], others[:, place])
-        errors[:, number] = 0.0 if part.is_exact else _DEVIATIONS / math.sqrt(part.buckets)
-    own, rest = sketches[:, : plan.weight_buckets], others[:, : plan.weight_buckets]
-    cosines[:, -1] = cosine(own, rest)
-    errors[:, -1] = cosine_error(plan, own, rest)
+    others = weights @ sketches - weights[:, None] * sketches  # times (1 - weight), which no cosine minds
+    inner, own, rest = ((a * b) @ plan.bucket_member for a, b in ((sketches, others), (sketches,) * 2, (others,) * 2))
     norms = np.stack([one.norms for one in prints])
-    middle = np.median(norms[is_finite], axis=0) if is_finite.any() else np.full(columns, math.nan)
+    middle = np.median(norms[is_finite], axis=0) if is_finite.any() else np.full(norms.shape[1], math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(middle > 0, norms / middle, math.nan)
-    return Comparison(weights, ratio, cosines, errors, _sign_agreement(plan, prints, weights))
+        cosines = np.clip(inner / np.sqrt(own * rest), -1, 1)
+    back, rounds = _way_back(plan, sketches, history)
+    return Comparison(
+        weights=weights,
+        norm_ratio=ratio,
+        cos_centre=cosines,
+        cos_error=np.where(np.isnan(cosines), math.nan, _cosine_error(plan, own, rest)),
+        sign_agreement=_sign_agreement(plan, prints, weights),
+        cos_last=_last_column(plan, cosine(_weights(plan, sketches), _weights(plan, history.last(plan.buckets)))),
+        cos_self=_last_column(plan, cosine(_weights(plan, sketches), _weights(plan, history.own_of(prints)))),
+        cos_back=_last_column(plan, back),
+        back_rounds=_last_column(plan, rounds),
+    )
 
 
 def centre_weights(sketches: Vector, is_finite: npt.NDArray[np.bool_]) -> Vector:
@@ -89,29 +96,44 @@ def cosine(a: Vector, b: Vector) -> Vector:
     return np.clip(found, -1, 1)
 
 
-def cosine_error(plan: Plan, a: Vector, b: Vector) -> Vector:
-    """Three standard deviations of the cosine of whole sketches: each layer errs by its share of both."""
-    total = np.zeros(np.broadcast_shapes(a.shape[:-1], b.shape[:-1]))
+def _cosine_error(plan: Plan, own: Vector, rest: Vector) -> Vector:
+    """Three standard deviations: a layer errs by one over the root of its buckets, the whole by each layer's share."""
+    layers = plan.structure.weights
+    errors = np.array([0.0 if part.is_exact else 1 / math.sqrt(part.buckets) for part in plan.parts])
     with np.errstate(divide="ignore", invalid="ignore"):
-        for part in plan.parts[: plan.structure.weights]:
-            if not part.is_exact:
-                place = slice(part.sketch_start, part.sketch_start + part.buckets)
-                total = total + np.square(a[..., place]).sum(-1) * np.square(b[..., place]).sum(-1) / part.buckets
-        error: Vector = _DEVIATIONS * np.sqrt(total / (np.square(a).sum(-1) * np.square(b).sum(-1)))
-    return error
+        shares = own[:, :layers] * rest[:, :layers] / (own[:, -1:] * rest[:, -1:])
+        whole = np.sqrt((shares * np.square(errors[:layers])).sum(1))
+    return _DEVIATIONS * np.column_stack([np.broadcast_to(errors, (len(own), len(errors))), whole])
+
+
+def _way_back(plan: Plan, sketches: Vector, history: History) -> tuple[Vector, Vector]:
+    """The largest cosine to the way back to an earlier global model, and how many rounds back that lies."""
+    ways = history.ways_back()
+    if not ways:
+        return np.full(len(sketches), math.nan), np.full(len(sketches), math.nan)
+    cosines = np.stack([cosine(_weights(plan, sketches), _weights(plan, way)) for way in ways], axis=1)
+    best = np.argmax(np.where(np.isnan(cosines), -2.0, cosines), axis=1)
+    found = cosines[np.arange(len(best)), best]
+    return found, np.where(np.isnan(found), math.nan, best + 1.0)
+
+
+def _weights(plan: Plan, sketches: Vector) -> Vector:
+    return sketches[..., : plan.weight_buckets]
+
+
+def _last_column(plan: Plan, values: Vector) -> Vector:
+    """A quantity of whole updates only."""
+    matrix = np.full((len(values), len(plan.parts) + 1), math.nan)
+    matrix[:, -1] = values
+    return matrix
 
 
 def _sign_agreement(plan: Plan, prints: Sequence[Fingerprint], weights: Vector) -> Vector:
     """Of the elements at the sampled places that moved: the share that moved as the others' weighted majority did."""
     signs = np.stack([one.signs for one in prints]).astype(np.float64)
-    others = np.sign(weights @ signs - weights[:, None] * signs)
-    others = np.where(np.abs(weights @ signs - weights[:, None] * signs) > 1e-12, others, 0.0)
+    others = weights @ signs - weights[:, None] * signs
+    others = np.where(np.abs(others) > 1e-12, np.sign(others), 0.0)
     is_known = (signs != 0) & (others != 0)
-    agrees = is_known & (signs == others)
-    agreement = np.full((len(prints), len(plan.parts) + 1), math.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        for number, part in enumerate(plan.parts[: plan.structure.weights]):
-            mine = (plan.sign_places >= part.start) & (plan.sign_places < part.stop)
-            agreement[:, number] = agrees[:, mine].sum(1) / is_known[:, mine].sum(1)
-        agreement[:, -1] = agrees.sum(1) / is_known.sum(1)
+        agreement: Vector = ((is_known & (signs == others)) @ plan.sign_member) / (is_known @ plan.sign_member)
     return agreement

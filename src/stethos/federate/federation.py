@@ -16,7 +16,6 @@ but for arguments that make no sense and updates that do not fit the model.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +26,9 @@ import numpy as np
 from stethos.errors import UsageError
 from stethos.federate.carry import CARRIER
 from stethos.federate.fingerprint import global_row
+from stethos.federate.history import History
 from stethos.federate.progress import Progress
-from stethos.federate.round import History, Round
+from stethos.federate.round import Round
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State, Structure
 from stethos.observe import boot
@@ -111,20 +111,20 @@ class Federation:
 
     def rounds(self, count: int, start: int = 1) -> Iterator[Round]:
         """So many rounds one after the other, with a progress bar."""
-        for number in range(start, start + count):
-            with self.round(number, of=start + count - 1) as rnd:
-                yield rnd
+        return _Rounds(self, range(start, start + count))
 
-    @contextlib.contextmanager
-    def round(self, number: int, *, of: int | None = None, base: State | None = None) -> Iterator[Round]:
-        """One round, for loops that count themselves; `base` is the global model it begins with, if not `model`."""
-        rnd = Round(self, number, of, base)
-        self._open = rnd
-        try:
-            with rnd:
-                yield rnd
-        finally:
-            self._open = None
+    def round(self, number: int, *, of: int | None = None, base: State | None = None) -> Round:
+        """One round, for `with`, in loops that count themselves; `base` is the global model it begins with, if not
+        `model`."""
+        self.end_round()
+        self._open = Round(self, number, of, base)
+        return self._open
+
+    def end_round(self, error: BaseException | None = None) -> None:
+        """End the round that is open, if any."""
+        if self._open is not None:
+            self._open.end(error)
+        self._open = None
 
     # What a round needs ----------------------------------------------------------------------------
 
@@ -177,9 +177,31 @@ class Federation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._open is not None:  # the loop was left in the middle of a round
-            self._open.end(error)
+        self.end_round(error)  # if the loop was left in the middle of one
         self.close()
+
+
+class _Rounds:
+    """Goes through rounds: asking for the next one ends the last. No generator: those do not hear of exceptions."""
+
+    def __init__(self, federation: Federation, numbers: range) -> None:
+        self._federation = federation
+        self._numbers = iter(numbers)
+        self._last = numbers[-1] if numbers else None
+        self._round: Round | None = None
+
+    def __iter__(self) -> _Rounds:
+        return self
+
+    def __next__(self) -> Round:
+        self._federation.end_round()
+        self._round = None
+        self._round = self._federation.round(next(self._numbers), of=self._last).__enter__()
+        return self._round
+
+    def __del__(self) -> None:
+        if self._round is not None:
+            self._round.pause()
 
 
 def _module(model: Any) -> Any:

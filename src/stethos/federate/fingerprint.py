@@ -15,6 +15,9 @@ from stethos.federate.structure import State, flat_of
 Vector = npt.NDArray[Any]
 
 
+GLOBAL = "(the global model)"
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What is kept of an update, about 2 kB: per layer (then all weights together) norms and counts, and a sketch.
@@ -70,7 +73,7 @@ def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -
 
 def global_row(plan: Plan, state: State) -> Vector:
     """The global model's elements as `fingerprint_of` wants them."""
-    return plan.gather(state, "(the global model)")[0].copy()
+    return plan.gather(state, GLOBAL)[0].copy()
 
 
 def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:

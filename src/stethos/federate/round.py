@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,50 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import UpdateMismatchError, UsageError
-from stethos.federate.cohort import Comparison, compare, cosine
-from stethos.federate.fingerprint import Fingerprint, count_odd, fingerprint_of
+from stethos.federate.cohort import compare
+from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, fingerprint_of
 from stethos.federate.invitation import Invitation
-from stethos.federate.row import put_row, put_rows, wait_for_room
+from stethos.federate.row import put_row
 from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
+from stethos.federate.update_row import UpdateRows, norm_of_row
 from stethos.observe import boot
 from stethos.observe.context import TURN
 from stethos.observe.session import Session
 from stethos.observe.spans import Span, traceparent
-from stethos.schema import NULL_I32, ROUNDS, UPDATES
+from stethos.schema import NULL_I32, ROUNDS
 
 if TYPE_CHECKING:
     from stethos.federate.federation import Federation
 
 Vector = npt.NDArray[Any]
-_BACK = 5
-_MOST_CLIENTS = 10_000
 _PATIENCE_SHARE = 0.01
 _NOTABLE = frozenset(column.name for column in ROUNDS.columns) - {"federation"}
-
-
-class History:
-    """What earlier rounds leave behind: sketches of the global model's changes and of each client's last update."""
-
-    def __init__(self) -> None:
-        self.changes: deque[Vector] = deque(maxlen=_BACK + 1)  # the newest last
-        self.total: Vector | None = None
-        self.own: dict[str, Vector] = {}
-
-    def add(self, change: Vector, prints: Sequence[Fingerprint]) -> None:
-        self.changes.append(change)
-        self.total = change if self.total is None else self.total + change
-        for one in prints:
-            if one.is_finite and (one.client in self.own or len(self.own) < _MOST_CLIENTS):
-                self.own[one.client] = one.sketch
-
-    def ways_back(self) -> list[Vector]:
-        """From the present global model to those of 1, 2, ... rounds ago."""
-        ways: list[Vector] = []
-        for change in reversed(self.changes):
-            ways.append(-change if not ways else ways[-1] - change)
-        return ways[:_BACK]
 
 
 class Round:
@@ -107,7 +80,12 @@ class Round:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end(None if kind is GeneratorExit else error)
+        self.end(error)
+
+    def pause(self) -> None:
+        """The loop over rounds was left in this one; how, the federation will hear at its end."""
+        if not self._is_ended:
+            self._facts.setdefault("duration_ms", (time.monotonic_ns() - self._start_ns) * 1e-6)
 
     def end(self, error: BaseException | None = None) -> None:
         """The round is over; write its rows. Later calls do nothing."""
@@ -278,41 +256,32 @@ class Round:
                     site.facts.setdefault("wait_ms", (last - site.arrived_ns) * 1e-6)
 
     def _write_updates(self, session: Session, plan: Plan, duration_ms: float) -> None:
-        history = self._federation.history
+        history, name = self._federation.history, self._federation.name
         state = self._result if self._result is not None else self._federation.global_state()
-        after = None if state is None else fingerprint_of(plan, self._base, state, "(the global model)")
+        after = None if state is None else fingerprint_of(plan, self._base, state, GLOBAL)
         if after is not None:
             self._look_closer(plan, state, after)
-        base_norms = _whole(plan, plan.norms(self._base)) if self._base is not None else None
+        rows = UpdateRows(session, plan, name, self.number, self._base)
         if self._prints:
-            put_prints = UpdateRows(session, plan, self._federation.name, self.number, base_norms)
-            compared = compare(plan, self._prints)
-            patience_s = duration_ms * 1e-3 * _PATIENCE_SHARE
-            for index, one in enumerate(self._prints):
-                if patience_s > 0:
-                    patience_s -= wait_for_room(session, patience_s)
-                put_prints.put_client(one, compared, index, history)
+            rows.put(self._prints, compare(plan, self._prints, history), duration_ms * 1e-3 * _PATIENCE_SHARE)
         if after is not None and self._base is not None:
-            put = UpdateRows(session, plan, self._federation.name, self.number, base_norms)
-            put.put_global(after)
+            rows.put([after], None, 0.0)
             history.add(after.sketch, self._prints)
             total = history.total if history.total is not None else after.sketch
-            self._facts.setdefault("global_norm", _whole(plan, plan.norms(self._base_after(plan, state)))[-1])
-            self._facts.setdefault("drift", after.norm)
-            self._facts.setdefault("start_drift", float(np.linalg.norm(total[: plan.weight_buckets])))
-            self._facts.setdefault("global_nan", float(after.nan[-1]))
-            self._facts.setdefault("global_inf", float(after.inf[-1]))
-
-    def _base_after(self, plan: Plan, state: State | None) -> Vector:
-        row = self._federation.base_row(state)
-        assert row is not None
-        return np.where(np.isfinite(row), row, np.float32(0))
+            self._facts = {
+                "global_norm": norm_of_row(plan, self._federation.base_row(state)),
+                "drift": after.norm,
+                "start_drift": float(np.linalg.norm(total[: plan.weight_buckets])),
+                "global_nan": float(after.nan[-1]),
+                "global_inf": float(after.inf[-1]),
+                **self._facts,
+            }
 
     def _look_closer(self, plan: Plan, state: State | None, after: Fingerprint) -> None:
         """Elements of large layers that are not read may be NaN too; if the new global model has any, find whose."""
         if state is None or bool((plan.coverage == 1).all()):
             return
-        after.nan[:-1], after.inf[:-1] = count_odd(plan, state, "(the global model)")
+        after.nan[:-1], after.inf[:-1] = count_odd(plan, state, GLOBAL)
         weights = plan.structure.weights
         after.nan[-1], after.inf[-1] = after.nan[:weights].sum(), after.inf[:weights].sum()
         if after.is_finite or any(not one.is_finite for one in self._prints):
@@ -355,111 +324,6 @@ class Round:
         notes += [f"{name} {self._facts[name]:.4g}" for name in ("loss", "accuracy") if name in self._facts]
         done = self.number if self._is_ended else self.number - 1
         self._federation.progress.show(done, self._of, "  ".join(notes), is_final=is_final)
-
-
-class UpdateRows:
-    """Puts rows of `updates` of one round into the ring, a client at a time: the whole update first."""
-
-    def __init__(self, session: Session, plan: Plan, federation: str, number: int, base_norms: Vector | None) -> None:
-        self._session = session
-        self._plan = plan
-        self._federation = federation
-        self._number = number
-        self._base_norms = base_norms
-
-    def put_client(self, one: Fingerprint, compared: Comparison, index: int, history: History) -> None:
-        columns = {
-            "norm_ratio": compared.norm_ratio[index],
-            "cos_centre": compared.cos_centre[index],
-            "cos_error": compared.cos_error[index],
-            "sign_agreement": compared.sign_agreement[index],
-            **self._past(one, history),
-        }
-        self._put(one, columns, one.client)
-
-    def put_global(self, after: Fingerprint) -> None:
-        self._put(after, {}, None)
-
-    def _past(self, one: Fingerprint, history: History) -> dict[str, Vector]:
-        """Cosines of the whole update to the past, in the last place."""
-        nothing = np.full(len(self._plan.parts) + 1, math.nan)
-        found = {name: nothing.copy() for name in ("cos_last", "cos_self", "cos_back", "back_rounds")}
-        sketch = one.sketch[: self._plan.weight_buckets]
-        if history.changes:
-            found["cos_last"][-1] = cosine(sketch, history.changes[-1][: self._plan.weight_buckets])
-            back = [float(cosine(sketch, way[: self._plan.weight_buckets])) for way in history.ways_back()]
-            best = max(range(len(back)), key=lambda place: back[place] if back[place] == back[place] else -2.0)
-            found["cos_back"][-1], found["back_rounds"][-1] = back[best], best + 1
-        if one.client in history.own:
-            found["cos_self"][-1] = cosine(sketch, history.own[one.client][: self._plan.weight_buckets])
-        return found
-
-    def _put(self, one: Fingerprint, columns: dict[str, Vector], client: str | None) -> None:
-        plan, layers = self._plan, self._plan.structure.layers
-        rows = len(layers) + 1
-        sizes = np.array([layer.size for layer in layers], float)
-        weights = plan.structure.weights
-        zero = _zero_shares(plan, one)
-        read = np.array([part.read for part in plan.parts], float)
-        columns = {
-            "norm": np.where(_is_all_odd(one, sizes, weights), math.nan, one.norms),
-            "nan": one.nan,
-            "inf": one.inf,
-            "zero_share": zero,
-            "size": np.append(sizes, sizes[:weights].sum()),
-            "coverage": np.append(plan.coverage, read[:weights].sum() / max(sizes[:weights].sum(), 1)),
-            **columns,
-        }
-        if self._base_norms is not None:
-            columns["base_norm"] = self._base_norms
-        for number in one.missing:
-            for values in columns.values():
-                values[number] = math.nan
-        listed: dict[str, Any] = {name: np.roll(values, 1) for name, values in columns.items()}  # the whole comes first
-        listed["federation"] = [self._federation] * rows
-        listed["layer"] = [None, *(layer.name for layer in layers)]
-        listed["kind"] = ["weight", *(layer.kind for layer in layers)]
-        put_rows(
-            self._session, UPDATES, listed, self._texts(one), rows=rows, client=client, round=self._number,
-            t_ns=self._session.now_ns(),
-        )  # fmt: skip
-
-    def _texts(self, one: Fingerprint) -> dict[str, str]:
-        sketch = one.sketch[: self._plan.weight_buckets].astype(np.float64)
-        length = float(np.linalg.norm(sketch))
-        texts = {"sketch": base64.b64encode((sketch / (length or 1.0)).astype("<f2").tobytes()).decode()}
-        if one.output_rows is not None:
-            texts["output_rows"] = json.dumps(
-                {
-                    name: value if isinstance(value, str) else [float(f"{number:.6g}") for number in value]
-                    for name, value in one.output_rows.items()
-                }
-            )
-        return texts
-
-
-def _zero_shares(plan: Plan, one: Fingerprint) -> Vector:
-    """The share of sampled elements that did not change, per layer and for all weights."""
-    is_zero = one.signs == 0
-    shares = np.full(len(plan.parts) + 1, math.nan)
-    for number, part in enumerate(plan.parts[: plan.structure.weights]):
-        mine = is_zero[(plan.sign_places >= part.start) & (plan.sign_places < part.stop)]
-        if len(mine):
-            shares[number] = mine.mean()
-    shares[-1] = is_zero.mean()
-    return shares
-
-
-def _is_all_odd(one: Fingerprint, sizes: Vector, weights: int) -> npt.NDArray[np.bool_]:
-    """Layers without a single finite element have no norm."""
-    whole = np.append(sizes, sizes[:weights].sum())
-    odd: npt.NDArray[np.bool_] = (one.nan + one.inf >= whole) & (whole > 0)
-    return odd
-
-
-def _whole(plan: Plan, norms: Vector) -> Vector:
-    """Norms of layers, and of all weights together."""
-    return np.append(norms, math.sqrt(float(np.square(norms[: plan.structure.weights]).sum())))
 
 
 def _reset(token: Any) -> None:

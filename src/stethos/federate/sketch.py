@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stethos.federate.structure import State, Structure, copy_flat
+from stethos.federate.structure import State, Structure, copy_flat, copy_plain
 
 Vector = npt.NDArray[Any]
 BLOCK = 1024
@@ -78,9 +78,15 @@ class Plan:
         self.buckets = sketch_at
         sizes = [layer.size for layer in structure.layers]
         self.coverage = np.array([part.read / size if size else 1.0 for part, size in zip(parts, sizes, strict=True)])
+        self.sizes = np.array(sizes, float)
         self._scratch = _Scratch(at)
+        self._starts = np.array([part.start for part in parts])
+        self._is_plain = all(part.blocks is None and part.read for part in parts)
         self._signs = np.where(chance.random(at) < 0.5, np.float32(-1), np.float32(1))
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
+        self.sign_member = _membership(self.sign_places, [(part.start, part.stop) for part in parts], self.weight_stop)
+        stretches = [(part.sketch_start, part.sketch_start + part.buckets) for part in parts]
+        self.bucket_member = _membership(np.arange(sketch_at), stretches, self.weight_buckets)
 
     def gather(self, state: State, client: str) -> tuple[Vector, tuple[int, ...]]:
         """The elements that are read, in a row, and the numbers of layers that the update does not have.
@@ -89,6 +95,8 @@ class Plan:
         """
         values = self.structure.values_of(state, client)
         row = self._scratch.row
+        if self._is_plain and copy_plain(values, row):
+            return row, ()
         missing = []
         with np.errstate(over="ignore", invalid="ignore"):
             for number, (part, value) in enumerate(zip(self.parts, values, strict=True)):
@@ -117,7 +125,10 @@ class Plan:
 
     def norms(self, row: Vector) -> Vector:
         """The 2-norm of every layer; of a layer read in part an estimate from that part."""
-        sums = np.array([square_sum(row[part.start : part.stop]) for part in self.parts])
+        if self._is_plain and len(row) < WHOLE_UP_TO:
+            sums: Vector = np.add.reduceat(np.square(row, dtype=np.float64), self._starts)
+        else:
+            sums = np.array([square_sum(row[part.start : part.stop]) for part in self.parts])
         norms: Vector = np.sqrt(sums / self.coverage)
         return norms
 
@@ -128,6 +139,12 @@ class _Scratch(threading.local):
     def __init__(self, length: int) -> None:
         self.row = np.zeros(length, np.float32)
         self.signed = np.zeros(length, np.float32)
+
+
+def _membership(places: Vector, stretches: list[tuple[int, int]], weight_stop: int) -> Vector:
+    """A column per layer, and one for all weights: 1 for places inside, so that sums per layer are products with it."""
+    columns = [(places >= start) & (places < stop) for start, stop in stretches]
+    return np.stack([*columns, places < weight_stop], axis=1).astype(np.float64)
 
 
 def square_sum(values: Vector) -> float:

@@ -76,7 +76,7 @@ class Structure:
                     values.append(None)
                     continue
                 raise _mismatch(f"client {client!r} sent no layer {layer.name!r}", named, layer)
-            if shape_of(value) != layer.shape:
+            if value.shape != layer.shape if hasattr(value, "shape") else shape_of(value) != layer.shape:
                 raise UpdateMismatchError(
                     f"client {client!r} sent layer {layer.name!r} with shape {shape_of(value)}, "
                     f"the global model has {layer.shape}",
@@ -152,6 +152,18 @@ def flat_of(value: Any) -> npt.NDArray[Any]:
         return flat.cpu().numpy()  # type: ignore[no-any-return]
     array = np.asarray(value).reshape(-1)
     return array.astype(np.float32) if array.dtype.itemsize < 4 or array.dtype.kind != "f" else array
+
+
+def copy_plain(values: Sequence[Any], out: npt.NDArray[np.float32]) -> bool:
+    """Copy all values one after the other to `out` at once; False if they are not all plain tensors on the host."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(
+        isinstance(value, torch.Tensor) and value.dtype is torch.float32 and value.is_cpu for value in values
+    ):
+        return False
+    with torch.no_grad():
+        torch.cat([value.reshape(-1) for value in values], out=torch.from_numpy(out))
+    return True
 
 
 def copy_flat(value: Any, blocks: npt.NDArray[np.int64] | None, block: int, out: npt.NDArray[np.float32]) -> None:

@@ -281,9 +281,9 @@ class Session:
 
     def end(self) -> None:
         """The process ends; what its other exit handlers still log is kept."""
-        if self._is_closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        actions, self.on_close = self.on_close, []
+        actions, self.on_close = self.on_close, []  # also where no ring could be had: they undo what was put into torch
         for action in actions:
             self.guard.run("close", action)
         if self.ring is not None:
@@ -294,7 +294,7 @@ class Session:
 
     def close(self) -> None:
         """Stop recording for good; the drainer collects what is in the ring. Safe to call twice."""
-        if self._is_closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
         self.end()
         atexit.unregister(self.end)
