@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Literal
 
 import numpy as np
@@ -82,8 +81,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         kind = choose("kind of fault", self.kind, KINDS)
-        listed = (self.clients,) if isinstance(self.clients, Integral | str) else tuple(self.clients)
-        names = tuple(dict.fromkeys(f"c{one}" if isinstance(one, Integral) else str(one) for one in listed))
+        listed = (self.clients,) if isinstance(self.clients, int | np.integer | str) else tuple(self.clients)
+        names = tuple(dict.fromkeys(f"c{one}" if isinstance(one, int | np.integer) else str(one) for one in listed))
         object.__setattr__(self, "clients", names)
         if math.isnan(self.strength):
             object.__setattr__(self, "strength", kind.strength)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -129,11 +128,11 @@ def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
 
 def _check(*, participation: float, lr: float, seed: int, **counts: int) -> None:
     for name, value in counts.items():
-        if not isinstance(value, Integral) or value < 1:
+        if not isinstance(value, int | np.integer) or value < 1:
             raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number from 1")
     if not 0 < participation <= 1:
         raise UsageError(f"participation={participation!r}", hint="a share of the clients: above 0, at most 1")
     if not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"lr={lr!r}", hint="a learning rate is above 0")
-    if not isinstance(seed, Integral) or seed < 0:
+    if not isinstance(seed, int | np.integer) or seed < 0:
         raise UsageError(f"seed={seed!r}", hint="a seed is a whole number from 0")
