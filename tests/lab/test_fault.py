@@ -262,7 +262,7 @@ def test_every_kind_is_in_the_docs_with_its_strength() -> None:
         (lambda: resolved([Fault("nan", "c9")], LABELS, 10), "the clients are c0 to c3"),
         (lambda: resolved([Fault("label-flip", "c1", source=10)], LABELS, 10), "the classes are 0 to 9"),
         (lambda: resolved([Fault("label-flip", "a", source=1)], {"a": np.array([0, 2])}, 3), "no samples of class 1"),
-        (lambda: exchanges(Fault("nan", 1, layer="fc")), "its tensors are out.weight, out.bias"),
+        (lambda: exchanges(Fault("nan", 1, layer="fc")), "the model has out.weight, out.bias"),
     ],
 )  # fmt: skip
 def test_a_fault_that_makes_no_sense_is_a_clear_error(make: Callable[[], object], words: str) -> None:

@@ -27,6 +27,7 @@ from stethos.lab.seed import generator
 from stethos.lab.server import Strategy, strategy_of
 from stethos.lab.shelf import Shelf
 from stethos.lab.split import IID, Split, deal, split_of
+from stethos.lab.spoil import check_layers
 
 EngineName = Literal["loop", "stacked"]
 _COPIES = {"sgd": 3, "adam": 5}  # of the model, in a client's memory: weights, gradients, what came in, moments
@@ -100,6 +101,7 @@ def federate(
     }  # fmt: skip
     global_model = recipe.build()
     layout = Layout.of(global_model)
+    check_layers(truth, layout)
     state_bytes = layout.bytes_of(layout.read(global_model).counters)
     clock = VirtualClock(timing, [len(part) * local_epochs for part in parts], state_bytes, seed)
     setup = Setup(
@@ -122,6 +124,8 @@ def federate(
 
 def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
     if name == "stacked":
+        if processes > 1:
+            raise UsageError(f"engine='stacked' with processes={processes}", hint="it uses one process: leave it out")
         return Stacked(parts)
     return Loop(parts) if processes == 1 else Processes(parts, processes)
 
