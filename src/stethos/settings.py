@@ -101,6 +101,12 @@ def registry_dir() -> Path:
     return Path("/tmp") / f"stethos-{os.getuid()}"
 
 
+def cache_dir() -> Path:
+    """Where data that can be fetched again are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
+
+
 def rank_and_world() -> tuple[int | None, int | None]:
     """Rank and number of ranks from torchrun's, SLURM's or MPI's variables."""
     return _first_integer(_RANK_VARIABLES), _first_integer(_WORLD_VARIABLES)

@@ -1,0 +1,241 @@
+"""The course of a federation: who is asked, who trains from what, what is sent, and the new global model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stethos.lab.clock import VirtualClock
+from stethos.lab.data import Data
+from stethos.lab.engine import Engine
+from stethos.lab.fate import Fate, foresee
+from stethos.lab.fault import ClientCrash, Fault
+from stethos.lab.flat import Layout, State
+from stethos.lab.local import Trained, Turn
+from stethos.lab.observed import RoundLog, SiteLog
+from stethos.lab.result import ClientRecord, Exchange, RoundRecord
+from stethos.lab.seed import generator
+from stethos.lab.server import Memory, Strategy
+from stethos.lab.shelf import Shelf
+from stethos.lab.spoil import Sending, spoil_update
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """All that stays as it is from round to round. `faults` are resolved: one client each."""
+
+    data: Data
+    shelf: Shelf
+    faults: tuple[Fault, ...]
+    strategy: Strategy
+    participation: float
+    epochs: int
+    copies: int
+    clock: VirtualClock
+    seed: int
+    each_round: Callable[[Exchange], None] | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Reply:
+    """What a client sent, and the samples it was asked about."""
+
+    record: ClientRecord
+    state: State
+    labels: NDArray[np.int64]
+    answers: NDArray[np.int64] | None
+
+
+class Course:
+    """Plays round after round with one engine; `state` is the global model, which `model` follows."""
+
+    def __init__(self, setup: Setup, model: nn.Module, engine: Engine) -> None:
+        self._setup = setup
+        self._model = model
+        self._engine = engine
+        self.layout = Layout.of(model)
+        self.state = self.layout.read(model)
+        self._state_bytes = self.layout.bytes_of(self.state.counters)
+        self._trained = self.layout.parameters
+        self._memory: Memory = {}
+        self._past = {0: self.state}  # by the round after which it was the global model
+        self._reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
+
+    def play(self, number: int, log: RoundLog) -> RoundRecord:
+        """Play one round and report it as it goes."""
+        setup = self._setup
+        chosen = self._chosen(number)
+        log.select([f"c{client}" for client in chosen])
+        outlook = foresee(setup.clock, setup.faults, chosen, number, setup.seed)
+        turns = {fate.client: self._turn_of(fate.client, number, log) for fate in outlook.fates if fate.status == "ok"}
+        self._engine.begin(list(turns.values()))
+        records, replies = [], []
+        for fate in outlook.fates:
+            reply = self._turn(fate, number, turns.get(fate.client), log)
+            records.append(reply.record if reply is not None else self._record(fate, number))
+            if reply is not None:
+                replies.append(reply)
+        with log.phase("aggregate"):
+            if replies:
+                self.state = self._combined(number, replies)
+                self.layout.write(self.state, self._model)
+        self._past[number] = self.state
+        self._past.pop(number - 1 - self._reach, None)
+        aggregate_ms = setup.clock.timing.aggregate_ms
+        log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
+        loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        log.evaluate(loss=loss, accuracy=accuracy)
+        return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
+
+    def _chosen(self, number: int) -> list[int]:
+        everybody = len(self._setup.shelf)
+        count = max(1, round(self._setup.participation * everybody))
+        draw = generator(self._setup.seed, "participation", number)
+        return sorted(draw.permutation(everybody)[:count].tolist())
+
+    def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
+        invited = log.invite(f"c{client}")
+        base = self._past[self._base_round(client, number)]
+        return Turn(client, number, base, invited.to_fields() if invited is not None else None)
+
+    def _active(self, client: int, number: int) -> list[tuple[int, Fault]]:
+        name = f"c{client}"
+        return [(place, fault) for place, fault in enumerate(self._setup.faults) if fault.is_active(name, number)]
+
+    def _base_round(self, client: int, number: int) -> int:
+        """After which round the model was global that the client starts from; 0 is the initial one."""
+        late = [int(fault.strength) for _, fault in self._active(client, number) if fault.acts_on == "base"]
+        return max(0, number - 1 - max(late, default=0))
+
+    def _record(self, fate: Fate, number: int) -> ClientRecord:
+        kinds = tuple(fault.kind for _, fault in self._active(fate.client, number))
+        return ClientRecord(f"c{fate.client}", fate.status, kinds)
+
+    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> _Reply | None:
+        """A client's turn; None if no update came of it."""
+        name = f"c{fate.client}"
+        try:
+            with log.client(name) as site:
+                if turn is not None:
+                    return self._trained_turn(fate, turn, site)
+                if fate.status == "dropped":
+                    site.drop("no reply")
+                elif fate.status == "timeout":
+                    site.timeout(f"no reply within {self._setup.clock.deadline_ms:.0f} ms")
+                else:
+                    raise ClientCrash(f"client {name} crashed in round {number}, as it was told to")
+        except ClientCrash:
+            return None  # recorded where it passed through
+        return None
+
+    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> _Reply:
+        trip = fate.trip
+        assert trip is not None
+        trained = self._engine.result(turn)
+        x, y = self._setup.shelf.samples(turn.client, turn.number)
+        labels = y.numpy()
+        active = self._active(turn.client, turn.number)
+        hog = sum(int(fault.strength) for _, fault in active if fault.acts_on == "memory")
+        record = ClientRecord(
+            client=f"c{turn.client}",
+            status="ok",
+            faults=tuple(fault.kind for _, fault in active),
+            samples=len(labels),
+            loss=trained.loss,
+            accuracy=trained.accuracy,
+            entry_loss=trained.entry_loss,
+            exit_loss=trained.exit_loss,
+            download_ms=trip.download_ms,
+            compute_ms=trip.compute_ms,
+            upload_ms=trip.upload_ms,
+            wait_ms=fate.wait_ms,
+            peak_bytes=self._setup.copies * self._state_bytes + x.nbytes + y.nbytes + hog,
+            base_round=self._base_round(turn.client, turn.number),
+        )
+        state = self._sent(turn, trained, active)
+        self._report(site, record, trained, labels, trip.total_ms)
+        site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
+        return _Reply(record, state, labels, trained.answers)
+
+    def _report(
+        self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64], duration_ms: float
+    ) -> None:  # fmt: skip
+        assert record.samples is not None and record.compute_ms is not None
+        if trained.answers is not None:
+            site.confusion(labels, trained.answers)
+        site.note(
+            entry_loss=record.entry_loss,
+            exit_loss=record.exit_loss,
+            steps=len(trained.losses),
+            duration_ms=duration_ms,
+            download_ms=record.download_ms,
+            compute_ms=record.compute_ms,
+            upload_ms=record.upload_ms,
+            wait_ms=record.wait_ms,
+            samples_per_s=1e3 * record.samples * self._setup.epochs / record.compute_ms if record.compute_ms else None,
+            peak_bytes=record.peak_bytes,
+            received_bytes=self._state_bytes,
+            sent_bytes=self._state_bytes,
+            raw_bytes=self._state_bytes,
+            base_round=record.base_round,
+        )
+
+    def _sent(self, turn: Turn, trained: Trained, active: Sequence[tuple[int, Fault]]) -> State:
+        """What the client sends: its trained state, unless a fault spoils it."""
+        vector = trained.state.vector
+        sending = Sending(self.state.vector, self._past[max(0, turn.number - 2)].vector, self.layout)
+        for place, fault in active:
+            if fault.acts_on == "update":
+                draw = generator(self._setup.seed, "update fault", place, turn.client, turn.number)
+                vector = spoil_update(fault, vector, sending, draw)
+        return State(vector, trained.state.counters)
+
+    def _combined(self, number: int, replies: Sequence[_Reply]) -> State:
+        """The new global state: the strategy's for what is trained, the mean for buffers, the largest counters."""
+        sent = torch.stack([reply.state.vector for reply in replies])
+        samples = torch.tensor([len(reply.labels) for reply in replies], dtype=torch.float64)
+        if self._setup.each_round is not None:
+            self._setup.each_round(self._exchange(number, replies, sent, samples))
+        if bool(self._trained.all()):
+            vector = self._setup.strategy.combine(self.state.vector, sent, samples, self._memory)
+        else:
+            vector = (samples / samples.sum()).to(sent.dtype) @ sent
+            vector[self._trained] = self._setup.strategy.combine(
+                self.state.vector[self._trained], sent[:, self._trained], samples, self._memory
+            )
+        counters = {
+            name: torch.stack([reply.state.counters[name] for reply in replies]).amax(dim=0)
+            for name in self.state.counters
+        }
+        return State(vector, counters)
+
+    def _exchange(self, number: int, replies: Sequence[_Reply], sent: Tensor, samples: Tensor) -> Exchange:
+        return Exchange(
+            number,
+            tuple(reply.record.client for reply in replies),
+            self.state.vector,
+            sent,
+            samples,
+            self.layout,
+            tuple(reply.record for reply in replies),
+            tuple(reply.labels for reply in replies),
+            tuple(reply.answers for reply in replies),
+        )
+
+
+@torch.no_grad()
+def evaluated(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Mean loss and accuracy of the model on these samples."""
+    model.eval()
+    loss = right = 0.0
+    for part, labels in zip(torch.split(x, 4096), torch.split(y, 4096), strict=True):
+        scores = model(part)
+        loss += float(cross_entropy(scores, labels, reduction="sum"))
+        right += float((scores.argmax(dim=1) == labels).sum())
+    return loss / len(y), right / len(y)

@@ -1,0 +1,126 @@
+"""Who does the local training: one client after another, several processes, or all clients at once.
+
+An engine is told a round's turns, and then asked for each result in turn: the
+loop trains when it is asked, inside the client's context; the others have begun by then.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+
+from stethos.errors import StethosError, UsageError
+from stethos.federate.invitation import Invitation
+from stethos.lab.local import LocalTrainer, Trained, Training, Turn
+from stethos.lab.model import Recipe
+from stethos.lab.shelf import Shelf
+from stethos.lab.stacked import StackedTrainer
+
+Parts = tuple[Recipe, Shelf, Training]
+
+
+class Engine(Protocol):
+    def begin(self, turns: Sequence[Turn]) -> None: ...
+    def result(self, turn: Turn) -> Trained: ...
+    def close(self) -> None: ...
+
+
+class Loop:
+    """One client after another, in this process."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._trainer = LocalTrainer(*parts)
+
+    def begin(self, turns: Sequence[Turn]) -> None:
+        """Nothing to prepare."""
+
+    def result(self, turn: Turn) -> Trained:
+        return self._trainer.train(turn)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Stacked:
+    """All clients of a round at once."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._trainer = StackedTrainer(*parts)
+        self._results: dict[int, Trained] = {}
+
+    def begin(self, turns: Sequence[Turn]) -> None:
+        results = self._trainer.train(turns) if turns else []
+        self._results = {turn.client: trained for turn, trained in zip(turns, results, strict=True)}
+
+    def result(self, turn: Turn) -> Trained:
+        return self._results[turn.client]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Processes:
+    """Several processes, each with the loop's trainer: the same bits.
+
+    What travels is pickled by hand: torch would pass tensors as open files.
+    """
+
+    def __init__(self, parts: Parts, processes: int) -> None:
+        try:
+            packed = pickle.dumps(parts)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"the model cannot be sent to other processes: {error}",
+                hint="define the function that builds it at the top level of a module, or use processes=1",
+            ) from None
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(packed,))
+        self._coming: dict[int, Future[bytes]] = {}
+
+    def begin(self, turns: Sequence[Turn]) -> None:
+        try:
+            self._coming = {turn.client: self._pool.submit(_train, pickle.dumps(turn)) for turn in turns}
+        except BrokenProcessPool:
+            raise _broken() from None
+
+    def result(self, turn: Turn) -> Trained:
+        try:
+            answer = self._coming.pop(turn.client).result()
+        except BrokenProcessPool:
+            raise _broken() from None
+        trained = pickle.loads(answer)
+        assert isinstance(trained, Trained)
+        return trained
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _broken() -> StethosError:
+    return StethosError(
+        "a training process ended before its time",
+        hint='a script with processes= needs `if __name__ == "__main__":` around its call; else memory ran out',
+    )
+
+
+_worker: Callable[[Turn], Trained] | None = None
+
+
+def _start_worker(packed: bytes) -> None:
+    global _worker
+    torch.set_num_threads(1)
+    _worker = LocalTrainer(*pickle.loads(packed)).train
+
+
+def _train(packed: bytes) -> bytes:
+    assert _worker is not None
+    turn: Turn = pickle.loads(packed)
+    with Invitation.from_fields(turn.invitation).marked() if turn.invitation else nullcontext():
+        return pickle.dumps(_worker(turn))

@@ -1,0 +1,144 @@
+"""Local training of one client with an ordinary torch model and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stethos.lab.flat import Layout, State
+from stethos.lab.model import Recipe
+from stethos.lab.seed import generator, isolated
+from stethos.lab.shelf import Shelf
+
+EDGE_BATCHES = 4  # the first and the last so many local batches make the entry and the exit loss
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How every client trains."""
+
+    epochs: int
+    batch: int
+    lr: float
+    optimizer: str
+    proximal: float
+    seed: int
+    wants_answers: bool
+
+    def batches(self, client: int, number: int, samples: int) -> list[NDArray[np.int64]]:
+        """The order of a client's samples in a round, cut into batches; each epoch is shuffled anew."""
+        draw = generator(self.seed, "batches", client, number)
+        found = []
+        for _ in range(self.epochs):
+            order = draw.permutation(samples)
+            found += [order[start : start + self.batch] for start in range(0, samples, self.batch)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A client's turn: in which round it trains, from which state; `invitation` lets another process report on it."""
+
+    client: int
+    number: int
+    base: State
+    invitation: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a turn.
+
+    `losses` are those of the local batches as they came, each before its step;
+    `accuracy` is the share they got right. `answers` are the incoming model's
+    predictions on the client's samples, if asked for.
+    """
+
+    state: State
+    losses: tuple[float, ...]
+    accuracy: float
+    answers: NDArray[np.int64] | None
+
+    @property
+    def loss(self) -> float:
+        return _mean(self.losses)
+
+    @property
+    def entry_loss(self) -> float:
+        return _mean(self.losses[:EDGE_BATCHES])
+
+    @property
+    def exit_loss(self) -> float:
+        return _mean(self.losses[-EDGE_BATCHES:])
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return sum(values) / len(values)
+
+
+class LocalTrainer:
+    """Trains one client after another with one model object; each turn has an optimizer of its own."""
+
+    def __init__(self, recipe: Recipe, shelf: Shelf, training: Training) -> None:
+        self._recipe = recipe
+        self._shelf = shelf
+        self._training = training
+        self._model = recipe.build()
+        self._layout = Layout.of(self._model)
+
+    def train(self, turn: Turn) -> Trained:
+        training = self._training
+        luck = isolated(training.seed, "local", turn.client, turn.number) if self._recipe.is_callers else nullcontext()
+        with luck:
+            return self._train(turn)
+
+    def _train(self, turn: Turn) -> Trained:
+        model, training = self._model, self._training
+        x, y = self._shelf.samples(turn.client, turn.number)
+        self._layout.write(turn.base, model)
+        answers = predictions(model, x).numpy() if training.wants_answers else None
+        model.train()
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        anchors = [parameter.detach().clone() for parameter in parameters] if training.proximal else []
+        optimizer = OPTIMIZERS[training.optimizer](parameters, lr=training.lr)
+        losses, right = [], []
+        batches = training.batches(turn.client, turn.number, len(y))
+        for batch in batches:
+            index = torch.from_numpy(batch)
+            labels = y[index]
+            optimizer.zero_grad()
+            scores = model(x[index])
+            loss = cross_entropy(scores, labels)
+            total = loss
+            if anchors:
+                distance = torch.stack(
+                    [(parameter - anchor).square().sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
+                )
+                total = loss + training.proximal / 2 * distance.sum()
+            total.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.detach())
+            right.append((scores.argmax(dim=1) == labels).sum())
+        seen = sum(len(batch) for batch in batches)
+        return Trained(
+            self._layout.read(model),
+            tuple(torch.stack(losses).tolist()),
+            int(torch.stack(right).sum()) / seen,
+            answers,
+        )
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, x: Tensor) -> Tensor:
+    """The class that the model gives to each input."""
+    model.eval()
+    return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, 4096)])
