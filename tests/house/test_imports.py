@@ -22,6 +22,7 @@ BELOW: dict[str, frozenset[str]] = {
     "store": frozenset({"record"}),
     "observe": frozenset({"record"}),
     "federate": frozenset({"record", "observe"}),
+    "diagnose": frozenset({"store"}),
     "lab": frozenset({"federate", "observe", "record", "store"}),
     "cli": frozenset({"record", "store", "observe"}),
 }

@@ -1,0 +1,30 @@
+"""What a detector is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Protocol
+
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.window import Window
+
+
+class Detector(Protocol):
+    """One trouble and how it is recognised: a frozen dataclass in a file of its own.
+
+    Its docstring is the user's page: a sentence, then paragraphs that begin
+    with "What it looks at:", "Why it matters:", "Not a fault when:", "Next
+    step:". Thresholds are fields with defaults. `needs` are the tables and
+    columns without which it cannot work, `reads` those that it uses if they are
+    there. `explains` are names of other detectors whose findings follow from its
+    own when they come later. `check` keeps nothing and raises nothing on purpose.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    severity: ClassVar[Severity]
+    needs: ClassVar[Mapping[str, frozenset[str]]]
+    reads: ClassVar[Mapping[str, frozenset[str]]]
+    explains: ClassVar[frozenset[str]]
+
+    def check(self, window: Window) -> Iterator[Finding]: ...

@@ -1,0 +1,50 @@
+"""All detectors, by code, and the ways to choose among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from stethos.diagnose.detector import Detector
+from stethos.errors import UsageError
+
+DETECTORS: dict[str, type[Detector]] = {}
+
+
+def choose_detectors(
+    thresholds: Mapping[str, Mapping[str, Any]] | None = None, silenced: Sequence[str] = ()
+) -> list[Detector]:
+    """Detectors with their thresholds set, without the silenced ones; both go by code or name."""
+    by_name = {**DETECTORS, **{detector.name: detector for detector in DETECTORS.values()}}
+    for key in (*(thresholds or {}), *silenced):
+        if key not in by_name:
+            raise _unknown(key)
+    off = {by_name[key].code for key in silenced}
+    chosen: list[Detector] = []
+    for code, detector in DETECTORS.items():
+        if code not in off:
+            values = {**(thresholds or {}).get(detector.name, {}), **(thresholds or {}).get(code, {})}
+            chosen.append(_made(detector, values))
+    return chosen
+
+
+def _made(detector: type[Detector], values: Mapping[str, Any]) -> Detector:
+    known = {field.name: field for field in fields(detector)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in known:
+            raise UsageError(f"{detector.name} has no threshold {name!r}", hint=f"it has {', '.join(known) or 'none'}")
+        default = known[name].default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{detector.name}.{name} is a number, not {value!r}", hint=f"the default is {default!r}")
+    return detector(**values)
+
+
+def _unknown(key: str) -> UsageError:
+    import difflib
+
+    known = [*DETECTORS, *(detector.name for detector in DETECTORS.values())]
+    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    return UsageError(
+        f"no detector {key!r}", hint=f"did you mean {', '.join(near)}?" if near else "see `stethos diagnose --list`"
+    )

@@ -1,0 +1,70 @@
+"""Runs detectors over a window, folds what belongs together, and says what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stethos.diagnose.detector import Detector
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.fold import fold
+from stethos.diagnose.window import Window
+from stethos.guard import Guard
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A detector that could not work, and why."""
+
+    code: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, most severe first, and what was not looked for."""
+
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+
+    @property
+    def worst(self) -> Severity | None:
+        return max((finding.severity for finding in self.findings if finding.is_open), default=None)
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing wrong; 1: an open finding of severity warning or above."""
+        return 1 if self.worst is not None and self.worst >= Severity.WARNING else 0
+
+
+def needs_of(detectors: Iterable[Detector]) -> dict[str, frozenset[str]]:
+    """All tables and columns that some detector reads."""
+    needs: dict[str, frozenset[str]] = {}
+    for detector in detectors:
+        for source in (detector.needs, detector.reads):
+            for table, columns in source.items():
+                needs[table] = needs.get(table, frozenset()) | columns
+    return needs
+
+
+def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
+    """Let each detector look at the window. One that fails is reported as not checked, with its error."""
+    findings: list[Finding] = []
+    checked: list[str] = []
+    not_checked: list[NotChecked] = []
+    for detector in detectors:
+        reason = next(filter(None, (window.missing(table, columns) for table, columns in detector.needs.items())), "")
+        if reason:
+            not_checked.append(NotChecked(detector.code, detector.name, reason))
+            continue
+        guard = Guard()
+        found = guard.run(detector.code, lambda detector=detector: list(detector.check(window)))  # type: ignore[misc]
+        if found is None:
+            not_checked.append(NotChecked(detector.code, detector.name, "the detector itself failed"))
+            continue
+        checked.append(detector.code)
+        findings.extend(found)
+    explains = {detector.name: detector.explains for detector in detectors}
+    return Diagnosis(tuple(fold(findings, explains)), tuple(checked), tuple(not_checked))

@@ -1,0 +1,60 @@
+"""Folds findings that follow from another one into it: one root cause, its consequences listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from stethos.diagnose.finding import Finding
+
+
+def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) -> list[Finding]:
+    """Root causes, most severe and surest first, each with what follows from it.
+
+    A finding follows from another if that one's detector explains it, it began
+    no earlier, and they do not concern different processes. Chains go to their
+    first cause.
+    """
+    listed = sorted(_merged(findings), key=lambda one: _first(one))
+    parent: dict[int, int] = {}
+    for place, one in enumerate(listed):
+        for cause, other in enumerate(listed):
+            if cause != place and _follows(one, other, explains) and _root(parent, cause) != place:
+                parent[place] = cause
+                break
+    consequences: dict[int, list[Finding]] = {}
+    for place in parent:
+        consequences.setdefault(_root(parent, place), []).append(listed[place])
+    roots = [
+        one.with_consequences(*consequences.get(place, ())) for place, one in enumerate(listed) if place not in parent
+    ]
+    return sorted(roots, key=lambda one: (-one.severity, -one.confidence, _first(one)))
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Each problem once: the surest of those with the same key."""
+    best: dict[tuple[object, ...], Finding] = {}
+    for one in findings:
+        known = best.get(one.key)
+        if known is None or one.confidence > known.confidence:
+            best[one.key] = one
+    return list(best.values())
+
+
+def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]]) -> bool:
+    if one.name not in explains.get(cause.name, frozenset()) or one.subject.unit != cause.subject.unit:
+        return False
+    if one.subject.process and cause.subject.process and one.subject.process != cause.subject.process:
+        return False
+    if one.name == cause.name and one.subject.clients == cause.subject.clients:
+        return False
+    return _first(one) >= _first(cause)
+
+
+def _first(one: Finding) -> float:
+    return float("-inf") if one.subject.first is None else float(one.subject.first)
+
+
+def _root(parent: Mapping[int, int], place: int) -> int:
+    while place in parent:
+        place = parent[place]
+    return place
