@@ -144,7 +144,7 @@ class Session:
             "rank": rank,
             "world_size": world_size,
             "command": redact_command(sys.orig_argv),
-            "cwd": os.getcwd(),
+            "cwd": attempt(os.getcwd),  # None if it was deleted
             "python": platform.python_version(),
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "versions": {},
