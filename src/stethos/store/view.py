@@ -19,11 +19,19 @@ def _client_rounds_sql() -> str:
         name = column.name
         if name in _KEYS:
             parts.append(name)
+        elif name == "error":  # the one that the traceback belongs to, if there is one
+            parts.append(_first_known(name, "traceback IS NOT NULL", "side = 'server'"))
         elif name in reported:
-            parts.append(f"coalesce(any_value({name}) FILTER (side = 'server'), any_value({name})) AS {name}")
+            parts.append(_first_known(name, "side = 'server'"))
         else:
             parts.append(f"min({name}) AS {name}")
     return f"SELECT {', '.join(parts)} FROM main.client_reports GROUP BY {', '.join(_KEYS)}"
+
+
+def _first_known(name: str, *conditions: str) -> str:
+    """A column's value in rows that meet the first condition, else the second, else in any row."""
+    preferred = [f"any_value({name}) FILTER ({condition})" for condition in conditions]
+    return f"coalesce({', '.join([*preferred, f'any_value({name})'])}) AS {name}"
 
 
 VIEWS: dict[str, str] = {
