@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 from stethos.diagnose.detector import Detector
+from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.errors import UsageError
 
-DETECTORS: dict[str, type[Detector]] = {}
+DETECTORS: dict[str, type[Detector]] = {detector.code: detector for detector in (FaultyClient,)}
 
 
 def choose_detectors(
