@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 COMPANIONS: dict[str, tuple[str, str]] = {
     "nvflare.client.cell.api": ("stethos.adapters.nvflare.script", "watch_module"),
 }
-# Processes of torch's own that never train.
-_HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
+# Processes of torch's and Ray's own that never train.
+_HELPERS = (
+    "torch/_inductor/compile_worker",
+    "multiprocessing.resource_tracker",
+    "/ray/autoscaler/",
+    "/ray/dashboard/",
+    "/ray/_private/log_monitor",
+    "/ray/_private/runtime_env/agent",
+)
 
 
 class Recording:

@@ -12,7 +12,10 @@ _KEYS = ("client", "round", "federation", "turn")
 
 
 def _client_rounds_sql() -> str:
-    """One row per turn: what the server knows, and where it knows nothing what the client's process knows."""
+    """One row per turn: what the server knows, and where it knows nothing what the client's process knows.
+
+    Of a failure the client's process knows best: a server may have heard of it through somebody else's words.
+    """
     reported = {column.name for column in CLIENT_REPORTS.columns}
     parts = []
     for column in CLIENT_ROUNDS.columns:
@@ -20,7 +23,10 @@ def _client_rounds_sql() -> str:
         if name in _KEYS:
             parts.append(name)
         elif name == "error":  # the one that the traceback belongs to, if there is one
-            parts.append(_first_known(name, "traceback IS NOT NULL", "side = 'server'"))
+            with_traceback = "traceback IS NOT NULL"
+            parts.append(_first_known(name, f"side = 'client' AND {with_traceback}", with_traceback, "side = 'server'"))
+        elif name == "traceback":
+            parts.append(_first_known(name, "side = 'client'"))
         elif name in reported:
             parts.append(_first_known(name, "side = 'server'"))
         else:
