@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stethos import lab
-from stethos.diagnose.federated.cohort import Cohort
-from stethos.federate.cohort import compare
+from stethos.diagnose.federated.cohort import Cohort, cohort_in
+from stethos.federate.cohort import compare, quantities_of
 from stethos.federate.fingerprint import fingerprint_of, global_row
 from stethos.federate.history import History
 from stethos.federate.sketch import Plan
@@ -22,10 +22,6 @@ from stethos.lab.result import Exchange, LabResult
 from stethos.lab.split import Split
 
 _IMAGES = ("mnist", "fashion-mnist")
-_QUANTITIES = (
-    "norm", "norm_ratio", "first_ratio", "last_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self",
-    "cos_back", "back_rounds", "zero_share", "input_cos", "input_focus", "odd", "entry_loss", "exit_loss", "samples",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,59 +122,25 @@ class _Watcher:
         self.rows.append(self._quantities(exchange, plan))
 
     def _quantities(self, exchange: Exchange, plan: Plan) -> dict[str, Any]:
-        compared = compare(plan, self._prints, self._history)
         records = {record.client: record for record in exchange.records}
-        matrices = [n for n, layer in enumerate(plan.structure.layers) if not layer.name.endswith("bias")]
-        signs = np.stack([one.signs == 0 for one in self._prints]) @ plan.sign_member
-        whole = {
-            name: getattr(compared, name)[:, -1]
-            for name in ("norm_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self", "cos_back",
-                         "back_rounds", "input_cos", "input_focus")
-        }  # fmt: skip
-        return whole | {
+        compared = compare(plan, self._prints, self._history)
+        return quantities_of(plan, self._prints, compared) | {
             "round": exchange.round,
             "clients": exchange.clients,
-            "norm": np.array([one.norm for one in self._prints]),
-            "odd": np.array([one.nan[-1] + one.inf[-1] for one in self._prints]),
-            "first_ratio": compared.norm_ratio[:, matrices[0]],
-            "last_ratio": compared.norm_ratio[:, matrices[-1]],
-            "zero_share": signs[:, -1] / plan.sign_member[:, -1].sum(),
             "entry_loss": np.array([records[one].entry_loss for one in exchange.clients], float),
             "exit_loss": np.array([records[one].exit_loss for one in exchange.clients], float),
             "samples": exchange.samples.numpy().astype(float),
-            "bias": np.stack([_bias_of(one) for one in self._prints]),
-            "labels": exchange.labels,
-            "answers": exchange.answers,
+            "confusion": [_confusion(*pair) for pair in zip(exchange.labels, exchange.answers, strict=True)],
         }
 
     def cohort(self) -> Cohort:
-        rows = self.rows
-        clients = tuple(sorted({client for row in rows for client in row["clients"]}, key=lambda name: int(name[1:])))
-        place = {client: number for number, client in enumerate(clients)}
-        shape = (len(rows), len(clients))
-        classes = 1 + max(int(max(label.max(), answer.max())) for row in rows for label, answer in _answered(row))
-        classes = max(classes, rows[0]["bias"].shape[1])
-        matrices = {name: np.full(shape, np.nan) for name in _QUANTITIES}
-        confusion, bias = (
-            np.full((*shape, classes, classes), np.nan),
-            np.full((*shape, rows[0]["bias"].shape[1]), np.nan),
-        )
-        for number, row in enumerate(rows):
-            places = [place[client] for client in row["clients"]]
-            for name in _QUANTITIES:
-                matrices[name][number, places] = row[name]
-            bias[number, places] = row["bias"]
-            for column, (label, answer) in zip(places, _answered(row), strict=True):
-                confusion[number, column] = 0
-                np.add.at(confusion[number, column], (label, answer), 1)
-        return Cohort(
-            rounds=tuple(row["round"] for row in rows), clients=clients, confusion=confusion, bias=bias, **matrices
-        )
+        return cohort_in(self.rows)
 
 
-def _bias_of(one: Any) -> NDArray[np.float64]:
-    return np.asarray(one.output_rows["bias"] if one.output_rows and "bias" in one.output_rows else [np.nan])
-
-
-def _answered(row: dict[str, Any]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    return list(zip(row["labels"], row["answers"], strict=True))
+def _confusion(labels: NDArray[np.int64], answers: NDArray[np.int64] | None) -> NDArray[np.float64] | None:
+    if answers is None:
+        return None
+    size = 1 + int(max(labels.max(), answers.max()))
+    matrix = np.zeros((size, size))
+    np.add.at(matrix, (labels, answers), 1)
+    return matrix
