@@ -51,8 +51,8 @@ def _fingerprints(scale: Scale) -> Grid:
     notes = [
         "FedAvg: `sum(weight * state[key].float() for state in states)` as people write it, interleaved with the "
         "fingerprints, medians; the ratio is that of fingerprints and comparison together. `MB more`: growth of "
-        "resident memory from the first fingerprint on, beyond the updates; one update is 4 MB. FedDebug's paper reports "
-        "48 % on top of aggregation."
+        "resident memory from the first fingerprint on, beyond the updates; one update is 4 MB. FedDebug's paper "
+        "reports 48 % on top of aggregation."
     ]
     return Grid("Fingerprints beside FedAvg", headings, rows, notes)
 
@@ -71,7 +71,8 @@ def _lab(scale: Scale, scratch: Path) -> Grid:
             [
                 f"{data}, {model}, {clients} clients x {rounds} rounds", f"{statistics.median(times['bare']):.2f}",
                 f"{statistics.median(times['observed']):.2f}", f"{middle:.3f}",
-                f"{min(ratios):.2f} to {max(ratios):.2f}", str(_LAB_TARGET), verdict(middle, _LAB_TARGET, low=min(ratios), high=max(ratios)),
+                f"{min(ratios):.2f} to {max(ratios):.2f}", str(_LAB_TARGET),
+                verdict(middle, _LAB_TARGET, low=min(ratios), high=max(ratios)),
             ]
         )  # fmt: skip
     headings = ["federation", "bare s", "observed s", "x bare", "range", "target", "reached"]

@@ -1,6 +1,7 @@
 """Find faulty clients in federations with known faults: `make faultbench`, all of it with `make faultbench FULL=1`.
 
 python -m benchmarks.faults [--full] [--limit-s SECONDS] [--processes N] [--json FILE] [--write docs/benchmarks.md]
+python -m benchmarks.faults --tabulate FILE [--write docs/benchmarks.md]
 """
 
 from __future__ import annotations
@@ -161,7 +162,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--tabulate", type=Path, metavar="FILE", help="only make tables of outcomes written by --json")
     arguments = parser.parse_args()
+    if arguments.tabulate:
+        outcomes = [Outcome(**one) for one in json.loads(arguments.tabulate.read_text())]
+        _show(outcomes, arguments.write, is_full=arguments.full)
+        return
     os.environ["OMP_NUM_THREADS"] = "1"
     listed = cases(is_full=arguments.full)
     order = np.random.default_rng(0).permutation(len(listed))  # so that a limit cuts all cells alike
@@ -183,13 +189,16 @@ def main() -> None:
                 break
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in outcomes]))
-    grids = grids_of(outcomes, FaultyClient().probability)
     if len(outcomes) < len(listed):
         say(f"stopped after {len(outcomes)} of {len(listed)} federations")
+    _show(outcomes, arguments.write, is_full=arguments.full)
+
+
+def _show(outcomes: Sequence[Outcome], page: Path | None, *, is_full: bool) -> None:
+    grids = grids_of(outcomes, FaultyClient().probability)
     print(machine(), "", *grids, sep="\n", flush=True)
-    if arguments.write:
-        command = f"make faultbench{' FULL=1' if arguments.full else ''}"
-        write_section(arguments.write, "faults", section_text(grids, command))
+    if page:
+        write_section(page, "faults", section_text(grids, f"make faultbench{' FULL=1' if is_full else ''}"))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _IMAGES = ("mnist", "fashion-mnist")
 class Case:
     """What is trained and what goes wrong; `faults` are (kind, client, strength or None)."""
 
-    data: str
+    data: str | Data
     clients: int
     split: Split
     faults: tuple[tuple[str, int, float | None], ...]
@@ -79,7 +79,7 @@ def _images(name: str) -> Any:
 
 def _data(case: Case) -> str | Data:
     """Small data sets as they are; of large ones as many samples as the clients need, chosen by the seed."""
-    if case.data not in _IMAGES:
+    if isinstance(case.data, Data) or case.data not in _IMAGES:
         return case.data
     images = _images(case.data)
     x, y = images["x"], images["y"]

@@ -50,7 +50,7 @@ def outcome_of(case: Case) -> Outcome:
     truth = {fault.names[0]: KIND_OF[fault.kind] for fault in played.result.faults}
     last = case.rounds
     return Outcome(
-        data=case.data,
+        data=case.data if isinstance(case.data, str) else case.data.name,
         clients=case.clients,
         rounds=case.rounds,
         split=str(case.split),
