@@ -24,7 +24,7 @@ BELOW: dict[str, frozenset[str]] = {
     "federate": frozenset({"record", "observe"}),
     "diagnose": frozenset({"store"}),
     "lab": frozenset({"federate", "observe", "record", "store"}),
-    "cli": frozenset({"record", "store", "observe"}),
+    "cli": frozenset({"record", "store", "observe", "diagnose"}),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {("observe.api", "store"), ("federate.federation", "store")}

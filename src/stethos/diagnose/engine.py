@@ -59,10 +59,11 @@ def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
         if reason:
             not_checked.append(NotChecked(detector.code, detector.name, reason))
             continue
-        guard = Guard()
+        failures: list[str] = []
+        guard = Guard(lambda _, reason, failures=failures: failures.append(reason))  # type: ignore[misc]
         found = guard.run(detector.code, lambda detector=detector: list(detector.check(window)))  # type: ignore[misc]
         if found is None:
-            not_checked.append(NotChecked(detector.code, detector.name, "the detector itself failed"))
+            not_checked.append(NotChecked(detector.code, detector.name, f"the detector itself failed: {failures[0]}"))
             continue
         checked.append(detector.code)
         findings.extend(found)
