@@ -1,6 +1,6 @@
 """A small federation on made-up data, in which clients fail, drop out, send NaN, flip signs and carry hostile names.
 
-python federate.py DIR RUN [--rounds N] [--clients N] [--hang-in ROUND] [--healthy]
+python federate.py DIR RUN [--rounds N] [--clients N] [--hang-in ROUND] [--healthy] [--federations N]
 
 With `--hang-in` it prints `hanging` in the middle of that round, half of whose clients are done, and waits to be killed.
 """
@@ -58,15 +58,22 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--hang-in", type=int, default=0)
     parser.add_argument("--healthy", action="store_true")
+    parser.add_argument("--federations", type=int, default=1)
     given = parser.parse_args()
-    torch.manual_seed(0)
     torch.set_num_threads(1)
+    with stethos.watch(dir=given.dir, name=given.run):
+        for name in ("blobs", "more blobs")[: given.federations]:
+            federate(name, given)
+
+
+def federate(federation: str, given: argparse.Namespace) -> None:
+    torch.manual_seed(0)
     centres = torch.randn(CLASSES, FEATURES)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
     names = [EVIL if client == 9 else f"c{client}" for client in range(given.clients)]
     datasets = [data_of(client, centres) for client in range(given.clients)]
     inputs, labels = data_of(1_000_003, centres).tensors
-    with stethos.federation("blobs", model=model, dir=given.dir, run=given.run, clients=given.clients) as fed:
+    with stethos.federation(federation, model=model, clients=given.clients) as fed:
         for rnd in fed.rounds(given.rounds):
             for client, name in enumerate(names):
                 is_last = given.hang_in == rnd.number and client == given.clients // 2

@@ -5,7 +5,7 @@
 
 One line per client: turns that went well of all its turns, samples, entry loss over the rounds (the incoming global model
 on its own data), its last loss, how its updates lie to those of the others (cosine to their centre, norm relative to the
-median), mean duration, bytes sent. `!` marks what is unusual, the last column says why in words.
+median), median duration, bytes sent. `!` marks what is unusual, the last column says why in words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WITH turns AS (
            list({{'round': round, 'loss': coalesce(entry_loss, loss)}} ORDER BY round, turn) AS entry_losses,
            arg_max(loss, round) AS last_loss,
            count(*) FILTER (isnan(loss) OR isnan(entry_loss) OR isnan(exit_loss)) AS nan_losses,
-           avg(duration_ms) AS duration_ms,
+           median(duration_ms) AS duration_ms,
            sum(coalesce(sent_bytes, raw_bytes))::BIGINT AS sent_bytes,
            arg_max(error, round) AS last_error,
            max(round) FILTER (error IS NOT NULL) AS last_error_round
@@ -75,8 +75,8 @@ WITH turns AS (
 SELECT * FROM turns LEFT JOIN prints USING (federation, client) ORDER BY federation, client"""
 
 _HEADINGS = (
-    Heading("client"), Heading("ok", True), Heading("samples", True, 7), Heading("entry loss", spare=4),
-    Heading("last loss", True), Heading("cosine", True), Heading("norm", True, 3), Heading("duration", True, 5),
+    Heading("client"), Heading("ok", True), Heading("samples", True, 7), Heading("entry loss", spare=3),
+    Heading("loss", True, 2), Heading("cosine", True, 1), Heading("norm", True, 5), Heading("duration", True, 6),
     Heading("", spare=9), Heading("sent", True, 8), Heading("what is odd"),
 )  # fmt: skip
 _SHOWN = 30
@@ -142,7 +142,7 @@ def oddities(row: Record) -> list[str]:
         if row[status]:
             found.append(f"{status} {row[status]:,} of {row['turns']:,}")
     if row["last_error"]:
-        found[-1 if found else len(found) :] = [f"{found[-1] if found else 'said'} ({cut(clean(row['last_error']), 60)})"]
+        found[-1 if found else len(found) :] = [f"{found[-1] if found else 'said'} ({cut(clean(row['last_error']).strip(), 60)})"]
     if points_away(row):
         found.append("points away from the others")
     if is_far(row):

@@ -88,7 +88,7 @@ def say_nothing_found(run: Run, *, as_json: bool) -> int:
         sys.stdout.write("[]\n")
         return 0
     if state_of(run) == "running":
-        print(f"run {clean(run.name)} has no federated round yet; it is running")
+        print(f"run {clean(run.name)} is running; no federated round has ended yet")
     else:
         print(f"run {clean(run.name)} has no federated rounds")
     print("hint: `stethos.federation(...)` records them, `stethos ls` lists other runs")
@@ -99,7 +99,7 @@ def by_federation(rows: Iterable[Record]) -> dict[str, list[Record]]:
     """Rows of each federation, in their order."""
     found: dict[str, list[Record]] = {}
     for row in rows:
-        found.setdefault(str(row["federation"]), []).append(row)
+        found.setdefault(str(row["federation"] or ""), []).append(row)
     return found
 
 

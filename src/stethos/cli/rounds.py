@@ -81,8 +81,8 @@ LAST_CLIENTS_SQL = """\
 SELECT DISTINCT federation, client FROM client_rounds WHERE round = (SELECT max(round) FROM rounds)"""
 
 _HEADINGS = (
-    Heading("round", True), Heading("clients", True), Heading("loss", True), Heading("accuracy", True),
-    Heading("client loss", True, 9), Heading("drift", True, 7), Heading("duration", True), Heading("", spare=6),
+    Heading("round", True), Heading("clients", True, 1), Heading("loss", True), Heading("accuracy", True, 3),
+    Heading("client loss", True, 9), Heading("drift", True, 7), Heading("duration", True, 2), Heading("", spare=6),
     Heading("wait", True, 8), Heading("slowest", spare=5), Heading("what went wrong"),
 )  # fmt: skip
 _SHOWN_FIRST = 5
@@ -103,13 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sql:
         return show_sql({"rounds": sql, "rounds without an end": OPEN_SQL, "clients of the last": LAST_CLIENTS_SQL})
     with open_target(arguments) as one:
+        is_any = is_there_anything(one, arguments)
         found = records(one, sql)
-        if arguments.federation is None or by_federation(found):
-            found += _open_rounds(one, found)
-        if not found and not is_there_anything(one, arguments):
+        found += _open_rounds(one, found)
+        if not found and not is_any:
             return say_nothing_found(one, as_json=arguments.json)
-        is_there_anything(one, arguments)
-        state = state_of(one)
+        name, state = one.name, state_of(one)
     federations = by_federation(found)
     last = arguments.last or len(found)
     if arguments.json:
@@ -117,10 +116,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json_rows(row for rows in federations.values() for row in rows[-last:])
         return 0
-    for index, (name, rows) in enumerate(federations.items()):
+    for index, (federation, rows) in enumerate(federations.items()):
         if index:
             print()
-        _show_header(name, rows, state)
+        _show_header(federation or name, rows, state)
         _show_rounds(rows[-last:], is_all=arguments.all or arguments.last is not None)
     return 0
 
@@ -136,7 +135,7 @@ def _open_rounds(one: Run, ended: Sequence[Record]) -> list[Record]:
     if not heard:
         return []
     newest = max(ended, key=lambda row: row["t_ns"] or 0, default=None)
-    federation = str(newest["federation"]) if newest else "?"
+    federation = str(newest["federation"]) if newest else None  # its name comes with its first row
     before = {row["client"] for row in records(one, LAST_CLIENTS_SQL) if row["federation"] == federation}
     is_live = one.is_live
     columns = list(newest) if newest else []
@@ -144,7 +143,7 @@ def _open_rounds(one: Run, ended: Sequence[Record]) -> list[Record]:
 
 
 def _open_round(
-    federation: str, number: int, heard: Sequence[Record], before: set[str], is_live: bool, columns: Sequence[str]
+    federation: str | None, number: int, heard: Sequence[Record], before: set[str], is_live: bool, columns: Sequence[str]
 ) -> Record:
     clients = [row for row in heard if row["client"] is not None]
     done = [row for row in clients if row["status"]]

@@ -76,11 +76,13 @@ def number_text(value: float | None) -> str:
 
 
 def short_text(value: float | None) -> str:
-    """Three significant digits for narrow columns: `0.0312`, `12.5`, `1.2e+06`, `NaN`; `-` if unknown."""
+    """Three significant digits for narrow columns: `0.0312`, `12.5`, `25,340`, `1.2e+06`, `NaN`; `-` if unknown."""
     if value is None:
         return "-"
     if math.isnan(value):
         return "NaN"
+    if 1e3 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".") if value and 1e-3 <= abs(value) < 1e3 else f"{value:.2g}"
 
 
