@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from builders import RunBuilder
-from processes import environment, finish, start_program, wait_for_rest, wait_until
+from processes import environment, finish, start, start_program, wait_for_rest, wait_until
 
 from stethos.cli.main import main
 from stethos.store.run import open_run
@@ -25,30 +25,37 @@ COMMANDS = (["rounds"], ["clients"], ["compare-clients", "c1", "c7"])
 Shown = Callable[..., str]
 
 
-def record(directory: Path, *words: str, name: str = "run") -> Path:
-    """A finished run of the small federation."""
-    result = finish(start_program("federate.py", directory, name, *words, env=_own(directory)))
-    assert result.returncode == 0, result.stderr
-    wait_for_rest(directory / name)
-    return directory / name
-
-
 def _own(directory: Path) -> dict[str, str]:
     runtime = directory / "runtime"
     runtime.mkdir(mode=0o700, exist_ok=True)
     return environment(XDG_RUNTIME_DIR=str(runtime))
 
 
+RUNS: dict[str, tuple[str, ...]] = {
+    "faulty": (),
+    "lonely": ("--rounds", "1", "--clients", "1", "--healthy"),
+    "long": ("--rounds", "60", "--clients", "3"),
+    "crowd": ("--rounds", "2", "--clients", "300"),
+    "two": ("--rounds", "2", "--clients", "3", "--federations", "2"),
+}
+
+
 @pytest.fixture(scope="session")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with these runs, all of them finished."""
+    directory = tmp_path_factory.mktemp("recorded")
+    words = [word for name, options in RUNS.items() for word in (str(directory), name, *options, "--")]
+    result = finish(start_program("federate.py", *words, env=_own(directory)))
+    assert result.returncode == 0, result.stderr
+    for name in RUNS:
+        wait_for_rest(directory / name)
+    return directory
+
+
+@pytest.fixture
+def faulty(recorded: Path) -> Path:
     """8 rounds of 10 clients: c2 fails in 3 and 5, c4 drops out in 2, c6 sends NaN in 6, c7 turns its update around."""
-    return record(tmp_path_factory.mktemp("faulty"))
-
-
-@pytest.fixture(scope="session")
-def lonely(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One healthy client, one round."""
-    return record(tmp_path_factory.mktemp("lonely"), "--rounds", "1", "--clients", "1", "--healthy")
+    return recorded / "faulty"
 
 
 @pytest.fixture
@@ -141,16 +148,17 @@ def test_the_last_rounds_alone(faulty: Path, show: Shown) -> None:
     assert "N is 1 or more" in show(faulty, "rounds", "--last", "0", status=2)
 
 
-def test_a_long_run_is_cut_in_the_middle_but_for_troubles(tmp_path: Path, show: Shown) -> None:
-    path = record(tmp_path, "--rounds", "60", "--clients", "3")
+def test_a_long_run_is_cut_in_the_middle_but_for_troubles(recorded: Path, show: Shown) -> None:
+    path = recorded / "long"
     numbers = [line.split()[0] for line in show(path, "rounds").splitlines()[5:-1]]
-    assert numbers == ["1", "2", "3", "4", "5", "⋮", *map(str, range(41, 61))]
-    assert "25 of 60 rounds are shown; --all" in show(path, "rounds")
+    assert numbers == ["1", "2", "3", "4", "5", "⋮", "20", "⋮", *map(str, range(41, 61))]
+    assert "26 of 60 rounds are shown; --all" in show(path, "rounds")
     assert len(show(path, "rounds", "--all").splitlines()) == 65
     assert len(rows_of(show(path, "rounds", "--json"))) == 60
 
 
-def test_one_client_and_one_round(lonely: Path, show: Shown) -> None:
+def test_one_client_and_one_round(recorded: Path, show: Shown) -> None:
+    lonely = recorded / "lonely"
     text = show(lonely, "rounds")
     assert text.splitlines()[0] == "blobs: 1 round, 1 client a round, ended"
     assert "1/1" in line_of(text, "1") and "✗" not in text
@@ -214,14 +222,12 @@ def test_odd_clients_come_first_with_the_reason_in_words(faulty: Path, show: Sho
 def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None:
     rows = {row["client"]: row for row in rows_of(show(faulty, "clients", "--json"))}
     with open_run(faulty) as run:
-        for client, cosine, ratio in run.rows(
-            "SELECT client, cos_centre, norm_ratio FROM updates WHERE layer IS NULL AND client IN ('c1', 'c7') "
-            "AND round = 4"
-        ).values:
-            (one,) = [row for row in rows_of(show(faulty, "clients", "--round", "4", "--json")) if row["client"] == client]
-            assert (one["cosine"], one["norm_ratio"], one["turns"]) == (cosine, ratio, 1)
+        sql = "SELECT client, cos_centre, norm_ratio FROM updates WHERE layer IS NULL AND client = 'c7' AND round = 4"
+        expected = run.rows(sql).values
         values = run.rows("SELECT cos_centre FROM updates WHERE layer IS NULL AND client = 'c2'").values
         losses = run.rows("SELECT entry_loss FROM client_rounds WHERE client = 'c2' ORDER BY round").values
+    fourth = rows_of(show(faulty, "clients", "--round", "4", "--json"))
+    assert [(one["client"], one["cosine"], one["norm_ratio"]) for one in fourth if one["client"] == "c7"] == expected
     assert rows["c2"]["cosine"] == pytest.approx(sum(value for (value,) in values) / 6)
     assert [turn["loss"] for turn in rows["c2"]["entry_losses"]] == [loss for (loss,) in losses]
     assert (rows["c2"]["failed"], rows["c2"]["ok"], rows["c2"]["last_error_round"]) == (2, 6, 5)
@@ -246,8 +252,8 @@ def test_an_unknown_column_is_refused_with_those_there_are(faulty: Path, show: S
     assert "cosine" in show(faulty, "clients", "--sort", "nonsense", status=2)
 
 
-def test_many_clients_are_cut_with_a_hint(tmp_path: Path, show: Shown) -> None:
-    path = record(tmp_path, "--rounds", "2", "--clients", "300")
+def test_many_clients_are_cut_with_a_hint(recorded: Path, show: Shown) -> None:
+    path = recorded / "crowd"
     text = show(path, "clients")
     assert [line.split()[0] for line in text.splitlines()[3:5]] == ["c4", "c7"] and len(text.splitlines()) == 35
     assert "270 more clients, none of them odd; --all shows every one" in text
@@ -339,8 +345,8 @@ def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
     assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
 
 
-def test_several_federations_of_a_run_are_kept_apart(tmp_path: Path, show: Shown) -> None:
-    path = record(tmp_path, "--rounds", "2", "--clients", "3", "--federations", "2")
+def test_several_federations_of_a_run_are_kept_apart(recorded: Path, show: Shown) -> None:
+    path = recorded / "two"
     heads = [line.partition(":")[0] for line in show(path, "rounds").splitlines() if " a round" in line]
     assert heads == ["blobs", "more blobs"]
     assert len(rows_of(show(path, "clients", "--json"))) == 6
@@ -364,5 +370,5 @@ def test_reading_federations_needs_no_torch_and_no_pyarrow(faulty: Path) -> None
         f"for words in {COMMANDS!r}:\n    assert main([*words, '-t', {str(faulty)!r}]) == 0\n"
         "assert not {'torch', 'pandas', 'rich', 'numpy', 'pyarrow'} & set(sys.modules)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
+    result = finish(start("-c", code))
     assert (result.returncode, result.stderr) == (0, "")

@@ -76,7 +76,9 @@ def test_json_has_no_nan_and_no_infinity() -> None:
 
 
 def test_numbers_for_narrow_columns() -> None:
-    shown = [short_text(n) for n in (None, math.nan, 0.0, 0.03125, 12.54, 999.4, 25_340.4, 1.23e6, 1e-5, math.inf, -2.0)]
+    shown = [
+        short_text(n) for n in (None, math.nan, 0.0, 0.03125, 12.54, 999.4, 25_340.4, 1.23e6, 1e-5, math.inf, -2.0)
+    ]
     assert shown == ["-", "NaN", "0", "0.0312", "12.5", "999", "25,340", "1.2e+06", "1e-05", "inf", "-2.00"]
     assert [cosine_text(n) for n in (None, math.nan, 0.834, -0.1)] == ["-", "NaN", "+0.83", "-0.10"]
     assert [times_text(n) for n in (None, math.nan, 0.0, 0.07, 1.0, 3.84, 38.4)] == ["-", "NaN", "0.00x", "0.07x", "1.0x", "3.8x", "38.4x"]  # fmt: skip  # noqa: E501

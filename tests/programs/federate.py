@@ -2,13 +2,15 @@
 
 python federate.py DIR RUN [--rounds N] [--clients N] [--hang-in ROUND] [--healthy] [--federations N]
 
-With `--hang-in` it prints `hanging` in the middle of that round, half of whose clients are done, and waits to be killed.
+Several such lists of words, with `--` between them, record several runs. With `--hang-in` it prints `hanging` in the
+middle of that round, half of whose clients are done, and waits to be killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import sys
 import time
 
@@ -59,11 +61,13 @@ def main() -> None:
     parser.add_argument("--hang-in", type=int, default=0)
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--federations", type=int, default=1)
-    given = parser.parse_args()
     torch.set_num_threads(1)
-    with stethos.watch(dir=given.dir, name=given.run):
-        for name in ("blobs", "more blobs")[: given.federations]:
-            federate(name, given)
+    for is_border, words in itertools.groupby(sys.argv[1:], lambda word: word == "--"):
+        if not is_border:
+            given = parser.parse_args(list(words))
+            with stethos.watch(dir=given.dir, name=given.run):
+                for name in ("blobs", "more blobs")[: given.federations]:
+                    federate(name, given)
 
 
 def federate(federation: str, given: argparse.Namespace) -> None:
@@ -90,7 +94,9 @@ def federate(federation: str, given: argparse.Namespace) -> None:
                             if fault == "nan":
                                 state["2.weight"][1, 3] = float("nan")
                             if fault == "flip":
-                                state = {key: 3 * (base - state[key]) + base for key, base in model.state_dict().items()}
+                                state = {
+                                    key: 3 * (base - state[key]) + base for key, base in model.state_dict().items()
+                                }
                         site.update(state, samples=len(datasets[client]), loss=float("nan") if fault == "nan" else loss)
                 except ValueError:
                     pass
@@ -107,7 +113,7 @@ def federate(federation: str, given: argparse.Namespace) -> None:
 def fault_of(client: int, number: int) -> str:
     """What goes wrong with a client in a round."""
     return {
-        (2, 3): "crash", (2, 5): "crash", (4, 2): "drop", (6, 6): "nan",
+        (2, 3): "crash", (2, 5): "crash", (2, 20): "crash", (4, 2): "drop", (6, 6): "nan",
         (7, number): "flip",
     }.get((client, number), "")  # fmt: skip
 

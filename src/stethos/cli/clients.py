@@ -3,9 +3,9 @@
     stethos clients
     stethos clients --round 3 --sort duration
 
-One line per client: turns that went well of all its turns, samples, entry loss over the rounds (the incoming global model
-on its own data), its last loss, how its updates lie to those of the others (cosine to their centre, norm relative to the
-median), median duration, bytes sent. `!` marks what is unusual, the last column says why in words.
+One line per client: turns that went well of all its turns, samples, entry loss over the rounds (the incoming global
+model on its own data), its last loss, how its updates lie to those of the others (cosine to their centre, norm
+relative to the median), median duration, bytes sent. `!` marks what is unusual, the last column says why in words.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ def oddities(row: Record) -> list[str]:
         if row[status]:
             found.append(f"{status} {row[status]:,} of {row['turns']:,}")
     if row["last_error"]:
-        found[-1 if found else len(found) :] = [f"{found[-1] if found else 'said'} ({cut(clean(row['last_error']).strip(), 60)})"]
+        said = f"({cut(clean(row['last_error']).strip(), 60)})"
+        found = [*found[:-1], f"{found[-1]} {said}"] if found else [f"said {said}"]
     if points_away(row):
         found.append("points away from the others")
     if is_far(row):
@@ -154,7 +155,7 @@ def oddity(row: Record) -> int:
     """How odd a client is; 0 is not at all."""
     is_nan = bool(row["nan_rounds"] or row["nan_losses"])
     has_failed = row["ok"] < row["turns"]
-    return 8 * is_nan + 4 * has_failed + 2 * points_away(row) + is_far(row)
+    return 8 * is_nan + 4 * bool(has_failed) + 2 * points_away(row) + is_far(row)
 
 
 def points_away(row: Record) -> bool:

@@ -3,9 +3,9 @@
     stethos compare-clients c1 c7
     stethos compare-clients c1 c7 --round 3
 
-Numbers are means over the rounds, or those of one round. The last column of each table says what differs. Cosine and sign
-agreement are to the other clients of the round, norms relative to their median. Output rows are what the update does to
-each class.
+Numbers are means over the rounds, or those of one round. The last column of each table says what differs. Cosine and
+sign agreement are to the other clients of the round, norms relative to their median. The output rows are what the
+update does to each class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,18 @@ from stethos.cli.federated import (
 from stethos.cli.grid import Heading, show_grid, without_empty
 from stethos.cli.spark import ODD, two_way_bar
 from stethos.cli.target import open_target
-from stethos.cli.text import bytes_text, clean, cosine_text, count_text, cut, ms_text, names_text, natural_key, short_text, times_text  # fmt: skip  # noqa: E501
+from stethos.cli.text import (
+    bytes_text,
+    clean,
+    cosine_text,
+    count_text,
+    cut,
+    ms_text,
+    names_text,
+    natural_key,
+    short_text,
+    times_text,
+)
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a client's name")
     parser.add_argument("b", metavar="B", help="another client's name")
     add_round(parser)
-    parser.add_argument("--all", action="store_true", help=f"every layer and class, also if there are more than {_SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"every layer and class, also above {_SHOWN}")
     add_federated_arguments(parser)
 
 
@@ -218,9 +229,10 @@ def _factor(a: float | None, b: float | None) -> str:
 
 def _distance(a: Record, b: Record) -> float:
     """How much two layers differ, to show the most different ones of a long list."""
-    cosine = abs((b["cosine"] or 0.0) - (a["cosine"] or 0.0))
-    both = a["norm"] and b["norm"] and a["norm"] > 0 and b["norm"] > 0
-    return cosine + (abs(math.log(b["norm"] / a["norm"])) if both else 0.0) + 9 * (bool(a["nan"]) != bool(b["nan"]))
+    cosine = abs(float(b["cosine"] or 0.0) - float(a["cosine"] or 0.0))
+    norms = float(a["norm"] or 0.0), float(b["norm"] or 0.0)
+    size = abs(math.log(norms[1] / norms[0])) if min(norms) > 0 else 0.0
+    return cosine + size + 9 * (bool(a["nan"]) != bool(b["nan"]))
 
 
 # Showing -----------------------------------------------------------------------------------------------
@@ -325,8 +337,8 @@ def _show_classes(classes: dict[str, tuple[list[float], list[float]]], names: Se
 def _as_objects(
     totals: Pair, layers: dict[str | None, Pair], classes: dict[str, tuple[list[float], list[float]]]
 ) -> list[Record]:
-    """One object per thing compared: the totals, each layer (NULL: the whole update), each measure of the output rows."""
-    found = [{"what": "totals", "layer": None, "a": totals[0], "b": totals[1], "differs": []}]
+    """One object per thing compared: the totals, each layer (null: all weights), each measure of the output rows."""
+    found: list[Record] = [{"what": "totals", "layer": None, "a": totals[0], "b": totals[1], "differs": []}]
     for layer, (a, b) in layers.items():
         found.append({"what": "layer", "layer": layer, "a": a, "b": b, "differs": _differences(a, b)})
     for measure, (first, second) in classes.items():

@@ -58,7 +58,9 @@ def records(run: Run, sql: str) -> list[Record]:
 
 def show_sql(statements: Mapping[str, str]) -> int:
     """Print statements, each of which `stethos query` takes; the exit status."""
-    sys.stdout.write("\n".join(f"-- {clean(what)}\n{clean(sql, keep_lines=True)};\n" for what, sql in statements.items()))
+    sys.stdout.write(
+        "\n".join(f"-- {clean(what)}\n{clean(sql, keep_lines=True)};\n" for what, sql in statements.items())
+    )
     return 0
 
 

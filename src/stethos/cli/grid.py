@@ -66,7 +66,9 @@ def _draw(
             return
         shown.remove(least)
     for index in sorted(set(range(len(headings))) - set(shown), key=lambda index: headings[index].spare):
-        if sum(widths[one] for one in (*shown, index)) <= console.width:  # a narrow one may fit where a wide one did not
+        if (
+            sum(widths[one] for one in (*shown, index)) <= console.width
+        ):  # a narrow one may fit where a wide one did not
             shown = sorted((*shown, index))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for index in shown:

@@ -45,7 +45,8 @@ WITH turns AS (
            coalesce(sum(loss * samples) / nullif(sum(samples) FILTER (loss IS NOT NULL), 0), avg(loss)) AS client_loss,
            arg_max(client, duration_ms) AS slowest,
            max(duration_ms) AS slowest_ms,
-           list({{'client': client, 'status': status, 'error': error}} ORDER BY client) FILTER (status <> 'ok') AS failures
+           list({{'client': client, 'status': status, 'error': error}} ORDER BY client)
+               FILTER (status <> 'ok') AS failures
     FROM client_rounds WHERE {where} GROUP BY federation, round
 ), odd AS (
     SELECT federation, round, list(DISTINCT client ORDER BY client) AS nan_clients
@@ -143,14 +144,21 @@ def _open_rounds(one: Run, ended: Sequence[Record]) -> list[Record]:
 
 
 def _open_round(
-    federation: str | None, number: int, heard: Sequence[Record], before: set[str], is_live: bool, columns: Sequence[str]
+    federation: str | None,
+    number: int,
+    heard: Sequence[Record],
+    before: set[str],
+    is_live: bool,
+    columns: Sequence[str],
 ) -> Record:
     clients = [row for row in heard if row["client"] is not None]
     done = [row for row in clients if row["status"]]
     began_ns = min(row["began_ns"] for row in heard)
     until_ns = time.time_ns() if is_live else max(row["last_ns"] for row in heard)
     seen = {row["client"] for row in clients}
-    failures = [{"client": row["client"], "status": row["status"], "error": None} for row in done if row["status"] != "ok"]
+    failures = [
+        {"client": row["client"], "status": row["status"], "error": None} for row in done if row["status"] != "ok"
+    ]
     return {
         **dict.fromkeys(columns),
         "federation": federation,
@@ -182,11 +190,13 @@ def _show_header(name: str, rows: Sequence[Record], state: str) -> None:
     if wrong:
         parts.append(f"{ODD} trouble in {plural_text(wrong, 'round')}")
     print(f"{clean(name)}: {', '.join(parts)}")
-    for column in ("loss", "accuracy") if any(row["loss"] is not None for row in ended) else ("client_loss", "accuracy"):
+    loss = "loss" if any(row["loss"] is not None for row in ended) else "client_loss"
+    for column in (loss, "accuracy"):
         values = [row[column] for row in ended]
-        if len(ended) > 1 and any(value is not None for value in values):
-            known = [value for value in values if value is not None]
-            print(f"{column.replace('_', ' '):8}  {sparkline(values, _SPARK)}  {short_text(known[0])} → {short_text(known[-1])}")
+        known = [value for value in values if value is not None]
+        if len(ended) > 1 and known:
+            ends = f"{short_text(known[0])} → {short_text(known[-1])}"
+            print(f"{column.replace('_', ' '):8}  {sparkline(values, _SPARK)}  {ends}")
     print()
 
 
