@@ -63,7 +63,8 @@ LEFT JOIN odd USING (federation, round)
 ORDER BY federation, round, t_ns"""
 
 # Clients of which something was heard in rounds that have not ended. A turn's span is written when it is over.
-OPEN_SQL = r"""SELECT round, client, min(began_ns) AS began_ns, max(last_ns) AS last_ns, max(status) AS status
+OPEN_SQL = r"""WITH ended AS (SELECT round, t_ns FROM rounds ORDER BY t_ns DESC LIMIT 1)
+SELECT round, client, min(began_ns) AS began_ns, max(last_ns) AS last_ns, max(status) AS status
 FROM (
     SELECT round, client, min(t_ns) AS began_ns, max(t_ns) AS last_ns, NULL AS status FROM steps GROUP BY round, client
     UNION ALL
@@ -75,11 +76,12 @@ FROM (
     UNION ALL
     SELECT round, client, t_ns, t_ns, status FROM client_reports
 )
-WHERE round > (SELECT coalesce(max(round), -1) FROM rounds)
+WHERE round > coalesce((SELECT round FROM ended), -1) AND last_ns > coalesce((SELECT t_ns FROM ended), 0)
 GROUP BY round, client ORDER BY round, client"""
 
 LAST_CLIENTS_SQL = """\
-SELECT DISTINCT federation, client FROM client_rounds WHERE round = (SELECT max(round) FROM rounds)"""
+SELECT DISTINCT federation, client FROM client_rounds
+SEMI JOIN (SELECT federation, round FROM rounds ORDER BY t_ns DESC LIMIT 1) USING (federation, round)"""
 
 _HEADINGS = (
     Heading("round", True), Heading("clients", True, 1), Heading("loss", True), Heading("accuracy", True, 3),
@@ -106,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_target(arguments) as one:
         is_any = is_there_anything(one, arguments)
         found = records(one, sql)
-        found += _open_rounds(one, found)
+        found += [row for row in _open_rounds(one, found) if arguments.federation in (None, row["federation"])]
         if not found and not is_any:
             return say_nothing_found(one, as_json=arguments.json)
         name, state = one.name, state_of(one)
@@ -135,11 +137,11 @@ def _open_rounds(one: Run, ended: Sequence[Record]) -> list[Record]:
         heard.setdefault(row["round"], []).append(row)
     if not heard:
         return []
-    newest = max(ended, key=lambda row: row["t_ns"] or 0, default=None)
-    federation = str(newest["federation"]) if newest else None  # its name comes with its first row
-    before = {row["client"] for row in records(one, LAST_CLIENTS_SQL) if row["federation"] == federation}
+    last = one.rows(LAST_CLIENTS_SQL).values
+    federation = str(last[0][0]) if last else None  # its name comes with its first row
+    before = {str(client) for _, client in last}
     is_live = one.is_live
-    columns = list(newest) if newest else []
+    columns = list(ended[-1]) if ended else []
     return [_open_round(federation, number, rows, before, is_live, columns) for number, rows in heard.items()]
 
 
