@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import pty
 import struct
@@ -19,6 +20,7 @@ from builders import RunBuilder
 from processes import environment, finish, start, start_program, wait_for_rest, wait_until
 
 from stethos.cli.main import main
+from stethos.cli.rounds import wrongs_of
 from stethos.store.run import open_run
 
 COMMANDS = (["rounds"], ["clients"], ["compare-clients", "c1", "c7"])
@@ -201,6 +203,25 @@ def test_the_first_round_is_seen_before_it_ends(tmp_path: Path, show: Shown) -> 
     finally:
         process.kill()
         process.communicate()
+
+
+ROUND = {"state": "ended", "selected": 9, "ok": 9, "failed": 0, "loss": 1.0, "accuracy": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, []),
+        ({"global_nan": 3, "loss": math.nan}, ["✗ NaN in the global model"]),
+        ({"global_inf": 1}, ["✗ NaN in the global model"]),
+        ({"loss": math.inf}, ["✗ the loss is no number"]),
+        ({"ok": 6, "failed": 1}, ["✗ 2 did not answer"]),
+        ({"selected": None, "ok": None}, []),
+        ({"nan_clients": [f"c{number}" for number in range(12)]}, ["✗ NaN from c0, c1, c2 and 9 more"]),
+    ],
+)
+def test_what_went_wrong_in_a_round_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
+    assert wrongs_of({**ROUND, **facts}) == words
 
 
 # Clients ---------------------------------------------------------------------------------------------

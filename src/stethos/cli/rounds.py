@@ -247,10 +247,10 @@ def _cells(row: Record, longest_ms: float) -> list[str]:
 
 
 def is_wrong(row: Record) -> bool:
-    return bool(_wrongs(row))
+    return bool(wrongs_of(row))
 
 
-def _wrongs(row: Record) -> list[str]:
+def wrongs_of(row: Record) -> list[str]:
     """What went wrong in a round, in words."""
     found = []
     if (row.get("global_nan") or 0) + (row.get("global_inf") or 0):
@@ -272,7 +272,7 @@ def _wrongs(row: Record) -> list[str]:
 def _troubles(row: Record) -> list[str]:
     """What went wrong; of a round without an end first who is missing."""
     if row["state"] == "ended":
-        return _wrongs(row)
+        return wrongs_of(row)
     found = ["running" if row["state"] == "running" else f"{ODD} never ended"]
     if row["at_work"]:
         found.append(f"at work: {names_text(row['at_work'])}")
@@ -280,7 +280,7 @@ def _troubles(row: Record) -> list[str]:
         found.append(f"not heard of: {names_text(row['not_heard_of'])}")
     if not row["at_work"] and not row["not_heard_of"]:
         found.append("every client is done: the server is at work")
-    return found + _wrongs(row)
+    return found + wrongs_of(row)
 
 
 def _whole(text: str) -> int:

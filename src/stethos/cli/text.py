@@ -100,7 +100,7 @@ def times_text(value: float | None) -> str:
 
 def ms_text(milliseconds: float | None) -> str:
     """`0.4 ms`, then as `duration_text`."""
-    if milliseconds is None or math.isnan(milliseconds):
+    if milliseconds is None or not math.isfinite(milliseconds):
         return "-"
     return f"{milliseconds:.1f} ms" if 0 < milliseconds < 9.95 else duration_text(milliseconds / 1000)
 
