@@ -1,10 +1,10 @@
 """What `stethos.toml` says about the diagnosis: thresholds, and detectors to leave out.
 
-    [diagnose]
-    silence = ["label-skew"]
+[diagnose]
+silence = ["label-skew"]
 
-    [diagnose.thresholds.straggler]
-    times = 3.0
+[diagnose.thresholds.straggler]
+times = 3.0
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def read_configuration(path: Path) -> Configuration:
         raise UsageError(f"{path}: diagnose.silence is {silence!r}", hint='write a list of names: ["label-skew"]')
     if not (isinstance(thresholds, dict) and all(isinstance(values, dict) for values in thresholds.values())):
         raise UsageError(
-            f"{path}: diagnose.thresholds is {thresholds!r}", hint="write [diagnose.thresholds.NAME], then THRESHOLD = 3"
+            f"{path}: diagnose.thresholds is {thresholds!r}",
+            hint="write [diagnose.thresholds.NAME], then THRESHOLD = 3",
         )
     found = Configuration(thresholds, tuple(silence), path)
     found.check()

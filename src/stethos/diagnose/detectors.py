@@ -7,9 +7,51 @@ from dataclasses import fields
 from typing import Any
 
 from stethos.diagnose.detector import Detector
+from stethos.diagnose.federated.aggregation_bias import AggregationBias
+from stethos.diagnose.federated.label_skew import LabelSkew
+from stethos.diagnose.federated.quantity_skew import QuantitySkew
+from stethos.diagnose.federated.server_instability import ServerInstability
+from stethos.diagnose.system.client_memory import ClientMemory
+from stethos.diagnose.system.communication_failure import CommunicationFailure
+from stethos.diagnose.system.data_loader_stall import DataLoaderStall
+from stethos.diagnose.system.dropout import ClientDropout
+from stethos.diagnose.system.failure import ClientFailure
+from stethos.diagnose.system.low_utilisation import LowUtilisation
+from stethos.diagnose.system.memory_growth import MemoryGrowth
+from stethos.diagnose.system.out_of_memory_risk import OutOfMemoryRisk
+from stethos.diagnose.system.oversize_update import OversizeUpdate
+from stethos.diagnose.system.process_failure import ProcessFailure
+from stethos.diagnose.system.rank_straggler import RankStraggler
+from stethos.diagnose.system.row_loss import RowLoss
+from stethos.diagnose.system.stalled_process import StalledProcess
+from stethos.diagnose.system.straggler import Straggler
+from stethos.diagnose.system.timeout import ClientTimeout
 from stethos.errors import UsageError
 
-DETECTORS: dict[str, type[Detector]] = {}
+DETECTORS: dict[str, type[Detector]] = {
+    detector.code: detector
+    for detector in (
+        LabelSkew,
+        QuantitySkew,
+        AggregationBias,
+        ServerInstability,
+        Straggler,
+        RankStraggler,
+        ClientDropout,
+        ClientTimeout,
+        ClientFailure,
+        CommunicationFailure,
+        OversizeUpdate,
+        DataLoaderStall,
+        MemoryGrowth,
+        OutOfMemoryRisk,
+        ClientMemory,
+        StalledProcess,
+        ProcessFailure,
+        LowUtilisation,
+        RowLoss,
+    )
+}
 
 
 def choose_detectors(
