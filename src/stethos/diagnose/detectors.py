@@ -54,6 +54,14 @@ DETECTORS: dict[str, type[Detector]] = {
 }
 
 
+def detector_named(key: str) -> type[Detector]:
+    """A detector by code or name, in any case; UsageError if there is none."""
+    for code, detector in DETECTORS.items():
+        if key.lower() in (code.lower(), detector.name):
+            return detector
+    raise _unknown(key)
+
+
 def choose_detectors(
     thresholds: Mapping[str, Mapping[str, Any]] | None = None, silenced: Sequence[str] = ()
 ) -> list[Detector]:

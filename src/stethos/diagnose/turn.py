@@ -62,12 +62,10 @@ class Turns:
         status = self.words("status")
         return np.asarray(status == "ok")
 
-    def condition(self, client: str | None = None) -> str:
-        """SQL for the rows of this federation, or of one client in it."""
-        parts = [] if self.federation is None else [f"federation = {sql_text(self.federation)}"]
-        if client is not None:
-            parts.append(f"client = {sql_text(client)}")
-        return " AND ".join(parts) or "true"
+    def where(self, *conditions: str) -> str:
+        """The WHERE clause for rows of this federation, with a space behind it; "" where none is needed."""
+        own = () if self.federation is None else (f"federation = {sql_text(self.federation)}",)
+        return f"WHERE {' AND '.join((*own, *conditions))} " if (*own, *conditions) else ""
 
 
 def turns_of(window: Window) -> Iterator[Turns]:

@@ -67,8 +67,8 @@ class LabelSkew:
             evidence=(
                 Evidence(
                     f"farthest from the common mixture: {listed(far)}{also}",
-                    f"SELECT client, round, confusion FROM client_rounds WHERE {turns.condition()} "
-                    f"AND round = {turns.rounds[-1]} ORDER BY client",
+                    f"SELECT client, round, confusion FROM client_rounds "
+                    f"{turns.where(f'round = {turns.rounds[-1]}')}ORDER BY client",
                 ),
             ),
             next_step="expect slower progress; try fewer local epochs or a proximal term",

@@ -63,7 +63,7 @@ class QuantitySkew:
             evidence=(
                 Evidence(
                     f"samples of the clients, sorted; {turns.clients[least]} has the fewest",
-                    f"SELECT client, median(samples) AS samples FROM client_rounds WHERE {turns.condition()} "
+                    f"SELECT client, median(samples) AS samples FROM client_rounds {turns.where()}"
                     "GROUP BY client ORDER BY samples DESC",
                     numbers(np.sort(samples[known])),
                 ),

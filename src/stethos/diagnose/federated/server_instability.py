@@ -97,7 +97,7 @@ class ServerInstability:
                 ),
             ),
             next_step="lower the server's learning rate or momentum; compare with plain averaging",
-            detail={"rounds": [turns.rounds[place] for place in late]},
+            detail={"series": ["before", "after"], "rounds": [turns.rounds[place] for place in late]},
         )
 
 

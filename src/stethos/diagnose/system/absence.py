@@ -89,13 +89,14 @@ def _absence(turns: Turns, places: list[int], missing: Array, present: Array, er
     most = max(sorted(set(texts)), key=texts.count) if texts else ""
     names = tuple(turns.clients[place] for place in places)
     first, last = turns.rounds[columns[0]], turns.rounds[columns[-1]]
-    among = "" if is_wide else f" AND client IN ({', '.join(map(sql_text, names))})"
+    among = () if is_wide else (f"client = {sql_text(names[0])}",)
     said = f'; it says "{most[:120]}"' if most else ""
     evidence = Evidence(
         f"{listed(names)}: no update in {int(own.sum())} of {int(there[:, columns[0] :].sum())} turns "
         f"since round {first}{said}",
-        f"SELECT client, round, status, error FROM client_rounds WHERE {turns.condition()}{among} "
-        f"AND status <> 'ok' ORDER BY round",
+        "SELECT client, round, status, error FROM client_rounds "
+        + turns.where(*among, "status <> 'ok'")
+        + "ORDER BY round",
         tuple(float(value) for value in own.mean(axis=0)),
         tuple(float(value) for value in np.delete(missing, places, axis=0).mean(axis=0)) if not is_wide else (),
     )

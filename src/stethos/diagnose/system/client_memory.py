@@ -84,8 +84,9 @@ class ClientMemory:
             evidence=(
                 Evidence(
                     "peak memory of its turns",
-                    f"SELECT round, client, peak_bytes FROM client_rounds WHERE {turns.condition()} AND status = 'ok' "
-                    "ORDER BY round, peak_bytes DESC",
+                    "SELECT round, client, peak_bytes FROM client_rounds "
+                    + turns.where("status = 'ok'")
+                    + "ORDER BY round, peak_bytes DESC",
                     numbers(peak[place]),
                     numbers(column_medians(np.delete(peak, place, axis=0))),
                 ),

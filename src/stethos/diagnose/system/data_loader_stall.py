@@ -71,7 +71,7 @@ class DataLoaderStall:
                 ),
             ),
             next_step="give the DataLoader more workers (num_workers=, persistent_workers=True), or cache samples",
-            detail={"share": share},
+            detail={"share": share, "series": ["waiting", "whole step"]},
         )
 
 

@@ -67,7 +67,7 @@ class OversizeUpdate:
             evidence=(
                 Evidence(
                     f"its updates have {bytes_words(own)}, those of the others {bytes_words(usual)}",
-                    f"SELECT round, client, raw_bytes, sent_bytes FROM client_rounds WHERE {turns.condition()} "
+                    f"SELECT round, client, raw_bytes, sent_bytes FROM client_rounds {turns.where()}"
                     f"ORDER BY round, {column} DESC",
                     numbers(size[place]),
                     numbers(column_medians(np.delete(size, place, axis=0))),

@@ -86,7 +86,7 @@ class Straggler:
                 Evidence(
                     f"{text}, in {int(late.sum())} rounds; the others waited {waited_s:,.1f} s for it in all",
                     "SELECT round, client, duration_ms, download_ms, compute_ms, upload_ms, wait_ms "
-                    f"FROM client_rounds WHERE {turns.condition()} AND round >= {first} "
+                    f"FROM client_rounds {turns.where(f'round >= {first}')}"
                     "ORDER BY round, duration_ms DESC",
                     numbers(duration[place]),
                     numbers(column_medians(np.delete(duration, place, axis=0))),
