@@ -40,7 +40,7 @@ def show_client(diagnosis: Diagnosis, run: Run, client: str, *, as_json: bool) -
     """Print what is known; the exit status is 1 if something is wrong with this client."""
     turns = _turns(run, client)
     found = findings_about(diagnosis, client)
-    measures = [one for name, sql in MEASURES.items() if (one := _measure(run, client, name, sql)) is not None]
+    measures = [made for name, sql in MEASURES.items() if (made := _measure(run, client, name, sql)) is not None]
     status = int(any(one.is_open and one.severity.word != "info" for one in found))
     if as_json:
         from stethos.cli.jsontext import print_json
