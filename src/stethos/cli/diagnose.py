@@ -2,15 +2,13 @@
 
     stethos diagnose
     stethos diagnose --live                  follow a run that goes on
-    stethos diagnose --client c3             what is known about one client
+    stethos diagnose -t fed-1 --client c3    what is known about one client
     stethos diagnose --explain straggler     what a detector looks at
     stethos diagnose --set straggler.times=4 --silence label-skew
 
 The exit status is 0 if nothing is wrong, 1 if a problem of severity warning or above is open, 2 or more after an
 error. Findings are kept in the run: `stethos query "SELECT * FROM findings"`. Thresholds and silenced
-detectors can also stand in the nearest `stethos.toml`:
-
-[diagnose] silence = ["label-skew"], and [diagnose.thresholds.straggler] times = 4
+detectors can also stand in the nearest `stethos.toml`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 EVERY_S = 2.0
-_PATIENCE = 10  # so many times as long as a look takes is waited before the next one
+_PATIENCE = 4  # so many times as long as a look takes is waited before the next one
 Key = tuple[object, ...]
 
 
@@ -76,7 +76,10 @@ def follow(
                 keep(follower.diagnosis)
             if not is_live:
                 break
-            sleep(max(every_s, _PATIENCE * (time.monotonic() - began)))
+            wait_s = max(every_s, _PATIENCE * (time.monotonic() - began))
+            while wait_s > 0 and run.is_live:
+                sleep(min(every_s, wait_s))
+                wait_s -= every_s
     except KeyboardInterrupt:
         pass
     return follower.diagnosis

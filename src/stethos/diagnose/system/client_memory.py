@@ -33,7 +33,7 @@ class ClientMemory:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"client_rounds": frozenset({"client", "round", "peak_bytes"})}
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns", "status"})}
-    explains: ClassVar[frozenset[str]] = frozenset({"client-failure"})
+    explains: ClassVar[frozenset[str]] = frozenset()
 
     times: float = 3.0
     at_least_bytes: float = 1e9

@@ -32,7 +32,7 @@ class DataLoaderStall:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"steps": frozenset({"process", "step_ms", "data_ms"})}
     reads: ClassVar[Needs] = {"steps": frozenset({"step", "rank"})}
-    explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation", "straggler", "rank-straggler"})
+    explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation", "rank-straggler"})
 
     share: float = 0.4
     at_least_ms: float = 5.0

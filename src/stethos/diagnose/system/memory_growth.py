@@ -34,7 +34,7 @@ class MemoryGrowth:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes"})}
     reads: ClassVar[Needs] = {"host": frozenset({"machine_free_bytes"})}
-    explains: ClassVar[frozenset[str]] = frozenset({"out-of-memory-risk", "process-failure"})
+    explains: ClassVar[frozenset[str]] = frozenset({"out-of-memory-risk"})
 
     samples: int = 60
     growth: float = 0.1

@@ -32,7 +32,7 @@ class OutOfMemoryRisk:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes", "machine_free_bytes"})}
     reads: ClassVar[Needs] = {}
-    explains: ClassVar[frozenset[str]] = frozenset({"process-failure"})
+    explains: ClassVar[frozenset[str]] = frozenset()
 
     samples: int = 60
     free_share: float = 0.05

@@ -34,7 +34,7 @@ class OversizeUpdate:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"client_rounds": frozenset({"client", "round"})}
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns", "status", "raw_bytes", "sent_bytes"})}
-    explains: ClassVar[frozenset[str]] = frozenset({"straggler"})
+    explains: ClassVar[frozenset[str]] = frozenset()
 
     times: float = 1.9
     rounds: int = 2

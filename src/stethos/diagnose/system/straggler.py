@@ -40,7 +40,7 @@ class Straggler:
             {"federation", "t_ns", "status", "samples", "download_ms", "compute_ms", "upload_ms"}
         )
     }
-    explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation", "client-timeout"})
+    explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation"})
 
     times: float = 2.5
     rounds: int = 3
