@@ -1,4 +1,4 @@
-"""Train a model over ten clients on handwritten digits. One of them is not what it seems; which one, the seed decides."""
+"""Train a model over ten clients on handwritten digits. One is not what it seems; the seed decides which."""
 
 from __future__ import annotations
 

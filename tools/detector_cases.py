@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Array, Frame, Window
 
 Columns = dict[str, list[Any]]
 CLIENTS = tuple(f"c{number}" for number in range(6))
@@ -94,7 +94,7 @@ def loader(data_ms: float = 60.0) -> Window:
     return Window({"steps": frame_of(rows)})
 
 
-def host(rss: Sequence[float], *, free: float = 8e9, is_live: bool = True, **more: float) -> Window:
+def host(rss: Sequence[float] | Array, *, free: float = 8e9, is_live: bool = True, **more: float) -> Window:
     """Samples of one process, one a second, and a step with each."""
     used = np.asarray(rss) - rss[0]
     rows = [

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,10 @@ def test_hostile_names_reach_no_terminal(evil: Path, diagnose: Diagnose) -> None
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_a_damaged_run_is_diagnosed_from_what_is_whole(tmp_path: Path, diagnose: Diagnose, share: float) -> None:
     path = federate(tmp_path, clients=6, rounds=6)
+    deadline = time.monotonic() + 30
+    while not list(path.glob("*/*.parquet")) or list(path.glob("*/*.seg")):  # the drainer is at its last files
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     for file in [*path.glob("*/*.parquet"), *path.glob("*/*.seg")]:
         content = file.read_bytes()
         file.write_bytes(content[: int(len(content) * share)])
