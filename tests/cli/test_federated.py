@@ -19,6 +19,7 @@ import pytest
 from builders import RunBuilder
 from processes import environment, finish, start, start_program, wait_for_rest, wait_until
 
+from stethos.cli.clients import oddities, oddity
 from stethos.cli.main import main
 from stethos.cli.rounds import wrongs_of
 from stethos.store.run import open_run
@@ -238,6 +239,33 @@ def test_odd_clients_come_first_with_the_reason_in_words(faulty: Path, show: Sho
     assert "! -0." in line_of(text, "c7") and "✗ points away from the others" in line_of(text, "c7")
     assert "█·" in line_of(text, "c4")  # the round it missed
     assert "✗" not in line_of(text, "c1") and "!" not in line_of(text, "c1")
+
+
+CLIENT: dict[str, Any] = {
+    "turns": 20, "ok": 20, "failed": 0, "timeout": 0, "dropped": 0, "nan_rounds": None, "nan_losses": 0, "cosine": 0.4,
+    "cosine_error": 0.0, "away_rounds": None, "norm_ratio": 1.0, "pace": 1.0, "last_error": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, []),
+        ({"nan_losses": 2}, ["NaN loss in 2 turns"]),
+        ({"ok": 17, "timeout": 3}, ["timeout 3 of 20"]),
+        ({"cosine": -0.1}, ["points away from the others"]),
+        ({"cosine": -0.1, "cosine_error": 0.2}, []),
+        ({"cosine": None, "norm_ratio": None, "pace": None}, []),
+        ({"away_rounds": [5, 6, 7]}, ["pointed away from the others in 3 rounds (5 to 7)"]),
+        ({"norm_ratio": 0.0}, ["moves 0.00x as far as the median"]),
+        ({"norm_ratio": 2.9}, []),
+        ({"pace": 4.3}, ["takes 4.3x as long as the median"]),
+        ({"pace": 4.3, "turns": 2, "ok": 2}, []),
+    ],
+)
+def test_what_is_odd_about_a_client_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
+    row = {**CLIENT, **facts}
+    assert oddities(row) == words and (oddity(row) > 0) == bool(words)
 
 
 def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None:

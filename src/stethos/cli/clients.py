@@ -45,8 +45,12 @@ from stethos.cli.text import (
     times_text,
 )
 
+# `pace` is a turn's duration relative to the median of its round.
 CLIENTS_SQL = """\
-WITH turns AS (
+WITH paced AS (
+    SELECT *, duration_ms / nullif(median(duration_ms) OVER (PARTITION BY federation, round), 0) AS pace
+    FROM client_rounds WHERE {where}
+), turns AS (
     SELECT federation, client,
            arg_max(label, round) AS label,
            count(*) AS turns,
@@ -59,15 +63,17 @@ WITH turns AS (
            arg_max(loss, round) AS last_loss,
            count(*) FILTER (isnan(loss) OR isnan(entry_loss) OR isnan(exit_loss)) AS nan_losses,
            median(duration_ms) AS duration_ms,
+           median(pace) AS pace,
            sum(coalesce(sent_bytes, raw_bytes))::BIGINT AS sent_bytes,
            arg_max(error, round) AS last_error,
            max(round) FILTER (error IS NOT NULL) AS last_error_round
-    FROM client_rounds WHERE {where} GROUP BY federation, client
+    FROM paced GROUP BY federation, client
 ), prints AS (
     SELECT federation, client,
            avg(cos_centre) FILTER (layer IS NULL) AS cosine,
            avg(cos_error) FILTER (layer IS NULL) AS cosine_error,
            avg(norm_ratio) FILTER (layer IS NULL) AS norm_ratio,
+           list(DISTINCT round ORDER BY round) FILTER (layer IS NULL AND cos_centre + cos_error < -0.3) AS away_rounds,
            list(DISTINCT round ORDER BY round) FILTER (nan + inf > 0) AS nan_rounds
     FROM updates WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer')
     GROUP BY federation, client
@@ -83,6 +89,8 @@ _SHOWN = 30
 _SPARK = 12
 _BAR = 6
 _FAR = 3.0  # a norm so many times the median, or so small a part of it, is unusual
+_SLOW = 3.0  # so many times the median of the round, in most of at least
+_SLOW_TURNS = 3  # turns: a single one may have warmed up
 
 # What to sort by, and the key that puts the worst first.
 SORTS: dict[str, Callable[[Record], Any]] = {
@@ -146,8 +154,12 @@ def oddities(row: Record) -> list[str]:
         found = [*found[:-1], f"{found[-1]} {said}"] if found else [f"said {said}"]
     if points_away(row):
         found.append("points away from the others")
+    elif row["away_rounds"]:
+        found.append(f"pointed away from the others in {_rounds_text(row['away_rounds'])}")
     if is_far(row):
         found.append(f"moves {times_text(row['norm_ratio'])} as far as the median")
+    if is_slow(row):
+        found.append(f"takes {times_text(row['pace'])} as long as the median")
     return found
 
 
@@ -155,7 +167,8 @@ def oddity(row: Record) -> int:
     """How odd a client is; 0 is not at all."""
     is_nan = bool(row["nan_rounds"] or row["nan_losses"])
     has_failed = row["ok"] < row["turns"]
-    return 8 * is_nan + 4 * bool(has_failed) + 2 * points_away(row) + is_far(row)
+    is_away = points_away(row) or bool(row["away_rounds"])
+    return 16 * is_nan + 8 * bool(has_failed) + 4 * is_away + 2 * is_far(row) + is_slow(row)
 
 
 def points_away(row: Record) -> bool:
@@ -164,6 +177,10 @@ def points_away(row: Record) -> bool:
 
 def is_far(row: Record) -> bool:
     return _distance(row["norm_ratio"]) > math.log(_FAR)
+
+
+def is_slow(row: Record) -> bool:
+    return row["pace"] is not None and row["turns"] >= _SLOW_TURNS and row["pace"] > _SLOW
 
 
 def _distance(ratio: float | None) -> float:
@@ -221,7 +238,7 @@ def _cells(row: Record, numbers: Sequence[int], longest_ms: float) -> list[str]:
         short_text(row["last_loss"]),
         _marked(cosine_text(row["cosine"]), points_away(row)),
         _marked(times_text(row["norm_ratio"]), is_far(row)),
-        ms_text(row["duration_ms"]),
+        _marked(ms_text(row["duration_ms"]), is_slow(row)),
         bar(row["duration_ms"] / longest_ms if row["duration_ms"] and longest_ms else None, _BAR),
         "-" if row["sent_bytes"] is None else bytes_text(row["sent_bytes"]),
         f"{ODD} " * bool(oddity(row)) + "; ".join(oddities(row)),

@@ -11,6 +11,10 @@ from stethos.diagnose.window import Window
 Needs: TypeAlias = Mapping[str, frozenset[str]]  # columns by table
 
 
+class CannotTell(Exception):  # noqa: N818  # it is an answer, not a failure
+    """Raised by a detector's `check` when the rows are there but too few to judge; the message says why."""
+
+
 class Detector(Protocol):
     """One trouble and how it is recognised: a frozen dataclass in a file of its own.
 
@@ -19,7 +23,8 @@ class Detector(Protocol):
     step:". Thresholds are fields with defaults. `needs` are the tables and
     columns without which it cannot work, `reads` those that it uses if they are
     there. `explains` are names of other detectors whose findings follow from its
-    own when they come later. `check` keeps nothing and raises nothing on purpose.
+    own when they come later. `check` keeps nothing and raises nothing on purpose but
+    `CannotTell`.
     """
 
     code: ClassVar[str]

@@ -8,6 +8,7 @@ from typing import Any
 
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.federated.aggregation_bias import AggregationBias
+from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.quantity_skew import QuantitySkew
 from stethos.diagnose.federated.server_instability import ServerInstability
@@ -31,6 +32,7 @@ from stethos.errors import UsageError
 DETECTORS: dict[str, type[Detector]] = {
     detector.code: detector
     for detector in (
+        FaultyClient,
         LabelSkew,
         QuantitySkew,
         AggregationBias,
