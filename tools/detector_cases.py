@@ -185,7 +185,25 @@ def unstable(growth: float = 1.4) -> Window:
     return Window({"client_rounds": turns(change), "rounds": rounds})
 
 
+def turned() -> Window:
+    """Client c3 sends its update with the sign turned from round 4 on."""
+    noise = np.random.default_rng(0).normal(0, 0.02, (len(ROUNDS), len(CLIENTS)))
+    rows = []
+    for place, number in enumerate(ROUNDS):
+        for column, client in enumerate(CLIENTS):
+            sign = -1.0 if client == "c3" and number >= 4 else 1.0
+            wobble = noise[place, column]
+            rows.append(
+                {"client": client, "round": number, "layer": None, "kind": "weight", "norm": 1 + wobble,
+                 "norm_ratio": 1 + wobble, "cos_centre": sign * (0.85 + wobble), "sign_agreement": 0.5 + sign * 0.3,
+                 "cos_last": sign * 0.8, "cos_self": 0.9, "cos_back": -sign * 0.6, "back_rounds": 1, "nan": 0, "inf": 0,
+                 "zero_share": 0.0, "input_cos": 0.9, "input_focus": 0.02, "output_rows": None}
+            )  # fmt: skip
+    return Window({"updates": frame_of(rows), "client_rounds": turns()})
+
+
 CASES: dict[str, Callable[[], Window]] = {
+    "FED001": turned,
     "FED010": labels,
     "FED011": amounts,
     "FED012": dominated,

@@ -200,8 +200,10 @@ def _since(one: Finding) -> str:
     subject = one.subject
     if subject.first is None:
         return ""
-    if subject.last is None:
+    if subject.last is None or one.is_open:
         return f"{subject.unit} {subject.first:,}" + ("" if one.is_open else ", over now")
+    if subject.first == subject.last:
+        return f"{subject.unit} {subject.first:,} alone"
     return f"{subject.unit} {subject.first:,} to {subject.last:,}"
 
 

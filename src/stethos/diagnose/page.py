@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.detectors import detector_named
+
+# A paragraph begins after an empty line, or with one of the words that every page has.
+_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=(?:What it looks at|Why it matters|Not a fault when|Next step):)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ def page_named(key: str) -> Page:
 
 def page_of(detector: type[Detector]) -> Page:
     """The page of a detector, from its docstring and fields."""
-    parts = [" ".join(part.split()) for part in inspect.cleandoc(detector.__doc__ or "").split("\n\n")]
+    parts = [" ".join(part.split()) for part in _PARAGRAPH.split(inspect.cleandoc(detector.__doc__ or ""))]
     return Page(
         detector.code,
         detector.name,
