@@ -6,10 +6,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from stethos.diagnose.convergence.detached_loss import DetachedLoss
+from stethos.diagnose.convergence.divergence import Divergence
+from stethos.diagnose.convergence.gradients_not_zeroed import GradientsNotZeroed
+from stethos.diagnose.convergence.learning_rate_too_high import LearningRateTooHigh
+from stethos.diagnose.convergence.learning_rate_too_low import LearningRateTooLow
+from stethos.diagnose.convergence.oscillation import Oscillation
+from stethos.diagnose.convergence.overfitting import Overfitting
+from stethos.diagnose.convergence.plateau import Plateau
+from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
+from stethos.diagnose.numbers.dead_units import DeadUnits
+from stethos.diagnose.numbers.exploding_gradient import ExplodingGradient
+from stethos.diagnose.numbers.frozen_layer import FrozenLayer
+from stethos.diagnose.numbers.non_finite_gradient import NonFiniteGradient
+from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
+from stethos.diagnose.numbers.non_finite_weight import NonFiniteWeight
+from stethos.diagnose.numbers.poor_initialisation import PoorInitialisation
+from stethos.diagnose.numbers.saturated_units import SaturatedUnits
+from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
+from stethos.diagnose.numbers.update_ratio import UpdateRatio
+from stethos.diagnose.numbers.vanishing_gradient import VanishingGradient
+from stethos.diagnose.numbers.weight_explosion import WeightExplosion
 from stethos.errors import UsageError
 
-DETECTORS: dict[str, type[Detector]] = {}
+DETECTORS: dict[str, type[Detector]] = {
+    detector.code: detector
+    for detector in (
+        # numbers
+        NonFiniteLoss, NonFiniteGradient, NonFiniteWeight, ExplodingGradient, VanishingGradient, WeightExplosion,
+        DeadUnits, SaturatedUnits, FrozenLayer, UpdateRatio, PoorInitialisation, SeriesAnomaly,
+        # convergence
+        Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
+        DetachedLoss, GradientsNotZeroed,
+    )
+}  # fmt: skip
 
 
 def choose_detectors(
