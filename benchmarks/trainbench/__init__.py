@@ -1,1 +1,1 @@
-"""Faults of ordinary training, made on purpose, and healthy trainings: what the detectors find, and whom they accuse."""
+"""Faults of ordinary training made on purpose, and healthy trainings: what is found, and who is accused."""

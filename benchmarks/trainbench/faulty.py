@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import stethos
 from benchmarks.trainbench.healthy import average, federated, federated_loop, parted
-from benchmarks.trainbench.model import Data, Recurrent, Transformer, cnn, digits, images, logistic, mlp, rows, tokens
+from benchmarks.trainbench.model import Data, Transformer, cnn, diabetes, digits, images, logistic, mlp, tokens
 from benchmarks.trainbench.plan import Batch, Plan, Training, adam, sgd
 
 
@@ -85,8 +85,26 @@ def _dead_start(model: nn.Module) -> None:
     nn.init.constant_(model[0].bias, -20.0)  # type: ignore[index]
 
 
-def _recur_strongly(model: nn.Module) -> None:
-    nn.init.orthogonal_(model.cell.weight_hh_l0, gain=3.0)  # type: ignore[union-attr,arg-type]
+def _far_away(model: nn.Module) -> None:
+    nn.init.normal_(model.weight)  # type: ignore[arg-type]
+
+
+def _sorted_digits() -> Data:
+    inputs, targets, test_inputs, test_targets = digits()
+    order = targets.argsort(stable=True)
+    return inputs[order], targets[order], test_inputs, test_targets
+
+
+def _scaled_loss() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A loss that is multiplied by 1,024 from the 150th step on."""
+    calls = 0
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return functional.cross_entropy(output, target) * (1024 if calls > 150 else 1)
+
+    return loss
 
 
 def _log_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -206,16 +224,17 @@ FAULTS: dict[str, Fault] = {
                                          ("slow-progress", "learning-rate-too-low")),
     "learning rate raised half-way": Fault(replace(_PLAIN, meddle=_rate(150, 40.0)).train,
                                            (*_TOO_FAST, "series-anomaly")),
-    "swinging, all data at once": Fault(Plan(logistic, optimizer=sgd(9.0), batch=2000, steps=200).train,
-                                        ("oscillation",)),
-    "swinging, strong momentum": Fault(Plan(logistic, optimizer=sgd(2.0, momentum=0.995), batch=2000, steps=400).train,
-                                       ("oscillation",)),
+    "swinging by strong momentum": Fault(Plan(lambda: nn.Linear(10, 1), diabetes, sgd(0.05, momentum=0.999),
+                                              functional.mse_loss, 400, 2000, prepare=_far_away).train,
+                                         ("oscillation",)),
+    "swinging, data sorted by label": Fault(Plan(data=_sorted_digits, optimizer=sgd(0.2), shuffle=False,
+                                                 steps=600).train, ("oscillation",)),
     "gradients scaled up": Fault(replace(_PLAIN, optimizer=adam(1e-3), meddle=_scale_gradients).train,
                                  ("exploding-gradient",)),
     "gradients grow with depth": Fault(Plan(_NoActivation, optimizer=sgd(1e-3)).train,
                                        ("exploding-gradient", "poor-initialisation")),
-    "recurrence of gain 3": Fault(Plan(lambda: Recurrent(nn.RNN), rows, sgd(0.3), prepare=_recur_strongly).train,
-                                  ("exploding-gradient", "saturated-units", "poor-initialisation")),
+    "loss scale left in": Fault(Plan(cnn, images, adam(1e-3), _scaled_loss(), steps=250).train,
+                                ("exploding-gradient", "series-anomaly")),
     "ten sigmoid layers": Fault(Plan(lambda: mlp(*[48] * 10, act=nn.Sigmoid)).train, ("vanishing-gradient",)),
     "twelve tanh layers, small weights": Fault(
         Plan(lambda: mlp(*[48] * 12, act=nn.Tanh), optimizer=sgd(0.1),
@@ -238,7 +257,7 @@ FAULTS: dict[str, Fault] = {
         lambda weight: nn.init.normal_(weight, std=1e-4))).train, ("poor-initialisation",)),
     "one layer's rate 600 times too high": Fault(Plan(optimizer=_two_rates).train,
                                                  ("update-ratio", "learning-rate-too-high")),
-    "sixty samples": Fault(Plan(lambda: mlp(256, 256), optimizer=adam(1e-3), few=60, steps=600,
+    "forty samples": Fault(Plan(lambda: mlp(256, 256), optimizer=adam(3e-3), few=40, steps=800,
                                 validate="val_loss").train, ("overfitting",)),
     "wrong labels learned by heart": Fault(Plan(lambda: mlp(256), _half_wrong, adam(3e-3), few=300, steps=600,
                                                 validate="val/loss").train, ("overfitting",)),

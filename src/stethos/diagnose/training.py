@@ -52,7 +52,7 @@ class Track:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it looks like a weight matrix: biases and scales of a norm are small or named so."""
+        """Whether it looks like a weight matrix; biases and scales of a norm are small or named so."""
         return self.size >= 32 and not self.layer.endswith("bias")
 
 
@@ -134,8 +134,11 @@ def trainings_of(window: Window) -> list[Training]:
 
 
 def level_at_start(losses: Array) -> float:
-    """The loss before anything was learned: the first few, as a fast training leaves them soon."""
-    return float(np.median(losses[: max(1, min(5, len(losses) // 20))]))
+    """The loss before anything was learned: the first few, or the very first if the second step threw it far up."""
+    few = float(np.median(losses[: max(1, min(5, len(losses) // 20))]))
+    first = float(losses[0])
+    noise = float(np.median(np.abs(np.diff(losses)))) if len(losses) > 1 else 0.0
+    return first if few > 2 * abs(first) and few - first > 5 * noise else few
 
 
 def thinned(values: Array, most: int = _MOST_POINTS) -> tuple[float, ...]:

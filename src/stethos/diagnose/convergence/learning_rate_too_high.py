@@ -45,7 +45,7 @@ class LearningRateTooHigh:
 
     jump: float = 3.0
     recovered: float = 0.7
-    ratio: float = 0.5
+    ratio: float = 0.1
     raised: float = 3.0
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -66,8 +66,10 @@ class LearningRateTooHigh:
         is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
         peak = float(losses[:early].max())
         moved = _moved_per_step(one)
-        margin = max(peak / (self.jump * max(abs(first), 1e-12)), 0.0 if moved is None else moved / self.ratio)
-        if is_lost and margin > 1 and rates[0] > 0 and (peak > 1.3 * abs(first) or not np.isfinite(end)):
+        margin = peak / (self.jump * max(abs(first), 1e-12))
+        if moved is not None and end > 0.95 * abs(first):  # learned nothing, by steps that are too long
+            margin = max(margin, moved / self.ratio)
+        if is_lost and margin > 1 and rates[0] > 0:
             yield self._found(one, int(place[0]), float(rates[0]), moved, first, peak, margin)
             return
         for turn in np.flatnonzero(rates[1:] > self.raised * rates[:-1]) + 1:
@@ -88,7 +90,7 @@ class LearningRateTooHigh:
             text += f"; weights moved by {moved:.2g} of their norm per step at first (0.001 to 0.01 is usual)"
         return Finding(
             self.code, self.name, self.name, self.severity,
-            f"the learning rate of {rate:g} is too high: the loss jumps from {first:.3g} to {peak:.3g}",
+            f"the learning rate of {rate:g} is too high: the loss goes from {first:.3g} to {peak:.3g}",
             one.subject(place),
             sureness(margin),
             (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses)),),

@@ -31,7 +31,7 @@ class LearningRateTooLow:
     reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar = frozenset({"plateau", "slow-progress", "update-ratio", "frozen-layer"})
 
-    moved: float = 2e-6
+    moved: float = 1e-4
     fallen: float = 0.1
     tiny_rate: float = 1e-7
     least: int = 50

@@ -16,14 +16,14 @@ from stethos.diagnose.window import Array, Window
 
 @dataclass(frozen=True, slots=True)
 class Oscillation:
-    """The loss swings up and down in a regular beat and gets nowhere.
+    """The loss swings up and down and gets nowhere.
 
-    What it looks at: the loss without its trend, in the second half of the training. A swing has a period: half a
-    period later the loss is on the other side, a whole one later on the same. Noise of small batches has none, and a
-    fast descent changes its sign nowhere.
+    What it looks at: the loss without its trend, in the second half of the training. A swing goes there and back
+    several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes
+    at every step, its opposite). Noise of small batches does neither, and a fast descent never turns.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
     Not a fault when: the learning rate is cycled on purpose.
-    Next step: halve the learning rate, or lower the momentum.
+    Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
 
     code: ClassVar = "CON002"
@@ -33,9 +33,10 @@ class Oscillation:
     reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
     explains: ClassVar = frozenset({"series-anomaly", "plateau"})
 
-    beat: float = 0.5
-    swing: float = 0.2
+    likeness: float = 0.4
+    swing: float = 0.1
     of_first_loss: float = 0.05
+    turns: int = 6
     least: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -52,20 +53,20 @@ class Oscillation:
         if not spread > 0 or spread < self.swing * level or spread < self.of_first_loss * curve.scale:
             return
         fell = float(np.median(tail[: len(tail) // 4 or 1]) - np.median(tail[-(len(tail) // 4 or 1) :]))
-        if fell > spread:
+        likeness = float((rest[1:] * rest[:-1]).sum() / np.square(rest).sum())
+        turns = _turns_of(tail, 2 * self.swing * level)
+        if fell > spread or abs(likeness) < self.likeness or turns < self.turns:
             return
-        period, strength = _beat_of(rest, most=min(width, len(tail) // 3))
-        if strength < self.beat:
-            return
+        period = max(2, round(2 * len(tail) / turns))
         first = int(curve.at[np.isfinite(curve.values)][-len(tail)])
         yield Finding(
             self.code, self.name, self.name, self.severity,
-            f"the loss swings by {spread / level:.0%} around {level:.3g}, every {period} {curve.unit}s",
+            f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.unit}s",
             curve.subject(first),
-            sureness(min(strength / self.beat * 1.5, spread / (self.swing * level))),
-            (curve.evidence(f"the same beat again after {period} {curve.unit}s with correlation {strength:.2f}"),),
-            "halve the learning rate; with a momentum above 0.9 lower that first",
-            {"period": period, "strength": strength, "swing": spread / level},
+            sureness(min(turns / self.turns, spread / (self.swing * level), abs(likeness) / self.likeness * 1.5)),
+            (curve.evidence(f"{turns} turns; neighbours resemble each other by {likeness:.2f}"),),
+            "halve the learning rate, with a momentum above 0.9 lower that first; shuffle the data if they are sorted",
+            {"period": period, "turns": turns, "likeness": likeness, "swing": spread / level},
         )  # fmt: skip
 
 
@@ -76,16 +77,12 @@ def _moving_mean(values: Array, width: int) -> Array:
     return mean
 
 
-def _beat_of(rest: Array, most: int) -> tuple[int, float]:
-    """The period after which the series resembles itself, and how much, if half of it turns it round."""
-    rest = rest - rest.mean()
-    power = float(np.square(rest).sum())
-    best = (0, 0.0)
-    for period in range(2, most + 1):
-        half = period // 2
-        same = float((rest[period:] * rest[:-period]).sum()) / power * len(rest) / (len(rest) - period)
-        turned = -float((rest[half:] * rest[:-half]).sum()) / power * len(rest) / (len(rest) - half)
-        strength = min(same, turned)
-        if strength > best[1] + 0.05:
-            best = period, strength
-    return best
+def _turns_of(values: Array, least: float) -> int:
+    """How often a series turns round after having gone by at least so much."""
+    turns, extreme, is_rising = 0, float(values[0]), True
+    for value in values.tolist():
+        if (value > extreme) == is_rising:
+            extreme = value
+        elif abs(value - extreme) > least:
+            turns, extreme, is_rising = turns + 1, value, not is_rising
+    return turns

@@ -47,7 +47,7 @@ class Overfitting:
     }
     explains: ClassVar = frozenset({"series-anomaly", "divergence"})
 
-    rise: float = 0.25
+    rise: float = 0.2
     gap: float = 1.5
     patience: int = 4
 

@@ -68,7 +68,9 @@ class SlowProgress:
 
 def slope_of(curve: Curve) -> float:
     """The slope of the loss in standard errors; negative where it falls."""
-    values = curve.finite
+    middle = float(np.median(curve.finite))
+    reach = 10 * max(float(np.median(np.abs(curve.finite - middle))), curve.noise)
+    values = np.clip(curve.finite, middle - reach, middle + reach)  # a broken batch is no slope
     place = np.arange(len(values)) - (len(values) - 1) / 2
     weight = float(np.square(place).sum())
     slope = float((place * values).sum()) / weight

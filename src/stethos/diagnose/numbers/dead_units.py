@@ -47,9 +47,9 @@ class DeadUnits:
         is_seen = bool(found)
         if not found:
             gradients = one.layers.get("gradient", [])
-            is_alive = any((np.nan_to_num(track["norm"]) > 0).any() for track in gradients)
-            for track in gradients if is_alive else ():
-                if track.layer.endswith("bias") and track.size >= 8:
+            for place, track in enumerate(gradients):
+                is_silent = _is_zero(track) and not _is_starved(gradients[place + 1 :])
+                if track.layer.endswith("bias") and track.size >= 8 and not is_silent:
                     found.extend(_dead(track, self.of_biases, self.least))
         if not found:
             return
@@ -81,9 +81,19 @@ def _dead(track: Track, bound: float, least: int) -> Iterator[tuple[float, float
     """Whether a layer is dead to the end, and since which sample."""
     known = np.flatnonzero(np.isfinite(track["zero_share"]))
     shares = track["zero_share"][known]
-    if len(shares) < least or track.size < 8:
+    if len(shares) < least:
         return
     alive = np.flatnonzero(shares < bound)
     since = int(alive[-1]) + 1 if len(alive) else 0
     if len(shares) - since >= max(least, len(shares) // 4):
         yield float(np.median(shares[since:])), float(track.step[known[since]]), track
+
+
+def _is_zero(track: Track) -> bool:
+    return bool((track["norm"] == 0).all())
+
+
+def _is_starved(later: list[Track]) -> bool:
+    """Whether a later layer gets inputs of 0 alone: its weights have no gradient, its bias has."""
+    zero = {track.layer.rpartition(".")[0] for track in later if track.is_matrix and _is_zero(track)}
+    return any(track.layer.rpartition(".")[0] in zero and not _is_zero(track) for track in later)

@@ -20,7 +20,7 @@ class PoorInitialisation:
     What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
-    Not a fault when: embeddings (the first layer is left out), the scales of norm layers, and single layers that begin
+    Not a fault when: embeddings (layers with `emb` in their name are left out), the scales of norm layers, and single layers that begin
     at 0 on purpose. If the loss falls as it should it is only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
@@ -35,7 +35,7 @@ class PoorInitialisation:
          "frozen-layer", "update-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly"}
     )  # fmt: skip
 
-    large: float = 30.0
+    large: float = 12.0
     small: float = 1e-3
     share: float = 0.5
     learned: float = 0.5
@@ -54,7 +54,6 @@ class PoorInitialisation:
         equal = (scales == 0) & (np.abs(means) != 1) & (means != 0)
         zero = (scales == 0) & (means == 0)
         big = scales > self.large
-        big[0] &= "emb" not in tracks[0].layer.lower()
         big &= np.array(["emb" not in track.layer.lower() for track in tracks])
         small = (scales < self.small) & (scales > 0)
         choices = (
@@ -69,7 +68,7 @@ class PoorInitialisation:
                 continue
             track = tracks[int(np.argmax(found))]
             names = [other.layer for other, is_found in zip(tracks, found, strict=True) if is_found]
-            is_harmful = not one.fall > self.learned or (kind == "large" and _fell_at_once(one))
+            is_harmful = kind == "equal" or not one.fall > self.learned or (kind == "large" and _fell_at_once(one))
             yield Finding(
                 self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
                 f"weights of {len(names)} of {len(tracks)} matrices began {words}, first {names[0]}",

@@ -28,7 +28,7 @@ class SaturatedUnits:
     code: ClassVar = "NUM008"
     name: ClassVar = "saturated-units"
     severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "norm", "mean", "min", "max"})}
+    needs: ClassVar = {"layers": frozenset({"layer", "kind", "mean", "std", "min", "max"})}
     reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar = frozenset({"vanishing-gradient", "plateau", "slow-progress", "frozen-layer"})
 
@@ -61,7 +61,7 @@ class SaturatedUnits:
             (
                 Evidence(
                     f"between {np.nanmin(track['min']):.3g} and {np.nanmax(track['max']):.3g}",
-                    f"SELECT step, min, max, mean, norm / sqrt(size) AS rms FROM layers WHERE kind = 'activation' "
+                    f"SELECT step, min, max, mean, std FROM layers WHERE kind = 'activation' "
                     f"AND layer = '{track.layer}' AND {one.where} ORDER BY step",
                     thinned(_inside(track)),
                 ),
@@ -73,7 +73,7 @@ class SaturatedUnits:
 
 def _inside(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """How far outputs lie from the ends of tanh or sigmoid: 0 at the ends, about 1 around the middle; NaN for others."""
-    square = np.square(track["norm"]) / np.maximum(track["size"], 1)
+    square = np.square(track["mean"]) + np.square(track["std"])
     low, high, mean = track["min"], track["max"], track["mean"]
     is_tanh = (low >= -1.0001) & (high <= 1.0001) & (low < -0.9) & (high > 0.9)
     is_sigmoid = (low > 0) & (high <= 1.0001) & (high > 0.9) & (low < 0.1)

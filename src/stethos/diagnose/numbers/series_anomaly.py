@@ -82,11 +82,15 @@ class SeriesAnomaly:
     def _spike(self, losses: Array, first: float) -> tuple[int, str, float, str] | None:
         """A short burst beyond the loss of the untrained model, from a level that was quiet."""
         start = max(20, len(losses) // 20)
-        for place in np.flatnonzero(losses > self.spike * abs(first)).tolist():
+        for place in np.flatnonzero(losses > 1.3 * abs(first)).tolist():
             past = losses[max(0, place - 100) : place]
-            if place >= start and losses[place] > 3 * float(past.max()):
-                margin = float(losses[place]) / (self.spike * abs(first))
-                return place, "spike", margin, f"jumps from {np.median(past):.3g} to {losses[place]:.3g}"
+            if place < start:
+                continue
+            far = float(losses[place]) / max(self.spike * abs(first), 3 * abs(float(past.max())))
+            clear = (float(losses[place]) - float(past.max())) / max(5 * float(np.ptp(past)), 1e-12)
+            if max(far, clear) > 1:
+                words = f"jumps from {np.median(past):.3g} to {losses[place]:.3g}"
+                return place, "spike", max(far, clear), words
         return None
 
     def _rise(self, losses: Array, first: float) -> tuple[int, str, float, str] | None:
@@ -112,11 +116,9 @@ class SeriesAnomaly:
         for place in range(edge, len(rest) - edge, max(1, len(rest) // 200)):
             before, after = rest[max(0, place - 2 * edge) : place], rest[place : place + 2 * edge]
             ratio = float(np.median(after)) / max(float(np.median(before)), 1e-12)
-            level = float(np.median(losses[place : place + 2 * edge])) / max(
-                float(np.median(losses[max(0, place - 2 * edge) : place])), 1e-12
-            )
+            level = float(losses[place:].mean()) / max(float(losses[max(0, place - 2 * edge) : place].mean()), 1e-12)
             to_end = float(np.median(rest[place:])) / max(float(np.median(before)), 1e-12)
-            if min(ratio, to_end) > max(self.spread, best[2] * self.spread) and ratio / max(level, 0.2) > 2:
+            if min(ratio, to_end) > max(self.spread, best[2] * self.spread) and ratio > 2 * level and level > 0.8:
                 words = f"varies {ratio:.1f} times as much from step to step"
                 best = place + 1, "variance-change", min(ratio, to_end) / self.spread, words
         return best

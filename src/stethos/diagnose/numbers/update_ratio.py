@@ -80,4 +80,4 @@ def _ratio(track: Track) -> float | None:
     if near.sum() < 3:
         return None
     moves = np.abs(np.diff(drift))[near] / gap[near] / norm[:-1][near]
-    return float(np.median(moves[: max(3, len(moves) // 4)]))
+    return float(np.median(moves[:5]))
