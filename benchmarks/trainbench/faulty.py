@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import stethos
 from benchmarks.trainbench.healthy import average, federated, federated_loop, parted
-from benchmarks.trainbench.model import Data, Transformer, cnn, diabetes, digits, images, logistic, mlp, tokens
+from benchmarks.trainbench.model import Data, Transformer, cnn, diabetes, digits, images, mlp, tokens
 from benchmarks.trainbench.plan import Batch, Plan, Training, adam, sgd
 
 
@@ -257,8 +257,8 @@ FAULTS: dict[str, Fault] = {
         lambda weight: nn.init.normal_(weight, std=1e-4))).train, ("poor-initialisation",)),
     "one layer's rate 600 times too high": Fault(Plan(optimizer=_two_rates).train,
                                                  ("update-ratio", "learning-rate-too-high")),
-    "forty samples": Fault(Plan(lambda: mlp(256, 256), optimizer=adam(3e-3), few=40, steps=800,
-                                validate="val_loss").train, ("overfitting",)),
+    "eighty samples": Fault(Plan(lambda: mlp(128, 128, inputs=10, outputs=1), diabetes, adam(3e-3),
+                                 functional.mse_loss, few=80, steps=600, validate="val_loss").train, ("overfitting",)),
     "wrong labels learned by heart": Fault(Plan(lambda: mlp(256), _half_wrong, adam(3e-3), few=300, steps=600,
                                                 validate="val/loss").train, ("overfitting",)),
     "optimizer of a copy": Fault(Plan(optimized=_copy_of).train, ("detached-loss",)),

@@ -33,6 +33,9 @@ def rmsprop(lr: float, **options: Any) -> Callable[[Any], torch.optim.Optimizer]
     return lambda parameters: torch.optim.RMSprop(parameters, lr=lr, **options)
 
 
+_USUAL = sgd(0.1, momentum=0.9)
+
+
 @dataclass(slots=True)
 class Training:
     """A training under way, as faults see it."""
@@ -53,7 +56,7 @@ class Plan:
 
     model: Callable[[], nn.Module] = mlp
     data: Callable[[], Data] = digits
-    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd(0.1, momentum=0.9)
+    optimizer: Callable[[Any], torch.optim.Optimizer] = _USUAL
     loss: Loss = functional.cross_entropy
     steps: int = 300
     batch: int = 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +21,7 @@ _BLOCKS = 20
 class Curve:
     """A loss over a training; `at` are its steps or rounds.
 
-    `training` is the one it was made of, None for rounds. Of one made of turns
-    `turns` are the first and last losses.
+    `training` is the one it was made of, None for rounds.
     """
 
     process: str | None
@@ -49,13 +49,13 @@ class Curve:
     @cached_property
     def noise(self) -> float:
         """The standard deviation of one value around its neighbours."""
-        steps = np.abs(np.diff(self.finite))
-        return float(np.median(steps)) / 0.954 if len(steps) else 0.0
+        bends = np.abs(np.diff(self.finite, 2))  # a slope bends nowhere
+        return float(np.median(bends)) / 1.652 if len(bends) else 0.0
 
     @property
     def level_noise(self) -> float:
         """The standard error of a level."""
-        return 1.25 * self.noise / max(1.0, len(self.finite) / max(1, len(self.levels))) ** 0.5
+        return 1.25 * self.noise / math.sqrt(max(1.0, len(self.finite) / max(1, len(self.levels))))
 
     @cached_property
     def start(self) -> float:
@@ -79,11 +79,6 @@ class Curve:
     def fall(self) -> float:
         """The share of its scale by which the curve has come down in the end."""
         return (self.start - self.end) / self.scale
-
-    @property
-    def is_smooth_run(self) -> bool:
-        """Whether there is enough of it to judge."""
-        return len(self.finite) >= 8
 
     def position_of(self, block: int) -> int:
         """The step or round at which a block begins."""

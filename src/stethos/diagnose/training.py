@@ -8,6 +8,7 @@ and begins with a jump of the loss, which is no trouble.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -110,7 +111,7 @@ class Training:
 
     def place_of(self, step: float) -> int:
         """The place of a step number, of the next one if it has no row."""
-        return int(min(np.searchsorted(self.step, step), len(self.step) - 1))
+        return min(int(np.searchsorted(self.step, step)), len(self.step) - 1)
 
     def subject(self, place: int, last: int | None = None, layers: Sequence[str] = ()) -> Subject:
         """What a finding from this place on is about: in rounds where there are any."""
@@ -157,7 +158,7 @@ def sureness(margin: float) -> float:
     """A confidence from how many times a threshold was exceeded: 0.75 at the threshold, 0.98 far beyond."""
     if not margin > 1:
         return 0.75
-    return round(0.98 - 0.23 / min(margin, 1e6) ** 1.5, 3)
+    return round(0.98 - 0.23 / math.sqrt(min(margin, 1e6)) ** 3, 3)
 
 
 def column_of(frame: Frame, name: str) -> Array:
@@ -244,9 +245,13 @@ def _is_relay(group: list[Training]) -> bool:
 
 def _relay(group: list[Training]) -> Training:
     first = group[0]
-    names = ("step", "round", "client", "optimizer", "loss", "lr", "grad_norm")
-    columns = {name: np.concatenate([getattr(one, name) for one in group]) for name in names}
-    return Training(first.process, first.rank, first.model, is_relay=True, **columns)
+    step, round_, client, optimizer, loss, lr, grad_norm = (
+        np.concatenate([getattr(one, name) for one in group])
+        for name in ("step", "round", "client", "optimizer", "loss", "lr", "grad_norm")
+    )
+    return Training(
+        first.process, first.rank, first.model, step, round_, client, optimizer, loss, lr, grad_norm, is_relay=True
+    )
 
 
 def _marked(one: Training, others: list[Training]) -> Training:

@@ -123,7 +123,8 @@ class RunWindow(Window):
 
 def is_null(values: Array) -> Array:
     """Which numbers of a column were not recorded; a real NaN was."""
-    return np.ascontiguousarray(values, np.float64).view(np.int64) == NULL_F64_BITS
+    mask: Array = np.ascontiguousarray(values, np.float64).view(np.int64) == NULL_F64_BITS
+    return mask
 
 
 def _with_nulls(column: Any) -> Array:

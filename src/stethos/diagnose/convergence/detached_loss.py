@@ -20,7 +20,7 @@ class DetachedLoss:
     What it looks at: the gradients of all layers of an optimizer: missing, or exactly 0, at every sample.
     Why it matters: the loop runs, the loss is printed, nothing is learned.
     Not a fault when: never; an optimizer whose parameters get no gradient does nothing.
-    Next step: compare `optimizer.param_groups` with the model that makes the loss (a copy? created before `.to(device)`?),
+    Next step: compare `optimizer.param_groups` with the model that makes the loss (a copy? made before `.to(device)`?),
     and look for `detach`, `.item()`, `no_grad` or a factor of 0 between model and loss.
     """
 

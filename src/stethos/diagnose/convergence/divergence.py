@@ -19,7 +19,8 @@ class Divergence:
     """The loss ends well above the best it had reached.
 
     What it looks at: the median loss of the last tenth against the best level before, over steps, over turns of a loop
-    of clients, or over the rounds of a federation. It must have lost half of what was gained and a quarter of the first loss.
+    of clients, or over the rounds of a federation. It must have lost half of what was gained and a quarter of the
+    first loss.
     Why it matters: from here on every step makes the model worse.
     Not a fault when: the task was changed on purpose, as in a curriculum.
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
@@ -56,7 +57,7 @@ class Divergence:
         after = int(np.argmin(curve.levels))
         high = np.flatnonzero(curve.levels[after:] > best + allowed / 2)
         onset = curve.position_of(after + int(high[0])) if len(high) else int(curve.at[-1])
-        if curve.start < best + rise * 0.05 and curve.levels[0] > best + allowed:
+        if curve.levels[0] > curve.start + allowed:  # at once
             onset = int(curve.at[0])
         yield Finding(
             self.code, self.name, self.name, self.severity,

@@ -20,7 +20,8 @@ class Oscillation:
 
     What it looks at: the loss without its trend, in the second half of the training. A swing goes there and back
     several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes
-    at every step, its opposite). Noise of small batches does neither, and a fast descent never turns.
+    at every step, its opposite). Large swings also count if they repeat themselves after some steps, as with data that
+    are sorted by label. Noise of small batches does none of this, and a fast descent never turns.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
     Not a fault when: the learning rate is cycled on purpose.
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
@@ -31,9 +32,11 @@ class Oscillation:
     severity: ClassVar = Severity.WARNING
     needs: ClassVar = {"steps": frozenset({"step", "loss"})}
     reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
-    explains: ClassVar = frozenset({"series-anomaly", "plateau"})
+    explains: ClassVar = frozenset({"plateau"})
 
-    likeness: float = 0.4
+    likeness: float = 0.45
+    repeat: float = 0.5
+    large: float = 0.2
     swing: float = 0.1
     of_first_loss: float = 0.05
     turns: int = 6
@@ -52,13 +55,16 @@ class Oscillation:
         level = float(np.abs(tail).mean())
         if not spread > 0 or spread < self.swing * level or spread < self.of_first_loss * curve.scale:
             return
-        fell = float(np.median(tail[: len(tail) // 4 or 1]) - np.median(tail[-(len(tail) // 4 or 1) :]))
+        fell = float(tail[: len(tail) // 2].mean() - tail[len(tail) // 2 :].mean())
         likeness = float((rest[1:] * rest[:-1]).sum() / np.square(rest).sum())
-        turns = _turns_of(tail, 2 * self.swing * level)
+        turns, turn = _turns_of(tail, 2 * self.swing * level)
+        period = max(2, round(2 * len(tail) / max(turns, 1)))
+        if abs(likeness) < self.likeness and spread > self.large * curve.scale:
+            period, likeness = _repeat_of(rest)
+            likeness *= self.likeness / self.repeat
         if fell > spread or abs(likeness) < self.likeness or turns < self.turns:
             return
-        period = max(2, round(2 * len(tail) / turns))
-        first = int(curve.at[np.isfinite(curve.values)][-len(tail)])
+        first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         yield Finding(
             self.code, self.name, self.name, self.severity,
             f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.unit}s",
@@ -77,12 +83,22 @@ def _moving_mean(values: Array, width: int) -> Array:
     return mean
 
 
-def _turns_of(values: Array, least: float) -> int:
-    """How often a series turns round after having gone by at least so much."""
-    turns, extreme, is_rising = 0, float(values[0]), True
-    for value in values.tolist():
+def _turns_of(values: Array, least: float) -> tuple[int, int]:
+    """How often a series turns round after having gone by at least so much, and where first."""
+    turns, first, extreme, is_rising = 0, 0, float(values[0]), True
+    for place, value in enumerate(values.tolist()):
         if (value > extreme) == is_rising:
             extreme = value
         elif abs(value - extreme) > least:
+            first = first if turns else place
             turns, extreme, is_rising = turns + 1, value, not is_rising
-    return turns
+    return turns, first
+
+
+def _repeat_of(rest: Array) -> tuple[int, float]:
+    """After how many values a series resembles itself most, and how much: three times at least."""
+    spread = float(np.square(rest).mean())
+    lags = range(3, len(rest) // 3)
+    likeness = [float((rest[lag:] * rest[:-lag]).mean()) / spread for lag in lags]
+    best = int(np.argmax(likeness)) if likeness else 0
+    return (lags[best], likeness[best]) if likeness else (0, 0.0)

@@ -19,8 +19,8 @@ class Plateau:
 
     What it looks at: how much of the first loss was gained, and whether there is any slope beyond the noise. A loss
     that never moved is a warning; one that stopped half-way is only mentioned.
-    Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate that is far off.
-    Not a fault when: the training goes on with a model that was trained before (a loss below `floor` is never reported).
+    Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate far off.
+    Not a fault when: a model is trained further that was trained before; a loss below `floor` is never reported.
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 
@@ -29,7 +29,7 @@ class Plateau:
     severity: ClassVar = Severity.WARNING
     needs: ClassVar = {"steps": frozenset({"step", "loss"})}
     reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
-    explains: ClassVar = frozenset()
+    explains: ClassVar[frozenset[str]] = frozenset()
 
     gained: float = 0.1
     half_way: float = 0.5
@@ -51,7 +51,7 @@ class Plateau:
         never = best_fall < self.gained + noise and curve.fall < self.gained
         third = max(1, len(curve.levels) // 3)
         late = float(curve.levels[third : 2 * third].mean() - curve.levels[-third:].mean()) / curve.scale
-        stopped = not never and late < 0.01 and curve.end > self.half_way * curve.start > 0
+        stopped = not never and abs(late) < 0.01 and curve.end > self.half_way * curve.start > 0
         if not (never or stopped) or (never and slope_of(curve) < -8 and late > 0.01):
             return
         what = "has not moved" if never else "no longer moves"

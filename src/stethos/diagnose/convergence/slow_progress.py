@@ -29,7 +29,7 @@ class SlowProgress:
     severity: ClassVar = Severity.WARNING
     needs: ClassVar = {"steps": frozenset({"step", "loss"})}
     reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
-    explains: ClassVar = frozenset()
+    explains: ClassVar[frozenset[str]] = frozenset()
 
     gained: float = 0.2
     surely: float = 5.0
@@ -76,4 +76,4 @@ def slope_of(curve: Curve) -> float:
     slope = float((place * values).sum()) / weight
     spread = float(np.median(np.abs(values - np.median(values)))) * 1.48
     noise = max(curve.noise, 1e-3 * spread, 1e-15)
-    return slope / (noise / weight**0.5)
+    return slope * float(weight**0.5) / noise

@@ -75,7 +75,7 @@ class ExplodingGradient:
                     thinned(norms),
                 ),
             ),
-            f"clip gradients: `clip_grad_norm_(parameters, {2 * float(np.median(norms[:place])):.2g})` before each step",
+            f"clip gradients before each step: `clip_grad_norm_(parameters, {2 * np.median(norms[:place]):.2g})`",
             {"before": float(np.median(norms[:place])), "after": float(norms[place]), "by": "history"},
         )  # fmt: skip
 

@@ -60,8 +60,8 @@ class FrozenLayer:
                 (
                     Evidence(
                         f"{samples} samples, weights unchanged",
-                        f"SELECT layer, count(norm) AS samples, max(norm) AS most FROM layers WHERE kind = 'gradient' AND "
-                        f"{one.where} GROUP BY layer HAVING coalesce(max(norm), 0) = 0",
+                        "SELECT layer, count(norm) AS samples, max(norm) AS most FROM layers WHERE kind = 'gradient' "
+                        f"AND {one.where} GROUP BY layer HAVING coalesce(max(norm), 0) = 0",
                     ),
                 ),
                 f"look for `detach`, `no_grad`, an unused branch or a factor of 0 behind {names[-1]}; "

@@ -29,8 +29,8 @@ class NonFiniteWeight:
     needs: ClassVar = {"steps": frozenset({"step"}), "layers": frozenset({"kind", "nan", "inf"})}
     reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar = frozenset(
-        {"non-finite-gradient", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly", "nan-update",
-         "frozen-layer"}
+        {"non-finite-gradient", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
+         "nan-update", "frozen-layer"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -20,8 +20,8 @@ class PoorInitialisation:
     What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
-    Not a fault when: embeddings (layers with `emb` in their name are left out), the scales of norm layers, and single layers that begin
-    at 0 on purpose. If the loss falls as it should it is only mentioned.
+    Not a fault when: embeddings (layers with `emb` in their name are left out), the scales of norm layers, and single
+    layers that begin at 0 on purpose. If the loss falls as it should it is only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 

@@ -72,7 +72,7 @@ class SaturatedUnits:
 
 
 def _inside(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """How far outputs lie from the ends of tanh or sigmoid: 0 at the ends, about 1 around the middle; NaN for others."""
+    """How far outputs lie from the ends of tanh or sigmoid: 0 at the ends, about 1 in the middle; NaN for others."""
     square = np.square(track["mean"]) + np.square(track["std"])
     low, high, mean = track["min"], track["max"], track["mean"]
     is_tanh = (low >= -1.0001) & (high <= 1.0001) & (low < -0.9) & (high > 0.9)

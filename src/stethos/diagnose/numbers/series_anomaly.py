@@ -31,7 +31,7 @@ class SeriesAnomaly:
     the loss of the untrained model; a level must be left for good, with all values on the other side; a spread must
     become several times as wide at a level no lower.
     Why it matters: something changed at that moment: a broken batch, other data, another batch size, a restart.
-    Not a fault when: it was changed on purpose. Losses that fall are never reported, and metrics that drift slowly neither.
+    Not a fault when: it was changed on purpose. Losses that fall and metrics that drift slowly are not reported.
     Next step: look at what happened at that step: the batch, the logs, the schedule.
     """
 
@@ -44,7 +44,7 @@ class SeriesAnomaly:
 
     spike: float = 3.0
     spread: float = 4.0
-    shift: float = 6.0
+    shift: float = 3.0
     least: int = 60
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -100,11 +100,8 @@ class SeriesAnomaly:
             return None
         before, after = losses[max(0, place - 30) : place], losses[place:]
         low, high = float(np.median(before)), float(np.median(after))
-        if (
-            high - low < 0.4 * max(abs(first) - low, 0.0)
-            or high < 1.5 * abs(low)
-            or after[:30].min() < np.quantile(before, 0.9)
-        ):
+        is_apart = float(np.quantile(after[:30], 0.1)) > float(np.quantile(before, 0.9))
+        if high - low < max(0.4 * (abs(first) - low), 0.08 * abs(first)) or not is_apart:
             return None
         return place, "level-shift", score / self.shift, f"goes from {low:.3g} to {high:.3g} and stays"
 

@@ -66,8 +66,8 @@ class VanishingGradient:
             (
                 Evidence(
                     f"gradient per element {sizes[small].min():.1e} in {layers[0]}, {sizes.max():.1e} at most",
-                    f"SELECT layer, median(norm / sqrt(size)) AS rms FROM layers WHERE kind = 'gradient' AND {one.where} "
-                    "GROUP BY layer",
+                    "SELECT layer, median(norm / sqrt(size)) AS rms FROM layers WHERE kind = 'gradient' "
+                    f"AND {one.where} GROUP BY layer",
                     thinned(np.log10(np.maximum(sizes[is_matrix], 1e-30))),
                 ),
             ),
