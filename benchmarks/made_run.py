@@ -62,13 +62,14 @@ class MadeRun:
 
     def step_writer(self) -> Callable[[int], None]:
         """Writes that many rows of `steps`, one by one, as a training does."""
-        put, model = self.ring.writer(SLOT_PACKERS[STEPS.number].pack_into), self.name_id("Net")
+        put, model = self.ring.step_writer(), self.name_id("Net") << 32
+        table_client, round_optimizer = (NULL_I32 << 32) + STEPS.number, (1 << 32) + (NULL_I32 & 0xFFFF_FFFF)
 
         def write(rows: int) -> None:
             for step, loss in zip(range(rows), _VALUES, strict=False):
                 put(
-                    STEPS.number, 0, NULL_I32, NULL_I32, 1, step, _T0_NS + step, step, model, loss, 0.1,
-                    NULL_F64, 400_000 + step, 90_000, 100_000, 120_000 - step, 60_000, 32, 1, 0, 4096, 8192,
+                    table_client, round_optimizer, step, _T0_NS + step, model + step, loss, 0.1, NULL_F64,
+                    400_000 + step, 90_000, 100_000, 120_000 - step, 60_000, (1 << 32) + 32, 0, 4096, 8192,
                 )  # fmt: skip
 
         return write

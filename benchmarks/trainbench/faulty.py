@@ -200,7 +200,7 @@ def odd_metric() -> None:
     Plan(feed=feed).train()
 
 
-_NON_FINITE = ("non-finite-loss", "non-finite-gradient", "non-finite-weight")
+_NON_FINITE = ("non-finite-loss", "non-finite-gradients", "non-finite-weights")
 _TOO_FAST = ("learning-rate-too-high", "divergence")
 _PLAIN = Plan(optimizer=sgd(0.1))
 
@@ -208,8 +208,9 @@ FAULTS: dict[str, Fault] = {
     "NaN in the inputs": Fault(replace(_PLAIN, feed=_from(100, _one_nan, 101)).train, ("non-finite-loss",)),
     "NaN in a client's data": Fault(nan_client, ("non-finite-loss",)),
     "logarithm of 0": Fault(replace(_PLAIN, loss=_log_loss, optimizer=sgd(0.5)).train, ("non-finite-loss",)),
-    "slope of a root at 0": Fault(replace(_PLAIN, loss=_root_loss).train, ("non-finite-gradient", "non-finite-weight")),
-    "infinite weight": Fault(replace(_PLAIN, meddle=_break_weight).train, ("non-finite-weight", "non-finite-loss")),
+    "slope of a root at 0": Fault(replace(_PLAIN, loss=_root_loss).train,
+                                  ("non-finite-gradients", "non-finite-weights")),
+    "infinite weight": Fault(replace(_PLAIN, meddle=_break_weight).train, ("non-finite-weights", "non-finite-loss")),
     "learning rate 50": Fault(replace(_PLAIN, optimizer=sgd(50.0)).train, _TOO_FAST),
     "learning rate 3 with momentum, CNN": Fault(Plan(cnn, images, sgd(3.0, momentum=0.9), steps=200).train, _TOO_FAST),
     "learning rate 1 with Adam": Fault(Plan(lambda: mlp(64, 64), optimizer=adam(1.0)).train, _TOO_FAST),
@@ -230,15 +231,15 @@ FAULTS: dict[str, Fault] = {
     "swinging, data sorted by label": Fault(Plan(data=_sorted_digits, optimizer=sgd(0.2), shuffle=False,
                                                  steps=600).train, ("oscillation",)),
     "gradients scaled up": Fault(replace(_PLAIN, optimizer=adam(1e-3), meddle=_scale_gradients).train,
-                                 ("exploding-gradient",)),
+                                 ("exploding-gradients",)),
     "gradients grow with depth": Fault(Plan(_NoActivation, optimizer=sgd(1e-3)).train,
-                                       ("exploding-gradient", "poor-initialisation")),
+                                       ("exploding-gradients", "poor-initialisation")),
     "loss scale left in": Fault(Plan(cnn, images, adam(1e-3), _scaled_loss(), steps=250).train,
-                                ("exploding-gradient", "series-anomaly")),
-    "ten sigmoid layers": Fault(Plan(lambda: mlp(*[48] * 10, act=nn.Sigmoid)).train, ("vanishing-gradient",)),
+                                ("exploding-gradients", "series-anomaly")),
+    "ten sigmoid layers": Fault(Plan(lambda: mlp(*[48] * 10, act=nn.Sigmoid)).train, ("vanishing-gradients",)),
     "twelve tanh layers, small weights": Fault(
         Plan(lambda: mlp(*[48] * 12, act=nn.Tanh), optimizer=sgd(0.1),
-             prepare=_each(lambda weight: weight.mul_(0.3))).train, ("vanishing-gradient", "poor-initialisation")),
+             prepare=_each(lambda weight: weight.mul_(0.3))).train, ("vanishing-gradients", "poor-initialisation")),
     "weight decay with the wrong sign": Fault(Plan(optimizer=sgd(0.1), meddle=_grow).train, ("weight-explosion",)),
     "dead from the start": Fault(Plan(optimizer=sgd(0.1), prepare=_dead_start).train, ("dead-units",)),
     "killed by one large step": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(0.1), feed=_from(
@@ -247,8 +248,8 @@ FAULTS: dict[str, Fault] = {
         0, lambda inputs, targets: (inputs * 2000, targets))).train, ("saturated-units",)),
     "sigmoid with weights of 10": Fault(Plan(lambda: mlp(64, 64, act=nn.Sigmoid), optimizer=sgd(0.1), prepare=_each(
         lambda weight: nn.init.normal_(weight, std=10))).train, ("saturated-units", "poor-initialisation")),
-    "graph cut by detach": Fault(Plan(forward=_cut, optimizer=sgd(0.1)).train, ("frozen-layer",)),
-    "branch times 0": Fault(Plan(_SideBranch, optimizer=sgd(0.1)).train, ("frozen-layer",)),
+    "graph cut by detach": Fault(Plan(forward=_cut, optimizer=sgd(0.1)).train, ("frozen-layers",)),
+    "branch times 0": Fault(Plan(_SideBranch, optimizer=sgd(0.1)).train, ("frozen-layers",)),
     "all weights equal": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(0.1), prepare=_each(
         lambda weight: weight.fill_(0.05))).train, ("poor-initialisation",)),
     "weights of 3": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(1e-4), prepare=_each(
@@ -256,7 +257,7 @@ FAULTS: dict[str, Fault] = {
     "weights of 1e-4": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(0.1), prepare=_each(
         lambda weight: nn.init.normal_(weight, std=1e-4))).train, ("poor-initialisation",)),
     "one layer's rate 600 times too high": Fault(Plan(optimizer=_two_rates).train,
-                                                 ("update-ratio", "learning-rate-too-high")),
+                                                 ("update-to-weight-ratio", "learning-rate-too-high")),
     "eighty samples": Fault(Plan(lambda: mlp(128, 128, inputs=10, outputs=1), diabetes, adam(3e-3),
                                  functional.mse_loss, few=80, steps=600, validate="val_loss").train, ("overfitting",)),
     "wrong labels learned by heart": Fault(Plan(lambda: mlp(256), _half_wrong, adam(3e-3), few=300, steps=600,

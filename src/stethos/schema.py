@@ -322,6 +322,8 @@ UPDATES = Table(
     cos_self        f64   cosine to the same client's previous update
     cos_back        f64   largest cosine to the way back to one of the last global models
     back_rounds     i32   how many rounds back that one lies
+    input_cos       f64   cosine of how much the first layer changed per input to that of the other clients
+    input_focus     f64   largest share of that change that goes to one input beyond its share at the others
     nan             i64   NaN elements sent
     inf             i64   infinite elements sent
     zero_share      f64   share of elements that did not change at all

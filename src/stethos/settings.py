@@ -75,6 +75,34 @@ def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:
     return environment
 
 
+class ChildEnvironment:
+    """Lets Python processes that this one starts join its run, as the children of `stethos run` do.
+
+    Frameworks that hand down `sys.path` instead of `PYTHONPATH` are provided for.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._before: dict[str, str | None] = {}
+
+    def install(self) -> None:
+        wanted = child_environment(self._settings, mark_main=False)
+        changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+        self._before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        sys.path.insert(0, str(SITE_DIR))
+
+    def remove(self) -> None:
+        if str(SITE_DIR) in sys.path:
+            sys.path.remove(str(SITE_DIR))
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before = {}
+
+
 def clean_environment() -> dict[str, str]:
     """The environment for our own processes: nothing in it makes them join a run or observe themselves."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}

@@ -235,7 +235,7 @@ def test_every_command_has_help_with_a_first_line_that_says_what_it_does(capsys:
     overview = capsys.readouterr().out
     for name, module in COMMANDS.items():
         summary = (import_module(module).__doc__ or "").partition("\n")[0]
-        assert summary.endswith(".") and f"  {name:8} {summary}" in overview
+        assert summary.endswith(".") and f"  {name:15} {summary}" in overview
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
         assert caught.value.code == 0

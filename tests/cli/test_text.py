@@ -10,7 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stethos.cli.jsontext import jsonable
-from stethos.cli.text import bytes_text, clean, count_text, cut, duration_text, number_text, share_text
+from stethos.cli.text import (
+    bytes_text,
+    clean,
+    cosine_text,
+    count_text,
+    cut,
+    duration_text,
+    ms_text,
+    names_text,
+    natural_key,
+    number_text,
+    plural_text,
+    share_text,
+    short_text,
+    times_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +73,19 @@ def test_json_has_no_nan_and_no_infinity() -> None:
     plain = jsonable(values)
     assert plain == {"a": ["NaN", "Infinity", "-Infinity", 1.5], "b": "01", "c": None, "d": {"e": [1, True]}}
     json.dumps(plain, allow_nan=False)
+
+
+def test_numbers_for_narrow_columns() -> None:
+    shown = [
+        short_text(n) for n in (None, math.nan, 0.0, 0.03125, 12.54, 999.4, 25_340.4, 1.23e6, 1e-5, math.inf, -2.0)
+    ]
+    assert shown == ["-", "NaN", "0", "0.0312", "12.5", "999", "25,340", "1.2e+06", "1e-05", "inf", "-2.00"]
+    assert [cosine_text(n) for n in (None, math.nan, 0.834, -0.1)] == ["-", "NaN", "+0.83", "-0.10"]
+    assert [times_text(n) for n in (None, math.nan, 0.0, 0.07, 1.0, 3.84, 38.4)] == ["-", "NaN", "0.00x", "0.07x", "1.0x", "3.8x", "38.4x"]  # fmt: skip  # noqa: E501
+    assert [ms_text(n) for n in (None, 0.42, 12.0, 1500.0)] == ["-", "0.4 ms", "12 ms", "1.5 s"]
+    assert (plural_text(1, "round"), plural_text(1000, "client")) == ("1 round", "1,000 clients")
+
+
+def test_names_are_cleaned_counted_and_sorted_as_people_do() -> None:
+    assert names_text(["a\x1b[31m", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert sorted(["c10", "c2", "c", "c2b", "10", "9"], key=natural_key) == ["9", "10", "c", "c2", "c2b", "c10"]

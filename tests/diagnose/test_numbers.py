@@ -13,16 +13,16 @@ from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
 from stethos.diagnose.numbers.dead_units import DeadUnits
-from stethos.diagnose.numbers.exploding_gradient import ExplodingGradient
-from stethos.diagnose.numbers.frozen_layer import FrozenLayer
-from stethos.diagnose.numbers.non_finite_gradient import NonFiniteGradient
+from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
+from stethos.diagnose.numbers.frozen_layers import FrozenLayers
+from stethos.diagnose.numbers.non_finite_gradients import NonFiniteGradients
 from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
-from stethos.diagnose.numbers.non_finite_weight import NonFiniteWeight
+from stethos.diagnose.numbers.non_finite_weights import NonFiniteWeights
 from stethos.diagnose.numbers.poor_initialisation import PoorInitialisation
 from stethos.diagnose.numbers.saturated_units import SaturatedUnits
 from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
-from stethos.diagnose.numbers.update_ratio import UpdateRatio
-from stethos.diagnose.numbers.vanishing_gradient import VanishingGradient
+from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
+from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
 from stethos.diagnose.window import Frame, Window, is_null
 
@@ -104,8 +104,8 @@ def test_a_nan_loss_with_finite_weights_is_the_origin() -> None:
     )
     (finding,) = NonFiniteLoss().check(seen)
     assert (finding.subject.first, finding.subject.unit, finding.severity) == (20, "step", Severity.ERROR)
-    assert [one.name for one in finding.consequences] == ["non-finite-gradient", "non-finite-weight"]
-    assert made.names_in(NonFiniteGradient(), seen) == made.names_in(NonFiniteWeight(), seen) == []
+    assert [one.name for one in finding.consequences] == ["non-finite-gradients", "non-finite-weights"]
+    assert made.names_in(NonFiniteGradients(), seen) == made.names_in(NonFiniteWeights(), seen) == []
 
 
 def test_a_nan_gradient_under_a_finite_loss_is_the_origin_and_names_its_layer() -> None:
@@ -113,7 +113,7 @@ def test_a_nan_gradient_under_a_finite_loss_is_the_origin_and_names_its_layer() 
         steps=made.steps(broken_at(21)),
         layers=made.layers(4, gradient__a_weight={}, gradient__b_weight={"nan": [0, 0, 3, 3]}, weight__b_weight={}),
     )
-    (finding,) = NonFiniteGradient().check(seen)
+    (finding,) = NonFiniteGradients().check(seen)
     assert finding.subject.first == 20 and finding.subject.layers == ("b.weight",)
     assert [one.name for one in finding.consequences] == ["non-finite-loss"]
     assert made.names_in(NonFiniteLoss(), seen) == []
@@ -124,7 +124,7 @@ def test_weights_that_were_nan_as_the_step_began_are_the_origin() -> None:
         steps=made.steps(broken_at(20)),
         layers=made.layers(4, weight__a_weight={"inf": [0, 0, 1, 1]}, gradient__a_weight={}),
     )
-    (finding,) = NonFiniteWeight().check(seen)
+    (finding,) = NonFiniteWeights().check(seen)
     assert finding.subject.first == 20 and "a.weight" in finding.title
 
 
@@ -152,19 +152,19 @@ def test_a_nan_spreading_to_another_client_is_one_finding() -> None:
 
 def test_gradients_that_jump_and_stay_explode() -> None:
     norms = [0.5] * 50 + [500.0] * 20
-    (finding,) = ExplodingGradient().check(made.window(steps=made.steps([1.0] * 70, grad_norm=norms)))
+    (finding,) = ExplodingGradients().check(made.window(steps=made.steps([1.0] * 70, grad_norm=norms)))
     assert finding.subject.first == 50 and "clip_grad_norm_" in finding.next_step
 
 
 def test_one_hard_batch_is_no_explosion() -> None:
     norms = [0.01] * 50 + [2.0] + [0.01] * 20
-    assert made.names_in(ExplodingGradient(), made.window(steps=made.steps([1.0] * 71, grad_norm=norms))) == []
+    assert made.names_in(ExplodingGradients(), made.window(steps=made.steps([1.0] * 71, grad_norm=norms))) == []
 
 
 def test_gradients_that_grow_with_depth_explode() -> None:
     grown = {f"gradient__{name}_weight": {"norm": 10.0 ** (6 - 2 * place)} for place, name in enumerate("abcd")}
     seen = made.window(steps=made.steps(STUCK, grad_norm=1.0), layers=made.layers(3, **grown))
-    assert made.names_in(ExplodingGradient(), seen) == ["exploding-gradient"]
+    assert made.names_in(ExplodingGradients(), seen) == ["exploding-gradients"]
 
 
 def depth(*norms: float) -> dict[str, Any]:
@@ -173,18 +173,18 @@ def depth(*norms: float) -> dict[str, Any]:
 
 def test_gradients_that_do_not_reach_the_first_layers_vanish() -> None:
     seen = made.window(steps=made.steps(STUCK), layers=made.layers(5, **depth(1e-8, 1e-6, 1e-3, 1.0)))
-    (finding,) = VanishingGradient().check(seen)
+    (finding,) = VanishingGradients().check(seen)
     assert finding.severity == Severity.WARNING and finding.subject.layers == ("a.weight", "b.weight")
 
 
 def test_gradients_of_zero_do_not_vanish() -> None:
     seen = made.window(steps=made.steps(STUCK), layers=made.layers(5, **depth(0.0, 0.0, 1e-1, 1.0)))
-    assert made.names_in(VanishingGradient(), seen) == []
+    assert made.names_in(VanishingGradients(), seen) == []
 
 
 def test_small_gradients_of_a_model_that_learns_are_only_mentioned() -> None:
     seen = made.window(steps=made.steps(made.falling()), layers=made.layers(5, **depth(1e-8, 1e-6, 1e-3, 1.0)))
-    assert [one.severity for one in VanishingGradient().check(seen)] == [Severity.INFO]
+    assert [one.severity for one in VanishingGradients().check(seen)] == [Severity.INFO]
 
 
 def test_a_layer_without_gradient_is_mentioned_and_one_with_zero_is_a_warning() -> None:
@@ -194,9 +194,9 @@ def test_a_layer_without_gradient_is_mentioned_and_one_with_zero_is_a_warning() 
         )
         return made.window(steps=made.steps(made.falling()), layers=rows)  # type: ignore[no-any-return]
 
-    assert [one.severity for one in FrozenLayer().check(seen(None))] == [Severity.INFO]
-    assert [one.severity for one in FrozenLayer().check(seen(0.0))] == [Severity.WARNING]
-    assert made.names_in(FrozenLayer(), seen(1e-9)) == []
+    assert [one.severity for one in FrozenLayers().check(seen(None))] == [Severity.INFO]
+    assert [one.severity for one in FrozenLayers().check(seen(0.0))] == [Severity.WARNING]
+    assert made.names_in(FrozenLayers(), seen(1e-9)) == []
 
 
 # Weights ---------------------------------------------------------------------------------------------
@@ -208,12 +208,12 @@ def test_weights_that_grow_a_hundredfold_explode(last: float, found: list[str]) 
     assert made.names_in(WeightExplosion(), made.window(steps=made.steps([1.0] * 200), layers=rows)) == found
 
 
-@pytest.mark.parametrize(("move", "found"), [(3.0, ["update-ratio"]), (0.05, [])])
+@pytest.mark.parametrize(("move", "found"), [(3.0, ["update-to-weight-ratio"]), (0.05, [])])
 def test_a_layer_that_moves_by_a_third_of_its_norm_per_step(move: float, found: list[str]) -> None:
     drift = [move * sample for sample in range(10)]
     rows = made.layers(10, every=1, weight__a_weight={"norm": 10.0, "drift": drift},
                        weight__b_weight={"norm": 10.0, "drift": [0.05 * sample for sample in range(10)]})  # fmt: skip
-    assert made.names_in(UpdateRatio(), made.window(steps=made.steps(STUCK), layers=rows)) == found
+    assert made.names_in(UpdateToWeightRatio(), made.window(steps=made.steps(STUCK), layers=rows)) == found
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_branch_that_is_switched_off_is_not_dead_but_frozen() -> None:
     off = {"norm": 0.0, "zero_share": 1.0, "size": 64}
     rows = made.layers(10, gradient__main_bias={"norm": 0.1}, gradient__side_bias=off, gradient__side_weight=off)
     seen = made.window(steps=made.steps(STUCK), layers=rows)
-    assert made.names_in(DeadUnits(), seen) == [] and made.names_in(FrozenLayer(), seen) == ["frozen-layer"]
+    assert made.names_in(DeadUnits(), seen) == [] and made.names_in(FrozenLayers(), seen) == ["frozen-layers"]
 
 
 @pytest.mark.parametrize(("std", "found"), [(0.99, ["saturated-units"]), (0.7, [])])

@@ -8,21 +8,26 @@ import copy
 import logging
 import math
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from loop import State, make_clients, make_model, run_observed
-from recording import Recording, touched
+from recording import Recording, nothing_is_left_behind, touched
 from torch import nn
 
 import stethos
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.invitation import Invitation
 from stethos.federate.site import Site
+from stethos.observe import boot
+from stethos.record.place import RunPlace, host_key
+from stethos.record.spawn import take_lock
 
 Record = Callable[..., Recording]
 
@@ -411,6 +416,60 @@ def test_processes_take_part_and_join_the_rounds_trace(tmp_path: Any, monkeypatc
             "JOIN spans r ON s.parent = r.span AND s.trace = r.trace WHERE s.name = 'client' AND r.name = 'round'"
         ).values
         assert joined[0][:2] == (4, 1) and joined[0][2] >= 2
+
+
+def test_a_worker_that_outlives_a_federation_records_into_the_next(tmp_path: Path) -> None:
+    places = [RunPlace(tmp_path / name) for name in ("first", "second")]
+    with nothing_is_left_behind():
+        for place in (*places, places[1]):
+            place.create({"run": place.name, "command": [], "started_ns": 1, "limit_bytes": 1 << 30})
+            lock = take_lock(place.drainer_lock(host_key()))
+            with Site(Invitation("toy", "c0", 1, str(place.path)), side="client"):
+                session = boot.current_session()
+                assert session is not None and session.settings.run_dir == place.path and session.ring is not None
+            if lock is not None:
+                os.close(lock)
+    assert [len(place.processes()) for place in places] == [1, 1]
+
+
+def test_a_recording_that_the_program_began_is_not_left_for_an_invitation(record: Record, tmp_path: Path) -> None:
+    recording, elsewhere = record(), RunPlace(tmp_path / "elsewhere")
+    elsewhere.create({"run": "elsewhere", "command": [], "started_ns": 1, "limit_bytes": 1 << 30})
+    with Site(Invitation("toy", "c0", 1, str(elsewhere.path)), side="client"):
+        pass
+    assert recording.rows("SELECT client, side FROM client_reports") == [("c0", "client")]
+    assert elsewhere.processes() == []
+
+
+def test_a_client_that_cannot_reach_the_run_reports_its_turn(tmp_path: Path) -> None:
+    with Site(Invitation("toy", "c0", 1, str(tmp_path / "nowhere")), side="client") as site:
+        pass
+    report = site.report()
+    assert report["status"] == "ok" and float(report["duration_ms"]) > 0 and float(report["peak_bytes"]) > 0
+
+
+def test_of_a_failure_the_clients_own_words_are_kept(record: Record) -> None:
+    recording, model = record(), make_model()
+    with stethos.federation("toy", model=model, progress=False) as fed:
+        for rnd in fed.rounds(1):
+            with pytest.raises(ValueError, match="in ward 7"), Site(rnd.invite("c0"), side="client"):
+                raise ValueError("no data in ward 7")
+            rnd.receive("c0").note(status="failed", error="a task failed", traceback="somewhere")
+    ((error, traceback),) = recording.rows("SELECT error, traceback FROM client_rounds")
+    assert error == "ValueError: no data in ward 7" and traceback.startswith("Traceback")
+
+
+def test_odd_layers_are_told_while_the_round_goes_on(record: Record) -> None:
+    record()
+    model = make_model()
+    state, (layer, *_) = moved(model), model.state_dict()
+    state[layer].view(-1)[:2] = torch.tensor([math.nan, math.inf])
+    with stethos.federation("toy", model=model, progress=False) as fed:
+        for rnd in fed.rounds(1):
+            rnd.receive("bad", state)
+            rnd.receive("good", moved(model))
+            assert rnd.odd_layers("bad") == [(layer, 1, 1)]
+            assert rnd.odd_layers("good") == rnd.odd_layers("nobody") == []
 
 
 # Words for mistakes ------------------------------------------------------------------------------

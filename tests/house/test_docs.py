@@ -66,15 +66,17 @@ def commands(block: Block) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as a reader of the docs may have it: programs, and a run of the demo, made shorter."""
+    """A directory as a reader of the docs may have it: programs, a federated run, a short run of the demo."""
     directory = tmp_path_factory.mktemp("workshop")
     demo = (PROJECT / "examples" / "demo.py").read_text(encoding="utf-8").replace("default=20", "default=4")
     for script, text in (("train.py", TRAIN), ("package/train.py", TRAIN), ("examples/demo.py", demo)):
         (directory / script).parent.mkdir(exist_ok=True)
         (directory / script).write_text(text, encoding="utf-8")
     (directory / "question.sql").write_text("SELECT count(*) AS steps FROM steps")
-    recorded = shell(directory, "stethos run --name digits-1 examples/demo.py")
-    assert recorded.returncode == 0, recorded.stderr
+    federated = f"python {PROJECT / 'tests' / 'programs' / 'federate.py'} runs fed-1 --clients 9"
+    for command in (federated, "stethos run --name digits-1 examples/demo.py"):  # the demo is the newest
+        recorded = shell(directory, command)
+        assert recorded.returncode == 0, recorded.stderr
     return directory
 
 

@@ -24,6 +24,7 @@ BELOW: dict[str, frozenset[str]] = {
     "federate": frozenset({"record", "observe"}),
     "diagnose": frozenset({"store"}),
     "lab": frozenset({"federate", "observe", "record", "store"}),
+    "adapters": frozenset({"record", "store", "observe", "federate"}),
     "cli": frozenset({"record", "store", "observe"}),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.

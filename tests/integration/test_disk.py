@@ -23,6 +23,7 @@ from processes import (
     kill_drainer,
     metric_values,
     only_process,
+    start,
     start_command,
     start_program,
     wait_for_rest,
@@ -324,3 +325,17 @@ def test_a_hung_up_disk_user_is_not_killed_by_us(disk: SmallDisk) -> None:
     launcher.send_signal(signal.SIGTERM)
     assert finish(launcher).returncode == -signal.SIGTERM
     disk.free()
+
+
+def test_a_process_whose_working_directory_is_gone_is_recorded(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        f"import os, stethos\nos.rmdir({str(gone)!r})\nwatch = stethos.watch(dir={str(tmp_path)!r}, name='run')\n"
+        "stethos.log(i=1)\nwatch.close()"
+    )
+    result = finish(start("-c", code, cwd=gone))
+    assert (result.returncode, result.stderr) == (0, "")
+    run, _ = collected(tmp_path / "run")
+    assert metric_values(run) == [1]
+    assert only_process(run)["cwd"] is None

@@ -34,7 +34,7 @@ ENTRANCES = {
 }
 ENTRANCES_AT_START = {
     "observe.boot.Recording.watch_torch",
-    "observe.boot._TorchFinder.find_spec",
+    "observe.boot._ImportFinder.find_spec",
     *(f"observe.boot._Loader.{name}" for name in ("__init__", "create_module", "exec_module")),
 }
 
@@ -49,7 +49,8 @@ UNREACHED = {
     },
     "the start of a process, see below": {
         "observe.boot.begin_from_environment",
-        *(f"observe.boot._TorchFinder.{name}" for name in ("__init__", "find_spec")),
+        *(f"observe.boot.Recording.{name}" for name in ("_after_import", "watch_companions", "_watch_companion")),
+        *(f"observe.boot._ImportFinder.{name}" for name in ("__init__", "find_spec")),
         *(f"observe.boot._Loader.{name}" for name in ("__init__", "create_module", "exec_module", "__getattr__")),
     },
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},

@@ -217,6 +217,12 @@ def test_several_faults_of_one_client_add_up() -> None:
     assert spoilt.records[2].faults == ("scaling", "sign-flip")
 
 
+def test_clients_are_named_or_numbered_one_or_several() -> None:
+    numbered = Fault("nan", np.array([1, 3, 1]))  # type: ignore[arg-type]
+    assert Fault("nan", ["c1", "c3"]) == Fault("nan", [1, 3]) == numbered
+    assert Fault("nan", np.int64(1)).names == Fault("nan", 1).names == ("c1",)  # type: ignore[arg-type]
+
+
 def test_the_truth_names_each_client_with_its_classes() -> None:
     result = lab.federate("digits", clients=4, rounds=1, observe=False, faults=[Fault("label-flip", [0, "c3"], 1)])
     assert [fault.names for fault in result.faults] == [("c0",), ("c3",)]
@@ -256,7 +262,7 @@ def test_every_kind_is_in_the_docs_with_its_strength() -> None:
         (lambda: resolved([Fault("nan", "c9")], LABELS, 10), "the clients are c0 to c3"),
         (lambda: resolved([Fault("label-flip", "c1", source=10)], LABELS, 10), "the classes are 0 to 9"),
         (lambda: resolved([Fault("label-flip", "a", source=1)], {"a": np.array([0, 2])}, 3), "no samples of class 1"),
-        (lambda: exchanges(Fault("nan", 1, layer="fc")), "its tensors are out.weight, out.bias"),
+        (lambda: exchanges(Fault("nan", 1, layer="fc")), "the model has out.weight, out.bias"),
     ],
 )  # fmt: skip
 def test_a_fault_that_makes_no_sense_is_a_clear_error(make: Callable[[], object], words: str) -> None:

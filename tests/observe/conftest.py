@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from stethos.observe import hotpath
+from stethos.observe import stepwatch
 
 
 @pytest.fixture(autouse=True)
@@ -22,4 +22,4 @@ def known_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide on samples after every step, however short it is."""
-    monkeypatch.setattr(hotpath, "KEEP_HOUSE_NS", 0)
+    monkeypatch.setattr(stepwatch, "KEEP_HOUSE_NS", 0)

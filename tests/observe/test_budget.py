@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stethos.observe.alarm import Alarm, is_null
-from stethos.observe.budget import Budget, Purse
+from stethos.observe.budget import Budget, Pace, Purse
 from stethos.schema import NULL_F64
 
 MS = 1e6
@@ -169,3 +169,38 @@ def test_a_gradient_norm_out_of_line_rings():
     assert alarm.rings_for_norm(100.0)
     assert alarm.rings_for_norm(math.inf) and alarm.rings_for_norm(math.nan)
     assert not alarm.rings_for_norm(NULL_F64)
+
+
+def sampled_training(unseen_ns: float, *, kinds: int = 1, rest_ns: float = 0.0) -> Purse:
+    """Stretches of ten steps of 0.4 ms; every fifth has a sample of 30 us that delays it and the next stretch."""
+    pace, purses = Pace(), [Purse(1.0) for _ in range(kinds)]
+    for stretch in range(500):
+        if stretch % 5 == 4:
+            for purse in purses:
+                pace.note(purse, 30e3)
+            pace.end_stretch(4 * MS + 30e3 + unseen_ns / 2, 10)
+        else:
+            pace.end_stretch(4 * MS + (unseen_ns / 2 + rest_ns if stretch % 5 == 0 else 0), 10)
+    return purses[0]
+
+
+def test_a_sample_pays_for_what_the_steps_after_it_lose():
+    purse = sampled_training(unseen_ns=80e3)
+    assert purse.unseen_ns == pytest.approx(80e3, rel=0.1)
+    assert purse.pay(30e3) == pytest.approx(110e3, rel=0.1)
+
+
+def test_without_delay_a_sample_costs_what_its_clock_saw():
+    assert sampled_training(unseen_ns=0.0).pay(30e3) == pytest.approx(30e3, rel=0.01)
+
+
+def test_a_pause_behind_a_sample_is_charged_only_in_part():
+    assert sampled_training(unseen_ns=0.0, rest_ns=10e9).unseen_ns <= 230e3
+
+
+def test_two_kinds_of_sample_at_once_teach_nothing():
+    assert sampled_training(unseen_ns=80e3, kinds=2).unseen_ns == 0
+
+
+def test_a_training_that_speeds_up_by_chance_earns_no_discount():
+    assert sampled_training(unseen_ns=-80e3).pay(30e3) == 30e3

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import stethos
-from stethos.observe import boot, hotpath
+from stethos.observe import boot, stepwatch
 from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
@@ -156,7 +156,7 @@ def undrained(path: Path) -> Iterator[None]:
 def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    hotpath.KEEP_HOUSE_NS = 0
+    stepwatch.KEEP_HOUSE_NS = 0
     logging.getLogger().addHandler(logging.NullHandler())
     said = io.StringIO()
     with contextlib.redirect_stderr(said), undrained(directory / f"whole-{part}"):

@@ -32,7 +32,7 @@ from stethos.record.layout import (
 )
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.tap import SLOT_DTYPES, DamagedRingError, Tap
-from stethos.schema import LOGS, METRICS, NULL_F64_BITS, NULL_I32
+from stethos.schema import LOGS, METRICS, NULL_F64_BITS, NULL_I32, STEPS
 
 PACK = SLOT_PACKERS[METRICS.number].pack_into
 
@@ -396,3 +396,26 @@ def test_what_no_process_can_have_written_is_refused_and_can_be_stepped_over(pip
 def test_importing_the_ring_needs_the_standard_library_only() -> None:
     code = "import sys; import stethos.record.ring; print({'numpy', 'pyarrow', 'torch'} & set(sys.modules))"
     assert finish(start("-c", code)).stdout == "set()\n"
+
+
+def test_a_step_written_in_words_is_the_row_that_was_packed(tmp_path: Path) -> None:
+    create_ring_file(tmp_path / "ring")
+    ring, tap = Ring(tmp_path / "ring"), Tap(tmp_path / "ring")
+    numbers = (0.5, 0.1, math.inf, 400_000.0, 1.0, 2.0, 3.0, 4.0)
+    ring.put(SLOT_PACKERS[STEPS.number].pack_into, STEPS.number, 0, NULL_I32, 7, 3, 12, 99, 11, NULL_I32,
+             *numbers, 32, 2, 1, 4096, -5)  # fmt: skip
+    ring.step_writer()((NULL_I32 << 32) + STEPS.number, (3 << 32) + 7, 12, 99, (NULL_I32 << 32) + 11,
+                       *numbers, (2 << 32) + 32, 1, 4096, -5)  # fmt: skip
+    packed, words = tap.read_slots().view(SLOT_DTYPES[STEPS.number]).ravel()
+    assert [packed[name] for name in packed.dtype.names[1:]] == [words[name] for name in words.dtype.names[1:]]
+    tap.close()
+
+
+def test_a_step_that_is_no_number_leaves_a_void_slot_and_is_counted(tmp_path: Path) -> None:
+    create_ring_file(tmp_path / "ring")
+    ring, tap = Ring(tmp_path / "ring"), Tap(tmp_path / "ring")
+    with pytest.raises(TypeError):
+        ring.step_writer()(1, 0, 0, 0, 0, 1j, *[0] * 11)  # type: ignore[arg-type]
+    assert tap.read_slots().view(SLOT_DTYPES[STEPS.number])["table"].ravel().tolist() == [TABLE_VOID]
+    assert ring.dropped()["not_a_number"] == 1
+    tap.close()

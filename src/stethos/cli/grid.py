@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,17 +26,29 @@ class Heading:
     spare: int = 0
 
 
-def show_grid(headings: Sequence[Heading], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Every cell is cleaned first: it may come from a run."""
+def show_grid(headings: Sequence[Heading], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """Print a table. Every cell is cleaned first: it may come from a run.
+
+    `styles` are colours of the rows on a terminal that has any ("" for none).
+    """
     cells = [[clean(cell) for cell in row] for row in rows]
     names = [clean(heading.name) for heading in headings]
     if sys.stdout.isatty():
-        _draw(headings, names, cells)
+        _draw(headings, names, cells, styles or [""] * len(cells))
     else:
         _align(headings, names, cells)
 
 
-def _draw(headings: Sequence[Heading], names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def without_empty(headings: Sequence[Heading], rows: Sequence[Sequence[str]]) -> tuple[list[Heading], list[list[str]]]:
+    """The table without the columns in which no row has anything to say; the first one stays."""
+    said = [not index or any(row[index] not in ("", "-") for row in rows) for index in range(len(headings))]
+    kept = [list(itertools.compress(row, said)) for row in rows]
+    return list(itertools.compress(headings, said)), kept
+
+
+def _draw(
+    headings: Sequence[Heading], names: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequence[str]
+) -> None:
     from rich import box
     from rich.cells import cell_len
     from rich.console import Console
@@ -52,12 +65,17 @@ def _draw(headings: Sequence[Heading], names: Sequence[str], cells: Sequence[Seq
             _draw_records(console, names, cells)
             return
         shown.remove(least)
+    for index in sorted(set(range(len(headings))) - set(shown), key=lambda index: headings[index].spare):
+        if (
+            sum(widths[one] for one in (*shown, index)) <= console.width
+        ):  # a narrow one may fit where a wide one did not
+            shown = sorted((*shown, index))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for index in shown:
         justify: Literal["right", "left"] = "right" if headings[index].is_number else "left"
         table.add_column(Text(names[index]), justify=justify, no_wrap=index != len(headings) - 1)
-    for row in cells:
-        table.add_row(*(Text(row[index]) for index in shown))
+    for row, style in zip(cells, styles, strict=True):
+        table.add_row(*(Text(row[index]) for index in shown), style=style or None)
     console.print(table)
 
 

@@ -11,6 +11,7 @@ takes the newest live run, else the newest run. It stands anywhere: `stethos -t 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ COMMANDS: dict[str, str] = {
     "ls": "stethos.cli.ls",
     "tables": "stethos.cli.tables",
     "query": "stethos.cli.query",
+    "rounds": "stethos.cli.rounds",
+    "clients": "stethos.cli.clients",
+    "compare-clients": "stethos.cli.compare",
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
@@ -46,6 +50,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="replace")  # a question mark instead of a bar, and no traceback
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -113,7 +119,7 @@ def _help(words: list[str]) -> int:
     lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
     for name, module in COMMANDS.items():
         summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
-        lines.append(f"  {name:8} {summary}")
+        lines.append(f"  {name:15} {summary}")
     lines += ["", "`stethos COMMAND --help` says more about one of them."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
+from collections.abc import Sequence
 
 # Escape sequences (CSI, OSC and other strings, two-character ones), then every control character that is left,
 # then the marks that reorder text. Text from a run can hold anything, also commands to the terminal.
@@ -71,3 +73,50 @@ def time_text(t_ns: int | None) -> str:
 def number_text(value: float | None) -> str:
     """Six significant digits."""
     return "-" if value is None else f"{value:.6g}"
+
+
+def short_text(value: float | None) -> str:
+    """Three significant digits for narrow columns: `0.0312`, `12.5`, `25,340`, `1.2e+06`, `NaN`; `-` if unknown."""
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "NaN"
+    if 1e3 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value and 1e-3 <= abs(value) < 1e3 else f"{value:.2g}"
+
+
+def cosine_text(value: float | None) -> str:
+    """`+0.83`, `-0.12`."""
+    return "-" if value is None else "NaN" if math.isnan(value) else f"{value:+.2f}"
+
+
+def times_text(value: float | None) -> str:
+    """How many times something is something else: `0.07x`, `1.2x`, `38x`."""
+    if value is None or math.isnan(value):
+        return "-" if value is None else "NaN"
+    return f"{value:.2f}x" if abs(value) < 0.995 else f"{value:.1f}x" if abs(value) < 9.95 else f"{value:.3g}x"
+
+
+def ms_text(milliseconds: float | None) -> str:
+    """`0.4 ms`, then as `duration_text`."""
+    if milliseconds is None or not math.isfinite(milliseconds):
+        return "-"
+    return f"{milliseconds:.1f} ms" if 0 < milliseconds < 9.95 else duration_text(milliseconds / 1000)
+
+
+def plural_text(count: int, noun: str) -> str:
+    """`1 round`, `1,000 clients`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def names_text(names: Sequence[str], most: int = 3) -> str:
+    """`c1, c2, c3 and 7 more`; each name cleaned and cut."""
+    shown = ", ".join(cut(clean(name), 24) for name in names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
+
+
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sorts `c2` before `c10`."""
+    parts = re.split(r"([0-9]{1,18})", name)
+    return tuple((1, int(part), "") if index % 2 else (0, 0, part) for index, part in enumerate(parts))

@@ -9,6 +9,10 @@ from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.window import Window
 
 
+class CannotTell(Exception):  # noqa: N818  # it is an answer, not a failure
+    """Raised by a detector's `check` when the rows are there but too few to judge; the message says why."""
+
+
 class Detector(Protocol):
     """One trouble and how it is recognised: a frozen dataclass in a file of its own.
 
@@ -17,7 +21,8 @@ class Detector(Protocol):
     step:". Thresholds are fields with defaults. `needs` are the tables and
     columns without which it cannot work, `reads` those that it uses if they are
     there. `explains` are names of other detectors whose findings follow from its
-    own when they come later. `check` keeps nothing and raises nothing on purpose.
+    own when they come later. `check` keeps nothing and raises nothing on purpose but
+    `CannotTell`.
     """
 
     code: ClassVar[str]

@@ -16,26 +16,29 @@ from stethos.diagnose.convergence.overfitting import Overfitting
 from stethos.diagnose.convergence.plateau import Plateau
 from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
+from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.numbers.dead_units import DeadUnits
-from stethos.diagnose.numbers.exploding_gradient import ExplodingGradient
-from stethos.diagnose.numbers.frozen_layer import FrozenLayer
-from stethos.diagnose.numbers.non_finite_gradient import NonFiniteGradient
+from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
+from stethos.diagnose.numbers.frozen_layers import FrozenLayers
+from stethos.diagnose.numbers.non_finite_gradients import NonFiniteGradients
 from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
-from stethos.diagnose.numbers.non_finite_weight import NonFiniteWeight
+from stethos.diagnose.numbers.non_finite_weights import NonFiniteWeights
 from stethos.diagnose.numbers.poor_initialisation import PoorInitialisation
 from stethos.diagnose.numbers.saturated_units import SaturatedUnits
 from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
-from stethos.diagnose.numbers.update_ratio import UpdateRatio
-from stethos.diagnose.numbers.vanishing_gradient import VanishingGradient
+from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
+from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
 from stethos.errors import UsageError
 
 DETECTORS: dict[str, type[Detector]] = {
     detector.code: detector
     for detector in (
+        # federated
+        FaultyClient,
         # numbers
-        NonFiniteLoss, NonFiniteGradient, NonFiniteWeight, ExplodingGradient, VanishingGradient, WeightExplosion,
-        DeadUnits, SaturatedUnits, FrozenLayer, UpdateRatio, PoorInitialisation, SeriesAnomaly,
+        NonFiniteLoss, NonFiniteGradients, NonFiniteWeights, ExplodingGradients, VanishingGradients, WeightExplosion,
+        DeadUnits, SaturatedUnits, FrozenLayers, UpdateToWeightRatio, PoorInitialisation, SeriesAnomaly,
         # convergence
         Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
         DetachedLoss, GradientsNotZeroed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stethos.diagnose.detector import Detector
+from stethos.diagnose.detector import CannotTell, Detector
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.fold import fold
 from stethos.diagnose.window import Window
@@ -39,6 +39,20 @@ class Diagnosis:
         return 1 if self.worst is not None and self.worst >= Severity.WARNING else 0
 
 
+def _checked(detector: Detector, window: Window) -> list[Finding] | str:
+    """What a detector finds, or why it cannot tell."""
+    reason = ["the detector itself failed"]
+
+    def check() -> list[Finding] | str:
+        try:
+            return list(detector.check(window))
+        except CannotTell as answer:
+            return str(answer)
+
+    found = Guard(lambda _, words: reason.append(words)).run(detector.code, check)
+    return ": ".join(reason) if found is None else found
+
+
 def needs_of(detectors: Iterable[Detector]) -> dict[str, frozenset[str]]:
     """All tables and columns that some detector reads."""
     needs: dict[str, frozenset[str]] = {}
@@ -59,10 +73,9 @@ def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
         if reason:
             not_checked.append(NotChecked(detector.code, detector.name, reason))
             continue
-        guard = Guard()
-        found = guard.run(detector.code, lambda detector=detector: list(detector.check(window)))  # type: ignore[misc]
-        if found is None:
-            not_checked.append(NotChecked(detector.code, detector.name, "the detector itself failed"))
+        found = _checked(detector, window)
+        if isinstance(found, str):
+            not_checked.append(NotChecked(detector.code, detector.name, found))
             continue
         checked.append(detector.code)
         findings.extend(found)

@@ -36,6 +36,8 @@ class Comparison:
     cos_self: Vector
     cos_back: Vector
     back_rounds: Vector
+    input_cos: Vector
+    input_focus: Vector
 
 
 def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comparison:
@@ -51,6 +53,7 @@ def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comp
         ratio = np.where(middle > 0, norms / middle, math.nan)
         cosines = np.clip(inner / np.sqrt(own * rest), -1, 1)
     back, rounds = _way_back(plan, sketches, history)
+    input_cos, input_focus = _inputs(prints, weights)
     return Comparison(
         weights=weights,
         norm_ratio=ratio,
@@ -61,6 +64,8 @@ def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comp
         cos_self=_last_column(plan, cosine(_weights(plan, sketches), _weights(plan, history.own_of(prints)))),
         cos_back=_last_column(plan, back),
         back_rounds=_last_column(plan, rounds),
+        input_cos=_last_column(plan, input_cos),
+        input_focus=_last_column(plan, input_focus),
     )
 
 
@@ -115,6 +120,20 @@ def _way_back(plan: Plan, sketches: Vector, history: History) -> tuple[Vector, V
     best = np.argmax(np.where(np.isnan(cosines), -2.0, cosines), axis=1)
     found = cosines[np.arange(len(best)), best]
     return found, np.where(np.isnan(found), math.nan, best + 1.0)
+
+
+def _inputs(prints: Sequence[Fingerprint], weights: Vector) -> tuple[Vector, Vector]:
+    """How the change of the first layer is spread over the inputs: cosine to the others' spread, and largest excess."""
+    energies = [one.inputs for one in prints if one.inputs is not None]
+    if not energies:
+        return np.full(len(prints), math.nan), np.full(len(prints), math.nan)
+    energy = np.stack(energies).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = energy / energy.sum(1, keepdims=True)
+        known = np.nan_to_num(shares) * weights[:, None]
+        left = weights.sum() - np.where(np.isnan(shares[:, 0]), 0.0, weights)
+        others = (known.sum(0) - known) / left[:, None]
+        return cosine(np.sqrt(shares), np.sqrt(np.maximum(others, 0.0))), (shares - others).max(1)
 
 
 def _weights(plan: Plan, sketches: Vector) -> Vector:

@@ -23,7 +23,8 @@ class Fingerprint:
     """What is kept of an update, about 2 kB: per layer (then all weights together) norms and counts, and a sketch.
 
     Vectors have one entry per layer and, last, one for all weights together.
-    `sketch` is that of the change, with non-finite elements left out.
+    `sketch` is that of the change, with non-finite elements left out; `inputs`
+    is the squared change of the first layer per input.
     """
 
     client: str
@@ -33,6 +34,7 @@ class Fingerprint:
     sketch: Vector
     signs: Vector
     output_rows: dict[str, Any] | None
+    inputs: Vector | None = None
     missing: tuple[int, ...] = ()
 
     @property
@@ -67,6 +69,7 @@ def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -
         sketch=plan.sketch(change),
         signs=np.sign(change[plan.sign_places]).astype(np.int8),
         output_rows=_output_rows(plan, change),
+        inputs=_inputs(plan, change),
         missing=missing,
     )
 
@@ -85,6 +88,15 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
             if not math.isfinite(square_sum(flat)):
                 nan[number], inf[number] = np.isnan(flat).sum(), np.isinf(flat).sum()
     return nan, inf
+
+
+def _inputs(plan: Plan, change: Vector) -> Vector | None:
+    if plan.input is None:
+        return None
+    part, layer = plan.parts[plan.input], plan.structure.layers[plan.input]
+    table = change[part.start : part.stop].reshape(layer.shape)
+    energies: Vector = np.einsum("oi,oi->i", table, table)
+    return energies
 
 
 def _output_rows(plan: Plan, change: Vector) -> dict[str, Any] | None:

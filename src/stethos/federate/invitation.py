@@ -24,6 +24,12 @@ from stethos.settings import from_environment, parse_preset
 _CURRENT: ContextVar[Invitation | None] = ContextVar("stethos_invitation", default=None)
 
 
+class _Guest:
+    """The recording of this process that an invitation began, if any."""
+
+    recording: boot.Recording | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """A client's turn in a round, as plain strings and numbers; `run_dir` is "" where nothing is recorded."""
@@ -48,12 +54,20 @@ class Invitation:
         return cls(**{**given, "round": int(given["round"]), "overhead": float(given.get("overhead", "0.01"))})  # type: ignore[arg-type]
 
     def record(self) -> None:
-        """Begin recording in this process, if it does not yet and the run's directory can be reached."""
-        if self.run_dir and boot.current() is None and RunPlace(Path(self.run_dir)).exists():
+        """Begin recording in this process, if it does not yet and the run's directory can be reached.
+
+        A worker that outlives one federation and is invited to the next records into that one from then on.
+        """
+        if not self.run_dir or not RunPlace(Path(self.run_dir)).exists():
+            return
+        known = boot.current()
+        if known is not None and known is _Guest.recording and known.session.settings.run_dir != Path(self.run_dir):
+            known.session.guard.run("close", boot.end)
+        if boot.current() is None:
             settings = replace(
                 from_environment(), run_dir=Path(self.run_dir), preset=parse_preset(self.preset), overhead=self.overhead
             )
-            recording = attempt(boot.begin, settings)
+            recording = _Guest.recording = attempt(boot.begin, settings)
             if recording is not None:
                 recording.session.guard.run("open", recording.session.open)
 

@@ -183,6 +183,15 @@ class Round:
         with self._lock:
             self._prints.append(one)
 
+    def odd_layers(self, client: object) -> list[tuple[str, int, int]]:
+        """Layers of a client's last update that hold NaN or infinite elements, with the number of each."""
+        plan = self._federation.plan
+        one = next((one for one in reversed(self._prints) if one.client == str(client)), None)
+        if plan is None or one is None:
+            return []
+        counts = zip(plan.structure.layers, one.nan, one.inf, strict=False)
+        return [(layer.name, int(nan), int(inf)) for layer, nan, inf in counts if nan or inf]
+
     # Server ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

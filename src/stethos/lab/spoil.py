@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,16 @@ def spoil_data(fault: Fault, samples: Samples, scale: Scale, draw: np.random.Gen
 def spoil_update(fault: Fault, sent: Tensor, sending: Sending, draw: np.random.Generator) -> Tensor:
     """The weights that the client sends instead of `sent`."""
     return _UPDATE[fault.kind](fault, sent, sending, draw)
+
+
+def check_layers(faults: Iterable[Fault], layout: Layout) -> None:
+    """UsageError for a fault in a tensor that the model has not."""
+    names = [entry.name for entry in layout.entries]
+    for fault in faults:
+        if fault.layer is not None and fault.layer not in names:
+            raise UsageError(
+                f"the fault {fault.kind!r} names the tensor {fault.layer!r}", hint=f"the model has {', '.join(names)}"
+            )
 
 
 def triggered(x: Tensor, largest: float) -> Tensor:
@@ -128,11 +138,9 @@ def _free_rider_delta(fault: Fault, sent: Tensor, sending: Sending, draw: np.ran
 def _filled(value: float) -> Callable[[Fault, Tensor, Sending, np.random.Generator], Tensor]:
     def fill(fault: Fault, sent: Tensor, sending: Sending, draw: np.random.Generator) -> Tensor:
         entries = {entry.name: entry for entry in sending.layout.entries}
-        name = fault.layer or next(iter(entries))
-        if name not in entries:
-            raise UsageError(f"the model has no tensor {name!r}", hint=f"its tensors are {', '.join(entries)}")
+        entry = entries[fault.layer] if fault.layer is not None else sending.layout.entries[0]
         spoilt = sent.clone()
-        spoilt[_some(draw, torch.arange(entries[name].start, entries[name].end), fault.strength)] = value
+        spoilt[_some(draw, torch.arange(entry.start, entry.end), fault.strength)] = value
         return spoilt
 
     return fill

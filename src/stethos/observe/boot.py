@@ -6,11 +6,12 @@ not, an import hook waits for it.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,19 @@ from stethos.settings import Settings, from_environment
 if TYPE_CHECKING:
     from stethos.observe.torchwatch import TorchWatch
 
-# Processes of torch's own that never train.
-_HELPERS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
+# What adapters do when a process of a run imports a framework: its module, then the adapter's module and function.
+COMPANIONS: dict[str, tuple[str, str]] = {
+    "nvflare.client.cell.api": ("stethos.adapters.nvflare.script", "watch_module"),
+}
+# Processes of torch's and Ray's own that never train.
+_HELPERS = (
+    "torch/_inductor/compile_worker",
+    "multiprocessing.resource_tracker",
+    "/ray/autoscaler/",
+    "/ray/dashboard/",
+    "/ray/_private/log_monitor",
+    "/ray/_private/runtime_env/agent",
+)
 
 
 class Recording:
@@ -33,7 +45,7 @@ class Recording:
     def __init__(self, settings: Settings) -> None:
         self.session = Session(settings)
         self.torch_watch: TorchWatch | None = None
-        self._finder: _TorchFinder | None = None
+        self._finders: list[_ImportFinder] = []
 
     def begin(self) -> None:
         guard = self.session.guard
@@ -45,8 +57,20 @@ class Recording:
         if torch is not None and hasattr(torch, "compile"):
             self.watch_torch()
         else:
-            self._finder = _TorchFinder(self)
-            sys.meta_path.insert(0, self._finder)
+            self._after_import("torch", lambda module: self.watch_torch())
+
+    def watch_companions(self) -> None:
+        """Tell adapters when a framework of theirs is imported."""
+        for name, place in COMPANIONS.items():
+            self._after_import(name, functools.partial(self._watch_companion, *place))
+
+    def _watch_companion(self, adapter: str, function: str, module: ModuleType) -> None:
+        self.session.guard.run("adapter", lambda: getattr(import_module(adapter), function)(module))
+
+    def _after_import(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        finder = _ImportFinder(name, action)
+        self._finders.append(finder)
+        sys.meta_path.insert(0, finder)
 
     def watch_torch(self) -> None:
         """Install the callbacks; torch has been imported."""
@@ -63,8 +87,9 @@ class Recording:
 
     def end(self) -> None:
         """Stop observing and undo every change to torch, logging and the interpreter."""
-        if self._finder is not None and self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        for finder in self._finders:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
         self.session.close()
 
 
@@ -101,7 +126,7 @@ def begin_from_environment() -> None:
     settings = from_environment()
     if settings.run_dir is None or any(helper in " ".join(sys.orig_argv) for helper in _HELPERS):
         return
-    begin(settings)
+    begin(settings).watch_companions()
     # Not at the first `stethos.log`: that may be in a thread, and a child forked during an import never gets its lock.
     import_module("stethos.observe.api")
 
@@ -113,17 +138,18 @@ def _versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Waits for `import torch`, lets it happen, and installs the watch after it."""
+class _ImportFinder(importlib.abc.MetaPathFinder):
+    """Waits for the import of a module, lets it happen, and acts after it."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._action = action
         self._is_busy = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch" or self._is_busy:
+        if name != self._name or self._is_busy:
             return None
         self._is_busy = True
         try:
@@ -131,16 +157,16 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         finally:
             self._is_busy = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._recording)
+            spec.loader = _Loader(spec.loader, self._action)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    """torch's own loader, with our word after it."""
+    """A module's own loader, with our word after it."""
 
-    def __init__(self, loader: Any, recording: Recording) -> None:
+    def __init__(self, loader: Any, action: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._recording = recording
+        self._action = action
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
@@ -150,7 +176,7 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._recording.watch_torch()
+        self._action(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -4,6 +4,10 @@ Time for samples is earned by training: elapsed time earns a share of itself,
 and a sample is taken when its expected cost has been saved up. The always-on
 rows are paid first; what they leave goes to samples, and at least a quarter
 of the budget always does, so that a very fast loop is still sampled.
+
+A clock around a sample misses what it does to the steps after it: their code
+and data have to come back into the caches. `Pace` learns this from how long
+steps take with and without samples, and the samples pay for it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,11 @@ _LEAST_SHARE = 0.25
 _MOST_SAVED = 2.0
 _SMOOTH = 0.3
 _WORST_DEBT_NS = 2e9
+_PLAIN_STRETCHES = 5
+_SMOOTH_PLAIN = 0.1
+_SMOOTH_UNSEEN = 0.1
+_LARGEST_CHANGE = 0.2
+_LARGEST_UNSEEN_NS = 200_000.0
 
 
 @dataclass(slots=True)
@@ -24,22 +33,86 @@ class Purse:
     saved_ns: float = 0.0
     cost_ns: float = 0.0
     payments: int = 0
+    unseen_ns: float = 0.0  # what one costs beyond its clock, on average; below 0 it is noise
 
     def can_afford(self) -> bool:
         return self.saved_ns >= self.cost_ns
 
-    def pay(self, spent_ns: float) -> None:
-        """Take the cost of a sample out of the savings.
+    def learn_unseen(self, unseen_ns: float, clocked_ns: float) -> None:
+        """One sample seems to have cost that much beyond its clock.
+
+        A single step says little, as steps vary by more than a sample costs:
+        outliers are cut off on both sides alike, so that the mean stays true.
+        """
+        most = _LARGEST_UNSEEN_NS + clocked_ns
+        self.unseen_ns += _SMOOTH_UNSEEN * (min(max(unseen_ns, -most), most) - self.unseen_ns)
+
+    def pay(self, clocked_ns: float) -> int:
+        """Take the cost of a sample out of the savings, and return it.
 
         The first one is free, as a cold start says little about the next; it
         sets the expectation only where it is large.
         """
         self.payments += 1
+        spent_ns = clocked_ns + max(self.unseen_ns, 0.0)
         if self.payments == 1:
             self.cost_ns = spent_ns / 2
-            return
+            return int(spent_ns)
         self.saved_ns = max(self.saved_ns - spent_ns, -_WORST_DEBT_NS)
         self.cost_ns = spent_ns if self.payments == 2 else self.cost_ns + _SMOOTH * (spent_ns - self.cost_ns)
+        return int(spent_ns)
+
+
+class Pace:
+    """How long the steps of one thread take without samples, and so what a sample costs them.
+
+    Time comes in stretches of a few milliseconds. A sample is charged with
+    what its stretch and the next one take longer than usual.
+    """
+
+    __slots__ = ("_clocked_ns", "_excess_ns", "_is_ending", "_is_mixed", "_plain", "_purse", "_step_ns")
+
+    def __init__(self) -> None:
+        self._plain = 0
+        self._step_ns = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._purse: Purse | None = None
+        self._is_ending = self._is_mixed = False
+        self._excess_ns = self._clocked_ns = 0.0
+
+    def note(self, purse: Purse, clocked_ns: float = 0.0) -> None:
+        """A sample belongs to this stretch; `clocked_ns` is what the clock around it saw."""
+        self._is_mixed = self._is_mixed or self._purse is not None
+        self._is_ending = False
+        self._purse, self._clocked_ns = purse, clocked_ns
+
+    def note_price(self, clocked_ns: float) -> None:
+        """What the clock saw of a sample noted before."""
+        self._clocked_ns = clocked_ns
+
+    def end_stretch(self, elapsed_ns: float, steps: int) -> None:
+        """A stretch of that many steps is over."""
+        if self._purse is None:
+            if elapsed_ns > 0:
+                self._learn(elapsed_ns / steps)
+            return
+        self._excess_ns += elapsed_ns - steps * self._step_ns
+        if not self._is_ending:
+            self._is_ending = True
+            return
+        if not self._is_mixed and self._plain >= _PLAIN_STRETCHES:
+            self._purse.learn_unseen(self._excess_ns - self._clocked_ns, self._clocked_ns)
+        self._forget()
+
+    def _learn(self, step_ns: float) -> None:
+        self._plain += 1
+        if self._plain == 1 or (self._plain <= _PLAIN_STRETCHES and step_ns < self._step_ns):
+            self._step_ns = step_ns  # the first steps are slow
+        else:
+            change = min(max(step_ns / self._step_ns - 1, -_LARGEST_CHANGE), _LARGEST_CHANGE)
+            self._step_ns *= 1 + _SMOOTH_PLAIN * change
 
 
 class Budget:

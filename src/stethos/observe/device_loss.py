@@ -19,7 +19,7 @@ from stethos.schema import NULL_F64
 
 _SLOTS = 256
 _LAST_WAIT_S = 0.5
-LOSS_AT = 9  # position of the loss among the values of a row of `steps`
+LOSS_AT = 5  # position of the loss among the values of a row of `steps`
 
 
 class DeviceLosses:

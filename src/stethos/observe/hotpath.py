@@ -2,37 +2,42 @@
 
 Between two steps torch evicts our code and data from the caches, so what a
 callback costs is what it touches: measured inside a 345 us step on a busy
-machine, the same work took about 35 us as small guarded methods, 23 us like
-this, and 5 us in a tight loop. Hence the rules
-of this file: no call that can be spared, names bound once, everything that
-can wait is left to `StepWatch.keep_house`, and the guard's `try` stands here
-instead of in a wrapper (`except Exception` hands over to the guard at once).
+machine, the same work took about 35 us as small guarded methods, 23 us flat,
+and 5 us in a tight loop. A call into C that nothing else in the step makes
+costs 0.2 to 0.5 us however little it does (`get_ident` 0.3, `threading.local`
+0.45), `size(0)` 0.7, `item()` 1.4, `**kwargs` passed on 1.0, a row by
+`pack_into` 4.8 and word by word 2.6. Hence the rules of this file: no call
+that can be spared, names bound once, everything that can wait is left to
+`StepWatch.keep_house`, and the guard's `try` stands here instead of in a
+wrapper (`except Exception` hands over to the guard at once).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from threading import get_ident
 from typing import Any
 
 import torch
 
 from stethos.clock import monotonic_ns
 from stethos.observe.context import turn
-from stethos.observe.stepwatch import KEEP_HOUSE_NS, StepWatch
+from stethos.observe.stepwatch import StepWatch
 from stethos.schema import NULL_F64
 
 
 def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
     """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data never does."""
     clock, local, failed, Tensor = monotonic_ns, watch.local, watch.failed, torch.Tensor
-    is_training = torch.is_grad_enabled
+    is_training, ident, home = torch.is_grad_enabled, get_ident, watch.local.home
 
     def next_batch(iterator: Any) -> Any:
         start_ns = clock()
         batch = original(iterator)
         try:
             if is_training() and watch.is_active:
-                iteration = local.iteration
+                iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
                 first = batch[0] if type(batch) is list else batch
@@ -47,14 +52,46 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
 
 
 def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes the loss that `torch.autograd.backward` is given, and its duration. `Tensor.backward` ends up here too."""
-    clock, local, failed, Tensor, tracer = monotonic_ns, watch.local, watch.failed, torch.Tensor, watch.tracer
-    guard, modes = watch.session.guard.run, torch._C._len_torch_dispatch_stack
+    """Notes the loss that `torch.autograd.backward` is given, and its duration. `Tensor.backward` ends up here too.
+
+    Its parameters are passed on by position, a microsecond less than `**kwargs`; a `backward` that has others, of a
+    newer torch or somebody's wrapper, gets its arguments as they came.
+    """
+    if _parameters_of(original) == _BACKWARD_PARAMETERS:
+        return _wrap_known_backward(watch, original)
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        def passing(tensors: Any, grad_tensors: Any, *_: Any) -> None:
+            original(tensors, grad_tensors, *args, **kwargs)
+
+        _wrap_known_backward(watch, passing)(tensors, grad_tensors)
+
+    return backward
+
+
+_BACKWARD_PARAMETERS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of its parameters if each can be given by position, else nothing."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS) or code.co_kwonlyargcount:
+        return ()
+    return tuple(code.co_varnames[: code.co_argcount])
+
+
+def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
+    clock, local, failed, Tensor, tracer = monotonic_ns, watch.local, watch.failed, torch.Tensor, watch.tracer
+    guard, modes = watch.session.guard.run, torch._C._len_torch_dispatch_stack
+    ident, home = get_ident, watch.local.home
+
+    def backward(
+        tensors: Any, grad_tensors: Any = None, retain_graph: Any = None, create_graph: Any = False,
+        grad_variables: Any = None, inputs: Any = None,
+    ) -> None:  # fmt: skip
         start_ns = 0
         try:
-            iteration = local.iteration
+            iteration = home if ident() == local.home_thread else local.iteration
             if not iteration.in_backward and watch.is_active:
                 if iteration.mark_ns:
                     iteration.forward_ns += clock() - iteration.mark_ns
@@ -75,7 +112,7 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
                 else:
                     watch.add_loss(iteration, loss)
                 iteration.backwards += 1
-                if tracer.is_on:
+                if iteration.is_traced:
                     tracer.backward_begins()
                 completed = iteration.completed
                 iteration.in_backward = True
@@ -84,10 +121,10 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
             if not isinstance(tensors, Tensor) or tensors.numel() == 1:  # else torch will say that it is no loss
                 failed("loss", error)
         if not start_ns:
-            original(tensors, grad_tensors, *args, **kwargs)
+            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
         try:
-            original(tensors, grad_tensors, *args, **kwargs)
+            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
         except BaseException:
             iteration.has_stepped = True  # what it has summed up so far is not going to be applied
             raise
@@ -96,7 +133,7 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
             iteration.mark_ns = now = clock()
             if completed == iteration.completed:  # else an optimizer stepped inside, and its row is written
                 iteration.backward_ns += now - start_ns
-            if tracer.is_on:
+            if iteration.is_traced:
                 guard("modules", tracer.backward_ended)
 
     return backward
@@ -105,13 +142,13 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
 def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
     """Before an optimizer's step: gradients are ready, take what samples are due."""
     clock, local, failed = monotonic_ns, watch.local, watch.failed
+    ident, home = get_ident, watch.local.home
 
     def step_begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             if not watch.is_active:
                 return
-            now = clock()
-            iteration = local.iteration
+            iteration = home if ident() == local.home_thread else local.iteration
             watched = iteration.watched
             if iteration.depth and iteration.owner != id(optimizer) and watch.is_inside(iteration.depth + 1):
                 iteration.depth += 1
@@ -125,8 +162,7 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 iteration.closure_backwards = 0
             elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
-            iteration.optimizer_start_ns = end = clock()
-            iteration.spent_ns += end - now
+            iteration.optimizer_start_ns = clock()
         except Exception as error:
             failed("steps", error)
 
@@ -135,15 +171,16 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
 
 def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
     """After an optimizer's step: write its row. Times go as ns; the drainer makes ms of them and knows the NULLs."""
-    clock, local, failed, session, tracer = monotonic_ns, watch.local, watch.failed, watch.session, watch.tracer
-    number_of = watch.number_of
+    clock, local, failed, session = monotonic_ns, watch.local, watch.failed, watch.session
+    offset_ns = session.offset_ns
+    number_of, ident, home = watch.number_of, get_ident, watch.local.home
 
     def step_ended(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             if not watch.is_active:
                 return
             now = clock()
-            iteration = local.iteration
+            iteration = home if ident() == local.home_thread else local.iteration
             iteration.depth -= 1
             watched = iteration.watched
             if iteration.depth or watched is None:
@@ -151,7 +188,9 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
                 return
             iteration.has_stepped = True
             if iteration.closure_backwards:
+                began_ns = clock()
                 watch.sample(watched, iteration)
+                iteration.spent_ns -= clock() - began_ns
             step = iteration.step
             iteration.step = -1
             if step >= session.steps:
@@ -163,23 +202,25 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
             if backwards == watched.backwards:  # none since its last step: the loss is an older one
                 iteration.loss = NULL_F64
             watched.backwards = backwards
-            client, round_, tally = turn()
-            if tally is not None:
-                tally.add(iteration.loss, iteration.samples)
-            local_step = watched.local_step
-            watched.local_step = local_step + 1
+            whose = turn()
+            if whose is not watched.turn:
+                watched.take_turn(whose)
+            if whose[2] is not None:
+                whose[2].add(iteration.loss, iteration.samples)
+            local_step_model = watched.local_step_model
+            watched.local_step_model = local_step_model + 1
             if iteration.pending is not None:
                 put = watch.put_later(iteration, put)
             if put is not None:
                 put(
-                    1, 0, client, round_, watched.number, step, now + session.offset_ns, local_step, watched.model_id,
+                    watched.table_client, watched.round_optimizer, step, now + offset_ns, local_step_model,
                     iteration.loss, rate if type(rate) is float else number_of(rate), iteration.norm,
                     now - iteration.last_end_ns, iteration.data_ns, iteration.forward_ns, iteration.backward_ns,
-                    now - iteration.optimizer_start_ns, iteration.samples, backwards - iteration.backwards_before,
-                    iteration.skipped,
+                    now - iteration.optimizer_start_ns,
+                    (backwards - iteration.backwards_before << 32) + iteration.samples, iteration.skipped,
                     watched.allocated_bytes, watch.peak_bytes,
                 )  # fmt: skip
-            if now - iteration.kept_ns > KEEP_HOUSE_NS or tracer.is_on:
+            if now > iteration.house_ns:
                 watch.keep_house(iteration, watched, step, now)
             iteration.norm = NULL_F64
             iteration.backwards_before = backwards

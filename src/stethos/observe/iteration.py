@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from stethos.observe.budget import Pace
 from stethos.schema import NULL_F64
 
 if TYPE_CHECKING:
@@ -25,16 +26,16 @@ class Iteration:
 
     __slots__ = (
         "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_samples", "closure_backwards",
-        "completed", "counted", "data_ns", "depth", "forward_ns", "has_stepped", "in_backward", "kept_ns",
-        "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner", "pending", "samples",
-        "scaled", "skipped", "spent_ns", "step", "watched",
+        "completed", "counted", "data_ns", "depth", "forward_ns", "has_stepped", "house_ns", "in_backward",
+        "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
+        "pace", "pending", "samples", "scaled", "skipped", "spent_ns", "step", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.depth = 0  # optimizers inside each other (Lookahead, ZeRO)
         self.owner = 0
         self.watched: Watched | None = None
-        self.in_backward = False
+        self.in_backward = self.is_traced = False
         self.has_stepped = True
         self.loss = self.norm = NULL_F64
         # True losses by the id of what a gradient scaler made of them, with a reference to it: ids are used again.
@@ -42,17 +43,37 @@ class Iteration:
         self.pending: list[int] | None = None  # places of losses that are still on a device
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = _NEVER_NS
-        self.optimizer_start_ns = self.kept_ns = self.spent_ns = 0
+        self.optimizer_start_ns = self.kept_ns = self.house_ns = self.spent_ns = 0
         self.data_ns = self.forward_ns = self.backward_ns = 0
         # Never reset, and different in every thread: by it an optimizer knows whether one came since its last step.
         self.backwards = self.backwards_before = next(_FIRST_BACKWARDS) << 40
         self.closure_backwards = self.completed = self.counted = self.skipped = 0
+        self.pace = Pace()
         self.step = -1  # the number of the step in progress
         self.batch_data_ns = self.batch_samples = self.samples = 0
 
 
-class Iterations(threading.local):
-    """Each thread's own iteration."""
+class Iterations:
+    """Each thread's own iteration.
 
+    The hot path asks `home_thread` itself: inside a training step `threading.local` takes longer to find it.
+    """
+
+    def __init__(self) -> None:
+        self.home = Iteration()  # the main thread's
+        self.home_thread = threading.main_thread().ident or 0
+        self._others = _Others()
+
+    @property
+    def iteration(self) -> Iteration:
+        return self.home if threading.get_ident() == self.home_thread else self._others.iteration
+
+    def after_fork(self) -> None:
+        """In a forked child: if another thread forked, the main thread is gone and its number may come again."""
+        if threading.get_ident() != self.home_thread:
+            self.home_thread = 0
+
+
+class _Others(threading.local):
     def __init__(self) -> None:
         self.iteration = Iteration()

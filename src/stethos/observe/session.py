@@ -59,6 +59,8 @@ from stethos.redact import redact_command
 from stethos.schema import GAPS, METRICS, NULL_I32
 from stethos.settings import Settings, rank_and_world, registry_dir
 
+_METRICS = METRICS.number
+_PACK_METRIC = SLOT_PACKERS[_METRICS].pack_into
 _RESTART_S = 5.0
 _MOST_NO_NUMBERS = 100
 
@@ -78,6 +80,7 @@ class Session:
         self.why_closed = ""
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
+        self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
         self._names: dict[str, int] = {}
         self._name_count = 0
         self._no_numbers: set[str] = set()
@@ -123,6 +126,7 @@ class Session:
             _define_name(ring, name, number)
         self.place = ProcessPlace(directory)
         self.ring = ring
+        self._put_metric = ring.writer(_PACK_METRIC)
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
         atexit.register(self.end)
         self.guard.run("multiprocessing", self._end_with_multiprocessing)
@@ -144,7 +148,7 @@ class Session:
             "rank": rank,
             "world_size": world_size,
             "command": redact_command(sys.orig_argv),
-            "cwd": os.getcwd(),
+            "cwd": attempt(os.getcwd),  # None if it was deleted
             "python": platform.python_version(),
             "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "versions": {},
@@ -214,6 +218,11 @@ class Session:
 
     def put_metric(self, name: str, value: Any, step: Any = None) -> None:
         """A number under a name; what is no number is counted as dropped, and noted once per name."""
+        put, known = self._put_metric, self._names.get(name)
+        if put is not None and known is not None and step is None and type(value) is float:  # mostly
+            client, round_, _ = turn()
+            put(_METRICS, 0, client, round_, NULL_I32, self.steps, monotonic_ns() + self.offset_ns, known, value)
+            return
         ring = self.open()
         if ring is None:
             return
@@ -223,10 +232,7 @@ class Session:
             self._note_no_number(name, value if number is None else step)
         client, round_, _ = turn()
         with contextlib.suppress(struct.error):  # without a number the row is void, and the ring counts it
-            ring.put(
-                SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, client, round_, NULL_I32,
-                at, self.now_ns(), self.name_id(name), number,
-            )  # fmt: skip
+            ring.put(_PACK_METRIC, _METRICS, 0, client, round_, NULL_I32, at, self.now_ns(), self.name_id(name), number)
 
     def _note_no_number(self, name: str, value: object) -> None:
         if name not in self._no_numbers and len(self._no_numbers) < _MOST_NO_NUMBERS:
@@ -299,7 +305,7 @@ class Session:
         self.end()
         atexit.unregister(self.end)
         self._is_closed = True
-        ring, self.ring = self.ring, None
+        ring, self.ring, self._put_metric = self.ring, None, None
         if ring is not None:
             ring.set_word(Word.RELEASED, 1)
 
@@ -329,7 +335,7 @@ class Session:
         self.place = None
         if self.ring is not None:
             atexit.unregister(self.end)
-            ring, self.ring = self.ring, None
+            ring, self.ring, self._put_metric = self.ring, None, None
             self.guard.run("fork", ring.release)
         for action in self.on_fork:
             self.guard.run("fork", action)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stethos.clock import monotonic_ns
 from stethos.observe.alarm import Alarm
 from stethos.observe.budget import Budget
+from stethos.observe.context import Turn
 from stethos.observe.device_loss import DeviceLosses
 from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
@@ -29,16 +30,15 @@ from stethos.observe.sample import LayerSampler, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
 from stethos.observe.tracer import ModuleTracer
-from stethos.record.layout import SLOT_PACKERS, Word
+from stethos.record.layout import Word
 from stethos.record.ring import Ring
 from stethos.schema import NULL_F64, NULL_I32, NULL_I64, STEPS
 
-_PACK_STEP = SLOT_PACKERS[STEPS.number].pack_into
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
 _MOST_SCALED = 64
-KEEP_HOUSE_NS = 5_000_000
-_UNSEEN_NS = 5_000  # a step's share that no callback sees: reaching them, backward and data loader (measured)
+KEEP_HOUSE_NS = 20_000_000
+_UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (measured)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,23 @@ class Watched:
     optimizer: weakref.ref[torch.optim.Optimizer]
     params: list[torch.Tensor] = field(default_factory=list)
     named: Named = Named("", (), None)
-    model_id: int = NULL_I32
     alarm: Alarm = field(default_factory=Alarm)
     is_new_structure: bool = False
     start: list[torch.Tensor] | None = None
-    local_step: int = 0
+    # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
+    table_client: int = 0
+    round_optimizer: int = 0
+    local_step_model: int = NULL_I32 << 32
+    turn: Turn | None = None
     backwards: int = -1  # its thread's count at its last step
     allocated_bytes: int = NULL_I64
     layer_ids: list[int] = field(default_factory=list)
+
+    def take_turn(self, turn: Turn) -> None:
+        """From now on its steps are of this client and round."""
+        self.turn, (client, round_, _) = turn, turn
+        self.table_client = (client << 32) + STEPS.number
+        self.round_optimizer = (self.number << 32) + (round_ & 0xFFFF_FFFF)
 
 
 class StepWatch:
@@ -180,7 +189,7 @@ class StepWatch:
         self.put = None
         if self.ring is not None:
             self._spent_ns = 0
-            self.put = self.ring.writer(_PACK_STEP)
+            self.put = self.ring.step_writer()
         return self.put
 
     # Gradient scaler -------------------------------------------------------------------------------
@@ -216,20 +225,24 @@ class StepWatch:
     def after_fork(self) -> None:
         """In a forked child: count from 0; a trace that its parent had begun is not the child's to finish."""
         self.number = itertools.count().__next__
+        self.local.after_fork()
         self.tracer.stop()
 
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
         """Every few milliseconds: account for what observing cost and decide what to sample next."""
+        began_ns = monotonic_ns()
         elapsed_ns = now - iteration.kept_ns if iteration.kept_ns else 0
         iteration.kept_ns = now
         steps = iteration.completed + 1 - iteration.counted
         iteration.counted += steps
-        self.session.guard.run("modules", self.tracer.step_ended, watched, now - iteration.optimizer_start_ns, step)
+        iteration.pace.end_stretch(elapsed_ns, steps)
+        optimizer_ns = now - iteration.optimizer_start_ns
+        self.session.guard.run("modules", self.tracer.step_ended, watched, iteration, optimizer_ns, step)
+        iteration.is_traced = self.tracer.is_tracing()
         sampled_ns = self.layers.spent_ns + self.tracer.spent_ns
         self.layers.spent_ns = self.tracer.spent_ns = 0
-        always_on_ns = max(iteration.spent_ns - sampled_ns, 0) + _UNSEEN_NS * steps
-        iteration.spent_ns = 0
-        self._spent_ns += always_on_ns + sampled_ns
+        always_on_ns = _UNSEEN * max(iteration.spent_ns, 0)
+        self._spent_ns += int(always_on_ns + sampled_ns)
         self.budget.earn(elapsed_ns, always_on_ns)
         watched.alarm.learn(iteration.loss)
         purses = self.budget.purses
@@ -238,6 +251,8 @@ class StepWatch:
             self.ring.set_word(Word.SPENT_NS, self._spent_ns)
             self.ring.set_word(Word.STEPS, self.session.steps)
             self.ring.set_word(Word.LAST_STEP_NS, now + self.session.offset_ns)
+        iteration.house_ns = 0 if iteration.is_traced else now + KEEP_HOUSE_NS
+        iteration.spent_ns = began_ns - monotonic_ns()  # the callback is about to add what this took
 
     # Samples -----------------------------------------------------------------------------------------
 
@@ -260,9 +275,7 @@ class StepWatch:
     def _sample_norm(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
         iteration.norm = norm_of([param.grad for param in self._params_now(watched)])
-        spent = monotonic_ns() - start
-        self.budget.purses["norm"].pay(spent)
-        self.layers.spent_ns += spent
+        self._pay("norm", iteration, monotonic_ns() - start)
 
     def _sample_layers(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
@@ -274,9 +287,12 @@ class StepWatch:
             watched.allocated_bytes = tensor_bytes_of(optimizer, watched.params)
             self.peak_bytes = max(self.peak_bytes, watched.allocated_bytes, self.tracer.peak_bytes)
         self.session.look_after_drainer()
-        spent = monotonic_ns() - start
-        self.budget.purses["layers"].pay(spent)
-        self.layers.spent_ns += spent
+        self._pay("layers", iteration, monotonic_ns() - start)
+
+    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int) -> None:
+        purse = self.budget.purses[kind]
+        self.layers.spent_ns += purse.pay(clocked_ns)
+        iteration.pace.note(purse, clocked_ns)
 
     # Optimizers --------------------------------------------------------------------------------------
 
@@ -323,7 +339,8 @@ class StepWatch:
         watched.params = params
         unnamed = Named("", tuple(f"param_{index}" for index in range(len(params))), None)
         watched.named = guard.run("names", self.names.of, optimizer) or unnamed
-        watched.model_id = name_id(watched.named.model) if watched.named.model else NULL_I32
+        model = name_id(watched.named.model) if watched.named.model else NULL_I32
+        watched.local_step_model = (model << 32) + (watched.local_step_model & 0xFFFF_FFFF)
         watched.layer_ids = [name_id(name) for name in watched.named.layers]
         allocated = guard.run("memory", tensor_bytes_of, optimizer, params)
         watched.allocated_bytes = NULL_I64 if allocated is None else allocated

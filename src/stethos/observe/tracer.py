@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stethos.clock import monotonic_ns
 from stethos.observe.budget import Purse
 from stethos.observe.layer_name import module_names
 from stethos.observe.module_trace import ModuleTrace, Span
@@ -15,9 +16,10 @@ from stethos.observe.statistic import STATISTICS
 from stethos.schema import LAYERS, MODULES, NULL_F64, NULL_I64, Kind
 
 if TYPE_CHECKING:
+    from stethos.observe.iteration import Iteration
     from stethos.observe.stepwatch import Watched
 
-_HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks
+_HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks; the pace adds to it
 _START_NS = 20_000
 _LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
 
@@ -55,18 +57,23 @@ class ModuleTracer:
             self._trace.backward_ended()
             self._trace.in_backward = False
 
-    def step_ended(self, watched: Watched, optimizer_ns: int, step: int) -> None:
+    def is_tracing(self) -> bool:
+        """Whether this thread is the one that is traced."""
+        return self.is_on and self._thread == threading.get_ident()
+
+    def step_ended(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         """Finish the trace of the iteration that ends here, or begin one for the next."""
         if self._owner is not None and not self._owner.is_alive():
             self.stop()
         if self._thread:
             if self._thread == threading.get_ident():
-                self._finish(watched, optimizer_ns, step)
+                self._finish(watched, iteration, optimizer_ns, step)
         elif not self.is_refused and self._purse is not None and self._purse.can_afford():
             if self._trace.start(max(watched.allocated_bytes, 0)):
                 self._thread = threading.get_ident()
                 self._owner = threading.current_thread()
                 self.is_on = True
+                iteration.pace.note(self._purse)
             else:
                 self.refuse("torch.compile is in use: module hooks would change its graphs")
 
@@ -77,17 +84,18 @@ class ModuleTracer:
         self.is_on = False
         self._trace.stop()
 
-    def _finish(self, watched: Watched, optimizer_ns: int, step: int) -> None:
+    def _finish(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
+        began_ns = monotonic_ns()
         self.stop()
         names = self._names(watched)
         spans = self._trace.take(names)
         self._record(spans, optimizer_ns, watched, step)
         if self._session.settings.preset == "deep":
             self._record_activations(*self._trace.take_activations(names), watched, step)
-        spent = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans)
-        self.spent_ns += spent
+        clocked_ns = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans) + monotonic_ns() - began_ns
         if self._purse is not None:
-            self._purse.pay(spent)
+            self.spent_ns += self._purse.pay(clocked_ns)
+            iteration.pace.note_price(clocked_ns)
 
     def _names(self, watched: Watched) -> dict[int, str]:
         """Module names: under the model that owns the parameters, else under the outermost modules called."""

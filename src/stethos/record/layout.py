@@ -81,8 +81,11 @@ FRAME_HEADER = struct.Struct("<IHHIiiiIqq")
 
 
 def slot_packer(table: Table) -> struct.Struct:
-    """Packs a row of a slot table, without its sequence number."""
-    packer = struct.Struct("<" + SLOT_CONTEXT + "".join(_STRUCT_CODE[column.kind] for column in table.columns))
+    """Packs a row of a slot table, without its sequence number.
+
+    Every number lies at a multiple of its size, so that a row can be written as whole words too.
+    """
+    packer = struct.Struct("@" + SLOT_CONTEXT + "".join(_STRUCT_CODE[column.kind] for column in table.columns))
     assert packer.size <= SLOT_BYTES - 8, f"a row of {table.name} does not fit a slot"
     return packer
 

@@ -59,6 +59,7 @@ class Ring:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), RING_BYTES)
         self._words = memoryview(self._map).cast("q")
+        self._doubles = memoryview(self._map).cast("d")
         self._words[Word.PID] = os.getpid()
         self._words[Word.MAGIC] = MAGIC
         self._allocate = itertools.count()
@@ -82,17 +83,14 @@ class Ring:
         but memory that has gone cold.
         """
         mapped, words, allocate = self._map, self._words, self._allocate.__next__
-        tail_seen = words[Word.SLOTS_TAIL]
+        enough = words[Word.SLOTS_TAIL] + _BACKLOG
 
         def put(*values: float) -> bool:
-            nonlocal tail_seen
-            if self._next - tail_seen >= _BACKLOG:
-                tail_seen = words[Word.SLOTS_TAIL]
-                if self._next - tail_seen >= _BACKLOG:
-                    self.on_backlog()
-                    if self._next - tail_seen >= SLOTS - SLOT_MARGIN:
-                        self.drop(Drop.RING_FULL)
-                        return False
+            nonlocal enough
+            if self._next >= enough:
+                enough = self._look_at_tail()
+                if enough < 0:
+                    return False
             index = allocate()
             self._next = index + 1
             offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
@@ -109,6 +107,69 @@ class Ring:
             return True
 
         return put
+
+    def step_writer(self) -> Callable[..., bool]:
+        """A function that writes one row of `steps`, given as the words of its slot; see `writer`.
+
+        Word by word: inside a training step, where everything is cold, this
+        takes half as long as `pack_into` does with its twenty arguments.
+        """
+        mapped, words, doubles, allocate = self._map, self._words, self._doubles, self._allocate.__next__
+        first_word, slots, slot_words, is_ordered = SLOTS_BASE // 8, SLOTS, SLOT_BYTES // 8, _STORES_ARE_ORDERED
+        enough = words[Word.SLOTS_TAIL] + _BACKLOG
+
+        def put(
+            table_client: int, round_optimizer: int, step: int, t_ns: int, local_step_model: int,
+            loss: float, rate: float, norm: float, step_ns: int, data_ns: int, forward_ns: int, backward_ns: int,
+            optimizer_ns: int, samples_backwards: int, skipped: int, allocated_bytes: int, peak_bytes: int,
+        ) -> bool:  # fmt: skip
+            nonlocal enough
+            if self._next >= enough:
+                enough = self._look_at_tail()
+                if enough < 0:
+                    return False
+            index = allocate()
+            self._next = index + 1
+            at = first_word + index % slots * slot_words
+            try:
+                words[at + 1] = table_client
+                words[at + 2] = round_optimizer
+                words[at + 3] = step
+                words[at + 4] = t_ns
+                words[at + 5] = local_step_model
+                doubles[at + 6] = loss
+                doubles[at + 7] = rate
+                doubles[at + 8] = norm
+                doubles[at + 9] = step_ns
+                doubles[at + 10] = data_ns
+                doubles[at + 11] = forward_ns
+                doubles[at + 12] = backward_ns
+                doubles[at + 13] = optimizer_ns
+                words[at + 14] = samples_backwards
+                words[at + 15] = skipped
+                words[at + 16] = allocated_bytes
+                words[at + 17] = peak_bytes
+            except BaseException:
+                mapped[8 * at + 8 : 8 * at + 10] = _VOID
+                words[at] = index + 1
+                self.drop(Drop.NOT_A_NUMBER)
+                raise
+            if not is_ordered:
+                self._fence()
+            words[at] = index + 1
+            return True
+
+        return put
+
+    def _look_at_tail(self) -> int:
+        """The row at which to look again, or -1 after counting a drop: the ring is full."""
+        tail = self._words[Word.SLOTS_TAIL]
+        if self._next - tail >= _BACKLOG:
+            self.on_backlog()
+            if self._next - tail >= SLOTS - SLOT_MARGIN:
+                self.drop(Drop.RING_FULL)
+                return -1
+        return tail + _BACKLOG
 
     def put(self, pack_into: Callable[..., None], *values: float) -> bool:
         """Write one row; see `writer`, which is faster when called often."""
@@ -218,6 +279,7 @@ class Ring:
     def release(self) -> None:
         """Unmap the file, in a forked child that must not write to its parent's ring."""
         self._words.release()
+        self._doubles.release()
         self._map.close()
 
     def _fence(self) -> None:

@@ -38,11 +38,13 @@ _CONTEXT = [("sequence", "<i8"), ("table", "<u2"), ("unused", "<u2"), ("client",
 
 
 def slot_dtype(number: int) -> np.dtype[np.void]:
-    """A slot as a NumPy record."""
+    """A slot as a NumPy record, aligned as `slot_packer` does."""
     own = [(column.name, _DTYPE[column.kind]) for column in RECORDED[number].columns]
-    dtype = np.dtype([*_CONTEXT, *own])
-    padding = SLOT_BYTES - dtype.itemsize
-    return np.dtype([*_CONTEXT, *own, ("padding", f"V{padding}")]) if padding else dtype
+    dtype = np.dtype([*_CONTEXT, *own], align=True)
+    names = list(dtype.names or ())
+    fields = [dtype.fields[name] for name in names] if dtype.fields is not None else []
+    formats, offsets = [field[0] for field in fields], [field[1] for field in fields]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": SLOT_BYTES})
 
 
 SLOT_DTYPES = {number: slot_dtype(number) for number in SLOT_PACKERS}

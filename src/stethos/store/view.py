@@ -12,18 +12,32 @@ _KEYS = ("client", "round", "federation", "turn")
 
 
 def _client_rounds_sql() -> str:
-    """One row per turn: what the server knows, and where it knows nothing what the client's process knows."""
+    """One row per turn: what the server knows, and where it knows nothing what the client's process knows.
+
+    Of a failure the client's process knows best: a server may have heard of it through somebody else's words.
+    """
     reported = {column.name for column in CLIENT_REPORTS.columns}
     parts = []
     for column in CLIENT_ROUNDS.columns:
         name = column.name
         if name in _KEYS:
             parts.append(name)
+        elif name == "error":  # the one that the traceback belongs to, if there is one
+            with_traceback = "traceback IS NOT NULL"
+            parts.append(_first_known(name, f"side = 'client' AND {with_traceback}", with_traceback, "side = 'server'"))
+        elif name == "traceback":
+            parts.append(_first_known(name, "side = 'client'"))
         elif name in reported:
-            parts.append(f"coalesce(any_value({name}) FILTER (side = 'server'), any_value({name})) AS {name}")
+            parts.append(_first_known(name, "side = 'server'"))
         else:
             parts.append(f"min({name}) AS {name}")
     return f"SELECT {', '.join(parts)} FROM main.client_reports GROUP BY {', '.join(_KEYS)}"
+
+
+def _first_known(name: str, *conditions: str) -> str:
+    """A column's value in rows that meet the first condition, else the second, else in any row."""
+    preferred = [f"any_value({name}) FILTER ({condition})" for condition in conditions]
+    return f"coalesce({', '.join([*preferred, f'any_value({name})'])}) AS {name}"
 
 
 VIEWS: dict[str, str] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,13 +24,18 @@ class DetachedLoss:
     and look for `detach`, `.item()`, `no_grad` or a factor of 0 between model and loss.
     """
 
-    code: ClassVar = "CON008"
-    name: ClassVar = "detached-loss"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "loss"}), "layers": frozenset({"layer", "kind"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"plateau", "frozen-layer", "learning-rate-too-low", "update-ratio", "slow-progress",
-                                    "vanishing-gradient", "dead-units"})  # fmt: skip
+    code: ClassVar[str] = "CON008"
+    name: ClassVar[str] = "detached-loss"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": frozenset({"step", "loss"}),
+        "layers": frozenset({"layer", "kind"}),
+    }
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "frozen-layers", "learning-rate-too-low", "update-to-weight-ratio", "slow-progress",
+         "vanishing-gradients", "dead-units"}
+    )  # fmt: skip
 
     least_steps: int = 5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,12 +26,18 @@ class Divergence:
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
     """
 
-    code: ClassVar = "CON001"
-    name: ClassVar = "divergence"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
-    explains: ClassVar = frozenset({"weight-explosion", "exploding-gradient", "oscillation", "series-anomaly"})
+    code: ClassVar[str] = "CON001"
+    name: ClassVar[str] = "divergence"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"weight-explosion", "exploding-gradients", "oscillation", "series-anomaly"}
+    )
 
     lost_share: float = 0.5
     of_first_loss: float = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,14 +24,14 @@ class GradientsNotZeroed:
     Next step: call `optimizer.zero_grad()` before each `backward()`.
     """
 
-    code: ClassVar = "CON009"
-    name: ClassVar = "gradients-not-zeroed"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "grad_norm"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"exploding-gradient", "divergence", "oscillation", "weight-explosion", "learning-rate-too-high", "dead-units",
-         "update-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}
+    code: ClassVar[str] = "CON009"
+    name: ClassVar[str] = "gradients-not-zeroed"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "grad_norm"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"exploding-gradients", "divergence", "oscillation", "weight-explosion", "learning-rate-too-high", "dead-units",
+         "update-to-weight-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}
     )  # fmt: skip
 
     growth: float = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,15 +32,15 @@ class LearningRateTooHigh:
     Next step: lower the learning rate, or warm it up.
     """
 
-    code: ClassVar = "CON006"
-    name: ClassVar = "learning-rate-too-high"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "loss", "lr"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"divergence", "oscillation", "plateau", "exploding-gradient", "weight-explosion", "non-finite-loss",
-         "non-finite-gradient", "non-finite-weight", "dead-units", "saturated-units", "update-ratio", "series-anomaly",
-         "frozen-layer", "vanishing-gradient"}
+    code: ClassVar[str] = "CON006"
+    name: ClassVar[str] = "learning-rate-too-high"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss", "lr"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"divergence", "oscillation", "plateau", "exploding-gradients", "weight-explosion", "non-finite-loss",
+         "non-finite-gradients", "non-finite-weights", "dead-units", "saturated-units", "update-to-weight-ratio",
+         "series-anomaly", "frozen-layers", "vanishing-gradients"}
     )  # fmt: skip
 
     jump: float = 3.0

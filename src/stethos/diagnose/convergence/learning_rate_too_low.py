@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,12 +24,14 @@ class LearningRateTooLow:
     Next step: raise the learning rate; tenfold until the loss falls visibly.
     """
 
-    code: ClassVar = "CON007"
-    name: ClassVar = "learning-rate-too-low"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step", "loss", "lr"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"plateau", "slow-progress", "update-ratio", "frozen-layer"})
+    code: ClassVar[str] = "CON007"
+    name: ClassVar[str] = "learning-rate-too-low"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss", "lr"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "update-to-weight-ratio", "frozen-layers"}
+    )
 
     moved: float = 1e-4
     fallen: float = 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,12 +27,16 @@ class Oscillation:
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
 
-    code: ClassVar = "CON002"
-    name: ClassVar = "oscillation"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
-    explains: ClassVar = frozenset({"plateau"})
+    code: ClassVar[str] = "CON002"
+    name: ClassVar[str] = "oscillation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
+    explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     likeness: float = 0.45
     repeat: float = 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,16 +36,16 @@ class Overfitting:
     Next step: keep the checkpoint of the best evaluation; add data, weight decay, dropout or augmentation.
     """
 
-    code: ClassVar = "CON005"
-    name: ClassVar = "overfitting"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {
+    code: ClassVar[str] = "CON005"
+    name: ClassVar[str] = "overfitting"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
         "steps": STEP_COLUMNS,
         "metrics": frozenset({"process", "step", "name", "value"}),
         "rounds": frozenset({"federation", "round", "loss"}),
     }
-    explains: ClassVar = frozenset({"series-anomaly", "divergence"})
+    explains: ClassVar[frozenset[str]] = frozenset({"series-anomaly", "divergence"})
 
     rise: float = 0.2
     gap: float = 1.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +24,15 @@ class Plateau:
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 
-    code: ClassVar = "CON004"
-    name: ClassVar = "plateau"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
+    code: ClassVar[str] = "CON004"
+    name: ClassVar[str] = "plateau"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
     explains: ClassVar[frozenset[str]] = frozenset()
 
     gained: float = 0.1

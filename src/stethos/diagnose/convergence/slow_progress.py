@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +24,15 @@ class SlowProgress:
     Next step: raise the learning rate tenfold, and see whether the loss falls faster.
     """
 
-    code: ClassVar = "CON003"
-    name: ClassVar = "slow-progress"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "rounds": ROUND_COLUMNS, "client_rounds": CLIENT_COLUMNS}
+    code: ClassVar[str] = "CON003"
+    name: ClassVar[str] = "slow-progress"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
     explains: ClassVar[frozenset[str]] = frozenset()
 
     gained: float = 0.2

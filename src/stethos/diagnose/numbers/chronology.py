@@ -112,10 +112,15 @@ def findings_of(window: Window, what: What, code: str, name: str, advice: Callab
             continue
         first = onsets[0]
         finding = _finding(first, code, name, advice(first))
-        later = [_finding(onset, _CODES[onset.what], f"non-finite-{onset.what}", "") for onset in onsets[1:]]
+        later = [_finding(onset, _CODES[onset.what], _NAMES[onset.what], "") for onset in onsets[1:]]
         yield finding.with_consequences(*(replace(one, confidence=0.98) for one in later))
 
 
+_NAMES: dict[What, str] = {
+    "loss": "non-finite-loss",
+    "gradient": "non-finite-gradients",
+    "weight": "non-finite-weights",
+}
 _CODES: dict[What, str] = {"loss": "NUM001", "gradient": "NUM002", "weight": "NUM003"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,12 +24,14 @@ class DeadUnits:
     Next step: lower the learning rate, start biases at 0, or use LeakyReLU or GELU.
     """
 
-    code: ClassVar = "NUM007"
-    name: ClassVar = "dead-units"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "zero_share"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"frozen-layer", "plateau", "vanishing-gradient", "update-ratio", "slow-progress"})
+    code: ClassVar[str] = "NUM007"
+    name: ClassVar[str] = "dead-units"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "zero_share"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"frozen-layers", "plateau", "vanishing-gradients", "update-to-weight-ratio", "slow-progress"}
+    )
 
     of_outputs: float = 0.97
     of_biases: float = 0.9

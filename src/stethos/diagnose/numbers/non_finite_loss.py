@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,14 +23,14 @@ class NonFiniteLoss:
     Next step: look at the batch of that step: NaN in the inputs, a logarithm or division of 0, an overflow of float16.
     """
 
-    code: ClassVar = "NUM001"
-    name: ClassVar = "non-finite-loss"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"non-finite-gradient", "non-finite-weight", "divergence", "plateau", "dead-units", "series-anomaly",
-         "nan-update", "frozen-layer", "exploding-gradient"}
+    code: ClassVar[str] = "NUM001"
+    name: ClassVar[str] = "non-finite-loss"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-gradients", "non-finite-weights", "divergence", "plateau", "dead-units", "series-anomaly",
+         "nan-update", "frozen-layers", "exploding-gradients"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

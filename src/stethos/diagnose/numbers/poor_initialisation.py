@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,14 +25,14 @@ class PoorInitialisation:
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 
-    code: ClassVar = "NUM011"
-    name: ClassVar = "poor-initialisation"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "mean", "std", "size"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"exploding-gradient", "vanishing-gradient", "saturated-units", "dead-units", "plateau", "slow-progress",
-         "frozen-layer", "update-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly"}
+    code: ClassVar[str] = "NUM011"
+    name: ClassVar[str] = "poor-initialisation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "mean", "std", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"exploding-gradients", "vanishing-gradients", "saturated-units", "dead-units", "plateau", "slow-progress",
+         "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly"}
     )  # fmt: skip
 
     large: float = 12.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,12 +25,14 @@ class SaturatedUnits:
     Next step: scale the inputs to unit variance, start with smaller weights, or put a norm layer before.
     """
 
-    code: ClassVar = "NUM008"
-    name: ClassVar = "saturated-units"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "mean", "std", "min", "max"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"vanishing-gradient", "plateau", "slow-progress", "frozen-layer"})
+    code: ClassVar[str] = "NUM008"
+    name: ClassVar[str] = "saturated-units"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+        "layers": frozenset({"layer", "kind", "mean", "std", "min", "max"})
+    }
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"vanishing-gradients", "plateau", "slow-progress", "frozen-layers"})
 
     inside: float = 0.08
     learned: float = 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,12 +35,15 @@ class SeriesAnomaly:
     Next step: look at what happened at that step: the batch, the logs, the schedule.
     """
 
-    code: ClassVar = "NUM012"
-    name: ClassVar = "series-anomaly"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"steps": frozenset({"step"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "metrics": frozenset({"process", "step", "name", "value", "client"})}
-    explains: ClassVar = frozenset({"dead-units", "exploding-gradient", "plateau", "divergence"})
+    code: ClassVar[str] = "NUM012"
+    name: ClassVar[str] = "series-anomaly"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "metrics": frozenset({"process", "step", "name", "value", "client"}),
+    }
+    explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "exploding-gradients", "plateau", "divergence"})
 
     spike: float = 3.0
     spread: float = 4.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,14 +24,14 @@ class WeightExplosion:
     Next step: weight decay (and its sign), a lower learning rate, norm layers.
     """
 
-    code: ClassVar = "NUM006"
-    name: ClassVar = "weight-explosion"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "norm", "size"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"non-finite-loss", "non-finite-gradient", "non-finite-weight", "saturated-units", "divergence",
-         "exploding-gradient", "dead-units", "series-anomaly"}
+    code: ClassVar[str] = "NUM006"
+    name: ClassVar[str] = "weight-explosion"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "norm", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-loss", "non-finite-gradients", "non-finite-weights", "saturated-units", "divergence",
+         "exploding-gradients", "dead-units", "series-anomaly"}
     )  # fmt: skip
 
     times: float = 10.0

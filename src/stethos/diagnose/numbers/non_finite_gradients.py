@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class NonFiniteGradient:
+class NonFiniteGradients:
     """A gradient became NaN or infinite although the loss was finite: the backward pass is to blame.
 
     What it looks at: NaN and infinite elements of each layer's gradient at sampled steps, the norm of all gradients,
@@ -24,14 +24,17 @@ class NonFiniteGradient:
     an infinity.
     """
 
-    code: ClassVar = "NUM002"
-    name: ClassVar = "non-finite-gradient"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step"}), "layers": frozenset({"kind", "nan", "inf"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"non-finite-weight", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly", "nan-update",
-         "frozen-layer"}
+    code: ClassVar[str] = "NUM002"
+    name: ClassVar[str] = "non-finite-gradients"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": frozenset({"step"}),
+        "layers": frozenset({"kind", "nan", "inf"}),
+    }
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly", "nan-update",
+         "frozen-layers"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class ExplodingGradient:
+class ExplodingGradients:
     """Gradients are many times larger than they have been, or grow from layer to layer.
 
     What it looks at: the norm of all gradients against its own history and against that of the untrained model, for
@@ -25,14 +25,14 @@ class ExplodingGradient:
     Next step: clip gradients; then look for the cause: learning rate, loss scale, recurrence, initialisation.
     """
 
-    code: ClassVar = "NUM004"
-    name: ClassVar = "exploding-gradient"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step", "grad_norm"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"divergence", "weight-explosion", "non-finite-loss", "non-finite-gradient", "non-finite-weight", "dead-units",
-         "saturated-units", "update-ratio", "series-anomaly", "oscillation"}
+    code: ClassVar[str] = "NUM004"
+    name: ClassVar[str] = "exploding-gradients"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "grad_norm"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"divergence", "weight-explosion", "non-finite-loss", "non-finite-gradients", "non-finite-weights",
+         "dead-units", "saturated-units", "update-to-weight-ratio", "series-anomaly", "oscillation"}
     )  # fmt: skip
 
     times_before: float = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,23 +14,23 @@ from stethos.diagnose.window import Window, is_null
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenLayer:
+class FrozenLayers:
     """Layers that the optimizer holds get no gradient at all, while others do.
 
     What it looks at: the gradient of each layer at every sample: missing (frozen with `requires_grad`, unused, or cut
-    off by `detach`) or exactly 0. A gradient that is small but not 0 is no such case: see vanishing-gradient.
+    off by `detach`) or exactly 0. A gradient that is small but not 0 is no such case: see vanishing-gradients.
     Why it matters: these layers stay as they are; that may be meant, or a slip.
     Not a fault when: layers are frozen on purpose. Missing gradients are therefore only mentioned; leave those layers
     out of the optimizer to silence it.
     Next step: look for `detach`, `no_grad`, a branch that is not used, or a factor of 0 before the named layer.
     """
 
-    code: ClassVar = "NUM009"
-    name: ClassVar = "frozen-layer"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "size"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"update-ratio"})
+    code: ClassVar[str] = "NUM009"
+    name: ClassVar[str] = "frozen-layers"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"update-to-weight-ratio"})
 
     least: int = 3
 

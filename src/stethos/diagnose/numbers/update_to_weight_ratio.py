@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatio:
+class UpdateToWeightRatio:
     """A layer's weights move per step by a share of their norm that is far too large, or far smaller than others do.
 
     What it looks at: the distance of the weights from their start between samples, per step, against their norm. About
@@ -24,12 +24,12 @@ class UpdateRatio:
     Next step: another learning rate for the layer (a parameter group of its own), or another initialisation.
     """
 
-    code: ClassVar = "NUM010"
-    name: ClassVar = "update-ratio"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "norm", "drift"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"dead-units", "saturated-units", "plateau"})
+    code: ClassVar[str] = "NUM010"
+    name: ClassVar[str] = "update-to-weight-ratio"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "norm", "drift"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "saturated-units", "plateau"})
 
     large: float = 0.2
     small: float = 1e-8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class NonFiniteWeight:
+class NonFiniteWeights:
     """Weights were NaN or infinite before any loss was: the step before, or something that wrote into them, did it.
 
     What it looks at: NaN and infinite elements of each layer's weights at sampled steps, as the step began.
@@ -23,14 +23,17 @@ class NonFiniteWeight:
     averages weights.
     """
 
-    code: ClassVar = "NUM003"
-    name: ClassVar = "non-finite-weight"
-    severity: ClassVar = Severity.ERROR
-    needs: ClassVar = {"steps": frozenset({"step"}), "layers": frozenset({"kind", "nan", "inf"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset(
-        {"non-finite-gradient", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
-         "nan-update", "frozen-layer"}
+    code: ClassVar[str] = "NUM003"
+    name: ClassVar[str] = "non-finite-weights"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": frozenset({"step"}),
+        "layers": frozenset({"kind", "nan", "inf"}),
+    }
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-gradients", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
+         "nan-update", "frozen-layers"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

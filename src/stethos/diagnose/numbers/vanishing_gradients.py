@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class VanishingGradient:
+class VanishingGradients:
     """Gradients of some layers are thousands of times smaller than those of others, and the loss does not fall.
 
     What it looks at: the gradient per element of each weight matrix against the largest of all layers, and against its
@@ -24,12 +24,14 @@ class VanishingGradient:
     Next step: ReLU-like activations, norm layers, residual connections, or an initialisation with the right gain.
     """
 
-    code: ClassVar = "NUM005"
-    name: ClassVar = "vanishing-gradient"
-    severity: ClassVar = Severity.WARNING
-    needs: ClassVar = {"layers": frozenset({"layer", "kind", "norm", "size"})}
-    reads: ClassVar = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
-    explains: ClassVar = frozenset({"plateau", "slow-progress", "update-ratio", "learning-rate-too-low"})
+    code: ClassVar[str] = "NUM005"
+    name: ClassVar[str] = "vanishing-gradients"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "norm", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "update-to-weight-ratio", "learning-rate-too-low"}
+    )
 
     below: float = 1e-4
     of_start: float = 1e-5

@@ -1,0 +1,1 @@
+"""Adapters: what other federated-learning frameworks do, told to `federate`."""

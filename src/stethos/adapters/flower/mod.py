@@ -1,0 +1,74 @@
+"""The client's side: a Flower mod."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from flwr.app import ConfigRecord, Context, Message
+
+from stethos.adapters.flower.content import KEY, take_ours
+from stethos.federate.invitation import Invitation
+from stethos.federate.site import Site
+from stethos.guard import attempt
+from stethos.observe import boot
+from stethos.observe.spans import Span
+from stethos.record.place import boot_id
+
+logger = logging.getLogger("stethos.flower")
+
+
+def client_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Observe a client's work on a message: `ClientApp(mods=[client_mod])`.
+
+    Does nothing unless the server is observed too. An exception is recorded with
+    its traceback, then passes on.
+    """
+    invitation = attempt(_invitation_in, message, context)
+    if invitation is None:
+        return call_next(message, context)
+    if not message.metadata.message_type.startswith("train"):
+        with _evaluating(invitation, message.metadata.message_type):
+            return call_next(message, context)
+    site = Site(invitation, side="client")
+    label = attempt(lambda: context.node_config.get("partition-id"))
+    if label is not None:
+        site.note(label=str(label))
+    start_ns = time.time_ns()
+    with site:
+        with site.phase("compute"):
+            reply = call_next(message, context)
+        end_ns = time.time_ns()
+    attempt(_add_report, reply, site, start_ns, end_ns)
+    return reply
+
+
+def _invitation_in(message: Message, context: Context) -> Invitation | None:
+    fields = take_ours(message.content) if message.has_content() else None
+    return replace(Invitation.from_fields(fields), client=str(context.node_id)) if fields is not None else None
+
+
+def _add_report(reply: Message, site: Site, start_ns: int, end_ns: int) -> None:
+    """Send what is known of the turn back with the reply; the server's side takes it out again."""
+    if reply.has_content():
+        clock: dict[str, int | str] = {"host": boot_id() or "", "start_ns": start_ns, "end_ns": end_ns}
+        reply.content[KEY] = ConfigRecord({**site.report(), **clock})
+
+
+@contextlib.contextmanager
+def _evaluating(invitation: Invitation, kind: str) -> Iterator[None]:
+    """A message that asks for no update: its rows and spans are marked, and a failure is logged."""
+    fields = {"client": invitation.client, "round": invitation.round, "message_type": kind}
+    with invitation.marked(), Span(boot.current_session, f"client_{kind.partition('.')[0]}", fields):
+        try:
+            yield
+        except Exception:
+            attempt(_log_failure, invitation, kind)
+            raise
+
+
+def _log_failure(invitation: Invitation, kind: str) -> None:
+    logger.exception("round %d: client %s failed to %s", invitation.round, invitation.client, kind)

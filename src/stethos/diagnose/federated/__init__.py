@@ -1,0 +1,1 @@
+"""Troubles of federated trainings: faulty clients and their kinds, skew, aggregation."""

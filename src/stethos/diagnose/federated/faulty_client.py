@@ -1,0 +1,131 @@
+"""Faulty clients, with the kind of fault named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohort_of
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, Verdict, verdicts_on
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.window import Window
+
+# kind: in words, which matrix shows it, its label, what to do
+_KINDS: dict[str, tuple[str, str, str, str]] = {
+    "nan": ("sends NaN or infinite weights", "odd", "NaN or infinite elements", "reject its update; look for a division by zero or half precision in its training"),  # noqa: E501
+    "free-rider": ("sends no work of its own", "cos_last", "cosine to the last global change", "leave it out; ask whether its training runs at all"),  # noqa: E501
+    "label-flip": ("has labels of one class flipped", "entry_loss", "loss of the incoming model on its data", "have it check the labels of these classes; leave it out until then"),  # noqa: E501
+    "label-noise": ("has wrong labels", "entry_loss", "loss of the incoming model on its data", "have it check its labels; leave it out until then"),  # noqa: E501
+    "feature-fault": ("has noisy or shifted inputs", "input_cos", "similarity of its inputs' use to the others'", "have it check its preprocessing (scaling, sensor, missing values)"),  # noqa: E501
+    "backdoor": ("trains towards one class on some inputs, like a backdoor", "input_focus", "share of the change in a single input", "leave it out and look for a trigger in its data; retrain from before its first round"),  # noqa: E501
+    "sign-flip": ("sends its update with the sign turned", "cos_centre", "cosine to the other clients", "leave it out; check how it computes what it sends (new minus old)"),  # noqa: E501
+    "scaling": ("sends its update much too large", "norm_ratio", "size relative to the median client", "clip or normalise its update; check the weighting by samples"),  # noqa: E501
+    "update-noise": ("sends noise on top of its update", "cos_self", "cosine to its own last update", "check its privacy noise, compression or transport"),  # noqa: E501
+    "stale": ("starts from an old global model", "cos_back", "cosine to the way back to an older model", "check that it receives the current model, and whether it is late"),  # noqa: E501
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyClient:
+    """A client's updates, or its data, are not what they should be, and the kind of fault can be named.
+
+    What it looks at: fingerprints of updates (size, direction, spread over layers and inputs) against the robust
+    centre of the other clients and against the past; the incoming global model's loss and answers on the client's own
+    labels. Label by label, so that a client with other classes than the rest is not mistaken for a faulty one.
+    Why it matters: one client in fifty with flipped labels teaches the global model the wrong thing, and no loss curve
+    shows it.
+    Not a fault when: the client alone holds a class, or has very few samples. Compare label-skew. More than three
+    clients in ten with the same fault become the majority that others are compared with.
+    Next step: `stethos diagnose --client CLIENT`, then `stethos compare-clients CLIENT OTHER`; leave it out of the
+    average until it is mended.
+    """
+
+    code: ClassVar[str] = "FED001"
+    name: ClassVar[str] = "faulty-client"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = NEEDS
+    reads: ClassVar[Mapping[str, frozenset[str]]] = READS
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {
+            "non-finite-loss", "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "plateau",
+            "slow-progress", "weight-explosion", "exploding-gradients", "aggregation-bias", "server-instability",
+            "client-drift", "metric-anomaly", "series-anomaly", "update-to-weight-ratio",
+        }
+    )  # fmt: skip
+
+    probability: float = 0.9
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        cohort = cohort_of(window)
+        if not cohort.clients:
+            raise CannotTell("no updates of clients were recorded")
+        verdicts = verdicts_on(cohort, self.probability)
+        if len(cohort.clients) < FEWEST_CLIENTS and not verdicts:
+            raise CannotTell(
+                f"{len(cohort.clients)} clients are too few to compare, at least {FEWEST_CLIENTS} are needed"
+            )
+        for verdict in verdicts:
+            yield self._finding(cohort, verdict)
+
+    def _finding(self, cohort: Cohort, verdict: Verdict) -> Finding:
+        words, _, _, todo = _KINDS[verdict.kind]
+        if verdict.source is not None:
+            words = f"has class {verdict.source} labelled as {verdict.target}"
+        return Finding(
+            code=self.code,
+            name=self.name,
+            kind=verdict.kind,
+            severity=self.severity,
+            title=f"client {verdict.client} {words}",
+            subject=Subject(clients=(verdict.client,), first=verdict.first, last=verdict.last),
+            confidence=min(verdict.probability, 0.99),
+            evidence=tuple(_evidence(cohort, verdict)),
+            next_step=todo,
+            detail={} if verdict.source is None else {"source": verdict.source, "target": verdict.target},
+            is_open=verdict.last is None,
+        )
+
+
+def _evidence(cohort: Cohort, verdict: Verdict) -> Iterator[Evidence]:
+    """The quantity that shows the kind, then others in which the client stands out."""
+    place = cohort.clients.index(verdict.client)
+    shown = _KINDS[verdict.kind][1]
+    listed = [(shown, _KINDS[verdict.kind][2])]
+    listed += [
+        (name, label)
+        for name, label in (("cos_centre", "cosine to the other clients"), ("entry_loss", "entry loss"))
+        if name != shown
+    ]
+    for column, label in listed:
+        values = getattr(cohort, column)
+        own = values[:, place]
+        if np.isnan(own).all():
+            continue
+        others = np.delete(values, place, axis=1)
+        with np.errstate(invalid="ignore"):
+            typical = np.nanmedian(others, axis=1) if others.size else own
+        mine, rest = float(np.nanmean(own)), float(np.nanmean(typical))
+        yield Evidence(
+            f"{label}: {mine:.3g}, the others {rest:.3g}",
+            _sql(column, verdict.client),
+            tuple(float(value) for value in own),
+            tuple(float(value) for value in typical),
+        )
+
+
+def _sql(column: str, client: str) -> str:
+    quoted = client.replace("'", "''")
+    if column in ("entry_loss", "exit_loss"):
+        table, where = "client_rounds", ""
+    else:
+        table, where = "updates", " AND layer IS NULL"
+    value = "nan + inf" if column == "odd" else column
+    return (
+        f"SELECT round, any_value({value}) FILTER (client = '{quoted}') AS client, "
+        f"median({value}) FILTER (client <> '{quoted}') AS others "
+        f"FROM {table} WHERE client IS NOT NULL{where} GROUP BY round ORDER BY round"
+    )

@@ -1,0 +1,423 @@
+"""`stethos rounds`, `clients` and `compare-clients` over real federations, whole and killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import RunBuilder
+from processes import environment, finish, start, start_program, wait_for_rest, wait_until
+
+from stethos.cli.clients import oddities, oddity
+from stethos.cli.main import main
+from stethos.cli.rounds import wrongs_of
+from stethos.store.run import open_run
+
+COMMANDS = (["rounds"], ["clients"], ["compare-clients", "c1", "c7"])
+Shown = Callable[..., str]
+
+
+def _own(directory: Path) -> dict[str, str]:
+    runtime = directory / "runtime"
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    return environment(XDG_RUNTIME_DIR=str(runtime))
+
+
+RUNS: dict[str, tuple[str, ...]] = {
+    "faulty": (),
+    "lonely": ("--rounds", "1", "--clients", "1", "--healthy"),
+    "long": ("--rounds", "60", "--clients", "3"),
+    "crowd": ("--rounds", "2", "--clients", "300"),
+    "two": ("--rounds", "2", "--clients", "3", "--federations", "2"),
+}
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with these runs, all of them finished."""
+    directory = tmp_path_factory.mktemp("recorded")
+    words = [word for name, options in RUNS.items() for word in (str(directory), name, *options, "--")]
+    result = finish(start_program("federate.py", *words, env=_own(directory)))
+    assert result.returncode == 0, result.stderr
+    for name in RUNS:
+        wait_for_rest(directory / name)
+    return directory
+
+
+@pytest.fixture
+def faulty(recorded: Path) -> Path:
+    """8 rounds of 10 clients: c2 fails in 3 and 5, c4 drops out in 2, c6 sends NaN in 6, c7 turns its update around."""
+    return recorded / "faulty"
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A federation that has come to c5 in round 4 and goes no further."""
+    process = start_program("federate.py", tmp_path, "run", "--hang-in", "4", env=_own(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == "hanging\n"
+    try:
+        yield tmp_path / "run", process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """What a command prints about a run."""
+
+    def run(path: Path, *words: str, status: int = 0) -> str:
+        assert main([*words, "-t", str(path)]) == status
+        captured = capsys.readouterr()
+        return captured.err if status else captured.out
+
+    return run
+
+
+def on_a_terminal(width: int, *words: str) -> str:
+    """What a command prints on a terminal of that width."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stethos.cli.main", *words],
+        stdin=follower, stdout=follower, stderr=follower, env=environment(TERM="xterm", NO_COLOR="1"),
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            data = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    assert process.wait() == 0
+    os.close(leader)
+    return shown.decode()
+
+
+def line_of(text: str, begin: str) -> str:
+    (found,) = [line for line in text.splitlines() if line.split()[: len(begin.split())] == begin.split()]
+    return found
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    found = json.loads(text)
+    assert isinstance(found, list) and all(isinstance(row, dict) for row in found)
+    return found
+
+
+# Rounds ----------------------------------------------------------------------------------------------
+
+
+def test_rounds_say_what_went_wrong_and_with_whom(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "rounds")
+    lines = text.splitlines()
+    assert lines[0] == "blobs: 8 rounds, 10 clients a round, ended, ✗ trouble in 4 rounds"
+    assert lines[1].startswith("loss      █") and lines[2].startswith("accuracy  ▁")
+    assert "10/10" in line_of(text, "1") and "✗" not in line_of(text, "1")
+    assert "9/10" in line_of(text, "2") and line_of(text, "2").endswith("✗ dropped: c4")
+    assert line_of(text, "3").endswith("✗ failed: c2")
+    assert line_of(text, "6").endswith("✗ NaN from c6")
+    assert "wait" not in text  # one after the other: nobody waits, so there is no column
+
+
+def test_rounds_in_json_are_the_rows_of_the_table(faulty: Path, show: Shown) -> None:
+    rows = rows_of(show(faulty, "rounds", "--json"))
+    recorded = open_run(faulty).rows("SELECT round, loss, drift, duration_ms FROM rounds ORDER BY round").values
+    assert [(row["round"], row["loss"], row["drift"], row["duration_ms"]) for row in rows] == recorded
+    assert {row["state"] for row in rows} == {"ended"}
+    assert rows[1]["failures"] == [{"client": "c4", "status": "dropped", "error": "battery empty"}]
+    assert rows[5]["nan_clients"] == ["c6"] and rows[5]["client_loss"] == "NaN"
+    assert [row["round"] for row in rows_of(show(faulty, "rounds", "--json", "--last", "2"))] == [7, 8]
+
+
+def test_the_last_rounds_alone(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "rounds", "--last", "2")
+    assert [line.split()[0] for line in text.splitlines()[-2:]] == ["7", "8"]
+    assert text.startswith("blobs: 8 rounds")
+    assert "N is 1 or more" in show(faulty, "rounds", "--last", "0", status=2)
+
+
+def test_a_long_run_is_cut_in_the_middle_but_for_troubles(recorded: Path, show: Shown) -> None:
+    path = recorded / "long"
+    numbers = [line.split()[0] for line in show(path, "rounds").splitlines()[5:-1]]
+    assert numbers == ["1", "2", "3", "4", "5", "⋮", "20", "⋮", *map(str, range(41, 61))]
+    assert "26 of 60 rounds are shown; --all" in show(path, "rounds")
+    assert len(show(path, "rounds", "--all").splitlines()) == 65
+    assert len(rows_of(show(path, "rounds", "--json"))) == 60
+
+
+def test_one_client_and_one_round(recorded: Path, show: Shown) -> None:
+    lonely = recorded / "lonely"
+    text = show(lonely, "rounds")
+    assert text.splitlines()[0] == "blobs: 1 round, 1 client a round, ended"
+    assert "1/1" in line_of(text, "1") and "✗" not in text
+    clients = show(lonely, "clients")
+    assert clients.splitlines()[0] == "blobs: 1 client, 1 round, ended, none of them odd"
+    assert "cosine" not in clients  # there are no others
+
+
+def test_a_round_that_runs_and_one_that_was_killed_name_who_is_missing(
+    hanging: tuple[Path, subprocess.Popen[str]], show: Shown
+) -> None:
+    path, process = hanging
+
+    def last() -> dict[str, Any]:
+        return rows_of(show(path, "rounds", "--json"))[-1]
+
+    wait_until(lambda: last()["at_work"] == ["c5"] and last()["ok"] == 5, "round 4 at c5")
+    running = last()
+    assert (running["round"], running["state"], running["selected"]) == (4, "running", 10)
+    assert running["not_heard_of"][:3] == ["c6", "c7", "c8"] and len(running["not_heard_of"]) == 4
+    text = show(path, "rounds")
+    assert text.startswith("blobs: 3 rounds, 10 clients a round, running")
+    assert "running; at work: c5; not heard of: c6, c7, c8 and 1 more" in line_of(text, "4")
+    process.kill()
+    process.communicate()
+    wait_for_rest(path)
+    assert last()["state"] == "unfinished" and set(last()) == set(rows_of(show(path, "rounds", "--json"))[0])
+    assert "✗ never ended; at work: c5" in line_of(show(path, "rounds"), "4")
+    assert "killed" in show(path, "clients").splitlines()[0]
+
+
+def test_the_first_round_is_seen_before_it_ends(tmp_path: Path, show: Shown) -> None:
+    process = start_program("federate.py", tmp_path, "run", "--hang-in", "1", env=_own(tmp_path))
+    assert process.stdout is not None and process.stdout.readline() == "hanging\n"
+    try:
+        path = tmp_path / "run"
+        wait_until(lambda: "at work: c5" in show(path, "rounds"), "round 1 at c5")
+        assert show(path, "rounds").startswith("run: 0 rounds, 6 clients a round, running")
+        assert "no federated round has ended yet" in show(path, "clients")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+ROUND = {"state": "ended", "selected": 9, "ok": 9, "failed": 0, "loss": 1.0, "accuracy": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, []),
+        ({"global_nan": 3, "loss": math.nan}, ["✗ NaN in the global model"]),
+        ({"global_inf": 1}, ["✗ NaN in the global model"]),
+        ({"loss": math.inf}, ["✗ the loss is no number"]),
+        ({"ok": 6, "failed": 1}, ["✗ 2 did not answer"]),
+        ({"selected": None, "ok": None}, []),
+        ({"nan_clients": [f"c{number}" for number in range(12)]}, ["✗ NaN from c0, c1, c2 and 9 more"]),
+    ],
+)
+def test_what_went_wrong_in_a_round_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
+    assert wrongs_of({**ROUND, **facts}) == words
+
+
+# Clients ---------------------------------------------------------------------------------------------
+
+
+def test_odd_clients_come_first_with_the_reason_in_words(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "clients")
+    lines = text.splitlines()
+    assert lines[0] == "blobs: 10 clients, 8 rounds, ended, ✗ 4 odd"
+    assert [line.split()[0] for line in lines[3:13]] == ["c6", "c2", "c4", "c7", "c0", "c1", "c3", "c5", "c8", "c9"]
+    assert line_of(text, "c6").endswith("✗ NaN sent in round 6")
+    assert "6/8" in line_of(text, "c2") and "✗ failed 2 of 8 (ValueError: corrupt shard 17)" in line_of(text, "c2")
+    assert "7/8" in line_of(text, "c4") and "✗ dropped 1 of 8 (battery empty)" in line_of(text, "c4")
+    assert "! -0." in line_of(text, "c7") and "✗ points away from the others" in line_of(text, "c7")
+    assert "█·" in line_of(text, "c4")  # the round it missed
+    assert "✗" not in line_of(text, "c1") and "!" not in line_of(text, "c1")
+
+
+CLIENT: dict[str, Any] = {
+    "turns": 20, "ok": 20, "failed": 0, "timeout": 0, "dropped": 0, "nan_rounds": None, "nan_losses": 0, "cosine": 0.4,
+    "cosine_error": 0.0, "away_rounds": None, "norm_ratio": 1.0, "pace": 1.0, "last_error": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, []),
+        ({"nan_losses": 2}, ["NaN loss in 2 turns"]),
+        ({"ok": 17, "timeout": 3}, ["timeout 3 of 20"]),
+        ({"cosine": -0.1}, ["points away from the others"]),
+        ({"cosine": -0.1, "cosine_error": 0.2}, []),
+        ({"cosine": None, "norm_ratio": None, "pace": None}, []),
+        ({"away_rounds": [5, 6, 7]}, ["pointed away from the others in 3 rounds (5 to 7)"]),
+        ({"norm_ratio": 0.0}, ["moves 0.00x as far as the median"]),
+        ({"norm_ratio": 2.9}, []),
+        ({"pace": 4.3}, ["takes 4.3x as long as the median"]),
+        ({"pace": 4.3, "turns": 2, "ok": 2}, []),
+    ],
+)
+def test_what_is_odd_about_a_client_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
+    row = {**CLIENT, **facts}
+    assert oddities(row) == words and (oddity(row) > 0) == bool(words)
+
+
+def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None:
+    rows = {row["client"]: row for row in rows_of(show(faulty, "clients", "--json"))}
+    with open_run(faulty) as run:
+        sql = "SELECT client, cos_centre, norm_ratio FROM updates WHERE layer IS NULL AND client = 'c7' AND round = 4"
+        expected = run.rows(sql).values
+        values = run.rows("SELECT cos_centre FROM updates WHERE layer IS NULL AND client = 'c2'").values
+        losses = run.rows("SELECT entry_loss FROM client_rounds WHERE client = 'c2' ORDER BY round").values
+    fourth = rows_of(show(faulty, "clients", "--round", "4", "--json"))
+    assert [(one["client"], one["cosine"], one["norm_ratio"]) for one in fourth if one["client"] == "c7"] == expected
+    assert rows["c2"]["cosine"] == pytest.approx(sum(value for (value,) in values) / 6)
+    assert [turn["loss"] for turn in rows["c2"]["entry_losses"]] == [loss for (loss,) in losses]
+    assert (rows["c2"]["failed"], rows["c2"]["ok"], rows["c2"]["last_error_round"]) == (2, 6, 5)
+    assert rows["c6"]["nan_rounds"] == [6] and rows["c1"]["odd"] == []
+
+
+def test_clients_of_one_round(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "clients", "--round", "6")
+    assert text.startswith("blobs: 10 clients, round 6, ended, ✗ 2 odd")
+    assert " NaN " in line_of(text, "c6") and "1/1" in line_of(text, "c2")
+    assert "it has rounds 1 to 8" in show(faulty, "clients", "--round", "99", status=2)
+
+
+@pytest.mark.parametrize(
+    ("column", "first"), [("client", "c0"), ("cosine", "c7"), ("norm", "c7"), ("ok", "c2"), ("samples", "c4")]
+)
+def test_clients_are_sorted_by_a_column_the_worst_first(faulty: Path, show: Shown, column: str, first: str) -> None:
+    assert show(faulty, "clients", "--sort", column).splitlines()[3].split()[0] == first
+
+
+def test_an_unknown_column_is_refused_with_those_there_are(faulty: Path, show: Shown) -> None:
+    assert "cosine" in show(faulty, "clients", "--sort", "nonsense", status=2)
+
+
+def test_many_clients_are_cut_with_a_hint(recorded: Path, show: Shown) -> None:
+    path = recorded / "crowd"
+    text = show(path, "clients")
+    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["c4", "c7"] and len(text.splitlines()) == 35
+    assert "270 more clients, none of them odd; --all shows every one" in text
+    assert len(show(path, "clients", "--all").splitlines()) == 304
+    assert len(rows_of(show(path, "clients", "--json"))) == 300
+    assert "299/300" in line_of(show(path, "rounds"), "2")
+
+
+# Two clients -----------------------------------------------------------------------------------------
+
+
+def test_two_clients_side_by_side_with_what_differs(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "compare-clients", "c1", "c7")
+    assert line_of(text, "turns").split()[1:] == ["8", "ok", "8", "ok"]
+    whole = line_of(text, "all weights")
+    assert "✗ cosine -" in whole and "norm" in whole and "signs -" in whole
+    names = [line.split()[0] for line in text.splitlines() if line.startswith(("0.", "2."))]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]  # as in the model
+    assert "output layer: change of the bias of each class" in text and "│" in text
+    alike = show(faulty, "compare-clients", "c1", "c3")
+    assert "✗" not in line_of(alike, "all weights")
+
+
+def test_one_round_of_two_clients(faulty: Path, show: Shown) -> None:
+    text = show(faulty, "compare-clients", "c6", "c3", "--round", "6")
+    assert "✗ NaN" in line_of(text, "last loss") and "1 |      0" in line_of(text, "2.weight")
+    failed = show(faulty, "compare-clients", "c2", "c3", "--round", "5")
+    assert "0 ok, 1 failed" in line_of(failed, "turns") and "✗ failures" in line_of(failed, "turns")
+    assert "ValueError: corrupt shard 17" in line_of(failed, "last error")
+    assert "- |" in line_of(failed, "all weights") and "output layer" not in failed
+
+
+def test_a_comparison_in_json_holds_both_and_what_differs(faulty: Path, show: Shown) -> None:
+    rows = rows_of(show(faulty, "compare-clients", "c1", "c7", "--round", "4", "--json"))
+    assert [row["what"] for row in rows] == ["totals", *["layer"] * 5, "output rows: mean", "output rows: bias"]
+    assert (rows[0]["a"]["client"], rows[0]["b"]["client"]) == ("c1", "c7")
+    sql = "SELECT norm, cos_centre FROM updates WHERE client = 'c7' AND round = 4 AND layer = '2.bias'"
+    (expected,) = open_run(faulty).rows(sql).values
+    (layer,) = [row for row in rows if row["layer"] == "2.bias"]
+    assert (layer["b"]["norm"], layer["b"]["cosine"]) == expected
+    assert len(rows[-1]["a"]) == 4 and rows[1]["differs"][0].startswith("cosine -")
+
+
+def test_an_unknown_client_gets_the_nearest_names(faulty: Path, show: Shown) -> None:
+    assert "did you mean c7" in show(faulty, "compare-clients", "c1", "c77", status=2)
+    assert "compared with itself" in show(faulty, "compare-clients", "c1", "c1", status=2)
+
+
+# Any of them -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_run_without_a_federation_gets_clear_words(run: RunBuilder, show: Shown, words: list[str]) -> None:
+    process = run.process(is_alive=False)
+    process.steps(3)
+    process.finish()
+    text = show(run.path, *words)
+    assert "run demo has no federated rounds" in text and "hint: `stethos.federation(...)`" in text
+    assert show(run.path, *words, "--json") == "[]\n"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_the_sql_behind_a_table_can_be_asked_by_itself(faulty: Path, show: Shown, words: list[str]) -> None:
+    statements = show(faulty, *words, "--sql").split(";\n")[:-1]
+    with open_run(faulty) as run:
+        results = [run.rows(statement) for statement in statements]
+    assert results[0].values and "{where}" not in statements[0]
+    shown = rows_of(show(faulty, *words, "--json"))
+    assert set(results[0].columns) <= set(shown[0] if words[0] != "compare-clients" else shown[0]["a"])
+
+
+@pytest.mark.parametrize(
+    "words", [*COMMANDS, ["compare-clients", "c1", "c9 evil's"]], ids=lambda words: " ".join(words)
+)
+def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, show: Shown, words: list[str]) -> None:
+    for text in (show(faulty, *words), show(faulty, *words, "--json")):
+        assert "\x1b" not in text and "\x07" not in text
+    drawn = on_a_terminal(200, *words, "-t", str(faulty))
+    assert "\x1b[31m" not in drawn and "\x1b[2J" not in drawn and "\x07" not in drawn
+
+
+@pytest.mark.parametrize("width", [50, 80, 140])
+@pytest.mark.parametrize("words", COMMANDS[:2], ids=lambda words: words[0])
+def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
+    faulty: Path, words: list[str], width: int
+) -> None:
+    drawn = on_a_terminal(width, *words, "-t", str(faulty))
+    assert "row 1" not in drawn and "✗ NaN" in drawn and "✗ failed" in drawn
+    assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
+
+
+def test_several_federations_of_a_run_are_kept_apart(recorded: Path, show: Shown) -> None:
+    path = recorded / "two"
+    heads = [line.partition(":")[0] for line in show(path, "rounds").splitlines() if " a round" in line]
+    assert heads == ["blobs", "more blobs"]
+    assert len(rows_of(show(path, "clients", "--json"))) == 6
+    assert show(path, "clients", "--federation", "more blobs").startswith("more blobs: 3 clients, 2 rounds")
+    assert "it has blobs, more blobs" in show(path, "rounds", "--federation", "nonsense", status=2)
+    assert "--federation" in show(path, "compare-clients", "c0", "c1", status=2)
+    assert show(path, "compare-clients", "c0", "c1", "--federation", "blobs").startswith("c0 and c1")
+
+
+def test_output_that_cannot_draw_gets_question_marks(faulty: Path) -> None:
+    command = [sys.executable, "-m", "stethos.cli.main", "rounds", "-t", str(faulty)]
+    result = subprocess.run(
+        command, capture_output=True, check=False, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    )
+    assert result.returncode == 0 and b"? failed: c2" in result.stdout and result.stderr == b""
+
+
+def test_reading_federations_needs_no_torch_and_no_pyarrow(faulty: Path) -> None:
+    code = (
+        "import sys\nfrom stethos.cli.main import main\n"
+        f"for words in {COMMANDS!r}:\n    assert main([*words, '-t', {str(faulty)!r}]) == 0\n"
+        "assert not {'torch', 'pandas', 'rich', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+    )
+    result = finish(start("-c", code))
+    assert (result.returncode, result.stderr) == (0, "")
