@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from training_cases import TRAINING
 
+from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.window import Array, Frame, Window
 
 Columns = dict[str, list[Any]]
@@ -223,4 +225,5 @@ CASES: dict[str, Callable[[], Window]] = {
     "SYS013": crashed,
     "SYS014": lambda: host([2e9] * 90, cpu_share=0.08),
     "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
+    **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
 }

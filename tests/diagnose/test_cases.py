@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -67,10 +68,8 @@ def test_nothing_is_found_where_nothing_is_known(code: str) -> None:
     frames = {
         table: Frame({name: [texts.get(name, math.nan)] * 9 for name in columns}) for table, columns in wanted.items()
     }
-    try:
+    with contextlib.suppress(CannotTell):
         assert [one.title for one in found(code, Window(frames)) if one.severity >= Severity.WARNING] == []
-    except CannotTell as answer:
-        assert str(answer)
 
 
 def test_a_healthy_federation_has_nothing() -> None:

@@ -21,6 +21,18 @@ from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.quantity_skew import QuantitySkew
 from stethos.diagnose.federated.server_instability import ServerInstability
+from stethos.diagnose.numbers.dead_units import DeadUnits
+from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
+from stethos.diagnose.numbers.frozen_layers import FrozenLayers
+from stethos.diagnose.numbers.non_finite_gradients import NonFiniteGradients
+from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
+from stethos.diagnose.numbers.non_finite_weights import NonFiniteWeights
+from stethos.diagnose.numbers.poor_initialisation import PoorInitialisation
+from stethos.diagnose.numbers.saturated_units import SaturatedUnits
+from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
+from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
+from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
+from stethos.diagnose.numbers.weight_explosion import WeightExplosion
 from stethos.diagnose.system.client_memory import ClientMemory
 from stethos.diagnose.system.communication_failure import CommunicationFailure
 from stethos.diagnose.system.data_loader_stall import DataLoaderStall
@@ -36,18 +48,6 @@ from stethos.diagnose.system.row_loss import RowLoss
 from stethos.diagnose.system.stalled_process import StalledProcess
 from stethos.diagnose.system.straggler import Straggler
 from stethos.diagnose.system.timeout import ClientTimeout
-from stethos.diagnose.numbers.dead_units import DeadUnits
-from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
-from stethos.diagnose.numbers.frozen_layers import FrozenLayers
-from stethos.diagnose.numbers.non_finite_gradients import NonFiniteGradients
-from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
-from stethos.diagnose.numbers.non_finite_weights import NonFiniteWeights
-from stethos.diagnose.numbers.poor_initialisation import PoorInitialisation
-from stethos.diagnose.numbers.saturated_units import SaturatedUnits
-from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
-from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
-from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
-from stethos.diagnose.numbers.weight_explosion import WeightExplosion
 from stethos.errors import UsageError
 
 DETECTORS: dict[str, type[Detector]] = {
@@ -75,18 +75,6 @@ def detector_named(key: str) -> type[Detector]:
         if key.lower() in (code.lower(), detector.name):
             return detector
     raise _unknown(key)
-=======
-        # federated
-        FaultyClient,
-        # numbers
-        NonFiniteLoss, NonFiniteGradients, NonFiniteWeights, ExplodingGradients, VanishingGradients, WeightExplosion,
-        DeadUnits, SaturatedUnits, FrozenLayers, UpdateToWeightRatio, PoorInitialisation, SeriesAnomaly,
-        # convergence
-        Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
-        DetachedLoss, GradientsNotZeroed,
-    )
-}  # fmt: skip
->>>>>>> traindet
 
 
 def choose_detectors(
