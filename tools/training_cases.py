@@ -1,4 +1,4 @@
-"""Hand-made windows in which the detectors of ordinary training find their trouble, of the rows that their tests use."""
+"""Hand-made windows in which the detectors of ordinary training find their trouble, made as in their tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stethos.diagnose.window import Window
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-import training_rows as made
+import training_rows as made  # type: ignore[import-not-found]
 
 STUCK = 2.3 + made.noise(300, 0.02)
 
@@ -24,7 +24,8 @@ def window(
 ) -> Window:
     """A training with this loss, sampled layers and metrics."""
     tables = {"steps": made.steps(loss, **steps), "layers": layers or {}, "metrics": metrics or {}}
-    return made.window(**{name: rows for name, rows in tables.items() if rows})
+    found: Window = made.window(**{name: rows for name, rows in tables.items() if rows})
+    return found
 
 
 def broken_loss() -> Window:

@@ -24,7 +24,7 @@ _MARGIN = 9
 _SQL_LINES = 4
 _SHORT_FINDINGS = 3
 _LINES_FINDINGS = 8
-_CONSEQUENCES = 4
+_FINDING_LINES = 19
 _HEAT_ROWS = 7
 _SHADES = " ░▒▓█"
 _STYLES = {Severity.INFO: "cyan", Severity.WARNING: "bold yellow", Severity.ERROR: "bold red"}
@@ -71,7 +71,7 @@ def report_lines(diagnosis: Diagnosis, run: str, state: str = "", width: int = W
     for place, one in enumerate(findings):
         if place == 0:
             yield Line("")
-            yield from finding_lines(one, run, width)
+            yield from _fitting(one, run, width)
         elif place <= _SHORT_FINDINGS:
             yield Line("")
             yield from _short_lines(one, width)
@@ -88,7 +88,18 @@ def report_lines(diagnosis: Diagnosis, run: str, state: str = "", width: int = W
         yield from _not_checked(diagnosis.not_checked, width)
 
 
-def finding_lines(one: Finding, run: str, width: int = WIDTH, *, is_client: bool = False) -> Iterator[Line]:
+def _fitting(one: Finding, run: str, width: int) -> list[Line]:
+    """One finding with as much as a screen has room for, beside the verdict and what was not checked."""
+    for evidences, effects in ((2, 4), (1, 4), (1, 1)):
+        lines = list(finding_lines(one, run, width, evidences=evidences, effects=effects))
+        if len(lines) <= _FINDING_LINES:
+            break
+    return lines
+
+
+def finding_lines(
+    one: Finding, run: str, width: int = WIDTH, *, is_client: bool = False, evidences: int = 2, effects: int = 4
+) -> Iterator[Line]:
     """One finding in full; `is_client` where what is known of its client is shown beside it."""
     yield from _title(one, width)
     yield from _entry("what", f"{one.name} ({one.code})" + (f", {one.kind}" if one.kind != one.name else ""), width)
@@ -98,15 +109,15 @@ def finding_lines(one: Finding, run: str, width: int = WIDTH, *, is_client: bool
         yield from _entry("since", since, width)
     if one.severity >= Severity.WARNING:
         yield from _entry("sure", _sure(one.confidence), width)
-    for place, evidence in enumerate(one.evidence[:2]):
+    for place, evidence in enumerate(one.evidence[:evidences]):
         yield from _entry("seen" if place == 0 else "", evidence.text, width, most=3)
         yield from _picture(one, evidence, width)
     if "heat" in one.detail:
         yield from _heat(one.detail["heat"], width)
-    for place, effect in enumerate(one.consequences[:_CONSEQUENCES]):
+    for place, effect in enumerate(one.consequences[:effects]):
         yield from _entry("so" if place == 0 else "", f"{effect.title} ({effect.code})", width, most=1)
-    if len(one.consequences) > _CONSEQUENCES:
-        yield from _entry("", f"and {len(one.consequences) - _CONSEQUENCES} more that follow from it", width)
+    if len(one.consequences) > effects:
+        yield from _entry("", f"and {len(one.consequences) - effects} more that follow from it", width)
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):
         yield from _entry("sql", query_command(run, sql), width, most=_SQL_LINES)
     if one.next_step:
