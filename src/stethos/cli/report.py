@@ -279,7 +279,7 @@ def _not_checked(missing: Sequence[NotChecked], width: int) -> Iterator[Line]:
     by_reason: dict[str, list[str]] = {}
     for one in missing:
         by_reason.setdefault(one.reason, []).append(one.name)
-    parts = [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
+    parts = [f"{names_text(names, 2)} ({reason})" for reason, names in by_reason.items()]
     text = f"not checked: {'; '.join(parts)}"
     lines = textwrap.wrap(clean(text), width, break_on_hyphens=False, subsequent_indent="  ")
     shown = [*lines[:3], f"  ... {len(missing)} in all: stethos diagnose --json"] if len(lines) > 4 else lines

@@ -50,9 +50,10 @@ def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]
 
 
 def _with(one: Finding, effects: list[Finding]) -> Finding:
-    """A cause with what follows from it; it is not over while one of those goes on."""
+    """A cause with what follows from it: as grave as the gravest of that, and not over while some of it goes on."""
     is_open = one.is_open or any(effect.is_open for effect in effects)
-    return replace(one.with_consequences(*effects), is_open=is_open)
+    severity = max((one.severity, *(effect.severity for effect in effects)))
+    return replace(one.with_consequences(*effects), is_open=is_open, severity=severity)
 
 
 def _first(one: Finding) -> float:
