@@ -21,12 +21,13 @@ def fault_of(seed: int) -> lab.Fault:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", default="hidden-fault")
-    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--dir", default="runs")
+    parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
     choice = parser.parse_args()
     result = lab.federate(
         "digits", clients=CLIENTS, rounds=choice.rounds, split=lab.Dirichlet(0.7), seed=choice.seed,
-        faults=[fault_of(choice.seed)], dir="runs", run=choice.name,
+        faults=[fault_of(choice.seed)], dir=choice.dir, run=choice.name,
     )  # fmt: skip
     print(f"test accuracy {result.accuracies[0]:.3f} after the first round, {result.accuracy:.3f} after the last")
 

@@ -18,35 +18,37 @@ from hidden_fault import START, fault_of
 import stethos
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "runs"
 PROGRAM = "examples/hidden_fault.py"
-DEFAULT_SEED = 3
+DEFAULT_SEED = 2
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="which client, and what is wrong with it")
-    seed = parser.parse_args().seed
-    name = next(name for number in count(1) if not (RUNS / (name := f"hidden-{number}")).exists())
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="directory for the run (default: runs)")
+    choice = parser.parse_args()
+    seed, runs = choice.seed, choice.dir
+    name = next(name for number in count(1) if not (ROOT / runs / (name := f"hidden-{number}")).exists())
+    target = ("-t", str(runs / name))
 
     title("1. Ten clients learn handwritten digits together; one of them is faulty")
-    command(sys.executable, PROGRAM, "--name", name, "--seed", str(seed), shown="python")
+    command(sys.executable, PROGRAM, "--dir", str(runs), "--name", name, "--seed", str(seed), shown="python")
     title("2. What happened, round by round")
-    cli("rounds", "-t", name, "--last", "8")
+    cli("rounds", *target, "--last", "8")
     title("3. What is wrong?")
-    status = cli("diagnose", "-t", name)
-    wrong = [one for one in stethos.diagnose(RUNS / name).findings if one.severity.word != "info"]
+    status = cli("diagnose", *target)
+    wrong = [one for one in stethos.diagnose(ROOT / runs / name).findings if one.severity.word != "info"]
     accused = [client for one in wrong for client in one.subject.clients]
     for client in accused[:1]:
         title(f"4. Look closer at {client}")
-        cli("diagnose", "-t", name, "--client", client)
+        cli("diagnose", *target, "--client", client)
     title("The truth")
     fault = fault_of(seed)
     (guilty,) = fault.names
     print(f"client {guilty}, from round {START} on: {fault.kind}.")
     verdict = "the diagnosis named it" if guilty in accused else "the diagnosis did not name it"
     print(f"{verdict} (exit status {status}).\n")
-    print(f"The run is kept in runs/{name}. Ask it something yourself:\n")
+    print(f"The run is kept in {runs / name}. Ask it something yourself:\n")
     print(f'  .venv/bin/stethos query -t {name} "SELECT * FROM findings"')
     print(f"  .venv/bin/stethos clients -t {name}\n")
     print("Other faults: make demo SEED=7. A training of one machine that goes wrong: make traindemo\n")
