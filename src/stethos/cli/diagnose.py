@@ -83,10 +83,11 @@ def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
 
 
 def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
+    target = str(one.path) if arguments.dir else arguments.target or one.name
     if arguments.client is not None:
         from stethos.cli.patient import show_client
 
-        return show_client(diagnosis, one, arguments.client, as_json=arguments.json)
+        return show_client(diagnosis, one, arguments.client, target, as_json=arguments.json)
     state = str(one.rows("SELECT state FROM runs").values[0][0])
     if arguments.json:
         from stethos.cli.jsontext import print_json
@@ -95,7 +96,7 @@ def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
     else:
         from stethos.cli.report import show_report
 
-        show_report(diagnosis, one.name, state)
+        show_report(diagnosis, one.name, state, target)
     return diagnosis.exit_code
 
 

@@ -36,7 +36,7 @@ _STATUS_SQL = "SELECT client, status, count(*) FROM client_rounds GROUP BY ALL"
 _SPARK = 24
 
 
-def show_client(diagnosis: Diagnosis, run: Run, client: str, *, as_json: bool) -> int:
+def show_client(diagnosis: Diagnosis, run: Run, client: str, target: str, *, as_json: bool) -> int:
     """Print what is known; the exit status is 1 if something is wrong with this client."""
     turns = _turns(run, client)
     found = findings_about(diagnosis, client)
@@ -53,7 +53,7 @@ def show_client(diagnosis: Diagnosis, run: Run, client: str, *, as_json: bool) -
     show_lines([Line(f"client {cut(clean(client), 40)} of run {clean(run.name)}: {_words(turns, found)}", "bold")])
     for one in found[:2]:
         show_lines([Line("")])
-        show_lines(finding_lines(one, run.name, width, is_client=True))
+        show_lines(finding_lines(one, target, width, is_client=True))
     show_lines([Line(""), *_table(measures)])
     return status
 

@@ -37,9 +37,9 @@ class Line(NamedTuple):
     style: str = ""
 
 
-def show_report(diagnosis: Diagnosis, run: str, state: str = "") -> None:
-    """Print a diagnosis."""
-    show_lines(report_lines(diagnosis, run, state, screen_width()))
+def show_report(diagnosis: Diagnosis, run: str, state: str, target: str) -> None:
+    """Print a diagnosis; `target` is how commands are told which run is meant."""
+    show_lines(report_lines(diagnosis, run, state, screen_width(), target))
 
 
 def show_lines(lines: Iterator[Line] | Sequence[Line]) -> None:
@@ -63,22 +63,25 @@ def screen_width() -> int:
     return min(shutil.get_terminal_size((WIDTH, 24)).columns, _WIDEST) if sys.stdout.isatty() else WIDTH
 
 
-def report_lines(diagnosis: Diagnosis, run: str, state: str = "", width: int = WIDTH) -> Iterator[Line]:
+def report_lines(
+    diagnosis: Diagnosis, run: str, state: str = "", width: int = WIDTH, target: str | None = None
+) -> Iterator[Line]:
     """The whole report."""
+    target = run if target is None else target
     yield from _verdict(diagnosis, run, state)
     findings = [one for one in diagnosis.findings if one.severity >= Severity.WARNING or len(diagnosis.findings) == 1]
     notes = [one for one in diagnosis.findings if one not in findings]
     for place, one in enumerate(findings):
         if place == 0:
             yield Line("")
-            yield from _fitting(one, run, width)
+            yield from _fitting(one, target, width)
         elif place <= _SHORT_FINDINGS:
             yield Line("")
             yield from _short_lines(one, width)
         elif place <= _LINES_FINDINGS:
             yield from _one_line(one, width)
     if len(findings) > _LINES_FINDINGS + 1:
-        yield Line(f"{'':{_MARGIN}}and {len(findings) - _LINES_FINDINGS - 1} more: {_command(run, '--json')}")
+        yield Line(f"{'':{_MARGIN}}and {len(findings) - _LINES_FINDINGS - 1} more: {_command(target, '--json')}")
     if notes:
         yield Line("")
     for one in notes:
@@ -88,17 +91,17 @@ def report_lines(diagnosis: Diagnosis, run: str, state: str = "", width: int = W
         yield from _not_checked(diagnosis.not_checked, width)
 
 
-def _fitting(one: Finding, run: str, width: int) -> list[Line]:
+def _fitting(one: Finding, target: str, width: int) -> list[Line]:
     """One finding with as much as a screen has room for, beside the verdict and what was not checked."""
     for evidences, effects in ((2, 4), (1, 4), (1, 1)):
-        lines = list(finding_lines(one, run, width, evidences=evidences, effects=effects))
+        lines = list(finding_lines(one, target, width, evidences=evidences, effects=effects))
         if len(lines) <= _FINDING_LINES:
             break
     return lines
 
 
 def finding_lines(
-    one: Finding, run: str, width: int = WIDTH, *, is_client: bool = False, evidences: int = 2, effects: int = 4
+    one: Finding, target: str, width: int = WIDTH, *, is_client: bool = False, evidences: int = 2, effects: int = 4
 ) -> Iterator[Line]:
     """One finding in full; `is_client` where what is known of its client is shown beside it."""
     yield from _title(one, width)
@@ -119,20 +122,20 @@ def finding_lines(
     if len(one.consequences) > effects:
         yield from _entry("", f"and {len(one.consequences) - effects} more that follow from it", width)
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):
-        yield from _entry("sql", query_command(run, sql), width, most=_SQL_LINES)
+        yield from _entry("sql", query_command(target, sql), width, most=_SQL_LINES)
     if one.next_step:
         yield from _entry("next", one.next_step, width, most=2)
     if one.subject.clients and not is_client:
-        yield from _entry("", _command(run, f"--client {_word(one.subject.clients[0])}"), width)
+        yield from _entry("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
     else:
         yield from _entry("", f"stethos diagnose --explain {one.code}", width)
 
 
-def query_command(run: str, sql: str) -> str:
+def query_command(target: str, sql: str) -> str:
     """A command that can be typed: the SQL in double quotes, unless the shell would look into it."""
     sql = clean(sql)
     quoted = shlex.quote(sql) if any(mark in sql for mark in '"$`\\!') else f'"{sql}"'
-    return f"stethos query -t {_word(run)} {quoted}"
+    return f"stethos query -t {_word(target)} {quoted}"
 
 
 def event_line(what: str, one: Finding, clock: str) -> Line:
@@ -286,8 +289,8 @@ def _not_checked(missing: Sequence[NotChecked], width: int) -> Iterator[Line]:
     yield from (Line(line, "dim") for line in shown)
 
 
-def _command(run: str, rest: str) -> str:
-    return f"stethos diagnose -t {_word(run)} {rest}"
+def _command(target: str, rest: str) -> str:
+    return f"stethos diagnose -t {_word(target)} {rest}"
 
 
 def _word(text: str) -> str:
