@@ -312,6 +312,17 @@ def test_a_finding_is_told_when_it_opens_changes_and_passes(monkeypatch: pytest.
     assert last.findings == (one,)
 
 
+def test_a_finding_that_was_over_when_first_seen_is_told_as_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert followed(Script((finding(is_open=False),), ()), monkeypatch)[0] == ["passed WARNING"]
+
+
+def test_what_goes_on_comes_before_what_has_passed() -> None:
+    over = finding(severity=Severity.ERROR, title="over", is_open=False, subject=Subject(("c2",), first=1, last=2))
+    lines = [line.text for line in report_lines(Diagnosis((over, finding()), ("SYS001",)), "RUN")]
+    assert lines[0] == "run RUN: 1 problem found, 1 more passed" and lines[2].startswith("WARNING  slow")
+    assert any(line.endswith("round 1 to 2 · 100 % sure") for line in lines)
+
+
 def test_a_finding_that_becomes_a_consequence_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = finding(title="cause", subject=Subject(("c2",), first=1)).with_consequences(finding())
     assert followed(Script((finding(),), (cause,)), monkeypatch)[0] == ["opened WARNING", "opened WARNING"]

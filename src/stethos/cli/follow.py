@@ -46,7 +46,7 @@ class Follower:
         for key, one in found.items():
             old = self._known.get(key)
             if old is None:
-                self._say(event_line("opened", one, clock))
+                self._say(event_line("opened" if one.is_open else "passed", one, clock))
             elif old.is_open and not one.is_open:
                 self._say(event_line("passed", one, clock))
             elif old.severity != one.severity or (one.is_open and not old.is_open):

@@ -71,6 +71,7 @@ def report_lines(
     yield from _verdict(diagnosis, run, state)
     findings = [one for one in diagnosis.findings if one.severity >= Severity.WARNING or len(diagnosis.findings) == 1]
     notes = [one for one in diagnosis.findings if one not in findings]
+    findings.sort(key=lambda one: not one.is_open)  # what goes on comes first
     for place, one in enumerate(findings):
         if place == 0:
             yield Line("")
@@ -140,7 +141,7 @@ def query_command(target: str, sql: str) -> str:
 
 def event_line(what: str, one: Finding, clock: str) -> Line:
     """A finding of a live run that has opened, changed or passed, in one line."""
-    since = f", since {one.subject.unit} {one.subject.first}" if one.subject.first is not None else ""
+    since = f", {_when(one)}" if _when(one) else ""
     text = f"{clock}  {what:7}  {one.severity.word.upper():7}  {clean(one.title)} ({one.code}{since})"
     return Line(text, "green" if what == "passed" else _STYLES[one.severity])
 
@@ -171,7 +172,7 @@ def _title(one: Finding, width: int) -> Iterator[Line]:
 
 def _short_lines(one: Finding, width: int) -> Iterator[Line]:
     yield from _title(one, width)
-    facts = [f"{one.name} ({one.code})", _since(one) and f"since {_since(one)}", f"{_sure(one.confidence)} sure"]
+    facts = [f"{one.name} ({one.code})", _when(one), f"{_sure(one.confidence)} sure"]
     yield from _entry("", " · ".join(filter(None, facts)), width, most=1)
     if one.consequences:
         yield from _entry("so", "; ".join(effect.title for effect in one.consequences), width, most=1)
@@ -208,6 +209,12 @@ def _who(subject: Subject) -> str:
     if subject.process:
         parts.append(f"process {clean(subject.process)}")
     return ", ".join(parts)
+
+
+def _when(one: Finding) -> str:
+    """`since round 3`, or `round 3 to 5` of what is over."""
+    since = _since(one)
+    return f"since {since}" if since and (one.is_open or one.subject.last is None) else since
 
 
 def _since(one: Finding) -> str:
