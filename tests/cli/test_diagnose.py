@@ -71,8 +71,11 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The report ------------------------------------------------------------------------------------------
 
 
-def test_the_report_names_the_client_and_fits_a_screen(slow: Path, diagnose: Diagnose) -> None:
-    status, shown, _ = diagnose("-t", slow)
+def test_the_report_names_the_client_and_fits_a_screen(
+    slow: Path, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STETHOS_DIR", str(slow.parent))
+    status, shown, _ = diagnose("-t", "slow")
     lines = shown.splitlines()
     assert status == 1 and lines[0] == "run slow (ended): 1 problem found"
     assert len(lines) <= 24 and max(map(len, lines)) <= WIDTH and "\x1b" not in shown
