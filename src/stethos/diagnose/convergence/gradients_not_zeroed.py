@@ -17,7 +17,7 @@ from stethos.diagnose.window import Array, Window
 class GradientsNotZeroed:
     """The norm of the gradients grows in proportion to the number of steps: they are added up, never cleared.
 
-    What it looks at: the gradient norm from an optimizer's first step to its first peak, in logarithms of both. Sums of
+    What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
     gradients grow like the step number; the loss does not explode meanwhile, as it would with a learning rate too high.
     Why it matters: the optimizer follows the past; steps grow until the training swings or blows up.
     Not a fault when: gradients are accumulated on purpose, which ends with a step; sums over many steps do not.
@@ -37,8 +37,9 @@ class GradientsNotZeroed:
     growth: float = 5.0
     slope_least: float = 0.55
     slope_most: float = 1.6
-    fit: float = 0.9
-    within: int = 100
+    fit: float = 0.85
+    rising: float = 0.8
+    within: int = 60
     least: int = 6
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -63,7 +64,8 @@ class GradientsNotZeroed:
         losses = one.loss[np.isfinite(one.loss) & (since < at[-1])]
         if not len(losses) or float(losses.max()) > 2 * abs(level_at_start(losses)) + 1e-12:
             return
-        if fit < self.fit or not self.slope_least <= slope <= self.slope_most:
+        rising = float((np.diff(norms) > 0).mean())
+        if fit < self.fit or rising < self.rising or not self.slope_least <= slope <= self.slope_most:
             return
         yield Finding(
             self.code, self.name, self.name, self.severity,

@@ -66,7 +66,9 @@ class LearningRateTooHigh:
         is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
         peak = float(losses[:early].max())
         moved = _moved_per_step(one)
-        margin = peak / (self.jump * max(abs(first), 1e-12))
+        noise = float(np.median(np.abs(np.diff(losses, 2)))) / 1.652
+        is_clear = peak - first > 10 * noise and (moved is None or moved > 0.1 * self.ratio)
+        margin = peak / (self.jump * max(abs(first), 1e-12)) if is_clear else 0.0
         if moved is not None and end > 0.95 * abs(first):  # learned nothing, by steps that are too long
             margin = max(margin, moved / self.ratio)
         if is_lost and margin > 1 and rates[0] > 0:
