@@ -41,6 +41,7 @@ class GradientsNotZeroed:
     rising: float = 0.8
     within: int = 60
     least: int = 6
+    sparse: int = 4
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -51,21 +52,25 @@ class GradientsNotZeroed:
         since = one.step - np.array([starts[number] for number in one.optimizer.tolist()])
         if one.has_rival:  # steps of others lie between
             since = np.arange(len(one)).astype(float)
-        rows = np.isfinite(one.grad_norm) & (one.grad_norm > 0) & (since < self.within)
+        known = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
+        rows, is_sparse = known & (since < self.within), False
+        if rows.sum() < self.least:  # few samples: look farther, ask for more
+            rows, is_sparse = known & (since < 3 * self.within), True
         order = np.argsort(since[rows], kind="stable")
         at, norms = since[rows][order] + 1, one.grad_norm[rows][order]
-        if len(at) < self.least:
+        if len(at) < self.sparse:
             return
         peak = int(np.argmax(norms)) + 1
         at, norms = at[:peak], norms[:peak]
-        if peak < self.least or at[-1] < 4 * at[0] or norms[-1] < self.growth * norms[0]:
+        least, fit_least = (self.sparse, 0.95) if is_sparse else (self.least, self.fit)
+        if peak < least or at[-1] < 4 * at[0] or norms[-1] < self.growth * norms[0]:
             return
         slope, fit = _line(np.log(at), np.log(norms))
         losses = one.loss[np.isfinite(one.loss) & (since < at[-1])]
         if not len(losses) or float(losses.max()) > 2 * abs(level_at_start(losses)) + 1e-12:
             return
         rising = float((np.diff(norms) > 0).mean())
-        if fit < self.fit or rising < self.rising or not self.slope_least <= slope <= self.slope_most:
+        if fit < fit_least or rising < self.rising or not self.slope_least <= slope <= self.slope_most:
             return
         yield Finding(
             self.code, self.name, self.name, self.severity,

@@ -16,7 +16,7 @@ from stethos.diagnose.training import (
     level_at_start,
     sureness,
     thinned,
-    trainings_of,
+    trainings_to_judge,
 )  # fmt: skip
 from stethos.diagnose.window import Window
 
@@ -47,11 +47,11 @@ class LearningRateTooHigh:
     recovered: float = 0.7
     ratio: float = 0.1
     raised: float = 3.0
+    least: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for one in trainings_of(window):
-            if len(one.losses) >= 5 and not one.has_rival:
-                yield from self._check(one)
+        for one in trainings_to_judge(window, self.least):
+            yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
         finite = np.isfinite(one.loss) & np.isfinite(one.lr)
