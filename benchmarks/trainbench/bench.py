@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from benchmarks.child import run_child, wait_for_drainer
 from benchmarks.report import Grid, say
 from benchmarks.trainbench.faulty import FAULTS
 from benchmarks.trainbench.healthy import HEALTHY
+from benchmarks.trainbench.unseen import UNSEEN_FAULTS, UNSEEN_HEALTHY
 from stethos.diagnose.api import diagnose
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.finding import Finding, Severity
@@ -27,6 +28,13 @@ _FAMILIES = ("NUM", "CON")  # clients are judged by the fault benchmark, system 
 _OVERHEAD = {"deep": 0.5, "standard": 0.01}
 _FOUND_TARGET = 0.95
 _PART = 8  # trainings per child process
+_FAULTS = {**FAULTS, **UNSEEN_FAULTS}
+_HEALTHY = {**HEALTHY, **UNSEEN_HEALTHY}
+_UNSEEN = {*UNSEEN_FAULTS, *UNSEEN_HEALTHY}
+
+
+def train_of(case: str) -> Callable[[], None]:
+    return _FAULTS[case].train if case in _FAULTS else _HEALTHY[case]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Result:
 
 def run_all(scratch: Path, seeds: Sequence[int], preset: str, every: int = 1) -> list[Result]:
     """Every training with every seed, some in each child process."""
-    cases = [*list(FAULTS)[::every], *list(HEALTHY)[::every]]
+    cases = [*list(_FAULTS)[::every], *list(_HEALTHY)[::every]]
     parts = [(seed, first, cases[first : first + _PART]) for seed in seeds for first in range(0, len(cases), _PART)]
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -82,11 +90,11 @@ def _judged(case: str, seed: int, path: Path, train_s: float) -> Result:
     roots = tuple((one.name, one.severity.word, one.confidence) for one in found.findings)
     rest = tuple(one.name for one in _consequences(found.findings))
     hit = None
-    if case in FAULTS:
-        names = FAULTS[case].names
+    if case in _FAULTS:
+        names = _FAULTS[case].names
         in_roots = any(name in names for name, _, _ in roots)
         hit = "root" if in_roots else "consequence" if any(name in names for name in rest) else "missed"
-    return Result(case, seed, case in FAULTS, hit, roots, rest, round(took_ms, 1), train_s)
+    return Result(case, seed, case in _FAULTS, hit, roots, rest, round(took_ms, 1), train_s)
 
 
 def _consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -98,6 +106,7 @@ def _consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
 def grids_of(results: Sequence[Result], seeds: Sequence[int], preset: str) -> list[Grid]:
     faulty = [one for one in results if one.is_faulty]
     healthy = [one for one in results if not one.is_faulty]
+    new = [one for one in faulty if one.case in _UNSEEN]
     found = sum(one.hit != "missed" for one in faulty)
     accused = [one for one in healthy if one.accusers]
     middle = sorted(one.diagnose_ms for one in results)[len(results) // 2] if results else 0.0
@@ -106,7 +115,9 @@ def grids_of(results: Sequence[Result], seeds: Sequence[int], preset: str) -> li
     notes = [
         f"Recorded with the preset `{preset}` and a budget of {_OVERHEAD[preset]:.0%}, as these trainings last about a "
         f"second; {say_seeds}. Thresholds were set on seeds {', '.join(map(str, TUNED))}"
-        + (" and not touched for these." if is_tuned else ": these are the seeds they were set on."),
+        + (" and not touched for these" if is_tuned else ": these are the seeds they were set on")
+        + f"; {len(UNSEEN_FAULTS)} faults and {len(UNSEEN_HEALTHY)} healthy trainings (marked *) were never used to "
+        "set them.",
         "Found: a detector that the fault's author named before is among the root causes or their consequences. "
         "Accused: any finding of severity warning or above. Families numbers and convergence only.",
         f"Reading and diagnosing a run takes {middle:.0f} ms (median). {_calibration(results)}",
@@ -116,11 +127,15 @@ def grids_of(results: Sequence[Result], seeds: Sequence[int], preset: str) -> li
         ["what", "count", "share", "target", "reached"],
         [
             _row("faults found", found, len(faulty), _FOUND_TARGET, at_least=True),
-            ["of these as a root cause", f"{sum(one.hit == 'root' for one in faulty)} of {len(faulty)}", "", "", ""],
+            _row("faults of unseen kind found", sum(one.hit != "missed" for one in new), len(new), _FOUND_TARGET,
+                 at_least=True),
+            ["found as a root cause", f"{sum(one.hit == 'root' for one in faulty)} of {len(faulty)}", "", "", ""],
             _row("healthy runs accused", len(accused), len(healthy), 0.0, at_least=False),
+            _row("healthy runs of unseen kind accused", sum(one.case in _UNSEEN for one in accused),
+                 sum(one.case in _UNSEEN for one in healthy), 0.0, at_least=False),
         ],
         notes,
-    )
+    )  # fmt: skip
     return [summary, _fault_grid(faulty), _healthy_grid(healthy, accused)]
 
 
@@ -130,6 +145,10 @@ def _row(what: str, count: int, total: int, target: float, *, at_least: bool) ->
     return [what, f"{count} of {total}", f"{share:.1%}", f"{target:.0%}", "yes" if is_reached else "no"]
 
 
+def _marked(case: str) -> str:
+    return f"{case} *" if case in _UNSEEN else case
+
+
 def _fault_grid(faulty: Sequence[Result]) -> Grid:
     rows = []
     for case in dict.fromkeys(one.case for one in faulty):
@@ -137,7 +156,7 @@ def _fault_grid(faulty: Sequence[Result]) -> Grid:
         named = Counter(name for one in mine for name, _, _ in one.roots)
         roots = ", ".join(f"{name} {count}" if count < len(mine) else name for name, count in named.most_common(3))
         hits = sum(one.hit != "missed" for one in mine)
-        rows.append([case, f"{hits} of {len(mine)}", " or ".join(FAULTS[case].names), roots or "nothing"])
+        rows.append([_marked(case), f"{hits} of {len(mine)}", " or ".join(_FAULTS[case].names), roots or "nothing"])
     return Grid("Fault by fault", ["fault", "found", "counts as found", "root causes named"], rows)
 
 
@@ -148,7 +167,7 @@ def _healthy_grid(healthy: Sequence[Result], accused: Sequence[Result]) -> Grid:
         blamed = sorted({name for one in mine for name in one.accusers})
         hints = sorted({name for one in mine for name, severity, _ in one.roots if severity == "info"})
         count = sum(one.case == case for one in accused)
-        rows.append([case, f"{count} of {len(mine)}", ", ".join(blamed), ", ".join(hints)])
+        rows.append([_marked(case), f"{count} of {len(mine)}", ", ".join(blamed), ", ".join(hints)])
     return Grid("Healthy trainings", ["training", "accused", "by", "only mentioned"], rows)
 
 
