@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo traindemo test check docs bench clean
+.PHONY: help demo traindemo test check docs bench trainbench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -46,6 +46,9 @@ docs: .venv/.installed  ## regenerate the pages about tables and commands
 
 bench: .venv/.installed $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
 	@$(RUN) -m benchmarks $(BENCH)
+
+trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
+	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

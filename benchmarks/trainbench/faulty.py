@@ -25,7 +25,7 @@ class Fault:
     names: tuple[str, ...]
 
 
-def _from(first: int, change: Callable[[torch.Tensor, torch.Tensor], Batch], last: int = 10**9) -> Any:
+def from_step(first: int, change: Callable[[torch.Tensor, torch.Tensor], Batch], last: int = 10**9) -> Any:
     """Change the batches from a step on."""
 
     def feed(training: Training, batch: Batch) -> Batch:
@@ -34,7 +34,7 @@ def _from(first: int, change: Callable[[torch.Tensor, torch.Tensor], Batch], las
     return feed
 
 
-def _one_nan(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
+def one_nan(inputs: torch.Tensor, targets: torch.Tensor) -> Batch:
     inputs = inputs.clone()
     inputs.view(-1)[0] = torch.nan
     return inputs, targets
@@ -154,7 +154,7 @@ def _two_rates(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": rest, "lr": 0.1}, {"params": [first], "lr": 60.0}])
 
 
-def _copy_of(model: nn.Module) -> Iterator[nn.Parameter]:
+def copy_of(model: nn.Module) -> Iterator[nn.Parameter]:
     return copy.deepcopy(model).parameters()
 
 
@@ -201,30 +201,30 @@ def odd_metric() -> None:
 
 
 _NON_FINITE = ("non-finite-loss", "non-finite-gradients", "non-finite-weights")
-_TOO_FAST = ("learning-rate-too-high", "divergence")
+TOO_FAST = ("learning-rate-too-high", "divergence")
 _PLAIN = Plan(optimizer=sgd(0.1))
 
 FAULTS: dict[str, Fault] = {
-    "NaN in the inputs": Fault(replace(_PLAIN, feed=_from(100, _one_nan, 101)).train, ("non-finite-loss",)),
+    "NaN in the inputs": Fault(replace(_PLAIN, feed=from_step(100, one_nan, 101)).train, ("non-finite-loss",)),
     "NaN in a client's data": Fault(nan_client, ("non-finite-loss",)),
     "logarithm of 0": Fault(replace(_PLAIN, loss=_log_loss, optimizer=sgd(0.5)).train, ("non-finite-loss",)),
     "slope of a root at 0": Fault(replace(_PLAIN, loss=_root_loss).train,
                                   ("non-finite-gradients", "non-finite-weights")),
     "infinite weight": Fault(replace(_PLAIN, meddle=_break_weight).train, ("non-finite-weights", "non-finite-loss")),
-    "learning rate 50": Fault(replace(_PLAIN, optimizer=sgd(50.0)).train, _TOO_FAST),
-    "learning rate 3 with momentum, CNN": Fault(Plan(cnn, images, sgd(3.0, momentum=0.9), steps=200).train, _TOO_FAST),
-    "learning rate 1 with Adam": Fault(Plan(lambda: mlp(64, 64), optimizer=adam(1.0)).train, _TOO_FAST),
+    "learning rate 50": Fault(replace(_PLAIN, optimizer=sgd(50.0)).train, TOO_FAST),
+    "learning rate 3 with momentum, CNN": Fault(Plan(cnn, images, sgd(3.0, momentum=0.9), steps=200).train, TOO_FAST),
+    "learning rate 1 with Adam": Fault(Plan(lambda: mlp(64, 64), optimizer=adam(1.0)).train, TOO_FAST),
     "learning rate 0.5 with Adam, transformer": Fault(Plan(Transformer, tokens, adam(0.5), steps=200).train,
-                                                      (*_TOO_FAST, "plateau")),
-    "learning rate 50, federated loop": Fault(lambda: federated_loop(lr=50.0, momentum=0.0), _TOO_FAST),
-    "learning rate 30, federated": Fault(lambda: federated(lr=30.0, momentum=0.0), _TOO_FAST),
+                                                      (*TOO_FAST, "plateau")),
+    "learning rate 50, federated loop": Fault(lambda: federated_loop(lr=50.0, momentum=0.0), TOO_FAST),
+    "learning rate 30, federated": Fault(lambda: federated(lr=30.0, momentum=0.0), TOO_FAST),
     "learning rate 1e-6": Fault(replace(_PLAIN, optimizer=sgd(1e-6)).train, ("learning-rate-too-low",)),
     "learning rate 1e-8 with Adam": Fault(Plan(cnn, images, adam(1e-8), steps=200).train, ("learning-rate-too-low",)),
     "learning rate 0": Fault(replace(_PLAIN, optimizer=sgd(0.0)).train, ("learning-rate-too-low",)),
     "learning rate 3e-4 with SGD": Fault(replace(_PLAIN, optimizer=sgd(3e-4), steps=600).train,
                                          ("slow-progress", "learning-rate-too-low")),
     "learning rate raised half-way": Fault(replace(_PLAIN, meddle=_rate(150, 40.0)).train,
-                                           (*_TOO_FAST, "series-anomaly")),
+                                           (*TOO_FAST, "series-anomaly")),
     "swinging by strong momentum": Fault(Plan(lambda: nn.Linear(10, 1), diabetes, sgd(0.05, momentum=0.999),
                                               functional.mse_loss, 400, 2000, prepare=_far_away).train,
                                          ("oscillation",)),
@@ -242,9 +242,9 @@ FAULTS: dict[str, Fault] = {
              prepare=_each(lambda weight: weight.mul_(0.3))).train, ("vanishing-gradients", "poor-initialisation")),
     "weight decay with the wrong sign": Fault(Plan(optimizer=sgd(0.1), meddle=_grow).train, ("weight-explosion",)),
     "dead from the start": Fault(Plan(optimizer=sgd(0.1), prepare=_dead_start).train, ("dead-units",)),
-    "killed by one large step": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(0.1), feed=_from(
+    "killed by one large step": Fault(Plan(lambda: mlp(64, 64), optimizer=sgd(0.1), feed=from_step(
         40, lambda inputs, targets: (inputs * 300, targets), 42)).train, ("dead-units", "series-anomaly")),
-    "inputs not scaled, tanh": Fault(Plan(lambda: mlp(64, 64, act=nn.Tanh), optimizer=sgd(0.01), feed=_from(
+    "inputs not scaled, tanh": Fault(Plan(lambda: mlp(64, 64, act=nn.Tanh), optimizer=sgd(0.01), feed=from_step(
         0, lambda inputs, targets: (inputs * 2000, targets))).train, ("saturated-units",)),
     "sigmoid with weights of 10": Fault(Plan(lambda: mlp(64, 64, act=nn.Sigmoid), optimizer=sgd(0.1), prepare=_each(
         lambda weight: nn.init.normal_(weight, std=10))).train, ("saturated-units", "poor-initialisation")),
@@ -262,21 +262,21 @@ FAULTS: dict[str, Fault] = {
                                  functional.mse_loss, few=80, steps=600, validate="val_loss").train, ("overfitting",)),
     "wrong labels learned by heart": Fault(Plan(lambda: mlp(256), _half_wrong, adam(3e-3), few=300, steps=600,
                                                 validate="val/loss").train, ("overfitting",)),
-    "optimizer of a copy": Fault(Plan(optimized=_copy_of).train, ("detached-loss",)),
+    "optimizer of a copy": Fault(Plan(optimized=copy_of).train, ("detached-loss",)),
     "loss times 0": Fault(Plan(loss=lambda output, target: functional.cross_entropy(output, target) * 0 + 2).train,
                           ("detached-loss",)),
     "gradients not zeroed, SGD": Fault(Plan(optimizer=sgd(0.01), does_zero=False).train, ("gradients-not-zeroed",)),
     "gradients not zeroed, Adam": Fault(Plan(cnn, images, adam(1e-3), does_zero=False, steps=200).train,
                                         ("gradients-not-zeroed",)),
-    "labels shuffled": Fault(Plan(optimizer=adam(1e-3), feed=_from(0, _shuffled)).train, ("plateau",)),
-    "inputs all 0": Fault(Plan(optimizer=sgd(0.1), feed=_from(
+    "labels shuffled": Fault(Plan(optimizer=adam(1e-3), feed=from_step(0, _shuffled)).train, ("plateau",)),
+    "inputs all 0": Fault(Plan(optimizer=sgd(0.1), feed=from_step(
         0, lambda inputs, targets: (inputs * 0, targets))).train, ("plateau", "dead-units")),
-    "one broken batch": Fault(Plan(optimizer=sgd(0.01), feed=_from(
+    "one broken batch": Fault(Plan(optimizer=sgd(0.01), feed=from_step(
         200, lambda inputs, targets: (inputs * 100, targets), 201)).train, ("series-anomaly",)),
-    "other labels half-way": Fault(Plan(optimizer=sgd(0.02), feed=_from(
+    "other labels half-way": Fault(Plan(optimizer=sgd(0.02), feed=from_step(
         200, lambda inputs, targets: (inputs, targets[torch.randperm(len(targets))])), steps=400).train,
                                    ("series-anomaly", "divergence")),
-    "batches of one half-way": Fault(Plan(optimizer=adam(3e-4), batch=128, feed=_from(
+    "batches of one half-way": Fault(Plan(optimizer=adam(3e-4), batch=128, feed=from_step(
         200, lambda inputs, targets: (inputs[:1], targets[:1])), steps=400).train, ("series-anomaly",)),
     "logged number changes level": Fault(odd_metric, ("series-anomaly",)),
 }  # fmt: skip

@@ -9,8 +9,7 @@ import torch
 
 import stethos
 from benchmarks.child import job_of_child, leave_result
-from benchmarks.trainbench.faulty import FAULTS
-from benchmarks.trainbench.healthy import HEALTHY
+from benchmarks.trainbench.bench import train_of
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
         directory = Path(job["directory"])
         with stethos.watch(name=f"{job['seed']}-{job['first'] + number}", dir=directory, preset=job["preset"],
                            overhead=job["overhead"]) as watch:  # fmt: skip
-            (FAULTS[name].train if name in FAULTS else HEALTHY[name])()
+            train_of(name)()
         took[name] = {"path": str(watch.path), "train_s": round(time.monotonic() - start, 2)}
     leave_result(path, {"runs": took})
 

@@ -17,6 +17,7 @@ from stethos.diagnose.convergence.oscillation import Oscillation
 from stethos.diagnose.convergence.overfitting import Overfitting
 from stethos.diagnose.convergence.plateau import Plateau
 from stethos.diagnose.convergence.slow_progress import SlowProgress
+from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Severity
 from stethos.diagnose.training import trainings_of
 from stethos.diagnose.window import Window
@@ -75,6 +76,18 @@ def test_a_converged_loss_that_doubles_has_not_diverged() -> None:
 
 def test_turns_of_clients_that_begin_higher_do_not_diverge() -> None:
     assert made.names_in(Divergence(), turns(*healthy_turns())) == []
+
+
+def test_a_loss_that_leaves_the_numbers_at_once_diverges() -> None:
+    broken = [2.3, 90.0, 1e6, 1e30, np.nan]
+    (finding,) = Divergence().check(turns(broken, *[[np.nan] * 5] * 4))
+    assert finding.subject.first == 1 and "to nan" in finding.title
+
+
+@pytest.mark.parametrize("detector", [Divergence, Oscillation, SlowProgress, Plateau, LearningRateTooLow])
+def test_too_few_steps_are_said_to_be_too_few(detector: Any) -> None:
+    with pytest.raises(CannotTell, match="4 steps with a loss"):
+        list(detector().check(only_loss([2.3, 2.2, 2.1, 2.0])))
 
 
 def test_rounds_are_judged_by_their_evaluation() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import training_rows as made
 
+from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
-from stethos.diagnose.finding import Severity
+from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.numbers.dead_units import DeadUnits
 from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
 from stethos.diagnose.numbers.frozen_layers import FrozenLayers
@@ -30,6 +31,14 @@ OURS = [detector for code, detector in DETECTORS.items() if code[:3] in ("NUM", 
 STUCK = 2.3 + made.noise(300, 0.02)
 
 
+def found_in(detector: Any, seen: Window) -> list[Finding]:
+    """What it finds; nothing where it cannot tell."""
+    try:
+        return list(detector.check(seen))
+    except CannotTell:
+        return []
+
+
 @pytest.mark.parametrize("detector", OURS, ids=lambda one: one.code)
 class TestEachOfThem:
     def test_finds_nothing_in_an_empty_window(self, detector: Any) -> None:
@@ -38,7 +47,7 @@ class TestEachOfThem:
 
     def test_finds_nothing_in_one_step(self, detector: Any) -> None:
         tables = {"steps": made.steps([2.3]), "layers": made.layers(1, gradient__a_weight={}, weight__a_weight={})}
-        assert list(detector().check(made.window(**tables))) == []
+        assert found_in(detector(), made.window(**tables)) == []
 
     def test_survives_nan_everywhere(self, detector: Any) -> None:
         gone = dict.fromkeys(
@@ -49,13 +58,13 @@ class TestEachOfThem:
             "layers": made.layers(20, gradient__a_weight=gone, weight__a_weight=gone, activation__b=gone),
             "metrics": made.metrics("val_loss", [math.nan] * 100),
         }
-        assert all(0 <= one.confidence <= 1 for one in detector().check(made.window(**tables)))
+        assert all(0 <= one.confidence <= 1 for one in found_in(detector(), made.window(**tables)))
 
     def test_survives_missing_columns(self, detector: Any) -> None:
         few = made.window(
             steps={"step": [0, 1, 2], "loss": [1.0, 2.0, None]}, layers={"layer": ["a"], "kind": ["weight"]}
         )
-        list(detector().check(few))
+        found_in(detector(), few)
 
     def test_finds_nothing_in_a_healthy_training(self, detector: Any) -> None:
         count = 300

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Evidence, Subject
 from stethos.diagnose.training import Training, column_of, level_at_start, quoted, texts_of, thinned, trainings_of
 from stethos.diagnose.window import Array, Window, is_null
@@ -80,6 +82,15 @@ class Curve:
         """The share of its scale by which the curve has come down in the end."""
         return (self.start - self.end) / self.scale
 
+    @property
+    def is_by_step(self) -> bool:
+        """Whether each value is one step's, not a turn's or a round's."""
+        return self.unit == "step" and not (self.training is not None and self.training.is_relay)
+
+    @property
+    def has_rival(self) -> bool:
+        return self.training is not None and self.training.has_rival
+
     def position_of(self, block: int) -> int:
         """The step or round at which a block begins."""
         finite = self.at[np.isfinite(self.values)]
@@ -99,6 +110,18 @@ class Curve:
 def curves_of(window: Window) -> list[Curve]:
     """One curve per federation or training; made once per window."""
     return window.derive(_curves_of)
+
+
+def curves_to_judge(window: Window, steps: int, rounds: int | None = None) -> Iterator[Curve]:
+    """The curves with so many steps, or rounds or turns; `CannotTell` if there are only shorter ones."""
+    curves = curves_of(window)
+    least = {True: steps, False: steps if rounds is None else rounds}
+    chosen = [curve for curve in curves if len(curve.finite) >= least[curve.is_by_step]]
+    if curves and not chosen:
+        longest = max(curves, key=lambda curve: len(curve.finite))
+        unit = "steps" if longest.is_by_step else "rounds"
+        raise CannotTell(f"{len(longest.finite)} {unit} with a loss, {least[longest.is_by_step]} needed")
+    yield from chosen
 
 
 def _curves_of(window: Window) -> list[Curve]:

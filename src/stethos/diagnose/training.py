@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Subject
 from stethos.diagnose.window import Array, Frame, Window, is_null
 from stethos.schema import NULL_F64
@@ -132,6 +133,15 @@ class Training:
 def trainings_of(window: Window) -> list[Training]:
     """All trainings of a window, in the order of their beginning; made once per window."""
     return window.derive(_trainings_of)
+
+
+def trainings_to_judge(window: Window, least: int) -> Iterator[Training]:
+    """The trainings with so many losses and no rival; `CannotTell` if there are only shorter ones."""
+    trainings = [one for one in trainings_of(window) if not one.has_rival and len(one.losses)]
+    chosen = [one for one in trainings if len(one.losses) >= least]
+    if trainings and not chosen:
+        raise CannotTell(f"{max(len(one.losses) for one in trainings)} steps with a loss, {least} needed")
+    yield from chosen
 
 
 def level_at_start(losses: Array) -> float:

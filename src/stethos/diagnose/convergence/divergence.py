@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of
-from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of, curves_to_judge
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import STEP_COLUMNS, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -42,16 +42,48 @@ class Divergence:
     lost_share: float = 0.5
     of_first_loss: float = 0.25
     noise_times: float = 6.0
+    least: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_of(window):
-            if len(curve.finite) >= 5:
-                yield from self._check(curve)
+        found = [finding for curve in curves_of(window) for finding in self._check(curve)]
+        yield from found
+        known = {finding.subject.process for finding in found}
+        for one in trainings_of(window):
+            if one.process not in known and None not in known and not one.has_rival:
+                yield from self._out_of_numbers(one)
+        next(curves_to_judge(window, self.least), None)  # says so if there is too little
+
+    def _out_of_numbers(self, one: Training) -> Iterator[Finding]:
+        """A loss that goes up and up until it is no number, too soon for a curve."""
+        losses = one.losses
+        bad = np.flatnonzero(~np.isfinite(losses))
+        before = losses[: bad[0]] if len(bad) else losses[:0]
+        if len(before) < 2 or not before[-5:].max() > 10 * max(abs(float(before[0])), 1e-12):
+            return
+        start, peak = float(before[0]), float(before.max())
+        onset = one.place_of(one.step[np.flatnonzero(one.loss > 3 * abs(start))[0]])
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"the loss rose from {start:.3g} to {peak:.3g}, then to {losses[bad[0]]}",
+            one.subject(onset),
+            sureness(peak / (10 * max(abs(start), 1e-12))),
+            (
+                Evidence(
+                    f"first {start:.3g}, highest {peak:.3g}",
+                    f"SELECT step, loss FROM steps WHERE {one.where} ORDER BY step",
+                    thinned(before[-60:]),
+                ),
+            ),
+            "lower the learning rate, or clip gradients (`clip_grad_norm_(parameters, 1.0)`)",
+            {"start": start, "end": peak},
+        )  # fmt: skip
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
+        if len(curve.finite) < self.least:
+            return
         allowed = max(self.lost_share * (curve.start - curve.best), self.of_first_loss * abs(curve.start))
         allowed += self.noise_times * curve.level_noise
-        if curve.training is not None and curve.training.has_rival:
+        if curve.has_rival:
             allowed = 10 * (allowed + abs(curve.start))
         best = min(curve.best, curve.start)
         end = curve.end

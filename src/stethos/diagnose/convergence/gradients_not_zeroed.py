@@ -17,7 +17,7 @@ from stethos.diagnose.window import Array, Window
 class GradientsNotZeroed:
     """The norm of the gradients grows in proportion to the number of steps: they are added up, never cleared.
 
-    What it looks at: the gradient norm from an optimizer's first step to its first peak, in logarithms of both. Sums of
+    What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
     gradients grow like the step number; the loss does not explode meanwhile, as it would with a learning rate too high.
     Why it matters: the optimizer follows the past; steps grow until the training swings or blows up.
     Not a fault when: gradients are accumulated on purpose, which ends with a step; sums over many steps do not.
@@ -37,9 +37,11 @@ class GradientsNotZeroed:
     growth: float = 5.0
     slope_least: float = 0.55
     slope_most: float = 1.6
-    fit: float = 0.9
-    within: int = 100
+    fit: float = 0.85
+    rising: float = 0.8
+    within: int = 60
     least: int = 6
+    sparse: int = 4
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -50,20 +52,25 @@ class GradientsNotZeroed:
         since = one.step - np.array([starts[number] for number in one.optimizer.tolist()])
         if one.has_rival:  # steps of others lie between
             since = np.arange(len(one)).astype(float)
-        rows = np.isfinite(one.grad_norm) & (one.grad_norm > 0) & (since < self.within)
+        known = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
+        rows, is_sparse = known & (since < self.within), False
+        if rows.sum() < self.least:  # few samples: look farther, ask for more
+            rows, is_sparse = known & (since < 3 * self.within), True
         order = np.argsort(since[rows], kind="stable")
         at, norms = since[rows][order] + 1, one.grad_norm[rows][order]
-        if len(at) < self.least:
+        if len(at) < self.sparse:
             return
         peak = int(np.argmax(norms)) + 1
         at, norms = at[:peak], norms[:peak]
-        if peak < self.least or at[-1] < 4 * at[0] or norms[-1] < self.growth * norms[0]:
+        least, fit_least = (self.sparse, 0.95) if is_sparse else (self.least, self.fit)
+        if peak < least or at[-1] < 4 * at[0] or norms[-1] < self.growth * norms[0]:
             return
         slope, fit = _line(np.log(at), np.log(norms))
         losses = one.loss[np.isfinite(one.loss) & (since < at[-1])]
         if not len(losses) or float(losses.max()) > 2 * abs(level_at_start(losses)) + 1e-12:
             return
-        if fit < self.fit or not self.slope_least <= slope <= self.slope_most:
+        rising = float((np.diff(norms) > 0).mean())
+        if fit < fit_least or rising < self.rising or not self.slope_least <= slope <= self.slope_most:
             return
         yield Finding(
             self.code, self.name, self.name, self.severity,

@@ -16,7 +16,7 @@ from stethos.diagnose.training import (
     level_at_start,
     sureness,
     thinned,
-    trainings_of,
+    trainings_to_judge,
 )  # fmt: skip
 from stethos.diagnose.window import Window
 
@@ -47,11 +47,11 @@ class LearningRateTooHigh:
     recovered: float = 0.7
     ratio: float = 0.1
     raised: float = 3.0
+    least: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for one in trainings_of(window):
-            if len(one.losses) >= 5 and not one.has_rival:
-                yield from self._check(one)
+        for one in trainings_to_judge(window, self.least):
+            yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
         finite = np.isfinite(one.loss) & np.isfinite(one.lr)
@@ -66,7 +66,9 @@ class LearningRateTooHigh:
         is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
         peak = float(losses[:early].max())
         moved = _moved_per_step(one)
-        margin = peak / (self.jump * max(abs(first), 1e-12))
+        noise = float(np.median(np.abs(np.diff(losses, 2)))) / 1.652
+        is_clear = peak - first > 10 * noise and (moved is None or moved > 0.1 * self.ratio)
+        margin = peak / (self.jump * max(abs(first), 1e-12)) if is_clear else 0.0
         if moved is not None and end > 0.95 * abs(first):  # learned nothing, by steps that are too long
             margin = max(margin, moved / self.ratio)
         if is_lost and margin > 1 and rates[0] > 0:

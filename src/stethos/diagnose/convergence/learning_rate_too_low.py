@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_to_judge
 from stethos.diagnose.window import Window
 
 
@@ -40,9 +40,8 @@ class LearningRateTooLow:
     floor: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for one in trainings_of(window):
-            if len(one.losses) >= self.least and not one.has_rival:
-                yield from self._check(one)
+        for one in trainings_to_judge(window, self.least):
+            yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
         rates = one.lr[np.isfinite(one.lr)]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
 from stethos.diagnose.window import Array, Window
@@ -47,8 +47,8 @@ class Oscillation:
     least: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_of(window):
-            if len(curve.finite) >= self.least and not (curve.training is not None and curve.training.has_rival):
+        for curve in curves_to_judge(window, self.least):
+            if not curve.has_rival:
                 yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:

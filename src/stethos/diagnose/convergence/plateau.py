@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.convergence.slow_progress import slope_of
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
 from stethos.diagnose.window import Window
@@ -42,13 +42,11 @@ class Plateau:
     floor: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_of(window):
-            is_by_step = curve.unit == "step" and not (curve.training is not None and curve.training.is_relay)
-            if len(curve.finite) >= (self.least_steps if is_by_step else self.least_rounds):
-                yield from self._check(curve)
+        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
+            yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
-        if (curve.training is not None and curve.training.has_rival) or abs(curve.end) < self.floor:
+        if curve.has_rival or abs(curve.end) < self.floor:
             return
         best_fall = (curve.start - curve.best) / curve.scale
         noise = 3 * curve.level_noise / curve.scale

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
 from stethos.diagnose.window import Window
@@ -43,13 +43,11 @@ class SlowProgress:
     floor: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_of(window):
-            is_by_step = curve.unit == "step" and not (curve.training is not None and curve.training.is_relay)
-            if len(curve.finite) >= (self.least_steps if is_by_step else self.least_rounds):
-                yield from self._check(curve)
+        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
+            yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
-        if (curve.training is not None and curve.training.has_rival) or curve.end < self.floor:
+        if curve.has_rival or curve.end < self.floor:
             return
         steady = slope_of(curve)
         if steady > -self.surely or not curve.fall < self.gained:

@@ -129,6 +129,8 @@ def _finding(onset: Onset, code: str, name: str, advice: str) -> Finding:
     layers = f" in {onset.layers[0]}" if onset.layers else ""
     more = f" and {len(onset.layers) - 1} more layers" if len(onset.layers) > 1 else ""
     client = f" (client {subject.clients[0]})" if subject.clients else ""
+    if one.is_relay and not client:
+        client = f" (optimizer {int(one.optimizer[onset.place])}, the turn in which it began)"
     at = f"{subject.unit} {subject.first}"
     table = "steps" if onset.what == "loss" else "layers"
     if onset.what == "loss":
