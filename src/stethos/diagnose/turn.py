@@ -89,12 +89,24 @@ def turns_of(window: Window) -> Iterator[Turns]:
 def others_median(grid: Grid) -> Grid:
     """For each client and round the median of the other clients in that round; NaN where fewer than two are known."""
     found = np.full_like(grid, math.nan)
-    for place in range(len(grid)):
-        others = np.delete(grid, place, axis=0)
-        enough = (~np.isnan(others)).sum(axis=0) >= 2
-        if enough.any():
-            found[place, enough] = np.nanmedian(others[:, enough], axis=0)
+    for column in range(grid.shape[1]):
+        known = np.flatnonzero(~np.isnan(grid[:, column]))
+        if len(known) >= 2:
+            found[:, column] = np.median(grid[known, column])
+        if len(known) >= 3:
+            found[known, column] = _median_without_each(grid[known, column])
+        elif len(known):
+            found[known, column] = math.nan
     return found
+
+
+def _median_without_each(values: Array) -> Array:
+    """For each value the median of all the others; three values at least."""
+    order = np.argsort(values, kind="stable")
+    ranked, rank = values[order], np.empty(len(values), int)
+    rank[order] = np.arange(len(values))
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    return np.asarray((ranked[low + (low >= rank)] + ranked[high + (high >= rank)]) / 2)
 
 
 def middle(values: Array) -> float:
