@@ -92,11 +92,7 @@ class Divergence:
         rise = end - best
         if not rise > allowed > 0:
             return
-        after = int(np.argmin(curve.levels))
-        high = np.flatnonzero(curve.levels[after:] > best + allowed / 2)
-        onset = curve.position_of(after + int(high[0])) if len(high) else int(curve.at[-1])
-        if curve.levels[0] > curve.start + allowed:  # at once
-            onset = int(curve.at[0])
+        onset = self._onset(curve, best + allowed / 2)
         yield Finding(
             self.code, self.name, self.name, self.severity,
             f"the loss rose from {best:.3g} to {end:.3g}",
@@ -107,3 +103,13 @@ class Divergence:
             f"or go back to the checkpoint before {curve.unit} {onset}",
             {"start": curve.start, "best": best, "end": end},
         )  # fmt: skip
+
+    def _onset(self, curve: Curve, bound: float) -> int:
+        """The step or round from which on the loss stays high: by blocks, or by values where it leaves the numbers."""
+        if curve.levels[0] > bound > curve.start:  # at once
+            return int(curve.at[0])
+        if not np.isfinite(curve.values[-1]):
+            low = np.flatnonzero(curve.values <= bound)
+            return int(curve.at[min(int(low[-1]) + 1 if len(low) else 0, len(curve.at) - 1)])
+        low = np.flatnonzero(curve.levels <= bound)
+        return curve.position_of(min(int(low[-1]) + 1 if len(low) else 0, len(curve.levels) - 1))

@@ -77,8 +77,9 @@ class LearningRateTooHigh:
         for turn in np.flatnonzero(rates[1:] > self.raised * rates[:-1]) + 1:
             before = float(np.median(losses[max(0, turn - 20) : turn]))
             after = losses[turn : turn + 20]
-            is_up = float(np.median(after)) > max(2 * abs(before), 0.5 * abs(first)) and end > 2 * abs(before)
-            if turn >= 5 and is_up and end > 0.5 * abs(first):
+            is_up = float(np.median(after)) > max(2 * abs(before), 0.5 * abs(first))
+            stays = not np.isfinite(one.losses[-1]) or end > max(2 * abs(before), 0.5 * abs(first))
+            if turn >= 5 and is_up and stays:
                 margin = float(np.median(after)) / max(2 * abs(before), 0.5 * abs(first))
                 yield self._found(one, int(place[turn]), float(rates[turn]), None, before, float(after.max()), margin)
                 return

@@ -56,7 +56,7 @@ class UpdateToWeightRatio:
             self.code, self.name, self.name,
             self.severity if not one.fall > self.learned else Severity.INFO,
             f"{names[0]} moves by {layers[names[0]]:.1e} of its norm per step: too {kind}",
-            one.subject(0, layers=names[:8]),
+            one.subject(one.place_of(self._first(one, names[0])), layers=names[:8]),
             sureness(margin),
             (
                 Evidence(
@@ -69,6 +69,12 @@ class UpdateToWeightRatio:
             f"give {names[0]} a {'lower' if kind == 'large' else 'higher'} learning rate: a parameter group of its own",
             {"kind": kind, "ratio": layers[names[0]], "fall": one.fall},
         )  # fmt: skip
+
+    def _first(self, one: Training, layer: str) -> float:
+        """The step of the first samples that are near each other."""
+        track = next(track for track in one.layers["weight"] if track.layer == layer)
+        gaps = np.diff(track.since)
+        return float(track.step[int(np.argmax((gaps > 0) & (gaps <= 5)))])
 
 
 def _ratio(track: Track) -> float | None:
