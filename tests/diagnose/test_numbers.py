@@ -148,6 +148,15 @@ def test_the_client_is_named_in_rounds() -> None:
     assert (finding.subject.clients, finding.subject.first, finding.subject.unit) == (("c7",), 2, "round")
 
 
+def test_a_client_that_got_a_broken_model_is_not_blamed() -> None:
+    rows = made.steps([1.0] * 10 + [math.nan] * 10, client=["c0"] * 10 + ["c1"] * 10, round=[3.0] * 10 + [4.0] * 10,
+                      optimizer=[1] * 10 + [2] * 10)  # fmt: skip
+    weights = made.layers(2, weight__a_weight={"nan": [0, 7]})
+    weights["optimizer"] = [1, 2]
+    (finding,) = NonFiniteWeights().check(made.window(steps=rows, layers=weights, rounds={"round": [3, 4]}))
+    assert (finding.subject.clients, finding.subject.first) == ((), 4) and "global model" in finding.title
+
+
 def test_a_nan_spreading_to_another_client_is_one_finding() -> None:
     first = made.steps(broken_at(5, 10), client="c7", round=1.0)
     second = made.steps([math.nan] * 10, client="c1", round=2.0, process="q")

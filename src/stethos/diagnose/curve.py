@@ -172,15 +172,16 @@ def _turn_curve(training: Training) -> Curve:
     known = ~is_null(training.loss)
     by_round = np.isfinite(training.round).any()
     keys = training.round if by_round else training.optimizer
-    at, values = [], []
-    for key in np.unique(keys[known & np.isfinite(keys)]):
-        rows = known & (keys == key)
-        at.append(key if by_round else training.step[rows][0])
-        values.append(float(training.loss[rows].mean()))
+    rows = known & np.isfinite(keys)
+    found, first, place = np.unique(keys[rows], return_index=True, return_inverse=True)
+    at = found if by_round else training.step[rows][first]
+    values = np.bincount(place, training.loss[rows], len(found)) / np.maximum(
+        np.bincount(place, minlength=len(found)), 1
+    )
     group = "round" if by_round else "optimizer"
     sql = (
         f"SELECT {group}, min(step) AS step, avg(loss) AS loss FROM steps WHERE {training.where} "
         f"GROUP BY {group} ORDER BY {group}"
     )
     unit = "round" if by_round else "step"
-    return Curve(training.process, unit, np.array(at), np.array(values), sql, training)
+    return Curve(training.process, unit, at, values, sql, training)

@@ -104,6 +104,19 @@ class Training:
         return (first - last) / max(abs(first), 1e-12)
 
     @property
+    def turn_starts(self) -> tuple[Array, Array]:
+        """The optimizers in order of their numbers, and the first step of each."""
+        numbers, places = np.unique(self.optimizer, return_index=True)
+        return numbers, self.step[places]
+
+    @property
+    def since(self) -> Array:
+        """For each step how many its optimizer had taken before, as far as steps of others do not lie between."""
+        numbers, starts = self.turn_starts
+        gone: Array = self.step - starts[np.searchsorted(numbers, self.optimizer)]
+        return gone
+
+    @property
     def where(self) -> str:
         """The SQL condition that picks its rows."""
         chosen = sorted({int(one) for one in self.optimizer[np.isfinite(self.optimizer)].tolist()})
@@ -209,16 +222,17 @@ def _courses(frame: Frame, process: str) -> list[Training]:
     optimizer, step = column_of(frame, "optimizer"), column_of(frame, "step")
     numbers = np.where(np.isfinite(optimizer), optimizer, 0)
     order = np.lexsort((step, numbers))
-    columns = {name: column_of(frame, name)[order] for name in ("round", "loss", "lr", "grad_norm")}
+    step, numbers = step[order], numbers[order]
+    round_, loss, lr, grad_norm = (column_of(frame, name)[order] for name in ("round", "loss", "lr", "grad_norm"))
     client, model, rank = (texts_of(frame, name)[order] for name in ("client", "model", "rank"))
+    edges = np.flatnonzero(np.diff(numbers)) + 1
     found = []
-    for rows in np.split(np.arange(len(order)), np.flatnonzero(np.diff(numbers[order])) + 1):
-        ranked = rank[rows[0]]
+    for first, last in itertools.pairwise([0, *edges.tolist(), len(numbers)]):
+        rows, ranked = slice(first, last), rank[first]
         found.append(
             Training(
-                process, int(float(ranked)) if ranked is not None else None, str(model[rows[0]] or ""),
-                step[order][rows], columns["round"][rows], client[rows], numbers[order][rows], columns["loss"][rows],
-                columns["lr"][rows], columns["grad_norm"][rows],
+                process, int(float(ranked)) if ranked is not None else None, str(model[first] or ""), step[rows],
+                round_[rows], client[rows], numbers[rows], loss[rows], lr[rows], grad_norm[rows],
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: float(one.step[0]))
@@ -283,8 +297,8 @@ def _with_layers(one: Training, frame: Frame) -> Training:
     mine = frame.where(rows)
     kinds, names = texts_of(mine, "kind"), texts_of(mine, "layer")
     step, optimizer = column_of(mine, "step"), np.nan_to_num(column_of(mine, "optimizer"))
-    starts = {number: one.step[one.optimizer == number].min() for number in np.unique(one.optimizer).tolist()}
-    since = step - np.array([starts[number] for number in optimizer.tolist()]) if len(mine) else step
+    known, starts = one.turn_starts
+    since = step - starts[np.searchsorted(known, optimizer)] if len(mine) else step
     numbers = {name: column_of(mine, name) for name in STATISTICS}
     places: dict[tuple[str, str], list[int]] = {}
     for place, key in enumerate(zip(kinds.tolist(), names.tolist(), strict=True)):

@@ -48,10 +48,7 @@ class GradientsNotZeroed:
             yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
-        starts = {number: one.step[one.optimizer == number].min() for number in np.unique(one.optimizer).tolist()}
-        since = one.step - np.array([starts[number] for number in one.optimizer.tolist()])
-        if one.has_rival:  # steps of others lie between
-            since = np.arange(len(one)).astype(float)
+        since = np.arange(len(one)).astype(float) if one.has_rival else one.since
         known = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
         rows, is_sparse = known & (since < self.within), False
         if rows.sum() < self.least:  # few samples: look farther, ask for more

@@ -47,8 +47,20 @@ class Onset:
         return "NaN" if self.is_nan else "infinite"
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether a client's turn began with it: then it came with the global model and the client is not to blame."""
+        one = self.training
+        if not one.is_relay or one.since[self.place] > 0:
+            return False
+        if self.what == "weight":
+            return True
+        mates = (one.round == one.round[self.place]) & (one.since == 0) & ~is_null(one.loss)
+        return int(mates.sum()) > 1 and not np.isfinite(one.loss[mates]).any()
+
+    @property
     def subject(self) -> Subject:
-        return self.training.subject(self.place, layers=self.layers[:8])
+        subject = self.training.subject(self.place, layers=self.layers[:8])
+        return replace(subject, clients=()) if self.is_inherited else subject
 
 
 def onsets_of(window: Window) -> list[list[Onset]]:
@@ -129,7 +141,9 @@ def _finding(onset: Onset, code: str, name: str, advice: str) -> Finding:
     layers = f" in {onset.layers[0]}" if onset.layers else ""
     more = f" and {len(onset.layers) - 1} more layers" if len(onset.layers) > 1 else ""
     client = f" (client {subject.clients[0]})" if subject.clients else ""
-    if one.is_relay and not client:
+    if onset.is_inherited:
+        client = ", as a turn began: it came with the global model"
+    elif one.is_relay and not client:
         client = f" (optimizer {int(one.optimizer[onset.place])}, the turn in which it began)"
     at = f"{subject.unit} {subject.first}"
     table = "steps" if onset.what == "loss" else "layers"

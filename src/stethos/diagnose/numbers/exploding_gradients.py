@@ -52,7 +52,7 @@ class ExplodingGradients:
         if len(norms) < self.least + self.in_a_row:
             return
         first = float(norms[: self.least].max())
-        for place in range(self.least, len(norms) - self.in_a_row + 1):
+        for place in np.flatnonzero(norms[: len(norms) - self.in_a_row + 1] > self.times_first * first).tolist():
             bound = max(
                 self.times_before * float(np.median(norms[max(0, place - 200) : place])), self.times_first * first
             )

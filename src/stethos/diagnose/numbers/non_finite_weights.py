@@ -42,6 +42,11 @@ class NonFiniteWeights:
 
 def _advice(onset: Onset) -> str:
     step = int(onset.training.step[onset.place])
+    if onset.is_inherited:
+        return (
+            'see who sent it: `stethos query "SELECT client, round, layer, nan, inf FROM updates '
+            'WHERE nan > 0 OR inf > 0 ORDER BY round"`; leave such updates out of the average'
+        )
     return (
         f"go back to a checkpoint before step {step}; clip gradients, and check what writes into "
         f"{onset.layers[0] if onset.layers else 'the weights'} between steps {step - 1} and {step}"

@@ -49,6 +49,7 @@ class SeriesAnomaly:
     spread: float = 4.0
     shift: float = 3.0
     least: int = 60
+    most: int = 20_000
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -58,13 +59,16 @@ class SeriesAnomaly:
         if not len(frame):
             return
         names, processes, clients = (texts_of(frame, column) for column in ("name", "process", "client"))
-        keys = list(zip(names.tolist(), processes.tolist(), clients.tolist(), strict=True))
-        for key in dict.fromkeys(keys):
-            rows = np.array([other == key for other in keys])
-            yield from self._metric(key, column_of(frame, "step")[rows], column_of(frame, "value")[rows])
+        rows: dict[tuple[str | None, str | None, str | None], list[int]] = {}
+        for place, key in enumerate(zip(names.tolist(), processes.tolist(), clients.tolist(), strict=True)):
+            rows.setdefault(key, []).append(place)
+        at, values = column_of(frame, "step"), column_of(frame, "value")
+        for key, places in rows.items():
+            yield from self._metric(key, at[places], values[places])
 
     def _loss(self, one: Training) -> Iterator[Finding]:
         known = np.flatnonzero(~is_null(one.loss) & np.isfinite(one.loss))
+        known = known[:: max(1, len(known) // self.most)]
         losses = one.loss[known]
         if len(losses) < self.least:
             return
