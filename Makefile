@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench faultbench clean
+.PHONY: help demo traindemo test check docs bench faultbench trainbench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -26,8 +26,11 @@ help:  ## list the targets
 	@$(PIP) --editable ".[dev,bench]"
 	@touch $@
 
-demo: .venv/.installed  ## train on real data until it goes wrong, then find out why
-	@$(RUN) examples/walkthrough.py
+demo: .venv/.installed  ## ten clients, one of them faulty: find it; SEED=7 hides another
+	@$(RUN) examples/walkthrough.py $(if $(SEED),--seed $(SEED))
+
+traindemo: .venv/.installed  ## train on one machine until it goes wrong, then ask why
+	@$(RUN) examples/walkthrough_training.py
 
 test: check  ## check, then run every test
 	@$(RUN) -m pytest $(PYTEST)
@@ -47,6 +50,9 @@ bench: .venv/.installed $(if $(PEERS),.venv/.installed-peers)  ## measure overhe
 faultbench: .venv/.installed  ## find faulty clients in federations with known faults; FULL=1 for all of them (two hours)
 	@$(RUN) -m stethos.lab.fetch mnist
 	@$(RUN) -m benchmarks.faults $(if $(FULL),--full) $(BENCH)
+
+trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
+	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+
+from stethos.schema import NULL_F64, NULL_F64_BITS
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
 Array = npt.NDArray[Any]
+Made = TypeVar("Made")
 
 
 class Frame:
     """A table in memory, never written to: named columns of equal length.
 
-    Numbers are float arrays with NaN for NULL, names and texts object arrays.
+    Numbers are float arrays, names and texts object arrays. NULL is the NaN that
+    `is_null` knows from a real one.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any] | Array]) -> None:
@@ -66,6 +69,7 @@ class Window:
 
     def __init__(self, frames: Mapping[str, Frame] | None = None, *, is_live: bool = False) -> None:
         self._frames = dict(frames or {})
+        self._derived: dict[Callable[[Window], Any], Any] = {}
         self.is_live = is_live
 
     def frame(self, table: str) -> Frame:
@@ -84,6 +88,12 @@ class Window:
             if column not in frame or not _has_values(frame[column]):
                 return f"`{table}.{column}` was not recorded"
         return ""
+
+    def derive(self, make: Callable[[Window], Made]) -> Made:
+        """What a function makes of this window; made once, whoever asks."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        return cast("Made", self._derived[make])
 
     @cached_property
     def is_federated(self) -> bool:
@@ -108,7 +118,22 @@ class RunWindow(Window):
         if not columns:
             return Frame({})
         found = self._run.sql(f"SELECT {columns} FROM {table}", timeout_s=120)
-        return Frame({name: found.column(name).to_numpy(zero_copy_only=False) for name in found.column_names})
+        return Frame({name: _with_nulls(found.column(name)) for name in found.column_names})
+
+
+def is_null(values: Array) -> Array:
+    """Which numbers of a column were not recorded; a real NaN was."""
+    mask: Array = np.ascontiguousarray(values, np.float64).view(np.int64) == NULL_F64_BITS
+    return mask
+
+
+def _with_nulls(column: Any) -> Array:
+    """An Arrow column as an array in which NULL can be told from NaN."""
+    values: Array = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind == "f" and column.null_count:
+        values = values.astype(np.float64)
+        values.view(np.int64)[column.is_null().to_numpy(zero_copy_only=False)] = NULL_F64_BITS
+    return values
 
 
 def _array(values: Sequence[Any] | Array) -> Array:
@@ -118,7 +143,7 @@ def _array(values: Sequence[Any] | Array) -> Array:
     if all(value is None or isinstance(value, bool | int | float | np.number) for value in listed) and any(
         value is not None for value in listed
     ):
-        return np.array([math.nan if value is None else float(value) for value in listed])
+        return np.array([NULL_F64 if value is None else float(value) for value in listed])
     array = np.empty(len(listed), object)
     array[:] = listed
     return array
@@ -126,5 +151,5 @@ def _array(values: Sequence[Any] | Array) -> Array:
 
 def _has_values(values: Array) -> bool:
     if values.dtype.kind == "f":
-        return bool((~np.isnan(values)).any())
+        return not is_null(values).all()
     return any(value is not None for value in values.tolist())

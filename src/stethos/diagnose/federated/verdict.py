@@ -49,7 +49,7 @@ def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
     found: dict[str, Verdict] = {}
     for verdict in (*_certain(cohort), *_judged(cohort, probability)):
         known = found.get(verdict.client)
-        if known is None or (verdict.probability, verdict.is_certain) > (known.probability, known.is_certain):
+        if known is None or (verdict.is_certain, verdict.probability) > (known.is_certain, known.probability):
             found[verdict.client] = verdict
     return sorted(found.values(), key=lambda one: -one.probability)
 

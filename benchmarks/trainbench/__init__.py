@@ -1,0 +1,1 @@
+"""Faults of ordinary training made on purpose, and healthy trainings: what is found, and who is accused."""

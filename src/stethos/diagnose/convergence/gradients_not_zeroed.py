@@ -1,0 +1,96 @@
+"""CON009: gradients that pile up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, sureness, thinned, trainings_of
+from stethos.diagnose.window import Array, Window
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsNotZeroed:
+    """The norm of the gradients grows in proportion to the number of steps: they are added up, never cleared.
+
+    What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
+    gradients grow like the step number; the loss does not explode meanwhile, as it would with a learning rate too high.
+    Why it matters: the optimizer follows the past; steps grow until the training swings or blows up.
+    Not a fault when: gradients are accumulated on purpose, which ends with a step; sums over many steps do not.
+    Next step: call `optimizer.zero_grad()` before each `backward()`.
+    """
+
+    code: ClassVar[str] = "CON009"
+    name: ClassVar[str] = "gradients-not-zeroed"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "grad_norm"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"exploding-gradients", "divergence", "oscillation", "weight-explosion", "learning-rate-too-high", "dead-units",
+         "update-to-weight-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}
+    )  # fmt: skip
+
+    growth: float = 5.0
+    slope_least: float = 0.55
+    slope_most: float = 1.6
+    fit: float = 0.85
+    rising: float = 0.8
+    within: int = 60
+    least: int = 6
+    sparse: int = 4
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_of(window):
+            yield from self._check(one)
+
+    def _check(self, one: Training) -> Iterator[Finding]:
+        since = np.arange(len(one)).astype(float) if one.has_rival else one.since
+        known = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
+        rows, is_sparse = known & (since < self.within), False
+        if rows.sum() < self.least:  # few samples: look farther, ask for more
+            rows, is_sparse = known & (since < 3 * self.within), True
+        order = np.argsort(since[rows], kind="stable")
+        at, norms = since[rows][order] + 1, one.grad_norm[rows][order]
+        if len(at) < self.sparse:
+            return
+        peak = int(np.argmax(norms)) + 1
+        at, norms = at[:peak], norms[:peak]
+        least, fit_least = (self.sparse, 0.95) if is_sparse else (self.least, self.fit)
+        if peak < least or at[-1] < 4 * at[0] or norms[-1] < self.growth * norms[0]:
+            return
+        slope, fit = _line(np.log(at), np.log(norms))
+        losses = one.loss[np.isfinite(one.loss) & (since < at[-1])]
+        if not len(losses) or float(losses.max()) > 2 * abs(level_at_start(losses)) + 1e-12:
+            return
+        rising = float((np.diff(norms) > 0).mean())
+        if fit < fit_least or rising < self.rising or not self.slope_least <= slope <= self.slope_most:
+            return
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"gradients are not zeroed: their norm grew from {norms[0]:.3g} to {norms[-1]:.3g} "
+            f"in proportion to the step number",
+            one.subject(0),
+            sureness(norms[-1] / norms[0] / self.growth * 1.5),
+            (
+                Evidence(
+                    f"norm ~ step^{slope:.2f} over the first {int(at[-1])} steps, fit {fit:.2f}",
+                    f"SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL AND {one.where} ORDER BY step",
+                    thinned(norms),
+                ),
+            ),
+            "call `optimizer.zero_grad()` before each `backward()`",
+            {"slope": slope, "fit": fit, "optimizer": int(one.optimizer[0])},
+        )  # fmt: skip
+
+
+def _line(x: Array, y: Array) -> tuple[float, float]:
+    """Slope and share of variance explained of a straight line."""
+    x, y = x - x.mean(), y - y.mean()
+    both, wide, high = float((x * y).sum()), float((x * x).sum()), float((y * y).sum())
+    if wide <= 0 or high <= 0:
+        return 0.0, 0.0
+    return both / wide, both * both / (wide * high)

@@ -1,0 +1,114 @@
+"""CON006: steps that are too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import (
+    LAYER_COLUMNS,
+    STEP_COLUMNS,
+    Training,
+    level_at_start,
+    sureness,
+    thinned,
+    trainings_to_judge,
+)  # fmt: skip
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateTooHigh:
+    """The first steps, or those after the rate was raised, throw the loss far up, and it does not recover.
+
+    What it looks at: the highest loss soon after the start against the first one, the level at the end, changes of the
+    learning rate, and how far the weights moved per step.
+    Why it matters: it is the commonest root of divergence, dead units and losses that are NaN.
+    Not a fault when: the loss jumps at first and then falls below where it began; that is not reported.
+    Next step: lower the learning rate, or warm it up.
+    """
+
+    code: ClassVar[str] = "CON006"
+    name: ClassVar[str] = "learning-rate-too-high"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss", "lr"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"divergence", "oscillation", "plateau", "exploding-gradients", "weight-explosion", "non-finite-loss",
+         "non-finite-gradients", "non-finite-weights", "dead-units", "saturated-units", "update-to-weight-ratio",
+         "series-anomaly", "frozen-layers", "vanishing-gradients"}
+    )  # fmt: skip
+
+    jump: float = 3.0
+    recovered: float = 0.7
+    ratio: float = 0.1
+    raised: float = 3.0
+    least: int = 5
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_to_judge(window, self.least):
+            yield from self._check(one)
+
+    def _check(self, one: Training) -> Iterator[Finding]:
+        finite = np.isfinite(one.loss) & np.isfinite(one.lr)
+        losses, rates, place = one.loss[finite], one.lr[finite], np.flatnonzero(finite)
+        if len(losses) < 3:
+            return
+        first, early = level_at_start(losses), max(10, len(losses) // 10)
+        if one.is_relay:  # the first turn alone
+            early = int(max(2, (one.optimizer[finite] == one.optimizer[finite][0]).sum()))
+            first = float(losses[0])
+        end = float(np.median(losses[-max(3, len(losses) // 10) :]))
+        is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
+        peak = float(losses[:early].max())
+        moved = _moved_per_step(one)
+        noise = float(np.median(np.abs(np.diff(losses, 2)))) / 1.652
+        is_clear = peak - first > 10 * noise and (moved is None or moved > 0.1 * self.ratio)
+        margin = peak / (self.jump * max(abs(first), 1e-12)) if is_clear else 0.0
+        if moved is not None and end > 0.95 * abs(first):  # learned nothing, by steps that are too long
+            margin = max(margin, moved / self.ratio)
+        if is_lost and margin > 1 and rates[0] > 0:
+            yield self._found(one, int(place[0]), float(rates[0]), moved, first, peak, margin)
+            return
+        for turn in np.flatnonzero(rates[1:] > self.raised * rates[:-1]) + 1:
+            before = float(np.median(losses[max(0, turn - 20) : turn]))
+            after = losses[turn : turn + 20]
+            is_up = float(np.median(after)) > max(2 * abs(before), 0.5 * abs(first))
+            stays = not np.isfinite(one.losses[-1]) or end > max(2 * abs(before), 0.5 * abs(first))
+            if turn >= 5 and is_up and stays:
+                margin = float(np.median(after)) / max(2 * abs(before), 0.5 * abs(first))
+                yield self._found(one, int(place[turn]), float(rates[turn]), None, before, float(after.max()), margin)
+                return
+
+    def _found(
+        self, one: Training, place: int, rate: float, moved: float | None, first: float, peak: float, margin: float
+    ) -> Finding:
+        better = f"{rate * min(0.1, 0.01 / moved if moved else 0.01):.0e}".replace("e-0", "e-").replace("e+00", "")
+        text = f"lr {rate:g}; loss {first:.3g} -> {peak:.3g}"
+        if moved is not None:
+            text += f"; weights moved by {moved:.2g} of their norm per step at first (0.001 to 0.01 is usual)"
+        return Finding(
+            self.code, self.name, self.name, self.severity,
+            f"the learning rate of {rate:g} is too high: the loss goes from {first:.3g} to {peak:.3g}",
+            one.subject(place),
+            sureness(margin),
+            (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses)),),
+            f"lower lr from {rate:g} to about {better}, or warm it up; clip gradients",
+            {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[place])},
+        )  # fmt: skip
+
+
+def _moved_per_step(one: Training) -> float | None:
+    """How far the weight matrices moved in the first steps, against their norm; None if not recorded."""
+    found = []
+    for track in one.layers.get("weight", ()):
+        soon = (track.since > 0) & (track.since <= 5) & np.isfinite(track["drift"])
+        start = track["norm"][track.since == 0]
+        if track.is_matrix and soon.any() and len(start) and start[0] > 0:
+            where = np.flatnonzero(soon)[0]
+            found.append(float(track["drift"][where] / track.since[where] / start[0]))
+    return max(found) if found else None

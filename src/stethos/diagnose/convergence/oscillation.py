@@ -1,0 +1,108 @@
+"""CON002: the loss swings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.window import Array, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Oscillation:
+    """The loss swings up and down and gets nowhere.
+
+    What it looks at: the loss without its trend, in the second half of the training. A swing goes there and back
+    several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes
+    at every step, its opposite). Large swings also count if they repeat themselves after some steps, as with data that
+    are sorted by label. Noise of small batches does none of this, and a fast descent never turns.
+    Why it matters: each step jumps over the valley, so that the mean loss stays high.
+    Not a fault when: the learning rate is cycled on purpose.
+    Next step: halve the learning rate, lower the momentum, or shuffle the data.
+    """
+
+    code: ClassVar[str] = "CON002"
+    name: ClassVar[str] = "oscillation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
+    explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
+
+    likeness: float = 0.45
+    repeat: float = 0.5
+    large: float = 0.2
+    swing: float = 0.1
+    of_first_loss: float = 0.05
+    turns: int = 6
+    least: int = 12
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for curve in curves_to_judge(window, self.least):
+            if not curve.has_rival:
+                yield from self._check(curve)
+
+    def _check(self, curve: Curve) -> Iterator[Finding]:
+        tail = curve.finite[-max(self.least, len(curve.finite) // 2) :]
+        width = min(len(tail) // 2, 60)
+        rest = tail - _moving_mean(tail, width)
+        spread = float(rest.std())
+        level = float(np.abs(tail).mean())
+        if not spread > 0 or spread < self.swing * level or spread < self.of_first_loss * curve.scale:
+            return
+        fell = float(tail[: len(tail) // 2].mean() - tail[len(tail) // 2 :].mean())
+        likeness = float((rest[1:] * rest[:-1]).sum() / np.square(rest).sum())
+        turns, turn = _turns_of(tail, 2 * self.swing * level)
+        period = max(2, round(2 * len(tail) / max(turns, 1)))
+        if abs(likeness) < self.likeness and spread > self.large * curve.scale:
+            period, likeness = _repeat_of(rest)
+            likeness *= self.likeness / self.repeat
+        if fell > spread or abs(likeness) < self.likeness or turns < self.turns:
+            return
+        first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.unit}s",
+            curve.subject(first),
+            sureness(min(turns / self.turns, spread / (self.swing * level), abs(likeness) / self.likeness * 1.5)),
+            (curve.evidence(f"{turns} turns; neighbours resemble each other by {likeness:.2f}"),),
+            "halve the learning rate, with a momentum above 0.9 lower that first; shuffle the data if they are sorted",
+            {"period": period, "turns": turns, "likeness": likeness, "swing": spread / level},
+        )  # fmt: skip
+
+
+def _moving_mean(values: Array, width: int) -> Array:
+    width = max(3, width | 1)
+    padded = np.pad(values, width // 2, mode="edge")
+    mean: Array = np.convolve(padded, np.ones(width) / width, mode="valid")
+    return mean
+
+
+def _turns_of(values: Array, least: float) -> tuple[int, int]:
+    """How often a series turns round after having gone by at least so much, and where first."""
+    turns, first, extreme, is_rising = 0, 0, float(values[0]), True
+    for place, value in enumerate(values.tolist()):
+        if (value > extreme) == is_rising:
+            extreme = value
+        elif abs(value - extreme) > least:
+            first = first if turns else place
+            turns, extreme, is_rising = turns + 1, value, not is_rising
+    return turns, first
+
+
+def _repeat_of(rest: Array) -> tuple[int, float]:
+    """After how many values a series resembles itself most, and how much: three times at least."""
+    spread = float(np.square(rest).mean())
+    lags = range(3, len(rest) // 3)
+    likeness = [float((rest[lag:] * rest[:-lag]).mean()) / spread for lag in lags]
+    best = int(np.argmax(likeness)) if likeness else 0
+    return (lags[best], likeness[best]) if likeness else (0, 0.0)

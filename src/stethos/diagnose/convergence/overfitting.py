@@ -1,0 +1,114 @@
+"""CON005: better on what was seen, worse on what was not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import (
+    STEP_COLUMNS,
+    Training,
+    column_of,
+    quoted,
+    sureness,
+    texts_of,
+    thinned,
+    trainings_of,
+)  # fmt: skip
+from stethos.diagnose.window import Array, Window, is_null
+
+_HELD_OUT = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval|dev|holdout|held_out)([/_.\- ]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Overfitting:
+    """The loss on held-out data rises while the training loss goes on falling.
+
+    What it looks at: a logged metric with `loss` and one of val, valid, validation, test, eval or dev in its name
+    (`stethos.log(val_loss=...)`), or the evaluated loss of federated rounds, against the loss of the steps.
+    Why it matters: from the best evaluation on, the model learns its training data by heart.
+    Not a fault when: only accuracy counts; it may still rise while the loss does.
+    Next step: keep the checkpoint of the best evaluation; add data, weight decay, dropout or augmentation.
+    """
+
+    code: ClassVar[str] = "CON005"
+    name: ClassVar[str] = "overfitting"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "metrics": frozenset({"process", "step", "name", "value"}),
+        "rounds": frozenset({"federation", "round", "loss"}),
+    }
+    explains: ClassVar[frozenset[str]] = frozenset({"series-anomaly", "divergence"})
+
+    rise: float = 0.2
+    gap: float = 1.5
+    patience: int = 4
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        trainings = [one for one in trainings_of(window) if len(one.losses) >= 10]
+        frame = window.frame("metrics")
+        names, process = texts_of(frame, "name"), texts_of(frame, "process")
+        for name in dict.fromkeys(names.tolist()):
+            if name is None or "loss" not in name.lower() or not _HELD_OUT.search(name):
+                continue
+            for one in trainings:
+                rows = (names == name) & (process == one.process)
+                sql = (
+                    f"SELECT step, value FROM metrics WHERE name = {quoted(name)} AND process = {quoted(one.process)} "
+                    "ORDER BY step"
+                )
+                at, value = column_of(frame, "step")[rows], column_of(frame, "value")[rows]
+                order = np.argsort(at, kind="stable")
+                yield from self._check(one, one.step, name, at[order], value[order], sql)
+        rounds = window.frame("rounds")
+        if len(rounds):
+            sql = "SELECT round, loss FROM rounds ORDER BY round"
+            for one in trainings:
+                if one.unit == "round":
+                    at, value = column_of(rounds, "round"), column_of(rounds, "loss")
+                    yield from self._check(one, one.round, "rounds.loss", at, value, sql)
+
+    def _check(self, one: Training, place: Array, name: str, at: Array, held: Array, sql: str) -> Iterator[Finding]:
+        known = ~is_null(held) & np.isfinite(held) & np.isfinite(at)
+        at, held = at[known], held[known]
+        if len(held) < self.patience + 2:
+            return
+        best = int(np.argmin(held))
+        after = held[best + 1 :]
+        if len(after) < self.patience:
+            return
+        last = float(np.median(after[-max(1, len(after) // 4) :]))
+        noise = float(np.median(np.abs(np.diff(held)))) if len(held) > 2 else 0.0
+        rise = (last - float(held[best])) / max(abs(float(held[best])), 1e-12)
+        finite = np.isfinite(one.loss)
+        before = one.loss[finite & (place <= at[best])][-50:]
+        now = one.loss[finite & (place > at[best])][-50:]
+        if not len(before) or not len(now):
+            return
+        trained = float(np.mean(now))
+        has_gap = last > self.gap * trained and trained < float(np.mean(before))
+        if not has_gap or rise < self.rise or last - held[best] < 3 * noise:
+            return
+        unit = "round" if place is one.round else "step"
+        subject = (
+            one.subject(one.place_of(at[best]))
+            if unit == "step"
+            else one.subject(int(np.searchsorted(place, at[best])))
+        )
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"{name} was best at {unit} {int(at[best])} ({held[best]:.3g}) and has risen by {rise:.0%} since; "
+            f"the training loss fell to {trained:.3g}",
+            subject,
+            sureness(rise / self.rise),
+            (Evidence(f"{name} over the training", sql, thinned(held), thinned(one.loss[finite])),),
+            f"keep the checkpoint of {unit} {int(at[best])}; add data, weight decay, dropout or augmentation",
+            {"metric": name, "best": float(held[best]), "best_at": int(at[best]), "last": last, "trained": trained},
+        )  # fmt: skip

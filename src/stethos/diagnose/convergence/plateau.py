@@ -1,0 +1,69 @@
+"""CON004: the loss stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stethos.diagnose.convergence.slow_progress import slope_of
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """The loss stays at the level it began with, or stopped far from the end.
+
+    What it looks at: how much of the first loss was gained, and whether there is any slope beyond the noise. A loss
+    that never moved is a warning; one that stopped half-way is only mentioned.
+    Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate far off.
+    Not a fault when: a model is trained further that was trained before; a loss below `floor` is never reported.
+    Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
+    """
+
+    code: ClassVar[str] = "CON004"
+    name: ClassVar[str] = "plateau"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
+    explains: ClassVar[frozenset[str]] = frozenset()
+
+    gained: float = 0.1
+    half_way: float = 0.5
+    least_steps: int = 100
+    least_rounds: int = 10
+    floor: float = 0.2
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
+            yield from self._check(curve)
+
+    def _check(self, curve: Curve) -> Iterator[Finding]:
+        if curve.has_rival or abs(curve.end) < self.floor:
+            return
+        best_fall = (curve.start - curve.best) / curve.scale
+        noise = 3 * curve.level_noise / curve.scale
+        never = best_fall < self.gained + noise and curve.fall < self.gained
+        third = max(1, len(curve.levels) // 3)
+        late = float(curve.levels[third : 2 * third].mean() - curve.levels[-third:].mean()) / curve.scale
+        stopped = not never and abs(late) < 0.01 and curve.end > self.half_way * curve.start > 0
+        if not (never or stopped) or (never and slope_of(curve) < -8 and late > 0.01):
+            return
+        what = "has not moved" if never else "no longer moves"
+        yield Finding(
+            self.code, self.name, self.name, self.severity if never else Severity.INFO,
+            f"the loss {what}: {curve.end:.3g} after {len(curve.values)} {curve.unit}s, {curve.start:.3g} at the start",
+            curve.subject(int(curve.at[0]) if never else curve.position_of(third)),
+            sureness(self.gained / max(best_fall, 0.02)) if never else 0.75,
+            (curve.evidence(f"start {curve.start:.4g}, best {curve.best:.4g}, end {curve.end:.4g}"),),
+            "train on a single batch until its loss is 0: if that fails look at the data, the labels and the graph, "
+            "else change the learning rate",
+            {"start": curve.start, "best": curve.best, "end": curve.end},
+        )  # fmt: skip

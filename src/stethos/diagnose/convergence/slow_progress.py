@@ -1,0 +1,81 @@
+"""CON003: the loss falls, but hardly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class SlowProgress:
+    """The loss falls steadily, but so slowly that the training will not get far.
+
+    What it looks at: the slope of the loss against its noise, and how much of the first loss was gained so far.
+    Why it matters: the model can learn, it only takes steps that are too small, or too few.
+    Not a fault when: the training has just begun, or goes on with a model that was trained before.
+    Next step: raise the learning rate tenfold, and see whether the loss falls faster.
+    """
+
+    code: ClassVar[str] = "CON003"
+    name: ClassVar[str] = "slow-progress"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "rounds": ROUND_COLUMNS,
+        "client_rounds": CLIENT_COLUMNS,
+    }
+    explains: ClassVar[frozenset[str]] = frozenset()
+
+    gained: float = 0.2
+    surely: float = 5.0
+    still: float = 0.3
+    least_steps: int = 100
+    least_rounds: int = 10
+    floor: float = 0.2
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
+            yield from self._check(curve)
+
+    def _check(self, curve: Curve) -> Iterator[Finding]:
+        if curve.has_rival or curve.end < self.floor:
+            return
+        steady = slope_of(curve)
+        if steady > -self.surely or not curve.fall < self.gained:
+            return
+        third = max(1, len(curve.levels) // 3)
+        early = float(curve.levels[:third].mean() - curve.levels[third : 2 * third].mean())
+        late = float(curve.levels[third : 2 * third].mean() - curve.levels[-third:].mean())
+        if not late > self.still * early or not late > 0:
+            return
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"the loss fell by only {curve.fall:.1%} in {len(curve.values)} {curve.unit}s, and steadily",
+            curve.subject(int(curve.at[0])),
+            sureness(min(self.gained / max(curve.fall, 1e-6), -steady / self.surely * 2)),
+            (curve.evidence(f"from {curve.start:.4g} to {curve.end:.4g}, slope {steady:.0f} standard errors"),),
+            "raise the learning rate tenfold and compare; or train longer",
+            {"start": curve.start, "end": curve.end, "slope": steady},
+        )  # fmt: skip
+
+
+def slope_of(curve: Curve) -> float:
+    """The slope of the loss in standard errors; negative where it falls."""
+    middle = float(np.median(curve.finite))
+    reach = 10 * max(float(np.median(np.abs(curve.finite - middle))), curve.noise)
+    values = np.clip(curve.finite, middle - reach, middle + reach)  # a broken batch is no slope
+    place = np.arange(len(values)) - (len(values) - 1) / 2
+    weight = float(np.square(place).sum())
+    slope = float((place * values).sum()) / weight
+    spread = float(np.median(np.abs(values - np.median(values)))) * 1.48
+    noise = max(curve.noise, 1e-3 * spread, 1e-15)
+    return slope * float(weight**0.5) / noise

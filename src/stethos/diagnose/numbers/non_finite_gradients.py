@@ -1,0 +1,48 @@
+"""NUM002: gradients that are NaN or infinite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.numbers.chronology import Onset, findings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteGradients:
+    """A gradient became NaN or infinite although the loss was finite: the backward pass is to blame.
+
+    What it looks at: NaN and infinite elements of each layer's gradient at sampled steps, the norm of all gradients,
+    and the loss of the same step.
+    Why it matters: the next optimizer step writes it into the weights.
+    Not a fault when: a gradient scaler leaves such steps out.
+    Next step: `torch.autograd.set_detect_anomaly(True)` names the operation: a root or norm at 0, a `where` that hides
+    an infinity.
+    """
+
+    code: ClassVar[str] = "NUM002"
+    name: ClassVar[str] = "non-finite-gradients"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": frozenset({"step"}),
+        "layers": frozenset({"kind", "nan", "inf"}),
+    }
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly", "nan-update",
+         "frozen-layers"}
+    )  # fmt: skip
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        return findings_of(window, "gradient", self.code, self.name, _advice)
+
+
+def _advice(onset: Onset) -> str:
+    return (
+        f"run to step {int(onset.training.step[onset.place])} under `torch.autograd.set_detect_anomaly(True)`: "
+        "it names the operation"
+    )

@@ -1,0 +1,45 @@
+"""NUM001: a loss that is NaN or infinite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.numbers.chronology import Onset, findings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteLoss:
+    """The loss became NaN or infinite while the weights were still finite: data or the forward pass are to blame.
+
+    What it looks at: the loss of every step, and whether weights were finite as that step began. With the deep preset,
+    the first module whose output was not finite is named.
+    Why it matters: the gradients of such a step destroy every weight they reach.
+    Not a fault when: a gradient scaler leaves such steps out.
+    Next step: look at the batch of that step: NaN in the inputs, a logarithm or division of 0, an overflow of float16.
+    """
+
+    code: ClassVar[str] = "NUM001"
+    name: ClassVar[str] = "non-finite-loss"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-gradients", "non-finite-weights", "divergence", "plateau", "dead-units", "series-anomaly",
+         "nan-update", "frozen-layers", "exploding-gradients"}
+    )  # fmt: skip
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        return findings_of(window, "loss", self.code, self.name, _advice)
+
+
+def _advice(onset: Onset) -> str:
+    step = int(onset.training.step[onset.place])
+    return (
+        f"look at the batch of step {step}: `assert torch.isfinite(inputs).all()`; "
+        "then for a logarithm, division or root of 0 in the loss"
+    )

@@ -1,0 +1,96 @@
+"""NUM011: weights that begin too large, too small or all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_of
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class PoorInitialisation:
+    """The weights were initialised too large, too small, or all to the same number.
+
+    What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
+    and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
+    Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
+    Not a fault when: embeddings (layers with `emb` in their name are left out), the scales of norm layers, and single
+    layers that begin at 0 on purpose. If the loss falls as it should it is only mentioned.
+    Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
+    """
+
+    code: ClassVar[str] = "NUM011"
+    name: ClassVar[str] = "poor-initialisation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "mean", "std", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"exploding-gradients", "vanishing-gradients", "saturated-units", "dead-units", "plateau", "slow-progress",
+         "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly"}
+    )  # fmt: skip
+
+    large: float = 12.0
+    small: float = 1e-3
+    share: float = 0.5
+    learned: float = 0.5
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_of(window):
+            yield from self._check(one)
+
+    def _check(self, one: Training) -> Iterator[Finding]:
+        tracks = [track for track in one.layers.get("weight", []) if track.is_matrix and len(track)]
+        tracks = [track for track in tracks if track.since[0] == 0 and np.isfinite(track["std"][0])]
+        if not tracks:
+            return
+        scales = np.array([float(track["std"][0]) ** 2 * track.size**0.5 for track in tracks])
+        means = np.array([float(track["mean"][0]) for track in tracks])
+        equal = (scales == 0) & (np.abs(means) != 1) & (means != 0)
+        zero = (scales == 0) & (means == 0)
+        big = scales > self.large
+        big &= np.array(["emb" not in track.layer.lower() for track in tracks])
+        small = (scales < self.small) & (scales > 0)
+        choices = (
+            ("equal", equal, 5.0, "all equal"),
+            ("zero", zero if len(tracks) > 1 and zero.all() else equal & False, 5.0, "all 0"),
+            ("large", big, float(scales.max()) / self.large, "too large"),
+            ("small", small if small.mean() >= self.share else small & False,
+             self.small / max(float(np.median(scales)), 1e-12), "too small"),
+        )  # fmt: skip
+        for kind, found, margin, words in choices:
+            if not found.any():
+                continue
+            track = tracks[int(np.argmax(found))]
+            names = [other.layer for other, is_found in zip(tracks, found, strict=True) if is_found]
+            is_harmful = kind == "equal" or not one.fall > self.learned or (kind == "large" and _fell_at_once(one))
+            yield Finding(
+                self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
+                f"weights of {len(names)} of {len(tracks)} matrices began {words}, first {names[0]}",
+                one.subject(0, layers=names[:8]),
+                sureness(margin),
+                (
+                    Evidence(
+                        f"{track.layer}: mean {track['mean'][0]:.3g}, standard deviation {track['std'][0]:.3g}, "
+                        f"{int(track.size)} elements",
+                        f"SELECT layer, mean, std, size FROM layers WHERE kind = 'weight' AND {one.where} "
+                        f"AND step = {int(track.step[0])}",
+                        thinned(np.log10(np.maximum(scales, 1e-12))),
+                    ),
+                ),
+                "initialise with `nn.init.kaiming_normal_` (ReLU) or `nn.init.xavier_uniform_` (tanh), "
+                "or leave it to torch",
+                {"kind": kind, "fall": one.fall},
+            )  # fmt: skip
+            return
+
+
+def _fell_at_once(one: Training) -> bool:
+    """Whether most of the first loss was only the price of large weights."""
+    finite = one.losses[np.isfinite(one.losses)]
+    return len(finite) > 20 and float(np.median(finite[-len(finite) // 10 :])) < 0.2 * float(finite[0])

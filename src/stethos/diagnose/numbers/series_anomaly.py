@@ -1,0 +1,181 @@
+"""NUM012: a recorded series that departs from its own past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.training import (
+    STEP_COLUMNS,
+    Training,
+    column_of,
+    level_at_start,
+    quoted,
+    sureness,
+    texts_of,
+    thinned,
+    trainings_of,
+)  # fmt: skip
+from stethos.diagnose.window import Array, Window, is_null
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAnomaly:
+    """The loss or a logged number leaves its own past behind: a spike, another level, another spread.
+
+    What it looks at: the losses of the steps and every metric with enough values. A spike of the loss must go beyond
+    the loss of the untrained model; a level must be left for good, with all values on the other side; a spread must
+    become several times as wide at a level no lower.
+    Why it matters: something changed at that moment: a broken batch, other data, another batch size, a restart.
+    Not a fault when: it was changed on purpose. Losses that fall and metrics that drift slowly are not reported.
+    Next step: look at what happened at that step: the batch, the logs, the schedule.
+    """
+
+    code: ClassVar[str] = "NUM012"
+    name: ClassVar[str] = "series-anomaly"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+        "steps": STEP_COLUMNS,
+        "metrics": frozenset({"process", "step", "name", "value", "client"}),
+    }
+    explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "exploding-gradients", "plateau", "divergence"})
+
+    spike: float = 3.0
+    spread: float = 4.0
+    shift: float = 3.0
+    least: int = 60
+    most: int = 20_000
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_of(window):
+            if not one.is_relay and not one.has_rival:
+                yield from self._loss(one)
+        frame = window.frame("metrics")
+        if not len(frame):
+            return
+        names, processes, clients = (texts_of(frame, column) for column in ("name", "process", "client"))
+        rows: dict[tuple[str | None, str | None, str | None], list[int]] = {}
+        for place, key in enumerate(zip(names.tolist(), processes.tolist(), clients.tolist(), strict=True)):
+            rows.setdefault(key, []).append(place)
+        at, values = column_of(frame, "step"), column_of(frame, "value")
+        for key, places in rows.items():
+            yield from self._metric(key, at[places], values[places])
+
+    def _loss(self, one: Training) -> Iterator[Finding]:
+        known = np.flatnonzero(~is_null(one.loss) & np.isfinite(one.loss))
+        known = known[:: max(1, len(known) // self.most)]
+        losses = one.loss[known]
+        if len(losses) < self.least:
+            return
+        sql = f"SELECT step, loss FROM steps WHERE {one.where} ORDER BY step"
+        first = max(level_at_start(losses), float(losses[:5].max()))
+        place, kind, margin, words = self._spike(losses, first) or self._rise(losses, first) or self._wider(losses)
+        if not kind:
+            return
+        yield Finding(
+            self.code, self.name, kind, self.severity, f"the loss {words} at step {int(one.step[known[place]])}",
+            one.subject(int(known[place])),
+            sureness(margin),
+            (Evidence(words, sql, thinned(losses)),),
+            f"look at the batch and the settings of step {int(one.step[known[place]])}",
+            {"kind": kind, "step": int(one.step[known[place]])},
+        )  # fmt: skip
+
+    def _spike(self, losses: Array, first: float) -> tuple[int, str, float, str] | None:
+        """A short burst beyond the loss of the untrained model, from a level that was quiet."""
+        start = max(20, len(losses) // 20)
+        for place in np.flatnonzero(losses > 1.3 * abs(first)).tolist():
+            past = losses[max(0, place - 100) : place]
+            if place < start:
+                continue
+            far = float(losses[place]) / max(self.spike * abs(first), 3 * abs(float(past.max())))
+            clear = (float(losses[place]) - float(past.max())) / max(5 * float(np.ptp(past)), 1e-12)
+            if max(far, clear) > 1:
+                words = f"jumps from {np.median(past):.3g} to {losses[place]:.3g}"
+                return place, "spike", max(far, clear), words
+        return None
+
+    def _rise(self, losses: Array, first: float) -> tuple[int, str, float, str] | None:
+        """A higher level from one step to the next, kept for the rest."""
+        place, score = _break_of(losses, margin=max(20, len(losses) // 10))
+        if place is None or score < self.shift:
+            return None
+        before, after = losses[max(0, place - 30) : place], losses[place:]
+        low, high = float(np.median(before)), float(np.median(after))
+        is_apart = float(np.quantile(after[:30], 0.1)) > float(np.quantile(before, 0.9))
+        if high - low < max(0.4 * (abs(first) - low), 0.08 * abs(first)) or not is_apart:
+            return None
+        return place, "level-shift", score / self.shift, f"goes from {low:.3g} to {high:.3g} and stays"
+
+    def _wider(self, losses: Array) -> tuple[int, str, float, str]:
+        """Several times the spread at a level no lower."""
+        rest = np.abs(np.diff(losses))
+        edge = max(30, len(losses) // 10)
+        best = (0, "", 0.0, "")
+        for place in range(edge, len(rest) - edge, max(1, len(rest) // 200)):
+            before, after = rest[max(0, place - 2 * edge) : place], rest[place : place + 2 * edge]
+            ratio = float(np.median(after)) / max(float(np.median(before)), 1e-12)
+            level = float(losses[place:].mean()) / max(float(losses[max(0, place - 2 * edge) : place].mean()), 1e-12)
+            to_end = float(np.median(rest[place:])) / max(float(np.median(before)), 1e-12)
+            if min(ratio, to_end) > max(self.spread, best[2] * self.spread) and ratio > 2 * level and level > 0.8:
+                words = f"varies {ratio:.1f} times as much from step to step"
+                best = place + 1, "variance-change", min(ratio, to_end) / self.spread, words
+        return best
+
+    def _metric(self, key: tuple[str | None, str | None, str | None], at: Array, values: Array) -> Iterator[Finding]:
+        known = np.isfinite(values) & np.isfinite(at)
+        order = np.argsort(at[known], kind="stable")
+        at, values = at[known][order], values[known][order]
+        name = str(key[0])
+        if len(values) < self.least or "loss" in name.lower():
+            return
+        place, score = _break_of(values, margin=max(15, len(values) // 10))
+        if place is None or score < 2 * self.shift:
+            return
+        before, after = values[:place], values[place:]
+        is_apart = before.min() > after.max() or before.max() < after.min()
+        if not is_apart or _is_gradual(values, place):
+            return
+        words = f"goes from {np.median(before):.4g} to {np.median(after):.4g} and stays"
+        yield Finding(
+            self.code, self.name, "level-shift", self.severity, f"{name} {words} at step {int(at[place])}",
+            Subject(clients=(key[2],) if key[2] else (), process=key[1], first=int(at[place]), unit="step"),
+            sureness(score / self.shift / 2),
+            (
+                Evidence(
+                    words, f"SELECT step, value FROM metrics WHERE name = {quoted(name)} ORDER BY step", thinned(values)
+                ),
+            ),
+            f"look at what changed at step {int(at[place])}: `stethos query \"SELECT * FROM logs\"`",
+            {"kind": "level-shift", "metric": name, "step": int(at[place])},
+        )  # fmt: skip
+
+
+def _break_of(values: Array, margin: int) -> tuple[int | None, float]:
+    """Where a series is best cut into two levels, and how many standard deviations of one value they are apart."""
+    count = len(values)
+    if count < 2 * margin + 2:
+        return None, 0.0
+    clipped = np.clip(values, *np.quantile(values, [0.01, 0.99]))
+    sums = np.concatenate([[0.0], np.cumsum(clipped)])
+    places = np.arange(margin, count - margin)
+    before, after = sums[places] / places, (sums[-1] - sums[places]) / (count - places)
+    gain = np.abs(after - before) * np.sqrt(places * (count - places))
+    place = int(places[int(np.argmax(gain))])
+    noise = max(
+        float(np.median(np.abs(np.diff(values[:place])))), float(np.median(np.abs(np.diff(values[place:])))), 1e-12
+    )
+    local = abs(float(np.median(values[place : place + 30])) - float(np.median(values[max(0, place - 30) : place])))
+    return place, local / (noise / 0.954)
+
+
+def _is_gradual(values: Array, place: int) -> bool:
+    """Whether the way from one level to the other takes longer than a few values."""
+    low, high = sorted((float(np.median(values[:place])), float(np.median(values[place:]))))
+    between = (values > low + 0.25 * (high - low)) & (values < high - 0.25 * (high - low))
+    return int(between.sum()) > max(3, len(values) // 20)

@@ -1,0 +1,83 @@
+"""NUM005: gradients that do not reach the first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class VanishingGradients:
+    """Gradients of some layers are thousands of times smaller than those of others, and the loss does not fall.
+
+    What it looks at: the gradient per element of each weight matrix against the largest of all layers, and against its
+    own beginning. They are small, not exactly 0: those are frozen layers or dead units.
+    Why it matters: these layers stay as they were initialised.
+    Not a fault when: the loss falls all the same; then it is only mentioned.
+    Next step: ReLU-like activations, norm layers, residual connections, or an initialisation with the right gain.
+    """
+
+    code: ClassVar[str] = "NUM005"
+    name: ClassVar[str] = "vanishing-gradients"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "norm", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "update-to-weight-ratio", "learning-rate-too-low"}
+    )
+
+    below: float = 1e-4
+    of_start: float = 1e-5
+    share: float = 0.25
+    learned: float = 0.5
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_of(window):
+            yield from self._check(one)
+
+    def _check(self, one: Training) -> Iterator[Finding]:
+        tracks = [track for track in one.layers.get("gradient", []) if len(_norms(track))]
+        if not tracks:
+            return
+        sizes = np.array([float(np.median(_norms(track))) / track.size**0.5 for track in tracks])
+        starts = np.array([float(np.median(_norms(track)[:3])) / track.size**0.5 for track in tracks])
+        is_matrix = np.array([track.is_matrix for track in tracks])
+        if sizes.max() <= 0 or is_matrix.sum() < 2:
+            return
+        small = is_matrix & (sizes > 0) & (sizes < self.below * sizes.max())
+        bound = self.below * sizes.max()
+        if small.sum() < max(1, self.share * is_matrix.sum()):
+            small = is_matrix & (sizes > 0) & (sizes < self.of_start * starts)
+            bound = self.of_start * float(np.median(starts[small])) if small.any() else 0.0
+        if small.sum() < max(1, self.share * is_matrix.sum()):
+            return
+        layers = [track.layer for track, is_small in zip(tracks, small, strict=True) if is_small]
+        is_harmful = not one.fall > self.learned
+        yield Finding(
+            self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
+            f"gradients vanish in {len(layers)} of {int(is_matrix.sum())} weight matrices, first {layers[0]}",
+            one.subject(0, layers=layers[:8]),
+            sureness(bound / float(np.median(sizes[small]))),
+            (
+                Evidence(
+                    f"gradient per element {sizes[small].min():.1e} in {layers[0]}, {sizes.max():.1e} at most",
+                    "SELECT layer, median(norm / sqrt(size)) AS rms FROM layers WHERE kind = 'gradient' "
+                    f"AND {one.where} GROUP BY layer",
+                    thinned(np.log10(np.maximum(sizes[is_matrix], 1e-30))),
+                ),
+            ),
+            "use ReLU-like activations, norm layers or residual connections, or initialise with the activation's gain",
+            {"smallest": float(sizes[small].min()), "largest": float(sizes.max()), "fall": one.fall},
+        )  # fmt: skip
+
+
+def _norms(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    norms: np.ndarray[tuple[int], np.dtype[np.float64]] = track["norm"][np.isfinite(track["norm"])]
+    return norms

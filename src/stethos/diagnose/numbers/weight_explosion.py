@@ -1,0 +1,76 @@
+"""NUM006: weights that grow without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class WeightExplosion:
+    """A layer's weights have become many times larger than they were, and large.
+
+    What it looks at: the size of a layer's elements (root mean square) against its first sample; layers that began at
+    0 against `large` alone.
+    Why it matters: outputs and gradients grow with them until they overflow.
+    Not a fault when: the inputs are tiny and the weights must make up for it; scale the inputs instead.
+    Next step: weight decay (and its sign), a lower learning rate, norm layers.
+    """
+
+    code: ClassVar[str] = "NUM006"
+    name: ClassVar[str] = "weight-explosion"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "norm", "size"})}
+    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"non-finite-loss", "non-finite-gradients", "non-finite-weights", "saturated-units", "divergence",
+         "exploding-gradients", "dead-units", "series-anomaly"}
+    )  # fmt: skip
+
+    times: float = 10.0
+    large: float = 2.0
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for one in trainings_of(window):
+            yield from self._check(one)
+
+    def _check(self, one: Training) -> Iterator[Finding]:
+        grown: list[tuple[float, int, Track]] = []
+        for track in one.layers.get("weight", []):
+            sizes = track["norm"] / track.size**0.5
+            finite = np.flatnonzero(np.isfinite(sizes))
+            if len(finite) < 2 or not track.is_matrix:
+                continue
+            bound = max(self.times * float(sizes[finite[0]]), self.large)
+            over = finite[sizes[finite] > bound]
+            if len(over) and sizes[finite[-1]] > bound:
+                grown.append((float(sizes[finite[-1]]) / bound, int(over[0]), track))
+        if not grown:
+            return
+        margin, _place, track = max(grown, key=lambda one: one[0])
+        sizes = track["norm"] / track.size**0.5
+        first = min(float(other.step[at]) for _, at, other in grown)
+        layers = [other.layer for _, _, other in sorted(grown, key=lambda one: float(one[2].step[one[1]]))]
+        yield Finding(
+            self.code, self.name, self.name, self.severity,
+            f"weights of {track.layer} grew from {sizes[0]:.3g} to {sizes[np.isfinite(sizes)][-1]:.3g} per element",
+            one.subject(one.place_of(first), layers=layers[:8]),
+            sureness(margin),
+            (
+                Evidence(
+                    f"{len(grown)} layers more than {self.times:g} times their first size",
+                    f"SELECT step, layer, norm / sqrt(size) AS rms FROM layers WHERE kind = 'weight' AND {one.where} "
+                    f"AND layer = '{track.layer}' ORDER BY step",
+                    thinned(sizes[np.isfinite(sizes)]),
+                ),
+            ),
+            "check the sign and size of the weight decay, lower the learning rate, or add norm layers",
+            {"layers": len(grown), "times": margin * self.times},
+        )  # fmt: skip
