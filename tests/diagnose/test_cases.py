@@ -88,7 +88,6 @@ def test_the_page_is_complete(detector: type) -> None:
             assert set(columns) <= {column.name for column in TABLES[table].all_columns}
 
 
-@pytest.mark.xfail(reason="some name detectors that are not there yet")
 def test_what_a_detector_explains_exists() -> None:
     names = {one.name for one in ALL}
     assert {detector.code: detector.explains - names for detector in ALL if detector.explains - names} == {}
