@@ -14,6 +14,7 @@ from typing import Any
 
 import stethos
 from stethos.record.place import RunPlace
+from stethos.schema import RECORDED
 from stethos.store.run import Run, open_run
 
 SOURCE = Path(stethos.__file__).resolve().parents[1]
@@ -116,7 +117,7 @@ def checked_books(run: Run) -> dict[str, Any]:
     return summary
 
 
-_RECORDED = ("steps", "metrics", "layers", "modules", "logs", "spans", "gaps", "host")
+_RECORDED = tuple(table.name for table in RECORDED.values())
 
 
 def collected(path: Path) -> tuple[Run, dict[str, Any]]:

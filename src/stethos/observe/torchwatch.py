@@ -96,9 +96,10 @@ class TorchWatch:
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         noted = self.session.guard.wrap("scaler", self.steps.scaler_stepped)
+        completed = self.session.guard.wrap("scaler", lambda: self.steps.local.iteration.completed)
 
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            before = self.steps.local.iteration.completed
+            before = completed() or 0
             result = original(scaler, *args, **kwargs)
             if self._is_active:
                 noted(before)
