@@ -73,10 +73,10 @@ def test_a_large_layer_is_represented_by_a_part_of_it() -> None:
     chance = np.random.default_rng(0)
     base = {"w": chance.normal(size=(1000, 500)).astype(np.float32), "b": np.zeros(4, np.float32)}
     plan = Plan(Structure.of(base))
-    assert 0.05 < plan.coverage[0] < 0.08 and plan.coverage[1] == 1
+    assert 0.025 < plan.coverage[0] < 0.05 and plan.coverage[1] == 1
     update = {"w": base["w"] + chance.normal(size=(1000, 500)).astype(np.float32), "b": base["b"] + 1}
     one = fingerprint_of(plan, global_row(plan, base), update, "a")
-    assert one.norms[0] == pytest.approx(np.linalg.norm(update["w"] - base["w"]), rel=0.02)
+    assert one.norms[0] == pytest.approx(np.linalg.norm(update["w"] - base["w"]), rel=0.03)
     assert one.norms[1] == 2.0
     whole = Plan(Structure.of(base), read_everything=True)
     exact = fingerprint_of(whole, global_row(whole, base), update, "a")

@@ -28,7 +28,7 @@ BELOW: dict[str, frozenset[str]] = {
     "cli": frozenset({"record", "store", "observe"}),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
-LAZILY = {("observe.api", "store"), ("federate.federation", "store")}
+LAZILY = {("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose")}
 
 # The trainer loads these before torch: nothing but the standard library.
 PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")

@@ -69,6 +69,30 @@ def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comp
     )
 
 
+def quantities_of(plan: Plan, prints: Sequence[Fingerprint], compared: Comparison) -> dict[str, Vector]:
+    """What the verdict on clients rests on: numbers of whole updates, one per client, and the change of the bias."""
+    names = (
+        "norm_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "input_cos",
+        "input_focus",
+    )  # fmt: skip
+    layers = plan.structure.layers[: plan.structure.weights]
+    matrices = [number for number, layer in enumerate(layers) if not layer.name.endswith("bias")] or [0]
+    zeros = np.stack([one.signs == 0 for one in prints]) @ plan.sign_member[:, -1]
+    return {name: getattr(compared, name)[:, -1] for name in names} | {
+        "norm": np.array([one.norm for one in prints]),
+        "odd": np.array([one.nan[-1] + one.inf[-1] for one in prints]),
+        "first_ratio": compared.norm_ratio[:, matrices[0]],
+        "last_ratio": compared.norm_ratio[:, matrices[-1]],
+        "zero_share": zeros / plan.sign_member[:, -1].sum(),
+        "bias": np.stack([_bias_of(one) for one in prints]),
+    }
+
+
+def _bias_of(one: Fingerprint) -> Vector:
+    rows = one.output_rows
+    return np.asarray(rows["bias"] if rows is not None and "bias" in rows else [math.nan])
+
+
 def centre_weights(sketches: Vector, is_finite: npt.NDArray[np.bool_]) -> Vector:
     """The shares of the updates in their geometric median (Weiszfeld's iteration), 0 for non-finite ones.
 

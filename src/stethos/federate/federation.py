@@ -16,7 +16,8 @@ but for arguments that make no sense and updates that do not fit the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,11 @@ from stethos.observe.session import Session
 from stethos.settings import Preset
 
 if TYPE_CHECKING:
+    from stethos.federate.response import Responder
     from stethos.store.run import Run
 
 
+_RECENT = 12
 _BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
 
 
@@ -56,6 +59,7 @@ def federation(
     progress: bool | None = None,
     seed: int = 0,
     read_everything: bool = False,
+    respond_to: Sequence[int] | None = None,
 ) -> Federation:
     """Record a federated training; a context manager.
 
@@ -63,14 +67,16 @@ def federation(
     state): updates are compared with what it holds when a round begins. `clients` is
     how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
     `watch`, `run` being the run's name. `read_everything` reads every element of large layers
-    instead of a sixteenth. The progress bar shows on terminals unless `progress` says otherwise.
+    instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
+    made from the global model are recorded (`updates.response`). The progress bar shows on terminals
+    unless `progress` says otherwise.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
     handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
-        read_everything=read_everything,
+        read_everything=read_everything, respond_to=respond_to,
     )  # fmt: skip
 
 
@@ -79,7 +85,7 @@ class Federation:
 
     def __init__(
         self, name: str, handle: Watch, *, model: Any = None, clients: int | None = None,
-        progress: Progress, seed: int = 0, read_everything: bool = False,
+        progress: Progress, seed: int = 0, read_everything: bool = False, respond_to: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.clients = clients
@@ -90,8 +96,14 @@ class Federation:
         self._read_everything = read_everything
         self._plan: Plan | None = None
         self._history = History()
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
         self._open: Round | None = None
         self._is_open = True
+        self.responder: Responder | None = None
+        if respond_to is not None:
+            self.responder = self._make_responder(respond_to)
+        if self.session is not None:
+            self.session.guard.run("layers", self._write_start, self.session)
         CARRIER.install()
 
     @property
@@ -125,6 +137,22 @@ class Federation:
         if self._open is not None:
             self._open.end(error)
         self._open = None
+
+    def _make_responder(self, shape: Sequence[int]) -> Responder:
+        from stethos.federate.response import Responder
+
+        if _module(self._model) is None:
+            raise UsageError("respond_to needs a module", hint="give the global model as federation(model=...)")
+        return Responder(self._model, shape, self._seed)
+
+    def _write_start(self, session: Session) -> None:
+        """The global model's weights before the first round, as rows of `layers`."""
+        model = _module(self._model)
+        if model is None:
+            return
+        from stethos.observe.sample import put_weights
+
+        put_weights(session, dict(model.named_parameters()))
 
     # What a round needs ----------------------------------------------------------------------------
 

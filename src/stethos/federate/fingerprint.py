@@ -35,6 +35,7 @@ class Fingerprint:
     signs: Vector
     output_rows: dict[str, Any] | None
     inputs: Vector | None = None
+    response: Vector | None = None
     missing: tuple[int, ...] = ()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import UpdateMismatchError, UsageError
-from stethos.federate.cohort import compare
+from stethos.federate.cohort import Comparison, compare, quantities_of
 from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, fingerprint_of
 from stethos.federate.invitation import Invitation
 from stethos.federate.row import put_row
@@ -31,6 +32,7 @@ from stethos.observe.spans import Span, traceparent
 from stethos.schema import NULL_I32, ROUNDS
 
 if TYPE_CHECKING:
+    from stethos.diagnose.federated.verdict import Verdict
     from stethos.federate.federation import Federation
 
 Vector = npt.NDArray[Any]
@@ -180,6 +182,11 @@ class Round:
             self._gap("no global model was given to compare updates with: use federation(model=...) or delta=True")
             return
         one = fingerprint_of(plan, None if update.is_delta else self._base, update.state, update.client)
+        responder = self._federation.responder
+        if responder is not None and one.is_finite:
+            base = self._federation.global_state() if update.is_delta else None
+            with self._lock:  # it borrows the model
+                one = replace(one, response=responder.response(update.state, base, plan.structure))
         with self._lock:
             self._prints.append(one)
 
@@ -201,6 +208,43 @@ class Round:
             raise UsageError(f"no phase {name!r}", hint=f"phases: {', '.join(PHASES)}")
         with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
             yield
+
+    def screen(self, probability: float = 0.9) -> list[Verdict]:
+        """Verdicts on the updates in hand, before they are aggregated: who should not be trusted, and why.
+
+        From fingerprints of this round and the last ones; takes milliseconds and
+        needs no data on the server. Empty without a recording.
+        """
+        found: list[Verdict] = []
+        self._guarded(self._screen, probability, found)
+        return found
+
+    def _screen(self, probability: float, found: list[Verdict]) -> None:
+        from stethos.diagnose.federated.cohort import cohort_in
+        from stethos.diagnose.federated.verdict import verdicts_on
+
+        plan = self._federation.plan
+        if plan is None or not self._prints:
+            return
+        self._search_odd(plan)
+        rows = [*self._federation.recent, self._row(plan, compare(plan, self._prints, self._federation.history))]
+        here = {one.client for one in self._prints}
+        verdicts = verdicts_on(cohort_in(rows), probability)
+        found.extend(one for one in verdicts if one.client in here and one.last is None)
+
+    def _row(self, plan: Plan, compared: Comparison) -> dict[str, Any]:
+        """This round as `cohort_in` wants it."""
+        facts = {site.client: site.facts for site in self._sites}
+        mine = [facts.get(one.client, {}) for one in self._prints]
+        return quantities_of(plan, self._prints, compared) | {
+            "round": self.number,
+            "clients": tuple(one.client for one in self._prints),
+            "confusion": [_matrix_in(fact.get("confusion")) for fact in mine],
+            **{
+                name: np.array([np.nan if fact.get(name) is None else float(fact[name]) for fact in mine])
+                for name in ("entry_loss", "exit_loss", "samples")
+            },
+        }
 
     def result(self, state: State | None) -> None:
         """The new global model, where the federation was not given one to look at."""
@@ -230,6 +274,8 @@ class Round:
     def _read_base(self) -> None:
         state = self._given_base if self._given_base is not None else self._federation.global_state()
         self._base = self._federation.base_row(state)
+        if self._federation.responder is not None and state is not None:
+            self._federation.responder.prepare(state)
 
     def _write(self, duration_ms: float) -> None:
         session, plan = self._federation.session, self._federation.plan
@@ -272,7 +318,9 @@ class Round:
             self._look_closer(plan, state, after)
         rows = UpdateRows(session, plan, name, self.number, self._base)
         if self._prints:
-            rows.put(self._prints, compare(plan, self._prints, history), duration_ms * 1e-3 * _PATIENCE_SHARE)
+            compared = compare(plan, self._prints, history)
+            rows.put(self._prints, compared, duration_ms * 1e-3 * _PATIENCE_SHARE)
+            self._federation.recent.append(self._row(plan, compared))
         if after is not None and self._base is not None:
             rows.put([after], None, 0.0)
             history.add(after.sketch, self._prints)
@@ -293,8 +341,14 @@ class Round:
         after.nan[:-1], after.inf[:-1] = count_odd(plan, state, GLOBAL)
         weights = plan.structure.weights
         after.nan[-1], after.inf[-1] = after.nan[:weights].sum(), after.inf[:weights].sum()
-        if after.is_finite or any(not one.is_finite for one in self._prints):
+        if not after.is_finite:
+            self._search_odd(plan)
+
+    def _search_odd(self, plan: Plan) -> None:
+        """Look at every element of every update, unless all were read or one is known to be odd already."""
+        if bool((plan.coverage == 1).all()) or any(not one.is_finite for one in self._prints):
             return
+        weights = plan.structure.weights
         by_client = {one.client: one for one in self._prints}
         for update in self.updates:
             one = by_client.get(update.client)
@@ -333,6 +387,11 @@ class Round:
         notes += [f"{name} {self._facts[name]:.4g}" for name in ("loss", "accuracy") if name in self._facts]
         done = self.number if self._is_ended else self.number - 1
         self._federation.progress.show(done, self._of, "  ".join(notes), is_final=is_final)
+
+
+def _matrix_in(text: Any) -> Vector | None:
+    """A confusion matrix as `Site` writes it down."""
+    return np.array(json.loads(text), float) if isinstance(text, str) else None
 
 
 def _reset(token: Any) -> None:

@@ -25,8 +25,8 @@ from stethos.federate.structure import State, Structure, copy_flat, copy_plain
 
 Vector = npt.NDArray[Any]
 BLOCK = 1024
-WHOLE_UP_TO = 65_536
-LARGE_SHARE = 16  # of a larger layer one block in so many is read
+WHOLE_UP_TO = 60_000
+LARGE_SHARE = 32  # of a larger layer one block in so many is read
 FEWEST_BLOCKS = 16
 BUCKETS = 512
 FEWEST_BUCKETS = 31

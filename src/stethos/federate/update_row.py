@@ -95,6 +95,8 @@ class UpdateRows:
                     for name, value in one.output_rows.items()
                 }
             )
+        if one.response is not None:
+            texts["response"] = json.dumps(np.round(one.response, 4).tolist())
         return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, drift_of, statistics_of
-from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, Kind
+from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, Kind
 
 if TYPE_CHECKING:
     from stethos.observe.stepwatch import Watched
@@ -77,6 +78,16 @@ class LayerSampler:
 
     def _kind(self, name: str) -> int:
         return self._session.name_id(name)
+
+
+def put_weights(session: Session, named: Mapping[str, torch.Tensor]) -> None:
+    """Rows of `layers` for weights that no optimizer has stepped yet, as of a global model."""
+    weights = list(named.values())
+    numbers = np.full((len(_NUMBERS), len(weights)), NULL_F64)
+    numbers[: len(STATISTICS)] = statistics_of(weights)
+    numbers[-1] = [weight.numel() for weight in weights]
+    ids = np.array([session.name_id(name) for name in named], dtype=np.int32)
+    LayerSampler(session).put(ids, np.full(len(ids), session.name_id("weight"), np.int32), numbers, NULL_I32, 0)
 
 
 def _total_norm(gradients: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,34 @@ def cohort_of(window: Window) -> Cohort:
         },
         **{name: matrix(reports, name) for name in ("entry_loss", "exit_loss", "samples")},
     )  # fmt: skip
+
+
+def cohort_in(rows: Sequence[Mapping[str, Any]]) -> Cohort:
+    """The cohort of rounds held in memory, the oldest first.
+
+    A row has `round`, `clients`, a vector per quantity in the clients' order, `bias`
+    (a row per client), and `confusion`: a square matrix or None per client.
+    """
+    clients = tuple(dict.fromkeys(client for row in rows for client in row["clients"]))
+    place = {client: number for number, client in enumerate(clients)}
+    shape = (len(rows), len(clients))
+    matrices = {name: np.full(shape, math.nan) for name in _MATRICES if name not in ("confusion", "bias")}
+    classes = max((len(one) for row in rows for one in row["confusion"] if one is not None), default=0)
+    confusion = np.full((*shape, classes, classes), math.nan)
+    bias = np.full((*shape, max(row["bias"].shape[1] for row in rows)), math.nan)
+    for number, row in enumerate(rows):
+        places = [place[client] for client in row["clients"]]
+        for name, matrix in matrices.items():
+            matrix[number, places] = row[name]
+        if row["bias"].shape[1] == bias.shape[2]:
+            bias[number, places] = row["bias"]
+        for column, one in zip(places, row["confusion"], strict=True):
+            if one is not None:
+                confusion[number, column] = 0.0
+                confusion[number, column, : len(one), : len(one)] = one
+    return Cohort(
+        rounds=tuple(row["round"] for row in rows), clients=clients, confusion=confusion, bias=bias, **matrices
+    )
 
 
 def _named(frame: Frame) -> npt.NDArray[np.bool_]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +28,14 @@ _KINDS: dict[str, tuple[str, str, str, str]] = {
     "update-noise": ("sends noise on top of its update", "cos_self", "cosine to its own last update", "check its privacy noise, compression or transport"),  # noqa: E501
     "stale": ("starts from an old global model", "cos_back", "cosine to the way back to an older model", "check that it receives the current model, and whether it is late"),  # noqa: E501
 }  # fmt: skip
+
+
+_LABELS = {
+    **{column: label for _, column, label, _ in _KINDS.values()},
+    "sign_agreement": "elements that move as the others' do",
+    "exit_loss": "loss after its training",
+    "zero_share": "share of weights it leaves alone",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +100,33 @@ class FaultyClient:
 
 
 def _evidence(cohort: Cohort, verdict: Verdict) -> Iterator[Evidence]:
-    """The quantity that shows the kind, then others in which the client stands out."""
+    """The quantity that shows the kind, then the two in which the client stands out most."""
     place = cohort.clients.index(verdict.client)
-    shown = _KINDS[verdict.kind][1]
-    listed = [(shown, _KINDS[verdict.kind][2])]
-    listed += [
-        (name, label)
-        for name, label in (("cos_centre", "cosine to the other clients"), ("entry_loss", "entry loss"))
-        if name != shown
-    ]
-    for column, label in listed:
-        values = getattr(cohort, column)
-        own = values[:, place]
-        if np.isnan(own).all():
-            continue
-        others = np.delete(values, place, axis=1)
-        with np.errstate(invalid="ignore"):
-            typical = np.nanmedian(others, axis=1) if others.size else own
-        mine, rest = float(np.nanmean(own)), float(np.nanmean(typical))
-        yield Evidence(
-            f"{label}: {mine:.3g}, the others {rest:.3g}",
-            _sql(column, verdict.client),
-            tuple(float(value) for value in own),
-            tuple(float(value) for value in typical),
-        )
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
+        shown = _KINDS[verdict.kind][1]
+        apart = {column: _apart(getattr(cohort, column), place) for column in _LABELS}
+        listed = sorted((column for column in _LABELS if column != shown), key=lambda column: -apart[column])
+        for column in (shown, *listed[:2]):
+            values = getattr(cohort, column)
+            own, typical = values[:, place], np.nanmedian(np.delete(values, place, axis=1), axis=1)
+            if np.isfinite(own).any():
+                mine, rest = float(np.nanmean(own)), float(np.nanmean(typical))
+                yield Evidence(
+                    f"{_LABELS[column]}: {mine:.3g}, the others {rest:.3g}",
+                    _sql(column, verdict.client),
+                    tuple(own.tolist()),
+                    tuple(typical.tolist()),
+                )
+
+
+def _apart(values: np.ndarray[Any, np.dtype[np.float64]], place: int) -> float:
+    """How far a client's mean is from the median client's, in robust standard deviations."""
+    means = np.nanmean(values, axis=0)
+    middle = np.nanmedian(means)
+    scale = 1.4826 * np.nanmedian(np.abs(means - middle))
+    distance = abs(means[place] - middle) / max(scale, 1e-9)
+    return float(distance) if np.isfinite(distance) else 0.0
 
 
 def _sql(column: str, client: str) -> str:

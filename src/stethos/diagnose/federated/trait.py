@@ -47,12 +47,12 @@ def traits_of(cohort: Cohort) -> Traits:
 def _geometry(cohort: Cohort) -> dict[str, Array]:
     ratio = np.log(np.maximum(cohort.norm_ratio, 1e-9))
     tilt = np.log(np.maximum(cohort.first_ratio, 1e-9)) - np.log(np.maximum(cohort.last_ratio, 1e-9))
-    zero = cohort.zero_share - np.nanmedian(cohort.zero_share, axis=1, keepdims=True)
+    zero = cohort.zero_share - _middle(cohort.zero_share)
     return {
         "norm": _mean(ratio),
         "norm_z": _mean(_deviation(ratio, 0.05)),
         "norm_spread": np.nanstd(ratio, axis=0),
-        "tilt": _mean(tilt - np.nanmedian(tilt, axis=1, keepdims=True)),
+        "tilt": _mean(tilt - _middle(tilt)),
         "tilt_z": _mean(_deviation(tilt, 0.05)),
         "cosine": _mean(cohort.cos_centre),
         "cosine_z": _mean(_deviation(cohort.cos_centre, 0.02)),
@@ -75,7 +75,7 @@ def _geometry(cohort: Cohort) -> dict[str, Array]:
 
 def _losses(cohort: Cohort) -> dict[str, Array]:
     entry, exit_ = np.log(np.maximum(cohort.entry_loss, 1e-6)), np.log(np.maximum(cohort.exit_loss, 1e-6))
-    middle = np.nanmedian(entry, axis=1, keepdims=True)
+    middle = _middle(entry)
     fall = middle[:-1].mean() - middle[1:].mean() if len(middle) > 1 else 0.0
     return {
         "entry": _mean(entry - middle),
@@ -173,10 +173,20 @@ def _mean(values: Array) -> Array:
     return mean
 
 
+def _middle(values: Array) -> Array:
+    """The median of each row without NaN, as a column; `np.nanmedian` takes thirty times as long for short rows."""
+    ordered = np.sort(values, axis=1)
+    known = (~np.isnan(values)).sum(1, keepdims=True)
+    low = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=1)
+    high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[1] - 1), axis=1)
+    middle: Array = np.where(known > 0, (low + high) / 2, math.nan)
+    return middle
+
+
 def _deviation(values: Array, floor: float) -> Array:
     """From the median client of each round, in robust standard deviations of at least `floor`."""
-    middle = np.nanmedian(values, axis=1, keepdims=True)
-    scale = np.maximum(1.4826 * np.nanmedian(np.abs(values - middle), axis=1, keepdims=True), floor)
+    middle = _middle(values)
+    scale = np.maximum(1.4826 * _middle(np.abs(values - middle)), floor)
     deviation: Array = np.clip((values - middle) / scale, -_FAR, _FAR)
     return deviation
 

@@ -23,6 +23,7 @@ _COPY = 0.999
 _NOTHING = 1e-6
 _WARM_UP = 2  # rounds before the global model can be relied on
 WINDOWS = (10, 4)
+_PASSED = 3  # rounds without a sign of it, until a fault is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,9 @@ def _certain(cohort: Cohort) -> Iterable[Verdict]:
             rounds = np.flatnonzero(broken[:, place])
             if len(rounds) >= fewest:
                 first, last = rounds[0], rounds[-1]
-                later = took_part[last + 1 :, place].any()
-                yield Verdict(
-                    client, kind, 0.99, cohort.rounds[first], cohort.rounds[last] if later else None, is_certain=True
-                )
+                is_over = (took_part & (cohort.odd == 0) & ~broken)[last + 1 :, place].any()
+                end = cohort.rounds[last] if is_over else None
+                yield Verdict(client, kind, 0.99, cohort.rounds[first], end, is_certain=True)
                 break
 
 
@@ -115,7 +115,7 @@ def _judged(cohort: Cohort, probability: float) -> Iterable[Verdict]:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
         yield Verdict(
             cohort.clients[place], kind, sure, cohort.rounds[first],
-            None if last == len(cohort) - 1 else cohort.rounds[last], source, target,
+            None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
 
 

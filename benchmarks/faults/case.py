@@ -1,0 +1,146 @@
+"""One federation with known faults, run in the lab, as the cohort that the detector sees."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stethos import lab
+from stethos.diagnose.federated.cohort import Cohort, cohort_in
+from stethos.federate.cohort import compare, quantities_of
+from stethos.federate.fingerprint import fingerprint_of, global_row
+from stethos.federate.history import History
+from stethos.federate.sketch import Plan
+from stethos.federate.structure import Structure
+from stethos.lab.cache import read
+from stethos.lab.data import Data
+from stethos.lab.result import Exchange, LabResult
+from stethos.lab.split import Split
+
+_IMAGES = ("mnist", "fashion-mnist")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained and what goes wrong; `faults` are (kind, client, strength or None)."""
+
+    data: str | Data
+    clients: int
+    split: Split
+    faults: tuple[tuple[str, int, float | None], ...]
+    seed: int
+    rounds: int = 12
+    samples: int = 300  # of a client, where the data set has that many
+    options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2, "batch": 32, "lr": 0.1})
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """The case as the server saw it; `sent` and `bases` are the last rounds' weights, for the baselines."""
+
+    case: Case
+    cohort: Cohort
+    result: LabResult
+    bases: list[NDArray[np.float32]]
+    sent: list[NDArray[np.float32]]
+    layout: Any
+
+    def flip_share(self, client: str) -> float:
+        """The share of a client's data that its label flip concerns; 1 for other faults."""
+        for fault in self.result.faults:
+            if fault.names == (client,) and fault.kind == "label-flip" and fault.source is not None:
+                counts = np.array(self.result.label_counts[client])
+                return float(counts[fault.source] / counts.sum())
+        return 1.0
+
+
+def play(case: Case) -> Played:
+    """Run the federation and read every update as the recorder does."""
+    watcher = _Watcher()
+    faults = [
+        lab.Fault(kind, [client], **({} if strength is None else {"strength": strength}))
+        for kind, client, strength in case.faults
+    ]
+    result = lab.federate(
+        _data(case), clients=case.clients, rounds=case.rounds, split=case.split, faults=faults, seed=case.seed,
+        engine="stacked", observe=False, each_round=watcher.see, **case.options,
+    )  # fmt: skip
+    return Played(case, watcher.cohort(), result, watcher.bases, watcher.sent, watcher.layout)
+
+
+@functools.lru_cache(maxsize=2)
+def _images(name: str) -> Any:
+    return read(name)
+
+
+def _data(case: Case) -> str | Data:
+    """Small data sets as they are; of large ones as many samples as the clients need, chosen by the seed."""
+    if isinstance(case.data, Data) or case.data not in _IMAGES:
+        return case.data
+    images = _images(case.data)
+    x, y = images["x"], images["y"]
+    count = min(len(y), case.clients * case.samples + 1000)
+    chosen = np.random.default_rng([case.seed, 5]).permutation(len(y))[:count]
+    scaled = (x[chosen].astype(np.float32) / 255 - 0.29) / 0.33
+    return Data.of(scaled, y[chosen].astype(np.int64), name=case.data, test_share=1000 / count, seed=case.seed)
+
+
+class _Watcher:
+    """Turns what the lab's server sees into a cohort, round by round."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.bases: list[NDArray[np.float32]] = []
+        self.sent: list[NDArray[np.float32]] = []
+        self.layout: Any = None
+        self._plan: Plan | None = None
+        self._history = History()
+        self._base: NDArray[np.float32] | None = None
+        self._prints: list[Any] = []
+
+    def see(self, exchange: Exchange) -> None:
+        self.layout = exchange.layout
+
+        def state(vector: Any) -> dict[str, NDArray[np.float32]]:
+            entries = exchange.layout.entries
+            return {entry.name: vector[entry.start : entry.end].reshape(entry.shape).numpy() for entry in entries}
+
+        base = state(exchange.current)
+        plan = self._plan = self._plan or Plan(Structure.of(base))
+        row = global_row(plan, base)
+        if self._base is not None:
+            self._history.add(fingerprint_of(plan, self._base, base, "global").sketch, self._prints)
+        self._base = row
+        pairs = zip(exchange.clients, exchange.sent, strict=True)
+        self._prints = [fingerprint_of(plan, row, state(vector), client) for client, vector in pairs]
+        self.bases.append(exchange.current.numpy().copy())
+        self.sent.append(exchange.sent.numpy().copy())
+        self.rows.append(self._quantities(exchange, plan))
+
+    def _quantities(self, exchange: Exchange, plan: Plan) -> dict[str, Any]:
+        records = {record.client: record for record in exchange.records}
+        compared = compare(plan, self._prints, self._history)
+        return quantities_of(plan, self._prints, compared) | {
+            "round": exchange.round,
+            "clients": exchange.clients,
+            "entry_loss": np.array([records[one].entry_loss for one in exchange.clients], float),
+            "exit_loss": np.array([records[one].exit_loss for one in exchange.clients], float),
+            "samples": exchange.samples.numpy().astype(float),
+            "confusion": [_confusion(*pair) for pair in zip(exchange.labels, exchange.answers, strict=True)],
+        }
+
+    def cohort(self) -> Cohort:
+        return cohort_in(self.rows)
+
+
+def _confusion(labels: NDArray[np.int64], answers: NDArray[np.int64] | None) -> NDArray[np.float64] | None:
+    if answers is None:
+        return None
+    size = 1 + int(max(labels.max(), answers.max()))
+    matrix = np.zeros((size, size))
+    np.add.at(matrix, (labels, answers), 1)
+    return matrix
