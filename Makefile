@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs bench faultbench trainbench clean
+.PHONY: help demo traindemo test check docs bench faultbench trainbench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -26,8 +26,11 @@ help:  ## list the targets
 	@$(PIP) --editable ".[dev,bench]"
 	@touch $@
 
-demo: .venv/.installed  ## train on real data until it goes wrong, then find out why
-	@$(RUN) examples/walkthrough.py
+demo: .venv/.installed  ## ten clients, one of them faulty: find it; SEED=7 hides another
+	@$(RUN) examples/walkthrough.py $(if $(SEED),--seed $(SEED))
+
+traindemo: .venv/.installed  ## train on one machine until it goes wrong, then ask why
+	@$(RUN) examples/walkthrough_training.py
 
 test: check  ## check, then run every test
 	@$(RUN) -m pytest $(PYTEST)

@@ -1,10 +1,11 @@
-"""`make demo`: record examples/demo.py, which does not know of us, and find out why it went wrong.
+"""`make demo`: a federated training with one faulty client, hidden among ten, and the commands that find it.
 
-Every command is shown before it runs; all of them can be typed by hand.
+Every command is shown before it runs; all of them can be typed by hand. Another fault: make demo SEED=7
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import shutil
 import subprocess
@@ -12,94 +13,59 @@ import sys
 from itertools import count
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "runs"
-PROGRAM = "examples/demo.py"
+from hidden_fault import START, fault_of
 
-# (what we want to know, the SQL that answers it)
-QUESTIONS = (
-    (
-        "When did it go wrong? Look at the steps around the first loss that is not a number.",
-        """
-        WITH onset AS (SELECT min(step) AS bad FROM steps WHERE NOT isfinite(loss))
-        SELECT step, loss, lr, grad_norm FROM steps, onset
-        WHERE step BETWEEN bad - 14 AND bad + 1 ORDER BY step
-        """,
-    ),
-    (
-        "The learning rate jumped. How did the training do before and after?",
-        """
-        SELECT lr, min(step) AS first_step, count(*) AS steps,
-               min(loss) AS best_loss, count(*) FILTER (NOT isfinite(loss)) AS nan_steps
-        FROM steps GROUP BY lr ORDER BY first_step
-        """,
-    ),
-    (
-        "Which layer went first, and at which step? Gradients per layer, from the sampled steps.",
-        """
-        SELECT layer, max(norm) FILTER (nan + inf = 0) AS largest_norm,
-               min(step) FILTER (nan + inf > 0) AS first_bad_step,
-               max(nan + inf) AS bad_elements, max(size) AS elements
-        FROM layers WHERE kind = 'gradient'
-        GROUP BY layer ORDER BY first_bad_step, largest_norm DESC
-        """,
-    ),
-    (
-        "And the program's own log? It noticed at the end of the epoch.",
-        """
-        WITH onset AS (SELECT min(step) AS bad FROM steps WHERE NOT isfinite(loss))
-        SELECT step, message FROM logs, onset
-        WHERE step BETWEEN bad - 100 AND bad + 100 ORDER BY step
-        """,
-    ),
-    (
-        "While we are here: where does the time go? The slowest modules of the sampled steps.",
-        """
-        SELECT module, stage, count(*) AS samples,
-               round(1000 * median(duration), 3) AS median_ms
-        FROM python.torch_trace
-        GROUP BY module, stage ORDER BY median_ms DESC LIMIT 8
-        """,
-    ),
-)
+import stethos
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "examples/hidden_fault.py"
+DEFAULT_SEED = 2
 
 
 def main() -> int:
-    name = next(name for number in count(1) if not (RUNS / (name := f"digits-{number}")).exists())
-    title("1. Train a network on handwritten digits; its code is unchanged")
-    stethos("run", "--name", name, PROGRAM)
-    title("2. What was recorded, what was not and why, and what it cost")
-    stethos("ls")
-    stethos("tables", "-t", name)
-    stethos("doctor", "-t", name)
-    title("3. Why is the loss not a number? Ask")
-    for question, sql in QUESTIONS:
-        say(f"\n{question}", "1;36")
-        stethos("query", "-t", name, indented(sql))
-    title("Found")
-    lines = (ROOT / PROGRAM).read_text().splitlines()
-    line = next(number for number, text in enumerate(lines, 1) if "gamma=10" in text)
-    print(f"{PROGRAM}, line {line}: gamma=10 multiplies the learning rate by 10 where 0.1 was meant.\n")
-    print(f"The run is kept in runs/{name}. Ask it something yourself:\n")
-    print(f'  .venv/bin/stethos query -t {name} "SELECT * FROM host"\n')
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="which client, and what is wrong with it")
+    parser.add_argument("--dir", type=Path, default=Path("runs"), help="directory for the run (default: runs)")
+    choice = parser.parse_args()
+    seed, runs = choice.seed, choice.dir
+    name = next(name for number in count(1) if not (ROOT / runs / (name := f"hidden-{number}")).exists())
+    target = ("-t", str(runs / name))
+
+    title("1. Ten clients learn handwritten digits together; one of them is faulty")
+    command(sys.executable, PROGRAM, "--dir", str(runs), "--name", name, "--seed", str(seed), shown="python")
+    title("2. What happened, round by round")
+    cli("rounds", *target, "--last", "8")
+    title("3. What is wrong?")
+    status = cli("diagnose", *target)
+    wrong = [one for one in stethos.diagnose(ROOT / runs / name).findings if one.severity.word != "info"]
+    accused = [client for one in wrong for client in one.subject.clients]
+    for client in accused[:1]:
+        title(f"4. Look closer at {client}")
+        cli("diagnose", *target, "--client", client)
+    title("The truth")
+    fault = fault_of(seed)
+    (guilty,) = fault.names
+    print(f"client {guilty}, from round {START} on: {fault.kind}.")
+    verdict = "the diagnosis named it" if guilty in accused else "the diagnosis did not name it"
+    print(f"{verdict} (exit status {status}).\n")
+    print(f"The run is kept in {runs / name}. Ask it something yourself:\n")
+    print(f'  .venv/bin/stethos query -t {name} "SELECT * FROM findings"')
+    print(f"  .venv/bin/stethos clients -t {name}\n")
+    print("Other faults: make demo SEED=7. A training of one machine that goes wrong: make traindemo\n")
     return 0
 
 
-def stethos(*words: str) -> None:
-    """Show a command as it would be typed, then run it."""
-    say(f"\n$ stethos {' '.join(map(quoted, words))}", "2")
-    subprocess.run([sys.executable, "-m", "stethos.cli.main", *words], cwd=ROOT, check=True)
+def cli(*words: str) -> int:
+    """Show a command of Stethos as it would be typed, then run it; its exit status, of which 1 is an answer."""
+    return command(sys.executable, "-m", "stethos.cli.main", *words, shown="stethos", hidden=3)
 
 
-def quoted(word: str) -> str:
-    return f'"{word}"' if "\n" in word else shlex.quote(word)
-
-
-def indented(sql: str) -> str:
-    """The statement's lines, further in than the command before them."""
-    lines = sql.strip("\n").rstrip().splitlines()
-    margin = len(lines[0]) - len(lines[0].lstrip())
-    return "\n" + "\n".join(f"  {line[margin:]}" for line in lines)
+def command(*words: str, shown: str, hidden: int = 1) -> int:
+    say(f"\n$ {shown} {shlex.join(words[hidden:])}", "2")
+    status = subprocess.run(words, cwd=ROOT, check=False).returncode
+    if status not in (0, 1):
+        sys.exit(status)
+    return status
 
 
 def title(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that follow from the code: tables.md from the schema, commands.md from the parsers.
+"""Write the pages of docs/ that follow from the code: tables, commands, and a page per detector with an example.
 
 python tools/make_docs.py            write them
 python tools/make_docs.py --check    only say whether they are up to date
@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from detector_cases import CASES
+
 from stethos.cli import main as cli
+from stethos.cli.report import report_lines
+from stethos.diagnose.detectors import DETECTORS
+from stethos.diagnose.engine import examine
+from stethos.diagnose.page import Page, page_of
 from stethos.schema import TABLES, Column, Source, Table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -22,7 +28,12 @@ _NOTICE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 
 def pages() -> dict[str, str]:
     """Every generated page by its file name."""
-    return {"tables.md": tables_page(), "commands.md": commands_page()}
+    return {
+        "tables.md": tables_page(),
+        "commands.md": commands_page(),
+        "detectors/INDEX.md": detectors_page(),
+        **{f"detectors/{code}.md": detector_page(code) for code in DETECTORS},
+    }
 
 
 # Tables ------------------------------------------------------------------------------------------
@@ -102,6 +113,73 @@ def _argument_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield f"| `{_cell(names)}` | {_cell(text)} |"
 
 
+# Detectors ---------------------------------------------------------------------------------------
+
+FAMILIES = {
+    "FED": "Federated trainings",
+    "NUM": "Numbers",
+    "CON": "Convergence",
+    "SYS": "Machines, links, processes, and the recording",
+}
+
+
+def detectors_page() -> str:
+    parts = [
+        _NOTICE,
+        "# Detectors\n",
+        "What `stethos diagnose` looks for. Each page has an example: the report for rows made by hand. "
+        "`stethos diagnose --explain CODE` shows the same text. See [diagnosing](../diagnosing.md).\n",
+    ]
+    families: dict[str, list[Page]] = {}
+    for detector in DETECTORS.values():
+        families.setdefault(detector.code[:3], []).append(page_of(detector))
+    for family, members in families.items():
+        parts.append(f"## {FAMILIES.get(family, family)}\n")
+        parts.append("| code | name | severity | what is wrong |\n|---|---|---|---|")
+        parts += [
+            f"| [{page.code}]({page.code}.md) | `{page.name}` | {page.severity} | {_cell(page.summary)} |"
+            for page in sorted(members, key=lambda page: page.code)
+        ]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def detector_page(code: str) -> str:
+    page = page_of(DETECTORS[code])
+    parts = [_NOTICE, f"# {page.code} {page.name}\n", f"{page.summary} Severity: {page.severity}.\n"]
+    for paragraph in page.paragraphs:
+        opening, _, rest = paragraph.partition(": ")
+        parts.append(f"**{opening}.** {rest[:1].upper()}{rest[1:]}\n")
+    if code in CASES:
+        diagnosis = examine(CASES[code](), [DETECTORS[code]()])
+        lines = [line.text.rstrip() for line in report_lines(diagnosis, "RUN")]
+        parts += ["## Example\n", "```text", *lines, "```\n"]
+    parts.append("## Settings\n")
+    if page.thresholds:
+        parts.append("| threshold | default |\n|---|---|")
+        parts += [f"| `{name}` | {value:g} |" for name, value in page.thresholds.items()]
+        name, value = next(iter(page.thresholds.items()))
+        parts.append(f"\nSet one with `--set {page.name}.{name}={value:g}` or in `stethos.toml`. ")
+    parts.append(f"Leave the detector out with `--silence {page.name}`.\n")
+    tables = {**page.reads, **page.needs}
+    needed = [f"`{table}.{column}`" for table, columns in page.needs.items() for column in columns]
+    parts.append(
+        f"Without {_listed(needed)} it is reported as not checked. It reads {_listed([*map(_table_link, tables)])}."
+    )
+    if page.explains:
+        follow = _listed([f"`{name}`" for name in page.explains])
+        parts.append(f"\nFindings of {follow} that come no earlier are shown as following from it.")
+    return "\n".join(parts) + "\n"
+
+
+def _table_link(name: str) -> str:
+    return f"[`{name}`](../tables.md#{name.replace('.', '')})"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "nothing"
+
+
 def _prose(docstring: str) -> str:
     """A docstring as Markdown; its indented commands become console blocks."""
     lines: list[str] = []
@@ -133,13 +211,20 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
     is_check = parser.parse_args().check
     stale = []
-    for name, text in pages().items():
+    pages_now = pages()
+    for name, text in pages_now.items():
         path = DOCS / name
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(name)
         if not is_check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
+    for path in (DOCS / "detectors").glob("*.md"):
+        if f"detectors/{path.name}" not in pages_now:  # of a detector that is no more
+            stale.append(f"detectors/{path.name}")
+            if not is_check:
+                path.unlink()
     if stale and is_check:
         sys.stderr.write(f"stale: {', '.join(f'docs/{name}' for name in stale)}\nhint: run `make docs`\n")
         return 1

@@ -1,6 +1,6 @@
 """Stethos: a stethoscope for federated and distributed PyTorch training.
 
-These five names are all there is to import:
+These six names are all there is to import:
 
     import stethos
     stethos.watch(model)            # or no code change at all: stethos run train.py
@@ -11,6 +11,7 @@ These five names are all there is to import:
         for rnd in fed.rounds(10):
             ...
     stethos.open_run("runs/NAME").sql("SELECT * FROM steps")
+    stethos.diagnose("runs/NAME").findings
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stethos.diagnose.api import diagnose
     from stethos.federate.federation import federation
     from stethos.observe.api import log, span, watch
     from stethos.store.run import open_run
 
 __version__ = "0.1.0"
-__all__ = ["federation", "log", "open_run", "span", "watch"]
+__all__ = ["diagnose", "federation", "log", "open_run", "span", "watch"]
 
 _HOMES = {
+    "diagnose": "diagnose.api",
     "federation": "federate.federation",
     "log": "observe.api",
     "open_run": "store.run",

@@ -412,6 +412,37 @@ RUNS = Table(
     size_bytes   i64   size of the run directory
     """),
 )
+FINDINGS = Table(
+    "findings",
+    22,
+    Source.CATALOGUE,
+    "diagnosed problem",
+    "What `stethos diagnose` found, kept with the run: each problem from the time it was first seen until it passed.",
+    _columns("""
+    finding      i64   number of the finding in this run
+    cause        i64   finding that this one follows from; NULL for a root cause
+    code         text  the detector's code, see `stethos diagnose --explain CODE`
+    name         text  the detector's name
+    kind         text  kind of the fault
+    severity     text  info, warning or error
+    state        text  open, or closed when it has passed
+    title        text  the problem in one sentence
+    clients      text  clients it is about as a JSON array
+    ranks        text  ranks it is about as a JSON array
+    layers       text  layers it is about as a JSON array
+    process      text  process it is about
+    first        i64   first round (or step, see unit) in which it was seen
+    last         i64   last one; NULL while it goes on
+    unit         text  what first and last count: round, step or second
+    confidence   f64   how sure, 0 to 1
+    evidence     text  JSON array: what was seen in words, the SQL that shows it, the numbers
+    next_step    text  what to do now
+    detail       text  further facts as a JSON object
+    opened_ns    i64   wall-clock time of the diagnosis that saw it first
+    updated_ns   i64   wall-clock time of the last diagnosis that saw it
+    closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
+    """),
+)
 CLIENT_ROUNDS = Table(
     "client_rounds",
     31,
@@ -453,7 +484,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, TORCH_TRACE,
+        CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
     )
 }  # fmt: skip
 

@@ -176,7 +176,8 @@ def test_a_round_that_runs_and_one_that_was_killed_name_who_is_missing(
     path, process = hanging
 
     def last() -> dict[str, Any]:
-        return rows_of(show(path, "rounds", "--json"))[-1]
+        rows = rows_of(show(path, "rounds", "--json"))
+        return rows[-1] if rows else {"at_work": [], "ok": 0}  # nothing has been collected yet
 
     wait_until(lambda: last()["at_work"] == ["c5"] and last()["ok"] == 5, "round 4 at c5")
     running = last()

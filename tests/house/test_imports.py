@@ -25,7 +25,7 @@ BELOW: dict[str, frozenset[str]] = {
     "diagnose": frozenset({"store"}),
     "lab": frozenset({"federate", "observe", "record", "store"}),
     "adapters": frozenset({"record", "store", "observe", "federate"}),
-    "cli": frozenset({"record", "store", "observe"}),
+    "cli": frozenset({"record", "store", "observe", "diagnose"}),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose")}

@@ -22,7 +22,7 @@ def nodes() -> Iterator[tuple[str, ast.AST]]:
 
 
 def test_public_names_are_the_promised_ones() -> None:
-    assert stethos.__all__ == ["federation", "log", "open_run", "span", "watch"]
+    assert stethos.__all__ == ["diagnose", "federation", "log", "open_run", "span", "watch"]
     assert all(callable(getattr(stethos, name)) for name in stethos.__all__)
 
 

@@ -24,6 +24,7 @@ class NoTorch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, NoTorch())
 """
 READING = {
+    "diagnose": ["diagnose"],
     "ls": ["ls"],
     "tables": ["tables"],
     "query": ["query", "SELECT count(*) FROM steps, modules"],

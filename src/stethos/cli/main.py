@@ -1,6 +1,7 @@
 """Stethos records PyTorch trainings and answers questions about them in SQL.
 
     stethos run train.py            record a training, its code unchanged
+    stethos diagnose                say what is wrong with it
     stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
 
 A TARGET is a run's name, its directory, or the pid of one of its processes. Without one a command
@@ -25,6 +26,7 @@ from stethos.errors import StethosError, UsageError
 # The module's docstring is the command's help.
 COMMANDS: dict[str, str] = {
     "run": "stethos.cli.run",
+    "diagnose": "stethos.cli.diagnose",
     "ls": "stethos.cli.ls",
     "tables": "stethos.cli.tables",
     "query": "stethos.cli.query",

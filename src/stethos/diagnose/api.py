@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos.diagnose.configuration import find_configuration, merged
+from stethos.diagnose.detector import Detector
 from stethos.diagnose.detectors import choose_detectors
 from stethos.diagnose.engine import Diagnosis, examine, needs_of
 from stethos.diagnose.window import RunWindow
@@ -19,16 +21,41 @@ def diagnose(
     *,
     thresholds: Mapping[str, Mapping[str, Any]] | None = None,
     silence: Sequence[str] = (),
+    keep: bool = False,
 ) -> Diagnosis:
-    """Look for everything that can be wrong with a run, live or finished; it is not changed by that.
+    """Look for everything that can be wrong with a run, live or finished; it is not changed by that unless `keep`.
 
     `run` is an opened run, or a name, directory or pid as for `open_run`.
-    `thresholds` are those of detectors by code or name, `silence` the detectors to leave out.
+    `thresholds` are those of detectors by code or name, `silence` the detectors to
+    leave out; both add to what the nearest `stethos.toml` says. `keep` writes the
+    findings into the run's table `findings`, and closes those that have passed.
     """
     from stethos.store.run import Run, open_run
 
-    detectors = choose_detectors(thresholds, silence)
+    detectors = configured_detectors(thresholds, silence)
     if isinstance(run, Run):
-        return examine(RunWindow(run, needs_of(detectors), is_live=run.is_live), detectors)
+        return _diagnosed(run, detectors, keep=keep)
     with open_run(run) as opened:
-        return examine(RunWindow(opened, needs_of(detectors), is_live=opened.is_live), detectors)
+        return _diagnosed(opened, detectors, keep=keep)
+
+
+def configured_detectors(
+    thresholds: Mapping[str, Mapping[str, Any]] | None = None, silence: Sequence[str] = ()
+) -> list[Detector]:
+    """Detectors as `stethos.toml` and the caller want them."""
+    configuration = find_configuration()
+    return choose_detectors(merged(configuration.thresholds, thresholds or {}), (*configuration.silence, *silence))
+
+
+def look(run: Run, detectors: Sequence[Detector]) -> Diagnosis:
+    """Examine a run as it is now."""
+    return examine(RunWindow(run, needs_of(detectors), is_live=run.is_live), detectors)
+
+
+def _diagnosed(run: Run, detectors: Sequence[Detector], *, keep: bool) -> Diagnosis:
+    from stethos.diagnose.life import keep as write
+
+    diagnosis = look(run, detectors)
+    if keep:
+        write(diagnosis, run.path)
+    return diagnosis

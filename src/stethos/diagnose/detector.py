@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.window import Window
+
+Needs: TypeAlias = Mapping[str, frozenset[str]]  # columns by table
 
 
 class CannotTell(Exception):  # noqa: N818  # it is an answer, not a failure
@@ -28,8 +30,8 @@ class Detector(Protocol):
     code: ClassVar[str]
     name: ClassVar[str]
     severity: ClassVar[Severity]
-    needs: ClassVar[Mapping[str, frozenset[str]]]
-    reads: ClassVar[Mapping[str, frozenset[str]]]
+    needs: ClassVar[Needs]
+    reads: ClassVar[Needs]
     explains: ClassVar[frozenset[str]]
 
     def check(self, window: Window) -> Iterator[Finding]: ...

@@ -16,7 +16,11 @@ from stethos.diagnose.convergence.overfitting import Overfitting
 from stethos.diagnose.convergence.plateau import Plateau
 from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
+from stethos.diagnose.federated.aggregation_bias import AggregationBias
 from stethos.diagnose.federated.faulty_client import FaultyClient
+from stethos.diagnose.federated.label_skew import LabelSkew
+from stethos.diagnose.federated.quantity_skew import QuantitySkew
+from stethos.diagnose.federated.server_instability import ServerInstability
 from stethos.diagnose.numbers.dead_units import DeadUnits
 from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
 from stethos.diagnose.numbers.frozen_layers import FrozenLayers
@@ -29,21 +33,48 @@ from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
 from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
+from stethos.diagnose.system.client_memory import ClientMemory
+from stethos.diagnose.system.communication_failure import CommunicationFailure
+from stethos.diagnose.system.data_loader_stall import DataLoaderStall
+from stethos.diagnose.system.dropout import ClientDropout
+from stethos.diagnose.system.failure import ClientFailure
+from stethos.diagnose.system.low_utilisation import LowUtilisation
+from stethos.diagnose.system.memory_growth import MemoryGrowth
+from stethos.diagnose.system.out_of_memory_risk import OutOfMemoryRisk
+from stethos.diagnose.system.oversize_update import OversizeUpdate
+from stethos.diagnose.system.process_failure import ProcessFailure
+from stethos.diagnose.system.rank_straggler import RankStraggler
+from stethos.diagnose.system.row_loss import RowLoss
+from stethos.diagnose.system.stalled_process import StalledProcess
+from stethos.diagnose.system.straggler import Straggler
+from stethos.diagnose.system.timeout import ClientTimeout
 from stethos.errors import UsageError
 
 DETECTORS: dict[str, type[Detector]] = {
     detector.code: detector
     for detector in (
-        # federated
-        FaultyClient,
         # numbers
         NonFiniteLoss, NonFiniteGradients, NonFiniteWeights, ExplodingGradients, VanishingGradients, WeightExplosion,
         DeadUnits, SaturatedUnits, FrozenLayers, UpdateToWeightRatio, PoorInitialisation, SeriesAnomaly,
         # convergence
         Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
         DetachedLoss, GradientsNotZeroed,
+        # federated
+        FaultyClient, LabelSkew, QuantitySkew, AggregationBias, ServerInstability,
+        # system
+        Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
+        DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,
+        RowLoss,
     )
 }  # fmt: skip
+
+
+def detector_named(key: str) -> type[Detector]:
+    """A detector by code or name, in any case; UsageError if there is none."""
+    for code, detector in DETECTORS.items():
+        if key.lower() in (code.lower(), detector.name):
+            return detector
+    raise _unknown(key)
 
 
 def choose_detectors(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from stethos.diagnose.detector import CannotTell, Detector
 from stethos.diagnose.finding import Finding, Severity
@@ -45,7 +48,9 @@ def _checked(detector: Detector, window: Window) -> list[Finding] | str:
 
     def check() -> list[Finding] | str:
         try:
-            return list(detector.check(window))
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # NaN and infinities are what we are here for
+                return list(detector.check(window))
         except CannotTell as answer:
             return str(answer)
 

@@ -98,7 +98,10 @@ class Finding:
             "last": subject.last,
             "unit": subject.unit,
             "confidence": round(self.confidence, 4),
-            "evidence": [{"text": one.text, "sql": one.sql, "series": list(one.series)} for one in self.evidence],
+            "evidence": [
+                {"text": one.text, "sql": one.sql, "series": list(one.series), "others": list(one.others)}
+                for one in self.evidence
+            ],
             "next_step": self.next_step,
             "detail": self.detail,
             "consequences": [one.as_dict() for one in self.consequences],

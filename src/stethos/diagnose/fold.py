@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from stethos.diagnose.finding import Finding
 
@@ -24,9 +25,7 @@ def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) ->
     consequences: dict[int, list[Finding]] = {}
     for place in parent:
         consequences.setdefault(_root(parent, place), []).append(listed[place])
-    roots = [
-        one.with_consequences(*consequences.get(place, ())) for place, one in enumerate(listed) if place not in parent
-    ]
+    roots = [_with(one, consequences.get(place, [])) for place, one in enumerate(listed) if place not in parent]
     return sorted(roots, key=lambda one: (-one.severity, -one.confidence, _first(one)))
 
 
@@ -48,6 +47,13 @@ def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]
     if one.name == cause.name and one.subject.clients == cause.subject.clients:
         return False
     return _first(one) >= _first(cause)
+
+
+def _with(one: Finding, effects: list[Finding]) -> Finding:
+    """A cause with what follows from it: as grave as the gravest of that, and not over while some of it goes on."""
+    is_open = one.is_open or any(effect.is_open for effect in effects)
+    severity = max((one.severity, *(effect.severity for effect in effects)))
+    return replace(one.with_consequences(*effects), is_open=is_open, severity=severity)
 
 
 def _first(one: Finding) -> float:

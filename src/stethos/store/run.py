@@ -14,6 +14,7 @@ from stethos.record.spawn import ensure_drainer
 from stethos.schema import (
     CLIENT_REPORTS,
     CLIENT_ROUNDS,
+    FINDINGS,
     MODULES,
     PROCESSES,
     RECORDED,
@@ -24,6 +25,7 @@ from stethos.schema import (
 )
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
+from stethos.store.findings import count_findings, read_findings
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
 from stethos.store.sealed import CHECKED_BYTES, Examiner, Sealed
@@ -171,6 +173,7 @@ class Run:
             for name, count in reader.rows_by_table(self.examiner).items():
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
+        rows[FINDINGS.name] = count_findings(self._place.path)
         for table in TABLES.values():
             if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
                 rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
@@ -269,6 +272,8 @@ class Run:
         for table in RECORDED.values():
             if table.qualified_name in named:
                 self._load_recorded(engine, table)
+        if FINDINGS.name in named:
+            engine.fill(FINDINGS, read_findings(self._place.path))
         if named & {PROCESSES.name, RUNS.name}:
             processes, _ = self._process_rows()
             engine.fill(PROCESSES, processes)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from stethos.diagnose.window import Frame, Window
 
 Array = npt.NDArray[np.float64]
-NEEDS = {"updates": frozenset({"round", "client", "layer", "norm", "norm_ratio", "cos_centre"})}
+NEEDS = {"updates": frozenset({"round", "client", "norm", "norm_ratio", "cos_centre"})}
 READS = {
     "updates": frozenset(
-        {"kind", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf", "zero_share",
-         "input_cos", "input_focus", "output_rows"}
+        {"layer", "kind", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
+         "zero_share", "input_cos", "input_focus", "output_rows"}
     ),
     "client_rounds": frozenset({"round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),
 }  # fmt: skip

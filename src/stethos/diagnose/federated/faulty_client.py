@@ -62,7 +62,7 @@ class FaultyClient:
         {
             "non-finite-loss", "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "plateau",
             "slow-progress", "weight-explosion", "exploding-gradients", "aggregation-bias", "server-instability",
-            "client-drift", "metric-anomaly", "series-anomaly", "update-to-weight-ratio",
+            "series-anomaly", "update-to-weight-ratio",
         }
     )  # fmt: skip
 

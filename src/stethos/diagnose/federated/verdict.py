@@ -49,7 +49,7 @@ def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
     found: dict[str, Verdict] = {}
     for verdict in (*_certain(cohort), *_judged(cohort, probability)):
         known = found.get(verdict.client)
-        if known is None or (verdict.probability, verdict.is_certain) > (known.probability, known.is_certain):
+        if known is None or (verdict.is_certain, verdict.probability) > (known.is_certain, known.probability):
             found[verdict.client] = verdict
     return sorted(found.values(), key=lambda one: -one.probability)
 
@@ -66,9 +66,9 @@ def _certain(cohort: Cohort) -> Iterable[Verdict]:
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
     copies = (cohort.cos_last > _COPY) & ~(typical > 0.99)
     for place, client in enumerate(cohort.clients):
-        for kind, broken, fewest in (("nan", odd, 1), ("free-rider", nothing, 1), ("free-rider", copies, 2)):
+        for kind, broken, fewest in (("nan", odd, 1), ("free-rider", nothing | copies, 2)):
             rounds = np.flatnonzero(broken[:, place])
-            if len(rounds) >= fewest:
+            if len(rounds) >= min(fewest, max(took_part[:, place].sum(), 1)):
                 first, last = rounds[0], rounds[-1]
                 is_over = (took_part & (cohort.odd == 0) & ~broken)[last + 1 :, place].any()
                 end = cohort.rounds[last] if is_over else None

@@ -33,7 +33,7 @@ class NonFiniteGradients:
     }
     reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
-        {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly", "nan-update",
+        {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers"}
     )  # fmt: skip
 

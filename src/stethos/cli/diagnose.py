@@ -1,0 +1,161 @@
+"""Say what is wrong with a run, who did it, since when, how sure that is, and what to do next.
+
+    stethos diagnose
+    stethos diagnose --live                  follow a run that goes on
+    stethos diagnose -t fed-1 --client c3    what is known about one client
+    stethos diagnose --explain straggler     what a detector looks at
+    stethos diagnose --set straggler.times=4 --silence label-skew
+
+The exit status is 0 if nothing is wrong, 1 if a problem of severity warning or above is open, 2 or more after an
+error. Findings are kept in the run: `stethos query "SELECT * FROM findings"`. Thresholds and silenced
+detectors can also stand in the nearest `stethos.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import clean
+from stethos.errors import RecordingError, UsageError
+
+if TYPE_CHECKING:
+    from stethos.diagnose.engine import Diagnosis
+    from stethos.store.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--live", action="store_true", help="look again as rows arrive, until the run ends or Ctrl-C")
+    parser.add_argument("--client", metavar="CLIENT", help="what is known about this client")
+    parser.add_argument("--explain", metavar="CODE", help="what a detector looks at, by code or name")
+    parser.add_argument("--list", action="store_true", help="list the detectors")
+    parser.add_argument("--set", metavar="NAME.THRESHOLD=VALUE", action="append", default=[], help="set a threshold of a detector; can be given again")  # fmt: skip  # noqa: E501
+    parser.add_argument("--silence", metavar="NAME", action="append", default=[], help="leave a detector out; can be given again")  # fmt: skip  # noqa: E501
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        return _list(as_json=arguments.json)
+    if arguments.explain is not None:
+        return _explain(arguments.explain, as_json=arguments.json)
+    from stethos.diagnose.api import configured_detectors, look
+
+    detectors = configured_detectors(thresholds_of(arguments.set), arguments.silence)
+    with open_target(arguments) as one:
+        if arguments.live:
+            from stethos.cli.follow import Follower, follow
+            from stethos.cli.report import show_lines
+
+            def say(line: Any) -> None:
+                if not arguments.json:
+                    show_lines([line])
+                    sys.stdout.flush()
+
+            if not arguments.json and one.is_live:
+                print(f"following run {clean(one.name)}; Ctrl-C ends it with a report", flush=True)
+            diagnosis = follow(one, Follower(one, detectors, say), lambda found: _keep(found, one))
+            if not arguments.json:
+                print()
+        else:
+            diagnosis = look(one, detectors)
+            _keep(diagnosis, one)
+        return _show(diagnosis, one, arguments)
+
+
+def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
+    """`["straggler.times=4"]` as thresholds by detector."""
+    found: dict[str, dict[str, float]] = {}
+    for setting in settings:
+        place, equals, value = setting.partition("=")
+        name, dot, threshold = place.strip().rpartition(".")
+        if not (equals and dot):
+            raise UsageError(f"--set {setting}", hint="write --set NAME.THRESHOLD=VALUE, as in straggler.times=4")
+        try:
+            number = float(value) if not value.strip().lstrip("-").isdecimal() else int(value)
+        except ValueError:
+            raise UsageError(f"--set {setting}: {value!r} is no number", hint="a threshold is a number") from None
+        found.setdefault(name, {})[threshold] = number
+    return found
+
+
+def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
+    target = str(one.path) if arguments.dir else arguments.target or one.name
+    if arguments.client is not None:
+        from stethos.cli.patient import show_client
+
+        return show_client(diagnosis, one, arguments.client, target, as_json=arguments.json)
+    state = str(one.rows("SELECT state FROM runs").values[0][0])
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json({"run": one.name, "state": state, **as_dict(diagnosis)})
+    else:
+        from stethos.cli.report import show_report
+
+        show_report(diagnosis, one.name, state, target)
+    return diagnosis.exit_code
+
+
+def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A diagnosis for JSON."""
+    return {
+        "exit_code": diagnosis.exit_code,
+        "worst": None if diagnosis.worst is None else diagnosis.worst.word,
+        "findings": [finding.as_dict() for finding in diagnosis.findings],
+        "checked": list(diagnosis.checked),
+        "not_checked": [{"code": o.code, "name": o.name, "reason": o.reason} for o in diagnosis.not_checked],
+    }
+
+
+def _keep(diagnosis: Diagnosis, one: Run) -> None:
+    """Write the findings into the run; where that is not possible, say so and go on."""
+    from stethos.diagnose.life import keep
+
+    try:
+        keep(diagnosis, one.path)
+    except RecordingError as error:
+        sys.stderr.write(f"note: {clean(error.message)}\n")
+
+
+def _list(*, as_json: bool) -> int:
+    from stethos.cli.grid import Heading, show_grid
+    from stethos.diagnose.detectors import DETECTORS
+    from stethos.diagnose.page import page_of
+
+    pages = [page_of(detector) for detector in DETECTORS.values()]
+    if as_json:
+        from stethos.cli.jsontext import print_json_rows
+
+        print_json_rows(page.as_dict() for page in pages)
+        return 0
+    headings = [Heading("code"), Heading("name"), Heading("severity"), Heading("what is wrong")]
+    show_grid(headings, [[page.code, page.name, page.severity, page.summary] for page in pages])
+    return 0
+
+
+def _explain(key: str, *, as_json: bool) -> int:
+    import textwrap
+
+    from stethos.cli.report import screen_width
+    from stethos.diagnose.page import page_named
+
+    page = page_named(key)
+    if as_json:
+        from stethos.cli.jsontext import print_json
+
+        print_json(page.as_dict())
+        return 0
+    width = screen_width()
+    print(f"{page.code} {page.name} ({page.severity})\n")
+    for paragraph in (page.summary, *page.paragraphs):
+        print(textwrap.fill(paragraph, width, break_on_hyphens=False) + "\n")
+    needs = [f"{table} ({', '.join(columns)})" for table, columns in page.needs.items()]
+    print(textwrap.fill(f"Needs: {'; '.join(needs) or 'nothing'}.", width, break_on_hyphens=False))
+    if page.thresholds:
+        listed = ", ".join(f"{name}={value:g}" for name, value in page.thresholds.items())
+        print(textwrap.fill(f"Thresholds: {listed}; set one with --set {page.name}.NAME=VALUE.", width))
+    return 0

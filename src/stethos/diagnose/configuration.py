@@ -1,0 +1,85 @@
+"""What `stethos.toml` says about the diagnosis: thresholds, and detectors to leave out.
+
+[diagnose]
+silence = ["label-skew"]
+
+[diagnose.thresholds.straggler]
+times = 3.0
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stethos.errors import StethosError, UsageError
+
+FILE = "stethos.toml"
+_KNOWN = ("silence", "thresholds")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Thresholds by detector and name, and silenced detectors; `path` is the file they come from."""
+
+    thresholds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    silence: tuple[str, ...] = ()
+    path: Path | None = None
+
+    def check(self) -> None:
+        """UsageError, with the file's name, if a detector or a threshold does not exist."""
+        from stethos.diagnose.detectors import choose_detectors
+
+        try:
+            choose_detectors(self.thresholds, self.silence)
+        except StethosError as error:
+            raise UsageError(f"{self.path}: {error.message}", hint=error.hint) from None
+
+
+def find_configuration(directory: Path | None = None) -> Configuration:
+    """What the nearest `stethos.toml` says, in a directory (default: the working one) or above it; empty if none."""
+    start = (directory or Path.cwd()).absolute()
+    for place in (start, *start.parents):
+        if (place / FILE).is_file():
+            return read_configuration(place / FILE)
+    return Configuration()
+
+
+def read_configuration(path: Path) -> Configuration:
+    """The `diagnose` table of a file, checked; UsageError says what is wrong with it."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
+    table = content.get("diagnose", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: diagnose is {table!r}", hint="write a table: [diagnose]")
+    for key in table:
+        if key not in _KNOWN:
+            raise UsageError(f"{path}: no setting diagnose.{key}", hint=f"settings: {', '.join(_KNOWN)}")
+    silence, thresholds = table.get("silence", []), table.get("thresholds", {})
+    if not (isinstance(silence, list) and all(isinstance(name, str) for name in silence)):
+        raise UsageError(f"{path}: diagnose.silence is {silence!r}", hint='write a list of names: ["label-skew"]')
+    if not (isinstance(thresholds, dict) and all(isinstance(values, dict) for values in thresholds.values())):
+        raise UsageError(
+            f"{path}: diagnose.thresholds is {thresholds!r}",
+            hint="write [diagnose.thresholds.NAME], then THRESHOLD = 3",
+        )
+    found = Configuration(thresholds, tuple(silence), path)
+    found.check()
+    return found
+
+
+def merged(first: Mapping[str, Mapping[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Thresholds of both; where both set one, that of `more`. A detector goes by its code or its name."""
+    from stethos.diagnose.detectors import DETECTORS
+
+    names = {code: detector.name for code, detector in DETECTORS.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for source in (first, more):
+        for key, values in source.items():
+            found.setdefault(names.get(key, key), {}).update(values)
+    return found

@@ -1,0 +1,115 @@
+"""A server step that undoes what the clients achieved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.turn import Turns, numbers, turns_of
+from stethos.diagnose.window import Array, Window
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInstability:
+    """Clients improve the model locally, but the aggregated model is worse than before, again and again.
+
+    What it looks at: the loss of the incoming global model on the clients' own data (`entry_loss`), for the same
+    clients from one round to the next, against what their local training reached (`exit_loss`). With it the length of
+    the global model's steps (`rounds.drift`).
+
+    Why it matters: local training is fine, so the server is not: its learning rate or momentum is too high (FedAdam,
+    FedAvgM), weights are wrong, or an update is applied twice.
+
+    Not a fault when: a faulty client poisons the average; then that client is the cause, and this follows from it.
+
+    Next step: lower the server's learning rate; go back to plain averaging for comparison.
+    """
+
+    code: ClassVar[str] = "FED013"
+    name: ClassVar[str] = "server-instability"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = {"client_rounds": frozenset({"client", "round", "entry_loss", "exit_loss"})}
+    reads: ClassVar[Needs] = {
+        "client_rounds": frozenset({"federation", "t_ns", "status"}),
+        "rounds": frozenset({"round", "federation", "drift"}),
+    }
+    explains: ClassVar[frozenset[str]] = frozenset()
+
+    worse: float = 0.1
+    above_best: float = 0.3
+    at_least: float = 0.05
+    recent: int = 6
+    rounds: int = 3
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        for turns in turns_of(window):
+            entry, exit_ = turns.grid("entry_loss"), turns.grid("exit_loss")
+            if len(turns.rounds) < self.rounds + 1:
+                continue
+            level, undone = self._undone(entry, exit_)
+            late = np.flatnonzero(undone)
+            best = np.fmin.accumulate(level)
+            with np.errstate(invalid="ignore"):
+                is_bad = level[-1] > (1 + self.above_best) * best[-1] + self.at_least
+            if (late >= len(level) - self.recent).sum() >= self.rounds and is_bad:
+                yield self._finding(window, turns, level, _mean(exit_), late)
+
+    def _undone(self, entry: Array, exit_: Array) -> tuple[Array, Array]:
+        """The mean entry loss per round, and the rounds that begin worse although the one before had trained well."""
+        level = _mean(entry)
+        undone = np.zeros(len(level), bool)
+        for place in range(1, len(level)):
+            both = np.isfinite(entry[:, place]) & np.isfinite(entry[:, place - 1]) & np.isfinite(exit_[:, place - 1])
+            if both.sum() < 2:
+                continue
+            before, reached, now = (
+                float(grid[both, at].mean()) for grid, at in ((entry, place - 1), (exit_, place - 1), (entry, place))
+            )
+            has_learned = reached < before
+            undone[place] = has_learned and now > before * (1 + self.worse) and now > before + self.at_least
+        return level, undone
+
+    def _finding(self, window: Window, turns: Turns, level: Array, reached: Array, late: Array) -> Finding:
+        drift = _drift(window)
+        moved = f"; the last step of the global model was {drift[-1] / drift[0]:.1f} times its first" if drift else ""
+        return Finding(
+            self.code,
+            self.name,
+            self.name,
+            self.severity,
+            f"aggregation undoes what the clients learn: the global model got worse in {len(late)} rounds",
+            Subject(first=turns.rounds[late[0]]),
+            confidence=min(0.95, 0.7 + 0.05 * len(late)),
+            evidence=(
+                Evidence(
+                    f"clients end round {turns.rounds[late[-1] - 1]} with a loss of {reached[late[-1] - 1]:.3g} "
+                    f"and begin the next with {level[late[-1]]:.3g}{moved}",
+                    "SELECT round, avg(entry_loss) AS entry_loss, avg(exit_loss) AS exit_loss, "
+                    "any_value(drift) AS drift "
+                    "FROM client_rounds LEFT JOIN rounds USING (round) GROUP BY round ORDER BY round",
+                    numbers(level),
+                    numbers(reached),
+                ),
+            ),
+            next_step="lower the server's learning rate or momentum; compare with plain averaging",
+            detail={"series": ["before", "after"], "rounds": [turns.rounds[place] for place in late]},
+        )
+
+
+def _mean(grid: Array) -> Array:
+    """The mean of what is finite, per round; NaN where nothing is."""
+    known = np.isfinite(grid)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, grid, 0).sum(axis=0) / known.sum(axis=0))
+
+
+def _drift(window: Window) -> list[float]:
+    rounds = window.frame("rounds")
+    if "drift" not in rounds or rounds["drift"].dtype.kind != "f":
+        return []
+    return [float(value) for value in rounds.sorted_by("round")["drift"] if np.isfinite(value) and value > 0]

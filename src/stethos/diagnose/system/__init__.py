@@ -1,0 +1,1 @@
+"""Troubles of machines, links, processes and of the recording itself."""

@@ -1,0 +1,82 @@
+"""A machine that will run out of memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.system.trend import trend_of
+from stethos.diagnose.turn import middle, numbers, sql_text
+from stethos.diagnose.window import Frame, Window
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryRisk:
+    """The machine has little memory left, or will have at the present rate.
+
+    What it looks at: the memory available on the machine, sampled each second, and the growth of the process.
+
+    Why it matters: the system kills a process without a word when memory is gone.
+
+    Not a fault when: the last samples show a peak that is over, such as a checkpoint being written.
+
+    Next step: reduce the batch size or the workers; checkpoint now.
+    """
+
+    code: ClassVar[str] = "SYS010"
+    name: ClassVar[str] = "out-of-memory-risk"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes", "machine_free_bytes"})}
+    reads: ClassVar[Needs] = {}
+    explains: ClassVar[frozenset[str]] = frozenset()
+
+    samples: int = 60
+    free_share: float = 0.05
+    within_s: float = 3600.0
+    growth: float = 0.1
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        worst: Finding | None = None
+        for process, frame in window.frame("host").groups("process").items():
+            found = self._of_process(str(process), frame, is_live=window.is_live)
+            if found is not None and (worst is None or found.severity > worst.severity):
+                worst = found
+        if worst is not None:  # the machine's memory is one: one finding, about the process that matters most
+            yield worst
+
+    def _of_process(self, process: str, frame: Frame, *, is_live: bool) -> Finding | None:
+        frame = frame.sorted_by("t_ns")
+        free, rss = frame["machine_free_bytes"], frame["rss_bytes"]
+        recent = middle(free[-5:])
+        total = recent + middle(rss[-5:])
+        trend = trend_of(frame, self.samples)
+        left_s = math.inf
+        if trend is not None and trend.bytes_per_s > 0 and trend.rising >= 0.8:
+            left_s = recent / trend.bytes_per_s if trend.grown_bytes > self.growth * trend.start_bytes else math.inf
+        is_low = len(free) >= 5 and recent < self.free_share * total
+        if not is_low and not (is_live and left_s < self.within_s):
+            return None
+        forecast = f"memory runs out in {left_s / 60:,.0f} minutes" if left_s < self.within_s else "memory is short"
+        return Finding(
+            self.code,
+            self.name,
+            self.name,
+            Severity.ERROR if is_live and (is_low or left_s < self.within_s / 6) else self.severity,
+            f"{forecast}: {recent / 1e9:.1f} GB left on the machine",
+            Subject(process=process, first=int((frame["t_ns"][-1] - frame["t_ns"][0]) / 1e9), unit="second"),
+            confidence=0.9 if is_low else 0.8,
+            evidence=(
+                Evidence(
+                    f"{recent / 1e9:.2f} GB are available; process {process} has {middle(rss[-5:]) / 1e9:.2f} GB",
+                    f"SELECT t_ns, rss_bytes, machine_free_bytes FROM host "
+                    f"WHERE process = {sql_text(process)} ORDER BY t_ns",
+                    numbers(free),
+                ),
+            ),
+            next_step="write a checkpoint now; then a smaller batch, fewer data-loader workers, or the leak",
+            detail={"free_bytes": recent, "left_s": None if math.isinf(left_s) else left_s},
+        )

@@ -1,0 +1,166 @@
+"""The findings of a run and their life, in SQLite beside the rows: opened, updated, closed.
+
+Several diagnoses may write at once, and readers read meanwhile (write-ahead
+log; on a network file system, where that does not work, a plain journal).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stethos.errors import QueryError, RecordingError
+from stethos.record.place import is_network_file_system
+from stethos.schema import FINDINGS, Kind
+
+FILE = "findings.db"
+_PATIENCE_S = 10.0
+_NAMES = [column.name for column in FINDINGS.columns]
+_SQL_TYPES = {Kind.I64: "INTEGER", Kind.F64: "REAL", Kind.TEXT: "TEXT"}
+Row = dict[str, Any]
+
+
+class Change(NamedTuple):
+    """What a diagnosis changed: the finding's number, and whether it was `opened`, `updated` or `closed`."""
+
+    finding: int
+    what: str
+    key: str
+
+
+def keep_findings(directory: Path, found: Mapping[str, Row], checked: Sequence[str], now_ns: int) -> list[Change]:
+    """Bring the kept findings up to date with those of a diagnosis; return what changed.
+
+    `found` are rows by a key that stays the same while a problem lasts; in the column
+    `cause` stands the key of another one, or None. Open findings that were not found again
+    are closed, if their detector is among the `checked` codes. RecordingError if
+    the file cannot be written or is damaged.
+    """
+    changes: list[Change] = []
+    with _writing(directory / FILE) as connection:
+        latest = {row["key"]: row for row in connection.execute("SELECT * FROM findings ORDER BY finding").fetchall()}
+        known = {key: row for key, row in latest.items() if row["state"] == "open"}
+        numbers: dict[str, int] = {}
+        for key, row in found.items():
+            old = latest.get(key)
+            if old is not None and old["state"] == row["state"] == "closed":  # it is still over
+                numbers[key] = old["finding"]
+                continue
+            if old is None or old["state"] == "closed":
+                numbers[key] = _insert(connection, key, row, now_ns)
+                changes.append(Change(numbers[key], "opened", key))
+            else:
+                numbers[key] = old["finding"]
+                if _update(connection, old, row, now_ns) and row["state"] == "open":
+                    changes.append(Change(numbers[key], "updated", key))
+            if row["state"] == "closed":
+                changes.append(Change(numbers[key], "closed", key))
+        for key, row in found.items():
+            cause = numbers.get(row["cause"])
+            connection.execute("UPDATE findings SET cause = ? WHERE finding = ?", (cause, numbers[key]))
+        for key, old in known.items():
+            if key not in found and old["code"] in checked:
+                connection.execute(
+                    "UPDATE findings SET state = 'closed', closed_ns = ? WHERE finding = ?", (now_ns, old["finding"])
+                )
+                changes.append(Change(old["finding"], "closed", key))
+    return changes
+
+
+def read_findings(directory: Path) -> list[Row]:
+    """All rows of `findings`; QueryError if the file is damaged."""
+    if not (directory / FILE).exists():
+        return []
+    try:
+        with _reading(directory / FILE) as connection:
+            rows = connection.execute(f"SELECT {', '.join(map(_quoted, _NAMES))} FROM findings ORDER BY finding")
+            return [dict(row) for row in rows]
+    except sqlite3.Error as error:
+        raise QueryError(
+            f"{directory / FILE} cannot be read: {error}", hint="delete it; `stethos diagnose` makes it anew"
+        ) from None
+
+
+def count_findings(directory: Path) -> int:
+    """How many findings are kept; 0 if they cannot be read."""
+    if not (directory / FILE).exists():
+        return 0
+    try:
+        with _reading(directory / FILE) as connection:
+            return int(connection.execute("SELECT count(*) FROM findings").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """One transaction, alone among writers; it is taken back if anything fails."""
+    connection = None
+    try:
+        connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        if not is_network_file_system(path.parent):
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        _define(connection)
+        yield connection
+        connection.execute("COMMIT")
+    except (sqlite3.Error, OSError) as error:
+        raise RecordingError(
+            f"findings are not kept in {path}: {error}",
+            hint="make the run writable; if the file is damaged, delete it, and the next diagnosis makes it anew",
+        ) from None
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A reader; where nothing can be written not even beside the file, the file as it lies there."""
+    place = path.absolute().as_uri()
+    connection = sqlite3.connect(f"{place}?mode=ro", uri=True, timeout=_PATIENCE_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        connection = sqlite3.connect(f"{place}?mode=ro&immutable=1", uri=True)
+    connection.row_factory = sqlite3.Row
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _define(connection: sqlite3.Connection) -> None:
+    columns = [f"{_quoted(column.name)} {_SQL_TYPES[column.kind]}" for column in FINDINGS.columns[1:]]
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS findings (finding INTEGER PRIMARY KEY, {', '.join(columns)}, key TEXT NOT NULL)"
+    )
+    connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS open_findings ON findings (key) WHERE state = 'open'")
+
+
+def _insert(connection: sqlite3.Connection, key: str, row: Row, now_ns: int) -> int:
+    closed_ns = now_ns if row["state"] == "closed" else None
+    values = {**row, "cause": None, "opened_ns": now_ns, "updated_ns": now_ns, "closed_ns": closed_ns, "key": key}
+    names = ", ".join(map(_quoted, values))
+    marks = ", ".join("?" for _ in values)
+    return int(connection.execute(f"INSERT INTO findings ({names}) VALUES ({marks})", [*values.values()]).lastrowid or 0)  # fmt: skip  # noqa: E501
+
+
+def _update(connection: sqlite3.Connection, old: sqlite3.Row, row: Row, now_ns: int) -> bool:
+    """Write what a diagnosis sees now; return whether that tells something new to a reader."""
+    values = {name: value for name, value in row.items() if name != "cause"}
+    is_news = any(old[name] != values[name] for name in ("title", "severity", "last", "state"))
+    values["updated_ns"] = now_ns
+    values["closed_ns"] = now_ns if row["state"] == "closed" else None
+    settings = ", ".join(f"{_quoted(name)} = ?" for name in values)
+    connection.execute(f"UPDATE findings SET {settings} WHERE finding = ?", [*values.values(), old["finding"]])
+    return is_news
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'

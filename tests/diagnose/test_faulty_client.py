@@ -1,0 +1,164 @@
+"""Faulty clients are found with their kind in federations of the lab; honest, few and odd ones are left alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stethos
+from stethos import lab
+from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.engine import examine, needs_of
+from stethos.diagnose.federated.cohort import Cohort, cohort_of
+from stethos.diagnose.federated.faulty_client import FaultyClient
+from stethos.diagnose.federated.trait import traits_of
+from stethos.diagnose.federated.verdict import verdicts_on
+from stethos.diagnose.finding import Finding
+from stethos.diagnose.window import Frame, RunWindow, Window
+
+CLIENTS, ROUNDS = 8, 6
+FAULTS = [
+    (lab.Fault("label-flip", [3], source=7, target=1), "label-flip"),
+    (lab.Fault("label-noise", [3]), "label-noise"),
+    (lab.Fault("sign-flip", [3]), "sign-flip"),
+    (lab.Fault("scaling", [3]), "scaling"),
+    (lab.Fault("update-noise", [3]), "update-noise"),
+    (lab.Fault("stale", [3]), "stale"),
+    (lab.Fault("free-rider-zero", [3]), "free-rider"),
+    (lab.Fault("free-rider-delta", [3]), "free-rider"),
+    (lab.Fault("nan", [3], start=4), "nan"),
+]
+
+
+def federation(directory: Path, *faults: lab.Fault, **options: Any) -> Path | None:
+    given: dict[str, Any] = {
+        "clients": 10, "rounds": 10, "local_epochs": 2, "engine": "stacked", "seed": 4242, "dir": directory,
+        "progress": False,
+    }  # fmt: skip
+    return lab.federate("digits", faults=faults, **(given | options)).path
+
+
+def findings_of(path: Path | None) -> list[Finding]:
+    detector = FaultyClient()
+    with stethos.open_run(path) as run:
+        found = list(examine(RunWindow(run, needs_of([detector])), [detector]).findings)
+        assert all(run.sql(one.sql).num_rows for finding in found for one in finding.evidence)
+    return found
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS, ids=[fault.kind for fault, _ in FAULTS])
+def test_a_faulty_client_is_found_with_its_kind(tmp_path: Path, fault: lab.Fault, kind: str) -> None:
+    (found,) = findings_of(federation(tmp_path, fault))
+    assert (found.kind, found.subject.clients) == (kind, ("c3",)) and found.is_open and found.confidence >= 0.9
+    assert found.evidence and found.next_step
+    if kind == "label-flip":
+        assert found.detail == {"source": 7, "target": 1} and "class 7 labelled as 1" in found.title
+    if kind == "nan":
+        assert found.subject.first == 4
+
+
+def test_the_round_in_which_it_began_is_named(tmp_path: Path) -> None:
+    (found,) = findings_of(federation(tmp_path, lab.Fault("sign-flip", [2], start=6), rounds=12))
+    assert found.subject.clients == ("c2",) and found.subject.first is not None and abs(found.subject.first - 6) <= 1
+
+
+@pytest.mark.parametrize("split", [lab.IID(), lab.Dirichlet(0.3), lab.QuantitySkew()], ids=str)
+def test_a_clean_federation_is_not_accused(tmp_path: Path, split: Any) -> None:
+    assert findings_of(federation(tmp_path, split=split)) == []
+
+
+def honest(**changes: Any) -> Cohort:
+    """A hand-made cohort in which nobody stands out."""
+    chance = np.random.default_rng(0)
+    around = {
+        "norm": (1, 0.05), "norm_ratio": (1, 0.05), "first_ratio": (1, 0.05), "last_ratio": (1, 0.05),
+        "cos_centre": (0.8, 0.02), "sign_agreement": (0.8, 0.01), "cos_last": (0.8, 0.02), "cos_self": (0.9, 0.02),
+        "cos_back": (-0.8, 0.02), "back_rounds": (3, 0.1), "zero_share": (0.05, 0.001), "input_cos": (0.95, 0.005),
+        "input_focus": (0.01, 0.001), "entry_loss": (0.5, 0.02), "exit_loss": (0.4, 0.02), "samples": (63, 0),
+    }  # fmt: skip
+    values: dict[str, Any] = {
+        name: middle + spread * chance.normal(size=(ROUNDS, CLIENTS)) for name, (middle, spread) in around.items()
+    }
+    values["odd"] = np.zeros((ROUNDS, CLIENTS))
+    values["confusion"] = np.zeros((ROUNDS, CLIENTS, 3, 3)) + np.diag([20.0, 20, 20]) + 1
+    values["bias"] = 0.01 * chance.normal(size=(ROUNDS, CLIENTS, 3))
+    names = {"rounds": tuple(range(1, ROUNDS + 1)), "clients": tuple(f"c{n}" for n in range(CLIENTS))}
+    return Cohort(**(names | values | changes))
+
+
+def test_nan_is_the_fault_of_who_sent_it_first() -> None:
+    odd = np.zeros((ROUNDS, CLIENTS))
+    odd[2, 5] = 3
+    odd[3:, :] = 100  # from then on everybody has it, from the global model
+    (verdict,) = [one for one in verdicts_on(honest(odd=odd), 0.9) if one.is_certain]
+    assert (verdict.client, verdict.kind, verdict.first, verdict.last) == ("c5", "nan", 3, None)
+
+
+def test_a_copy_of_the_last_change_is_no_work_but_a_likeness_is() -> None:
+    copies, alike = honest().cos_last.copy(), honest().cos_last.copy()
+    copies[1:, 2], alike[1:, 2] = 1.0, 0.95
+    (verdict,) = [one for one in verdicts_on(honest(cos_last=copies), 0.9) if one.is_certain]
+    assert (verdict.client, verdict.kind) == ("c2", "free-rider")
+    assert not [one for one in verdicts_on(honest(cos_last=alike), 0.9) if one.is_certain]
+
+
+def test_missing_answers_and_losses_are_no_trouble() -> None:
+    nothing = np.full((ROUNDS, CLIENTS), math.nan)
+    cohort = honest(entry_loss=nothing, exit_loss=nothing, confusion=np.full((ROUNDS, CLIENTS, 0, 0), math.nan))
+    assert traits_of(cohort).values.shape[0] == CLIENTS
+    assert verdicts_on(cohort, 0.9) == []
+
+
+def test_nan_everywhere_is_blamed_on_all_or_nobody() -> None:
+    nothing = np.full((ROUNDS, CLIENTS), math.nan)
+    unknown = dict.fromkeys(("norm", "norm_ratio", "cos_centre", "cos_last", "entry_loss"), nothing)
+    assert len(verdicts_on(honest(**unknown, odd=np.full((ROUNDS, CLIENTS), 9.0)), 0.9)) in (0, CLIENTS)
+
+
+def window_of(clients: int, rounds: int = 3) -> Window:
+    names = [f"c{n}" for _ in range(rounds) for n in range(clients)]
+    size = len(names)
+    columns = {
+        "round": [number for number in range(1, rounds + 1) for _ in range(clients)], "client": names,
+        "layer": [None] * size, "norm": [1.0] * size, "norm_ratio": [1.0] * size, "cos_centre": [0.5] * size,
+    }  # fmt: skip
+    return Window({"updates": Frame(columns)})
+
+
+def test_few_clients_cannot_be_compared_and_that_is_said() -> None:
+    with pytest.raises(CannotTell, match="2 clients are too few"):
+        list(FaultyClient().check(window_of(2)))
+    (reason,) = examine(window_of(3), [FaultyClient()]).not_checked
+    assert "3 clients are too few" in reason.reason
+
+
+def test_identical_clients_and_empty_windows_give_nothing() -> None:
+    assert list(FaultyClient().check(window_of(6))) == []
+    (reason,) = examine(Window(), [FaultyClient()]).not_checked
+    assert reason.reason == "no rows in `updates`"
+
+
+def test_a_hostile_name_stays_inside_its_quotes() -> None:
+    name = "c'; DROP TABLE updates; --\x1b[31m"
+    odd = np.zeros((ROUNDS, CLIENTS))
+    odd[0, 0] = 1
+    cohort = honest(odd=odd, clients=(name, *(f"c{n}" for n in range(1, CLIENTS))))
+    verdict = next(one for one in verdicts_on(cohort, 0.9) if one.client == name)
+    finding = FaultyClient()._finding(cohort, verdict)
+    assert finding.evidence and all("''; DROP" in one.sql for one in finding.evidence)
+
+
+def test_the_cohort_of_a_run_has_every_number(tmp_path: Path) -> None:
+    with stethos.open_run(federation(tmp_path, rounds=4, split=lab.Dirichlet(0.5))) as run:
+        cohort = cohort_of(RunWindow(run, needs_of([FaultyClient()])))
+    assert cohort.rounds == (1, 2, 3, 4) and len(cohort.clients) == 10
+    for name in ("norm", "norm_ratio", "first_ratio", "last_ratio", "cos_centre", "sign_agreement", "zero_share",
+                 "input_cos", "input_focus", "entry_loss", "exit_loss", "samples", "bias"):  # fmt: skip
+        assert np.isfinite(getattr(cohort, name)).all(), name
+    assert cohort.confusion.shape[-1] == cohort.bias.shape[-1] == 10
+    assert np.allclose(cohort.confusion.sum((2, 3)), cohort.samples)
+    assert np.isnan(cohort.cos_last[0]).all() and np.isfinite(cohort.cos_last[1:]).all()

@@ -1,0 +1,47 @@
+"""Skew is told apart from faults; one client that rules the average, a server that undoes the clients' work."""
+
+from __future__ import annotations
+
+import pytest
+from examining import cases, found, of_turns
+
+from stethos.diagnose.finding import Severity
+
+
+def test_label_skew_names_the_client_that_alone_holds_a_class() -> None:
+    (one,) = found("FED010", cases.labels())
+    assert one.severity is Severity.INFO and one.detail["alone"]["3"] == "c3"
+    assert len(one.detail["heat"]["cells"]) == 6
+
+
+def test_a_mild_mixture_is_no_label_skew() -> None:
+    assert not found("FED010", cases.labels(share=0.3))
+
+
+@pytest.mark.parametrize("text", ["not json", "[1, 2]", "[[1], [2, 3]]", "{}", '[["a"]]', "[]"])
+def test_a_confusion_that_is_none_is_left_out(text: str) -> None:
+    assert not found("FED010", of_turns(lambda *_: {"confusion": text}))
+
+
+def test_twice_the_samples_is_no_quantity_skew() -> None:
+    assert not found("FED011", cases.amounts(largest=200))
+
+
+def test_a_client_that_rules_by_its_norm_is_a_warning_and_by_its_samples_is_not() -> None:
+    (one,) = found("FED012", cases.dominated())
+    assert one.severity is Severity.WARNING and one.subject.clients == ("c1",) and one.kind == "norm"
+    (one,) = found("FED012", cases.dominated(norm=1.0, samples=2000))
+    assert one.severity is Severity.INFO and one.kind == "samples"
+    assert not found("FED012", cases.dominated(norm=2.0))
+
+
+def test_a_loss_that_falls_or_wobbles_is_no_instability() -> None:
+    assert not found("FED013", cases.unstable(growth=0.9))
+    assert not found("FED013", cases.unstable(growth=1.02))
+
+
+def test_clients_that_do_not_learn_are_no_fault_of_the_server() -> None:
+    rising = cases.Window(
+        {"client_rounds": cases.turns(lambda c, n, r: {"entry_loss": 0.5 * 1.4**n, "exit_loss": 0.6 * 1.4**n})}
+    )
+    assert not found("FED013", rising)

@@ -1,0 +1,32 @@
+"""One root cause, with what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stethos.diagnose.finding import Finding, Severity, Subject
+from stethos.diagnose.fold import fold
+
+EXPLAINS = {"cause": frozenset({"effect"}), "effect": frozenset({"last"})}
+
+
+def finding(name: str, first: int = 1, **more: object) -> Finding:
+    made = Finding(name[:1], name, name, Severity.WARNING, name, Subject(first=first))
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_a_chain_goes_to_its_first_cause() -> None:
+    (one,) = fold([finding("last", 3), finding("effect", 2), finding("cause", 1)], EXPLAINS)
+    assert (one.name, {effect.name for effect in one.consequences}) == ("cause", {"effect", "last"})
+
+
+def test_what_came_before_does_not_follow() -> None:
+    assert len(fold([finding("effect", 1), finding("cause", 2)], EXPLAINS)) == 2
+
+
+def test_a_cause_is_as_grave_as_what_follows_and_lasts_as_long() -> None:
+    effect = finding("effect", 2, severity=Severity.ERROR)
+    (one,) = fold([finding("cause", is_open=False), effect], EXPLAINS)
+    assert one.is_open and one.severity is Severity.ERROR
+    (one,) = fold([finding("cause", is_open=False), replace(effect, is_open=False)], EXPLAINS)
+    assert not one.is_open

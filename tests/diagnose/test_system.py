@@ -1,0 +1,152 @@
+"""Near misses of the system's detectors, and what they say about culprits and victims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from examining import cases, found, of_turns
+
+from stethos.diagnose.finding import Severity
+
+# Stragglers ------------------------------------------------------------------------------------------
+
+
+def test_a_straggler_is_named_with_its_victims_and_its_slow_part() -> None:
+    (one,) = found("SYS001", cases.straggler())
+    assert one.subject.clients == ("c3",) and (one.subject.first, one.subject.last) == (4, None)
+    assert one.detail["victims"] == ["c0", "c1", "c2", "c4", "c5"] and "its training" in one.title
+    assert one.evidence[0].series[-1] > 5 * one.evidence[0].others[-1]
+
+
+def test_two_slow_rounds_are_no_straggler() -> None:
+    slow = {"duration_ms": 6000.0}
+    assert not found("SYS001", of_turns(lambda client, number, _: slow if client == "c3" and number in (4, 5) else {}))
+
+
+def test_a_client_with_more_data_is_no_straggler() -> None:
+    more = {"samples": 600, "duration_ms": 5000.0, "compute_ms": 4800.0}
+    assert not found("SYS001", of_turns(lambda client, *_: more if client == "c3" else {}))
+    without = {"samples": 600, "duration_ms": 5000.0}
+    window = of_turns(lambda client, *_: {"compute_ms": None, **(without if client == "c3" else {})})
+    assert not found("SYS001", window)
+
+
+def test_a_client_that_is_fast_again_is_over() -> None:
+    slow = {"duration_ms": 6000.0}
+    (one,) = found("SYS001", of_turns(lambda client, number, _: slow if client == "c3" and number < 6 else {}))
+    assert not one.is_open and one.subject.last == 5
+
+
+def test_one_client_alone_has_nobody_to_keep_waiting() -> None:
+    assert not found("SYS001", of_turns(lambda *_: {}, clients=["c0"]))
+    assert not found("SYS001", of_turns(lambda *_: {"duration_ms": 9e9}, clients=["c0", "c1"]))
+
+
+def test_the_culprit_among_ranks_is_the_one_that_does_not_wait() -> None:
+    (one,) = found("SYS002", cases.ranks())
+    assert one.subject.ranks == (1,) and one.detail["victims"] == [0] and "its data" in one.evidence[0].text
+
+
+def test_a_rank_a_little_slower_is_no_straggler() -> None:
+    assert not found("SYS002", cases.ranks(slow_ms=4.0))
+
+
+# Missing updates -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
+def test_a_single_missing_update_is_no_finding(code: str, status: str) -> None:
+    assert not found(code, cases.absent(status, since=4, until=4))
+    (one,) = found(code, cases.absent(status, since=9))
+    assert one.subject.clients == ("c2",) and one.subject.first == 9
+
+
+@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
+def test_a_client_that_came_back_is_over(code: str, status: str) -> None:
+    (one,) = found(code, cases.absent(status, since=2, until=4))
+    assert not one.is_open and (one.subject.first, one.subject.last) == (2, 4)
+
+
+def test_an_error_of_the_link_is_no_failure_of_the_client() -> None:
+    window = cases.absent("failed", "ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert not found("SYS005", window) and len(found("SYS006", window)) == 1
+    window = cases.absent("failed", "IndexError: index 503 is out of bounds in skip connections of the network")
+    assert len(found("SYS005", window)) == 1 and not found("SYS006", window)
+
+
+def test_where_most_clients_lose_the_connection_it_is_one_finding_about_all() -> None:
+    row = {"status": "failed", "error": "grpc.RpcError: StatusCode.UNAVAILABLE"}
+    (one,) = found("SYS006", of_turns(lambda client, number, _: row if client != "c0" and number > 7 else {}))
+    assert one.severity is Severity.ERROR and len(one.subject.clients) == 5 and "most of them" in one.title
+
+
+# Sizes, time and memory --------------------------------------------------------------------------------
+
+
+def test_an_update_half_as_large_again_is_not_oversize() -> None:
+    assert not found("SYS007", of_turns(lambda client, *_: {"raw_bytes": 6e6} if client == "c5" else {}))
+
+
+def test_a_short_wait_for_data_is_no_stall() -> None:
+    assert not found("SYS008", cases.loader(data_ms=30.0))
+    assert not found("SYS008", cases.loader(data_ms=60.0), at_least_ms=100.0)
+
+
+def test_memory_that_grows_at_the_start_alone_is_no_leak() -> None:
+    rss = np.concatenate([np.linspace(1e9, 6e9, 100), np.full(200, 6e9)])
+    assert not found("SYS009", cases.host(rss)) and not found("SYS010", cases.host(rss, free=20e9))
+
+
+def test_memory_that_goes_up_and_down_is_no_leak() -> None:
+    assert not found("SYS009", cases.host(4e9 + 2e9 * np.sin(np.arange(300) / 5)))
+
+
+def test_the_forecast_says_when_memory_runs_out() -> None:
+    (one,) = found("SYS010", cases.host(np.linspace(2e9, 6e9, 300), free=8e9))
+    assert one.detail["left_s"] == pytest.approx(300, rel=0.1) and one.severity is Severity.ERROR
+    assert not found("SYS010", cases.host(np.linspace(2e9, 6e9, 300), free=8e9, is_live=False))
+    assert found("SYS010", cases.host([2e9] * 90, free=5e7))[0].title.startswith("memory is short")
+
+
+def test_a_client_with_twice_the_memory_is_no_finding() -> None:
+    assert not found("SYS011", of_turns(lambda client, *_: {"peak_bytes": 1e9} if client == "c1" else {}))
+
+
+def test_a_client_whose_memory_grows_each_round_is_found() -> None:
+    (one,) = found("SYS011", of_turns(lambda c, number, _: {"peak_bytes": 3e8 + 8e7 * number} if c == "c1" else {}))
+    assert one.subject.clients == ("c1",) and "each round" in one.title
+    assert not found("SYS011", of_turns(lambda client, number, _: {"peak_bytes": 3e8 + 8e7 * number}))
+
+
+# Processes -----------------------------------------------------------------------------------------
+
+
+def test_a_pause_is_no_stall() -> None:
+    assert not found("SYS012", cases.stalled(silent_s=50))
+    assert not found("SYS012", cases.stalled(silent_s=300), at_least_s=600)
+
+
+def test_a_process_that_hung_before_it_was_killed_is_told() -> None:
+    (one,) = found("SYS012", cases.stalled(state="killed"))
+    assert "when it was killed" in one.title
+    assert not found("SYS012", cases.stalled(state="ended"))
+
+
+def test_a_process_that_somebody_stopped_is_no_warning() -> None:
+    (one,) = found("SYS013", cases.processes(cases.process(state="killed", ending="killed by SIGTERM", exit_code=-15)))
+    assert one.severity is Severity.INFO
+    assert not found("SYS013", cases.processes(cases.process()))
+
+
+def test_a_busy_process_or_a_busy_machine_is_no_low_utilisation() -> None:
+    assert not found("SYS014", cases.host([2e9] * 90, cpu_share=0.9))
+    assert not found("SYS014", cases.host([2e9] * 90, cpu_share=0.1, machine_cpu_share=0.95))
+
+
+def test_a_few_lost_rows_and_the_size_limit_are_information() -> None:
+    (one,) = found("SYS015", cases.processes(cases.process(rows_lost=5)))
+    assert one.severity is Severity.INFO
+    (one,) = found("SYS015", cases.processes(cases.process(rows_dropped=5000, drops='{"size_limit": 5000}')))
+    assert one.severity is Severity.INFO and "size limit" in one.evidence[0].text
+    assert not found("SYS015", cases.processes(cases.process()))
+    assert found("SYS015", cases.processes(cases.process(rows_dropped=900, drops="not json")))

@@ -1,0 +1,229 @@
+"""A hand-made window for each detector in which it finds its trouble: the examples of the docs, and of the tests.
+
+A detector without a case here has a page without an example, and a house test fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from training_cases import TRAINING
+
+from stethos.diagnose.detectors import DETECTORS
+from stethos.diagnose.window import Array, Frame, Window
+
+Columns = dict[str, list[Any]]
+CLIENTS = tuple(f"c{number}" for number in range(6))
+ROUNDS = tuple(range(1, 11))
+T0_NS = 1_700_000_000_000_000_000
+S_NS = 1_000_000_000
+
+
+def turns(
+    change: Callable[[str, int, dict[str, Any]], Mapping[str, Any]] | None = None,
+    *,
+    clients: Sequence[str] = CLIENTS,
+    rounds: Sequence[int] = ROUNDS,
+) -> Frame:
+    """`client_rounds` of a healthy federation; `change(client, round, row)` gives what differs."""
+    rows = []
+    for number in rounds:
+        for place, client in enumerate(clients):
+            wobble = 1 + 0.02 * ((place * 7 + number * 3) % 5 - 2)
+            loss = 2.0 * 0.85 ** (number - 1)
+            row: dict[str, Any] = {
+                "client": client, "round": number, "status": "ok", "error": None, "samples": 100 + place,
+                "federation": None, "t_ns": T0_NS + number * S_NS, "duration_ms": 1000 * wobble, "download_ms": 100.0,
+                "compute_ms": 1000 * wobble - 200, "upload_ms": 100.0, "peak_bytes": 5e8 * wobble, "raw_bytes": 4e6,
+                "sent_bytes": 4e6, "entry_loss": loss * wobble, "exit_loss": 0.9 * loss * wobble,
+                "confusion": json.dumps([[20, 5], [5, 20]]),
+            }  # fmt: skip
+            rows.append({**row, **(change(client, number, row) if change else {})})
+    return frame_of(rows)
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> Frame:
+    """Rows as a frame."""
+    return Frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {})
+
+
+def absent(status: str, error: str | None = None, *, since: int = 4, until: int = 99) -> Window:
+    """Client c2 gives no update, with this status."""
+
+    def change(client: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        is_it = client == "c2" and since <= number <= until
+        return (
+            {**dict.fromkeys(row), "client": client, "round": number, "status": status, "error": error} if is_it else {}
+        )
+
+    return Window({"client_rounds": turns(change)})
+
+
+def straggler() -> Window:
+    return Window(
+        {
+            "client_rounds": turns(
+                lambda client, number, row: (
+                    {"duration_ms": 6000.0, "compute_ms": 5800.0} if client == "c3" and number >= 4 else {}
+                )
+            )
+        }
+    )
+
+
+def ranks(slow_ms: float = 30.0) -> Window:
+    """Two ranks; rank 1 needs longer for its data, and rank 0 waits for it in backward."""
+    rows = []
+    for step in range(60):
+        for rank in (0, 1):
+            late = slow_ms if rank == 1 else 0.0
+            rows.append(
+                {"rank": rank, "process": f"p{rank}", "step": step, "step_ms": 100.0 + slow_ms, "data_ms": 2.0 + late,
+                 "forward_ms": 38.0, "backward_ms": 50.0 + slow_ms - late, "optimizer_ms": 10.0}
+            )  # fmt: skip
+    return Window({"steps": frame_of(rows)})
+
+
+def oversize() -> Window:
+    return Window({"client_rounds": turns(lambda client, *_: {"raw_bytes": 12e6} if client == "c5" else {})})
+
+
+def loader(data_ms: float = 60.0) -> Window:
+    rows = [{"process": "p0", "rank": None, "step": step, "step_ms": 100.0, "data_ms": data_ms} for step in range(80)]
+    return Window({"steps": frame_of(rows)})
+
+
+def host(rss: Sequence[float] | Array, *, free: float = 8e9, is_live: bool = True, **more: float) -> Window:
+    """Samples of one process, one a second, and a step with each."""
+    used = np.asarray(rss) - rss[0]
+    rows = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "rss_bytes": value, "machine_free_bytes": free - used[second],
+         "cpu_share": 1.0, "machine_cpu_share": 0.3, **more}
+        for second, value in enumerate(rss)
+    ]  # fmt: skip
+    steps = [{"process": "p0", "t_ns": row["t_ns"], "step": place} for place, row in enumerate(rows)]
+    return Window({"host": frame_of(rows), "steps": frame_of(steps)}, is_live=is_live)
+
+
+def hog() -> Window:
+    return Window(
+        {
+            "client_rounds": turns(
+                lambda client, number, row: {"peak_bytes": 4e9} if client == "c1" and number > 5 else {}
+            )
+        }
+    )
+
+
+def stalled(silent_s: int = 300, *, state: str = "running") -> Window:
+    """Steps each second, then nothing while the machine is still being sampled."""
+    times = [T0_NS + second * S_NS for second in range(100)]
+    end_ns = times[-1] + silent_s * S_NS
+    processes = frame_of([process(state=state, ended_ns=None if state == "running" else end_ns)])
+    return Window(
+        {
+            "processes": processes,
+            "steps": frame_of([{"process": "p0", "step": step, "t_ns": t_ns} for step, t_ns in enumerate(times)]),
+            "host": frame_of([{"process": "p0", "t_ns": t_ns} for t_ns in (*times, end_ns)]),
+        },
+        is_live=state == "running",
+    )
+
+
+def process(**facts: Any) -> dict[str, Any]:
+    """A row of `processes`."""
+    row = {"process": "p0", "pid": 4242, "rank": None, "state": "ended", "ending": "ended", "exit_code": 0,
+           "traceback": None, "steps": 1200, "ended_ns": T0_NS, "rows_produced": 10_000, "rows_dropped": 0,
+           "rows_lost": 0, "drops": "{}"}  # fmt: skip
+    return {**row, **facts}
+
+
+def processes(*rows: Mapping[str, Any]) -> Window:
+    return Window({"processes": frame_of(rows)})
+
+
+def crashed() -> Window:
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 41, in <module>\nValueError: no samples'
+    return processes(process(state="failed", ending="uncaught ValueError: no samples", exit_code=1, traceback=trace))
+
+
+def labels(share: float = 1.0) -> Window:
+    """Each client holds mostly one of six classes; `share` of its labels are of that class, the rest even."""
+
+    def change(client: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        own = np.full(6, (1 - share) * 100 / 6)
+        own[CLIENTS.index(client)] += 100 * share
+        return {"confusion": json.dumps(np.diag(own.round()).tolist())}
+
+    return Window({"client_rounds": turns(change)})
+
+
+def amounts(largest: int = 900) -> Window:
+    return Window({"client_rounds": turns(lambda client, *_: {"samples": largest if client == "c4" else 100})})
+
+
+def dominated(norm: float = 12.0, samples: int = 100) -> Window:
+    """Client c1's update has this norm, those of the others 1."""
+    rows = [
+        {"client": client, "round": number, "layer": None, "norm": norm if client == "c1" else 1.0}
+        for number in ROUNDS
+        for client in CLIENTS
+    ]
+    table = turns(lambda client, *_: {"samples": samples if client == "c1" else 100})
+    return Window({"client_rounds": table, "updates": frame_of(rows)})
+
+
+def unstable(growth: float = 1.4) -> Window:
+    """Clients improve in each round, and each round begins worse than the one before."""
+
+    def change(client: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        loss = 0.5 * growth ** max(0, number - 4)
+        return {"entry_loss": loss, "exit_loss": 0.8 * loss}
+
+    rounds = frame_of([{"round": number, "federation": None, "drift": 0.3 * growth**number} for number in ROUNDS])
+    return Window({"client_rounds": turns(change), "rounds": rounds})
+
+
+def turned() -> Window:
+    """Client c3 sends its update with the sign turned from round 4 on."""
+    noise = np.random.default_rng(0).normal(0, 0.02, (len(ROUNDS), len(CLIENTS)))
+    rows = []
+    for place, number in enumerate(ROUNDS):
+        for column, client in enumerate(CLIENTS):
+            sign = -1.0 if client == "c3" and number >= 4 else 1.0
+            wobble = noise[place, column]
+            rows.append(
+                {"client": client, "round": number, "layer": None, "kind": "weight", "norm": 1 + wobble,
+                 "norm_ratio": 1 + wobble, "cos_centre": sign * (0.85 + wobble), "sign_agreement": 0.5 + sign * 0.3,
+                 "cos_last": sign * 0.8, "cos_self": 0.9, "cos_back": -sign * 0.6, "back_rounds": 1, "nan": 0, "inf": 0,
+                 "zero_share": 0.0, "input_cos": 0.9, "input_focus": 0.02, "output_rows": None}
+            )  # fmt: skip
+    return Window({"updates": frame_of(rows), "client_rounds": turns()})
+
+
+CASES: dict[str, Callable[[], Window]] = {
+    "FED001": turned,
+    "FED010": labels,
+    "FED011": amounts,
+    "FED012": dominated,
+    "FED013": unstable,
+    "SYS001": straggler,
+    "SYS002": ranks,
+    "SYS003": lambda: absent("dropped", "no reply"),
+    "SYS004": lambda: absent("timeout", "no reply within 30 s"),
+    "SYS005": lambda: absent("failed", "KeyError: 'fc3.weight'"),
+    "SYS006": lambda: absent("failed", "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    "SYS007": oversize,
+    "SYS008": loader,
+    "SYS009": lambda: host(np.linspace(2e9, 6e9, 300), free=40e9),
+    "SYS010": lambda: host(np.linspace(2e9, 6e9, 300), free=8e9),
+    "SYS011": hog,
+    "SYS012": stalled,
+    "SYS013": crashed,
+    "SYS014": lambda: host([2e9] * 90, cpu_share=0.08),
+    "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
+    **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
+}
