@@ -290,6 +290,13 @@ def test_tanh_at_its_ends_is_saturated(std: float, found: list[str]) -> None:
     assert made.names_in(SaturatedUnits(), made.window(steps=made.steps(STUCK), layers=rows)) == found
 
 
+def test_a_sigmoid_that_answers_exactly_0_or_1_is_saturated() -> None:
+    ends = {"min": 0.0, "max": 1.0, "mean": 0.5, "std": list(0.495 + made.noise(10, 1e-3))}
+    rows = made.layers(10, activation__1=ends, activation__2={})
+    (finding,) = SaturatedUnits().check(made.window(steps=made.steps(STUCK), layers=rows))
+    assert finding.subject.first == 0
+
+
 def test_a_sure_answer_is_not_saturated() -> None:
     rows = made.layers(10, activation__1={"std": list(0.99 + made.noise(10, 1e-3)), "mean": 0.0})
     assert made.names_in(SaturatedUnits(), made.window(steps=made.steps(STUCK), layers=rows)) == []

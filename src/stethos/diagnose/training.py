@@ -172,6 +172,12 @@ def thinned(values: Array, most: int = _MOST_POINTS) -> tuple[float, ...]:
     return tuple(float(part.mean()) for part in np.array_split(values, most))
 
 
+def until_broken(values: Array) -> Array:
+    """The finite beginning of a series, which is what can be drawn; all of it if it does not begin so."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    return values[: bad[0]] if len(bad) and bad[0] else values
+
+
 def quoted(text: str) -> str:
     """A text in SQL."""
     return "'" + text.replace("'", "''") + "'"

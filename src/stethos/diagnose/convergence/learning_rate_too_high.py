@@ -17,6 +17,7 @@ from stethos.diagnose.training import (
     sureness,
     thinned,
     trainings_to_judge,
+    until_broken,
 )  # fmt: skip
 from stethos.diagnose.window import Window
 
@@ -96,7 +97,13 @@ class LearningRateTooHigh:
             f"the learning rate of {rate:g} is too high: the loss goes from {first:.3g} to {peak:.3g}",
             one.subject(place),
             sureness(margin),
-            (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses)),),
+            (
+                Evidence(
+                    text,
+                    f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step",
+                    thinned(until_broken(one.losses)),
+                ),
+            ),
             f"lower lr from {rate:g} to about {better}, or warm it up; clip gradients",
             {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[place])},
         )  # fmt: skip

@@ -39,7 +39,7 @@ class SlowProgress:
     surely: float = 5.0
     still: float = 0.3
     least_steps: int = 100
-    least_rounds: int = 10
+    least_rounds: int = 30
     floor: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.training import Track, Training, thinned, trainings_of
+from stethos.diagnose.training import Track, Training, thinned, trainings_of, until_broken
 from stethos.diagnose.window import Window, is_null
 
 What = Literal["weight", "loss", "gradient"]
@@ -161,7 +161,7 @@ def _finding(onset: Onset, code: str, name: str, advice: str) -> Finding:
         subject,
         0.98,
         (Evidence(f"{onset.count} rows of `{table}`, the first at step {int(one.step[onset.place])}", sql,
-                  thinned(one.losses)),),
+                  thinned(until_broken(one.losses))),),
         advice,
         {"step": int(one.step[onset.place]), "optimizer": int(one.optimizer[onset.place]), "count": onset.count},
     )  # fmt: skip

@@ -56,7 +56,7 @@ class DeadUnits:
         if not found:
             return
         share, first, track = min(found, key=lambda one: one[1])
-        place = one.place_of(first)
+        place = one.place_of(first) if first > float(track.step[0]) else 0
         after = one.loss[place:][np.isfinite(one.loss[place:])]
         before = one.losses[np.isfinite(one.losses)]
         stays = not one.fall > self.learned and len(after) > 0 and len(before) > 0

@@ -32,7 +32,8 @@ class PoorInitialisation:
     reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"exploding-gradients", "vanishing-gradients", "saturated-units", "dead-units", "plateau", "slow-progress",
-         "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly"}
+         "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly",
+         "learning-rate-too-high"}
     )  # fmt: skip
 
     large: float = 12.0

@@ -50,7 +50,8 @@ class SaturatedUnits:
             if len(known) < max(self.least, len(track) // 2) or float(np.std(known)) == 0:
                 continue
             if float(np.median(known)) < self.inside:
-                first = float(track.step[np.flatnonzero(inside < self.inside)[0]])
+                place = int(np.flatnonzero(inside < self.inside)[0])
+                first = float(track.step[place]) if place else float(one.step[0])
                 found.append((float(np.median(known)), first, track))
         if not found:
             return
@@ -78,5 +79,5 @@ def _inside(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     square = np.square(track["mean"]) + np.square(track["std"])
     low, high, mean = track["min"], track["max"], track["mean"]
     is_tanh = (low >= -1.0001) & (high <= 1.0001) & (low < -0.9) & (high > 0.9)
-    is_sigmoid = (low > 0) & (high <= 1.0001) & (high > 0.9) & (low < 0.1)
+    is_sigmoid = (low >= 0) & (high <= 1.0001) & (high > 0.9) & (low < 0.1) & (mean > 0.1)
     return np.where(is_tanh, 1 - square, np.where(is_sigmoid, 4 * (mean - square), np.nan))
