@@ -23,6 +23,7 @@ _COPY = 0.999
 _NOTHING = 1e-6
 _WARM_UP = 2  # rounds before the global model can be relied on
 WINDOWS = (10, 4)
+_FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
 
 
@@ -98,7 +99,8 @@ def _judged(cohort: Cohort, probability: float) -> Iterable[Verdict]:
     for start, stop in _stretches(len(settled)):
         traits = traits_of(settled.part(slice(start, stop)))
         shares = judge.probabilities(traits)
-        for place in np.flatnonzero(1 - shares[:, honest] >= probability).tolist():
+        is_seen = np.isfinite(settled.norm[start:stop]).sum(0) >= min(_FEWEST_ROUNDS, len(settled))
+        for place in np.flatnonzero((1 - shares[:, honest] >= probability) & is_seen).tolist():
             sure = 1 - float(shares[place, honest])
             if place not in best or sure > best[place][0]:
                 best[place] = (sure, shares[place], traits, stop)
