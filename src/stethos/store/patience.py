@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _DONE = 0  # no signal has this number
+_AGAIN_S = 0.05
 
 
 @contextmanager
@@ -35,7 +36,10 @@ def limited(interrupt: Callable[[], object], timeout_s: float) -> Iterator[None]
                 os.write(previous, numbers)
             if signal.SIGINT in numbers:
                 break
-        interrupt()
+        while True:  # one that comes just before the query begins is lost, so go on until it ends
+            interrupt()
+            if select.select([read_end], [], [], _AGAIN_S)[0] and _DONE in os.read(read_end, 64):
+                return
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
