@@ -38,7 +38,7 @@ _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
 _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
-_UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (measured)
+_UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
 
 
 @dataclass(slots=True, eq=False)
