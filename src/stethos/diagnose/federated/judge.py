@@ -1,9 +1,9 @@
 """Names the kind of fault of each client, with a calibrated probability, from its traits.
 
-A small network (two hidden layers) that was trained on some thousands of
-federations of the lab with known faults; `benchmarks/train_judge.py` makes
-it, and says on which data and seeds. It sees traits only: numbers without
-units, compared with the other clients. What is certain (a NaN, an update of
+Two small networks (two hidden layers each), trained on some thousands of
+federations of the lab with known faults; `benchmarks/faults/train_judge.py`
+makes such a one, and says on which data and seeds. They see traits only:
+numbers without units, compared with the other clients. What is certain (a NaN, an update of
 zeros, a copy of the last global change) is judged by exact rules instead.
 """
 
@@ -26,19 +26,15 @@ _FAR = 6.0
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
-    """The network: how traits are scaled, and its weights."""
+class Member:
+    """One network: how traits are scaled, and its weights."""
 
-    kinds: tuple[str, ...]
-    names: tuple[str, ...]
     middle: Array
     scale: Array
     layers: tuple[tuple[Array, Array], ...]
 
-    def probabilities(self, traits: Traits) -> Array:
+    def probabilities(self, values: Array) -> Array:
         """A row per client, a column per kind; a trait that is not known counts as typical."""
-        places = [traits.names.index(name) for name in self.names]
-        values = traits.values[:, places]
         scaled = (np.where(np.isnan(values), self.middle, values) - self.middle) / self.scale
         signal = np.concatenate([np.clip(scaled, -_FAR, _FAR), np.isnan(values).astype(float)], axis=1)
         for number, (weight, bias) in enumerate(self.layers):
@@ -50,6 +46,21 @@ class Judge:
         return shares
 
 
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Networks that were trained on different federations, and decide together: their mean is the verdict."""
+
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    members: tuple[Member, ...]
+
+    def probabilities(self, traits: Traits) -> Array:
+        """A row per client, a column per kind."""
+        values = traits.values[:, [traits.names.index(name) for name in self.names]]
+        mean: Array = np.mean([member.probabilities(values) for member in self.members], axis=0)
+        return mean
+
+
 @cache
 def load_judge() -> Judge:
     """The judge that comes with the package."""
@@ -58,10 +69,12 @@ def load_judge() -> Judge:
 
 
 def judge_in(value: dict[str, Any]) -> Judge:
-    return Judge(
-        kinds=tuple(value["kinds"]),
-        names=tuple(value["names"]),
-        middle=np.array(value["middle"]),
-        scale=np.array(value["scale"]),
-        layers=tuple((np.array(weight), np.array(bias)) for weight, bias in value["layers"]),
+    members = tuple(
+        Member(
+            middle=np.array(one["middle"]),
+            scale=np.array(one["scale"]),
+            layers=tuple((np.array(weight), np.array(bias)) for weight, bias in one["layers"]),
+        )
+        for one in value["members"]
     )
+    return Judge(tuple(value["kinds"]), tuple(value["names"]), members)
