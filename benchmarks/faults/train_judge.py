@@ -4,9 +4,11 @@ python -m benchmarks.faults.train_judge [--runs N] [--processes N] [--write src/
 
 Data sets: digits, breast cancer, Fashion-MNIST and Gaussian blobs, never MNIST. Two designs: a wide one (seeds from
 1,000: many models, rates, strategies) and one near the benchmark's (seeds from 20,000). One federation in five is set
-aside; the figures printed are theirs. About ten minutes on 16 cores. The shipped judge has two members of this kind:
-one trained on 6,400 and 6,500 federations of the two designs, drawn in another order, and one on these and 573 more with
-partial participation, Adam, medians and up to five local epochs (seeds from 40,000).
+aside; the figures printed are theirs. About ten minutes on 16 cores.
+
+The shipped judge has two members of this kind: one trained on 6,400 and 6,500 federations of the two designs, drawn in
+another order, and one on these and 573 more with partial participation, Adam, medians and up to five local epochs
+(seeds from 40,000).
 """
 
 from __future__ import annotations
