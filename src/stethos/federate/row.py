@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stethos.observe.fields import json_of
 from stethos.observe.session import Session
@@ -26,26 +25,6 @@ def put_row(
     texts = [_text(values.get(column.name)) for column in table.of_kind(Kind.TEXT)]
     whose = (session.name_id(client) if client is not None else NULL_I32, round)
     return session.put_frame(table.number, names, numbers.tobytes(), texts, t_ns=t_ns, whose=whose)
-
-
-def put_rows(
-    session: Session, table: Table, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]], texts: Mapping[str, str],
-    *, rows: int, client: str | None, round: int, t_ns: int,
-) -> bool:  # fmt: skip
-    """Several rows at once, column by column; NaN is NULL, and the texts belong to the first row."""
-    nothing = [None] * rows
-    names = b"".join(
-        _name(session, value) for column in table.of_kind(Kind.NAME) for value in columns.get(column.name, nothing)
-    )
-    kinds = table.of_kind(*_NUMBERS)
-    numbers = np.full((len(kinds), rows), NULL_F64)
-    for index, column in enumerate(kinds):
-        if column.name in columns:
-            values = np.asarray(columns[column.name], np.float64)
-            np.copyto(numbers[index], values, where=~np.isnan(values))
-    whose = (session.name_id(client) if client is not None else NULL_I32, round)
-    listed = [texts.get(column.name, "") for column in table.of_kind(Kind.TEXT)]
-    return session.put_frame(table.number, names, numbers.tobytes(), listed, rows=rows, t_ns=t_ns, whose=whose)
 
 
 def wait_for_room(session: Session, patience_s: float) -> float:

@@ -57,10 +57,6 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.rounds)
 
-    def last_rounds(self, count: int) -> Cohort:
-        """The same clients, over the last rounds only."""
-        return self.part(slice(max(len(self.rounds) - count, 0), len(self.rounds)))
-
     def part(self, place: slice) -> Cohort:
         """The same clients, over some of the rounds."""
         values = {name: getattr(self, name)[place] for name in _MATRICES}

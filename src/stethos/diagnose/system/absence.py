@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from stethos.diagnose.finding import Evidence, Severity
-from stethos.diagnose.turn import Turns, listed, sql_text
-from stethos.diagnose.window import Array
+from stethos.diagnose.detector import Detector
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.turn import Turns, listed, sql_text, turns_of
+from stethos.diagnose.window import Array, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,39 @@ class Absence:
     def worse(self, severity: Severity) -> Severity:
         """An error where most clients are concerned, or nothing comes any more."""
         return Severity.ERROR if self.is_wide else severity
+
+
+class AbsenceDetector(Detector, Protocol):
+    """A detector of missing updates: from how many rounds and what share of turns on; `wide` is most of the clients."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def wide(self) -> float: ...
+
+
+def absent_clients(
+    detector: AbsenceDetector, window: Window, is_missing: Callable[[str, str], bool], title: Callable[[Absence], str],
+    next_step: str,
+) -> Iterator[Finding]:  # fmt: skip
+    """The findings of a detector of missing updates; they differ in what counts, and in the words."""
+    for turns in turns_of(window):
+        for one in absences(turns, is_missing, rounds=detector.rounds, share=detector.share, wide=detector.wide):
+            yield Finding(
+                detector.code,
+                detector.name,
+                detector.name,
+                one.worse(detector.severity),
+                title(one),
+                Subject(one.clients, first=one.first, last=one.last),
+                confidence=one.confidence,
+                evidence=(one.evidence,),
+                next_step=next_step,
+                detail={"share": one.share, "error": one.error},
+                is_open=one.last is None,
+            )
 
 
 def absences(

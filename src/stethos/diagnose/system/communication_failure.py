@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.detector import Needs
-from stethos.diagnose.finding import Finding, Severity, Subject
-from stethos.diagnose.system.absence import Absence, absences
-from stethos.diagnose.turn import turns_of
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.system.absence import Absence, absent_clients
 from stethos.diagnose.window import Window
 
 _LINK = re.compile(
@@ -49,21 +48,13 @@ class CommunicationFailure:
     wide: float = 0.5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for turns in turns_of(window):
-            for one in absences(turns, _is_it, rounds=self.rounds, share=self.share, wide=self.wide):
-                yield Finding(
-                    self.code,
-                    self.name,
-                    self.name,
-                    one.worse(self.severity),
-                    f"{_whose(one)}: {one.error[:60]}",
-                    Subject(one.clients, first=one.first, last=one.last),
-                    confidence=one.confidence,
-                    evidence=(one.evidence,),
-                    next_step="try the connection from the client's machine; check firewall and certificate",
-                    detail={"share": one.share, "error": one.error},
-                    is_open=one.last is None,
-                )
+        yield from absent_clients(
+            self,
+            window,
+            _is_it,
+            lambda one: f"{_whose(one)}: {one.error[:60]}",
+            "try the connection from the client's machine; check firewall and certificate",
+        )
 
 
 def _is_it(status: str, error: str) -> bool:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.detector import Needs
-from stethos.diagnose.finding import Finding, Severity, Subject
-from stethos.diagnose.system.absence import absences
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.system.absence import absent_clients
 from stethos.diagnose.system.communication_failure import is_of_the_link
-from stethos.diagnose.turn import turns_of
 from stethos.diagnose.window import Window
 
 
@@ -41,21 +40,13 @@ class ClientFailure:
     wide: float = 0.5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for turns in turns_of(window):
-            for one in absences(turns, _is_it, rounds=self.rounds, share=self.share, wide=self.wide):
-                yield Finding(
-                    self.code,
-                    self.name,
-                    self.name,
-                    one.worse(self.severity),
-                    f"{one.who} failed in {one.how_often}{_reason(one.error)}",
-                    Subject(one.clients, first=one.first, last=one.last),
-                    confidence=one.confidence,
-                    evidence=(one.evidence,),
-                    next_step="read the traceback: SELECT traceback FROM client_rounds WHERE status = 'failed' LIMIT 1",
-                    detail={"share": one.share, "error": one.error},
-                    is_open=one.last is None,
-                )
+        yield from absent_clients(
+            self,
+            window,
+            _is_it,
+            lambda one: f"{one.who} failed in {one.how_often}{_reason(one.error)}",
+            "read the traceback: SELECT traceback FROM client_rounds WHERE status = 'failed' LIMIT 1",
+        )
 
 
 def _is_it(status: str, error: str) -> bool:

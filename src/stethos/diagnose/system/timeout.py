@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.detector import Needs
-from stethos.diagnose.finding import Finding, Severity, Subject
-from stethos.diagnose.system.absence import absences
-from stethos.diagnose.turn import turns_of
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.system.absence import absent_clients
 from stethos.diagnose.window import Window
 
 
@@ -38,21 +37,13 @@ class ClientTimeout:
     wide: float = 0.5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for turns in turns_of(window):
-            for one in absences(turns, _is_it, rounds=self.rounds, share=self.share, wide=self.wide):
-                yield Finding(
-                    self.code,
-                    self.name,
-                    self.name,
-                    one.worse(self.severity),
-                    f"{one.who} missed the deadline in {one.how_often}",
-                    Subject(one.clients, first=one.first, last=one.last),
-                    confidence=one.confidence,
-                    evidence=(one.evidence,),
-                    next_step="compare its times with the others'; raise the deadline, or give it fewer steps",
-                    detail={"share": one.share, "error": one.error},
-                    is_open=one.last is None,
-                )
+        yield from absent_clients(
+            self,
+            window,
+            _is_it,
+            lambda one: f"{one.who} missed the deadline in {one.how_often}",
+            "compare its times with the others'; raise the deadline, or give it fewer steps",
+        )
 
 
 def _is_it(status: str, error: str) -> bool:
