@@ -16,7 +16,7 @@ from pathlib import Path
 from detector_cases import CASES
 
 from stethos.cli import main as cli
-from stethos.cli.report import report_lines
+from stethos.cli.verdict import report_lines
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.page import Page, page_of

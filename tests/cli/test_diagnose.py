@@ -22,7 +22,7 @@ from stethos import lab
 from stethos.cli import follow as following
 from stethos.cli.follow import Follower, follow
 from stethos.cli.main import main
-from stethos.cli.report import WIDTH, Line, report_lines
+from stethos.cli.verdict import WIDTH, Line, report_lines
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import Diagnosis, NotChecked, examine
 from stethos.diagnose.finding import Finding, Severity, Subject

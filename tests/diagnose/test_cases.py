@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from examining import cases, found
 
-from stethos.cli.report import WIDTH, report_lines
+from stethos.cli.verdict import WIDTH, report_lines
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine

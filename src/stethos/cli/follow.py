@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.report import Line, event_line
+from stethos.cli.verdict import Line, event_line
 from stethos.diagnose.api import look
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.engine import Diagnosis

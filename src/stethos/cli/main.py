@@ -32,7 +32,7 @@ COMMANDS: dict[str, str] = {
     "query": "stethos.cli.query",
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
-    "compare-clients": "stethos.cli.compare",
+    "compare-clients": "stethos.cli.compare_clients",
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",

@@ -7,9 +7,9 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.report import Line, finding_lines, screen_width, show_lines
 from stethos.cli.spark import sparkline
 from stethos.cli.text import clean, cut, natural_key, plural_text, short_text
+from stethos.cli.verdict import Line, finding_lines, screen_width, show_lines
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
