@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "serve": "stethos.cli.serve",
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",

@@ -91,7 +91,7 @@ class Panel:
     is_optional: bool = True
     is_comparable: bool = False
 
-    def query(self, **given: str | int | None) -> str:
+    def query(self, /, **given: str | int | None) -> str:
         """The SQL for these parameters, as it can be typed by hand."""
         known = {parameter.name for parameter in self.parameters}
         unknown = sorted(set(given) - known)
@@ -167,7 +167,7 @@ class Columns:
         }
 
 
-def evaluate(run: Run, panel: Panel, **parameters: str | int | None) -> Columns:
+def evaluate(run: Run, panel: Panel, /, **parameters: str | int | None) -> Columns:
     """The panel's numbers for a run as it is now; QueryError if a parameter cannot be given."""
     return ask(run, panel.query(**parameters), limit_rows=PANEL_ROWS, timeout_s=PANEL_TIMEOUT_S)
 

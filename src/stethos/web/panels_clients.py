@@ -75,7 +75,8 @@ CLIENT_PANELS = (
         "         sum(sent_bytes) AS sent_bytes, any_value(label) AS label\n"
         "  FROM client_rounds WHERE client IS NOT NULL GROUP BY client),\n"
         "shapes AS (\n"
-        "  SELECT client, median(norm_ratio) AS norm_ratio, median(cos_centre) AS cosine, sum(nan + inf) AS non_finite\n"
+        "  SELECT client, median(norm_ratio) AS norm_ratio, median(cos_centre) AS cosine,\n"
+        "         sum(nan + inf) AS non_finite\n"
         f"  {_WHOLE} GROUP BY client)\n"
         "SELECT client, turns, failed, samples, loss, duration_ms, norm_ratio, cosine, non_finite, sent_bytes, label\n"
         "FROM turns LEFT JOIN shapes USING (client) ORDER BY cosine NULLS LAST, client LIMIT 1000",

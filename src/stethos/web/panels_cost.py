@@ -14,8 +14,9 @@ TIME_PANELS = (
     Panel(
         "waterfall", "time", "One round across its clients", "waterfall",
         "WITH one AS (SELECT coalesce($round, (SELECT max(round) FROM rounds)) AS round),\n"
-        "turns AS (SELECT turns.*, (SELECT min(t_ns) FROM client_rounds WHERE round = (SELECT round FROM one)) AS begin\n"
-        "          FROM client_rounds AS turns WHERE round = (SELECT round FROM one) AND client IS NOT NULL)\n"
+        "begin AS (SELECT min(t_ns) AS begin FROM client_rounds WHERE round = (SELECT round FROM one)),\n"
+        "turns AS (SELECT turns.*, begin\n"
+        "          FROM client_rounds AS turns, begin WHERE round = (SELECT round FROM one) AND client IS NOT NULL)\n"
         "SELECT client, round, (t_ns - begin) / 1e6 AS start_ms, download_ms, compute_ms, upload_ms, duration_ms,\n"
         "       wait_ms, status, (t_ns - begin) / 1e6 + duration_ms = max((t_ns - begin) / 1e6 + duration_ms) OVER ()\n"
         "       AS is_critical\n"
@@ -29,7 +30,8 @@ TIME_PANELS = (
         "round-time", "time", "Where the time of a round goes", "stack",
         f"WITH {_ROUND_SPAN},\n"
         "slowest AS (SELECT round, max_by(download_ms, duration_ms) AS download_ms,\n"
-        "                   max_by(compute_ms, duration_ms) AS compute_ms, max_by(upload_ms, duration_ms) AS upload_ms\n"
+        "                   max_by(compute_ms, duration_ms) AS compute_ms,\n"
+        "                   max_by(upload_ms, duration_ms) AS upload_ms\n"
         "            FROM client_rounds GROUP BY round)\n"
         "SELECT low + (round - low) // width * width AS round,\n"
         "       avg(coalesce(slowest.download_ms, rounds.download_ms)) AS download_ms,\n"
@@ -110,7 +112,8 @@ MEMORY_PANELS = (
         "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM client_reports),\n"
         "totals AS (SELECT round, sum(sent_bytes) AS sent, sum(received_bytes) AS received\n"
         "           FROM client_rounds GROUP BY round)\n"
-        "SELECT low + (round - low) // width * width AS round, avg(sent) AS sent_bytes, avg(received) AS received_bytes\n"
+        "SELECT low + (round - low) // width * width AS round, avg(sent) AS sent_bytes,\n"
+        "       avg(received) AS received_bytes\n"
         "FROM totals, span GROUP BY 1 ORDER BY 1",
         "All clients of a round together.",
         x="round", y=("sent_bytes", "received_bytes"), unit="bytes", needs=("client_reports",), marks="round",

@@ -75,7 +75,8 @@ OVERVIEW_PANELS = (
     Panel(
         "global-drift", "overview", "Change of the global model", "line",
         f"{_ROUND_SPAN}"
-        "SELECT low + (round - low) // width * width AS round, avg(drift) AS in_round, avg(start_drift) AS since_start\n"
+        "SELECT low + (round - low) // width * width AS round, avg(drift) AS in_round,\n"
+        "       avg(start_drift) AS since_start\n"
         "FROM rounds, span WHERE drift IS NOT NULL GROUP BY 1 ORDER BY 1",
         "2-norm of the change of the weights in a round, and since the beginning.",
         x="round", y=("in_round", "since_start"), needs=("rounds",), marks="round", is_comparable=True,
@@ -96,8 +97,8 @@ OVERVIEW_PANELS = (
 FINDING_PANELS = (
     Panel(
         "findings", "findings", "What was found", "findings",
-        "SELECT * FROM findings ORDER BY state DESC, CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, "
-        "cause NULLS FIRST, finding",
+        "SELECT * FROM findings\n"
+        "ORDER BY state DESC, list_position(['error', 'warning', 'info'], severity), cause NULLS FIRST, finding",
         "Every problem with its evidence, since when, how sure that is, and what to do next.",
         is_wide=True, is_optional=False,
     ),

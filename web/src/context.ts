@@ -1,0 +1,79 @@
+// What every part of the page may need: where the numbers come from, and what is being looked at.
+import { createContext } from "preact";
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import type { Catalogue, Columns, Diagnosis, Given } from "./model";
+import { Complaint, type Source } from "./source";
+
+export interface Surroundings {
+  source: Source;
+  catalogue: Catalogue;
+  theme: string;
+}
+
+export const Around = createContext<Surroundings | null>(null);
+
+export function useAround(): Surroundings {
+  const around = useContext(Around);
+  if (around === null) throw new Error("outside of the application");
+  return around;
+}
+
+export interface Asked<Answer> {
+  answer: Answer | null;
+  complaint: Complaint | null;
+  isAsking: boolean;
+}
+
+/** Ask when `key` changes; the last answer stays until the next one is there. */
+export function useAsked<Answer>(ask: () => Promise<Answer>, key: string): Asked<Answer> {
+  const [asked, setAsked] = useState<Asked<Answer>>({ answer: null, complaint: null, isAsking: true });
+  const turn = useRef(0);
+  useEffect(() => {
+    turn.current += 1;
+    const mine = turn.current;
+    setAsked((before) => ({ ...before, isAsking: true }));
+    ask().then(
+      (answer) => mine === turn.current && setAsked({ answer, complaint: null, isAsking: false }),
+      (error: unknown) => {
+        if (mine !== turn.current) return;
+        const complaint = error instanceof Complaint ? error : new Complaint(String(error), "", 0);
+        setAsked((before) => ({ ...before, complaint, isAsking: false }));
+      },
+    );
+    return () => {
+      turn.current += 1;
+    };
+  }, [key]);
+  return asked;
+}
+
+/** The version of a run, renewed whenever the run changes. */
+export function useVersion(run: string): { version: string; isGone: boolean } {
+  const { source } = useAround();
+  const [state, setState] = useState({ version: "", isGone: false });
+  useEffect(() => {
+    setState({ version: "", isGone: false });
+    if (run === "") return undefined;
+    return source.follow(
+      run,
+      (version) => setState({ version, isGone: false }),
+      () => setState((before) => ({ ...before, isGone: true })),
+    );
+  }, [run, source]);
+  return state;
+}
+
+export function usePanel(run: string, panel: string, given: Given, version: string): Asked<Columns> {
+  const { source } = useAround();
+  return useAsked(() => source.panel(run, panel, given), JSON.stringify([run, panel, given, rowsOf(version)]));
+}
+
+export function useDiagnosis(run: string, version: string): Asked<Diagnosis> {
+  const { source } = useAround();
+  return useAsked(() => source.findings(run), `${run} ${version}`);
+}
+
+/** Panels do not change when only the diagnosis does. */
+function rowsOf(version: string): string {
+  return version === "" ? "" : ((JSON.parse(version) as { version?: string }).version ?? version);
+}

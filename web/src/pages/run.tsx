@@ -1,0 +1,128 @@
+// Pages about one run that are made of panels, with what some of them add.
+import { useEffect, useState } from "preact/hooks";
+import { useAround, useAsked, type Asked } from "../context";
+import { FindingCard, Verdict } from "../findings";
+import type { Diagnosis } from "../model";
+import { PanelCard, Trouble } from "../panel";
+import type { Route } from "../route";
+
+interface Shown {
+  route: Route;
+  version: string;
+  state: string;
+  diagnosis: Asked<Diagnosis>;
+}
+
+export function RunPage({ route, version, state, diagnosis }: Shown) {
+  const { catalogue } = useAround();
+  const panels = catalogue.panels.filter((panel) => panel.page === route.page && panel.chart !== "findings");
+  const isAboutOne = route.page === "clients";
+  const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
+  const hasClient = (route.given.client ?? "") !== "";
+  return (
+    <div class="grid">
+      {route.page === "overview" && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
+      {panels.map((panel) => {
+        if (needsClient(panel.name) && !hasClient) return null;
+        return (
+          <>
+            {needsClient(panel.name) && panel.name === "client-norm" && (
+              <h2 class="divider is-wide" id="one-client">
+                {route.given.client} <span class="muted">beside the others</span>
+              </h2>
+            )}
+            <PanelCard key={`${route.run}/${panel.name}`} panel={panel} route={route} version={version} diagnosis={diagnosis.answer} />
+          </>
+        );
+      })}
+      {route.page === "live" && <Stacks run={route.run} isLive={state === "running"} />}
+    </div>
+  );
+}
+
+function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string }) {
+  const { answer, complaint } = diagnosis;
+  if (answer === null) return <div class="card is-wide">{complaint === null ? <div class="skeleton" /> : <Trouble complaint={complaint} />}</div>;
+  return (
+    <section class="card is-wide findings" aria-label="Findings">
+      <header>
+        <h2>What was found</h2>
+        <p class="note">
+          {answer.is_under_way ? "Listening …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : `${answer.checked.length || "All"} checks made.`}
+        </p>
+      </header>
+      {answer.findings.length === 0 && <p class="nothing">{answer.is_diagnosed ? "Nothing wrong found." : "Nobody has looked yet; a diagnosis is under way."}</p>}
+      {answer.findings.map((one) => (
+        <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} />
+      ))}
+      {answer.not_checked.length > 0 && (
+        <details>
+          <summary>{answer.not_checked.length} checks were not possible</summary>
+          <ul class="plain">
+            {answer.not_checked.map((one) => (
+              <li key={one.code}>
+                <b>{one.name}</b> <span class="muted">{one.code}</span>: {one.reason}
+              </li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </section>
+  );
+}
+
+interface Frame {
+  text: string;
+  ranks: string[];
+  children: Frame[];
+}
+
+interface Captured {
+  stacks: Frame[];
+  processes: { process: string; pid: number; rank: number | null; error: string }[];
+  error: string;
+}
+
+/** The stacks of all processes, merged: where everybody is, and who is somewhere else. */
+function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
+  const { source } = useAround();
+  const [turn, setTurn] = useState(0);
+  const { answer, complaint, isAsking } = useAsked(() => (isLive && turn > 0 ? source.stacks(run) : Promise.resolve(null)), `${run} ${turn} ${isLive}`);
+  useEffect(() => setTurn(0), [run]);
+  const captured = answer as Captured | null;
+  return (
+    <section class="card is-wide" aria-label="Stacks" data-panel="stacks">
+      <header>
+        <h2>Where every process is right now</h2>
+        {isLive && (
+          <button type="button" class="button" disabled={isAsking} onClick={() => setTurn(turn + 1)}>
+            {turn === 0 ? "Take the stacks" : "Take them again"}
+          </button>
+        )}
+      </header>
+      <p class="note">Read from outside; the training is not touched. The same as stethos backtrace -t {run}</p>
+      {complaint !== null && <Trouble complaint={complaint} />}
+      {!isLive && <p class="nothing">The run is over: no process to look into.</p>}
+      {isLive && captured === null && complaint === null && <p class="nothing">Stacks are taken only when you ask.</p>}
+      {captured !== null && captured.error !== "" && <p class="trouble">{captured.error}</p>}
+      {captured !== null && captured.stacks.map((frame) => <Branch key={frame.text} frame={frame} />)}
+      {captured !== null && captured.processes.filter((one) => one.error !== "").map((one) => (
+        <p class="trouble" key={one.process}>{one.process}: {one.error}</p>
+      ))}
+    </section>
+  );
+}
+
+function Branch({ frame }: { frame: Frame }) {
+  return (
+    <div class="branch">
+      <code>
+        {frame.text} {frame.ranks.length > 0 && <span class="muted">{frame.ranks.join(", ")}</span>}
+      </code>
+      {frame.children.map((one) => (
+        <Branch key={one.text} frame={one} />
+      ))}
+    </div>
+  );
+}
