@@ -248,7 +248,7 @@ class Drainer:
         for collector in self.collectors.values():
             sample = self._guard.run("host", self._sampler.sample, collector.facts["pid"])
             if sample is not None:
-                collector.add_host_sample(time.time_ns(), sample)
+                collector.add_sample(time.time_ns(), sample)
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""

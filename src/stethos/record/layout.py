@@ -56,7 +56,9 @@ class Word(IntEnum):
     WRITTEN_ROWS = 11  # *
     HOLES = 12  # no longer written: a hole is a gap in the row numbers of the segment
     RELEASED = 13  # no row comes any more, though the process may live on
+    BATCHES = 14  # batches handed out while no step was made: an evaluation goes on
     DROPPED = 32
+    GROUPS = 64  # what the process groups do, see `board`
 
 
 class Drop(IntEnum):
