@@ -373,6 +373,24 @@ COLLECTIVES = Table(
     """),
     is_bulk=True,
 )
+STACKS = Table(
+    "stacks",
+    42,
+    Source.DRAINER,
+    "frame of a captured stack",
+    "Stacks that were captured when something happened: all threads of a process at one t_ns.",
+    _columns("""
+    thread     text  name of the thread
+    thread_id  i64   its number in the operating system
+    main       bool  whether it is the main thread
+    gil        bool  whether it held the GIL
+    depth      i32   0 for the innermost frame
+    func       text  function
+    file       text  file
+    lineno     i32   line it was at
+    """),
+    is_bulk=True,
+)
 HANGS = Table(
     "hangs",
     43,
@@ -527,7 +545,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
+        COLLECTIVES, STACKS, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
     )
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ class CollectiveWatch:
         self._put: Callable[..., bool] | None = None
         self._posts: dict[str, GroupPost] = {}
         self._to_one: dict[str, int] = {}  # sends and receives, which gloo counts among the collectives
-        self._pending: dict[int, tuple[weakref.ref[Any], _Call]] = {}
+        self._pending: dict[int, tuple[Callable[[], Any], _Call]] = {}
         self._by_python: dict[str, deque[int]] = {}
         self._names: dict[str, str] = {}  # of groups, by their local number in the flight recorder
         self._last_record = -1

@@ -65,4 +65,4 @@ def _size_of(entry: dict[str, Any]) -> int:
 def _recorder() -> Any:
     from torch._C import _distributed_c10d
 
-    return _distributed_c10d._dump_fr_trace_json
+    return getattr(_distributed_c10d, "_dump_fr_trace_json")  # noqa: B009  # torch's stubs do not know it

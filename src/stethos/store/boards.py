@@ -81,8 +81,8 @@ def delays_of(boards: Iterable[RankBoard]) -> list[Delay]:
     return sorted(delays, key=lambda delay: delay.since_ns)
 
 
-def _delay_in(name: str, ranked: dict[int | None, RankBoard]) -> Delay | None:
-    states = {rank: state for rank, board in ranked.items() if rank is not None and (state := board.group(name))}
+def _delay_in(name: str, ranked: dict[int, RankBoard]) -> Delay | None:
+    states = {rank: state for rank, board in ranked.items() if (state := board.group(name))}
     waiting = [rank for rank, state in states.items() if state.is_waiting]
     if not waiting:
         return None
