@@ -39,6 +39,8 @@ class Settings:
     strict: bool = False
     hang_after_s: float = DEFAULT_HANG_S
     hang_times: float = DEFAULT_HANG_TIMES
+    agent: bool = True
+    evaluation: bool | None = None  # None: allowed, but not in a federated client
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -67,7 +69,16 @@ def from_environment() -> Settings:
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
         hang_after_s=float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S)),
         hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
+        agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
+        evaluation=_evaluation_allowed(),
     )
+
+
+def _evaluation_allowed() -> bool | None:
+    """Whether others may run code in this process: `STETHOS_EVAL` says, and Python's own word against it counts."""
+    if os.environ.get("PYTHON_DISABLE_REMOTE_DEBUG") or "disable-remote-debug" in sys._xoptions:
+        return False
+    return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
 
 
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:

@@ -15,7 +15,9 @@ import argparse
 import contextlib
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stethos.cli.launch import Launch, say
 from stethos.errors import CommandNotFoundError, RecordingError, RunNotFoundError, UsageError
@@ -59,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         overhead=parse_share(arguments.overhead) if arguments.overhead else DEFAULT_OVERHEAD[preset],
         limit_bytes=parse_bytes(arguments.max_size),
         scratch=arguments.scratch.absolute() if arguments.scratch else None,
-        **_hang_limits(arguments.hang_after),
     )
+    settings = _with_hang_limits(settings, arguments.hang_after)
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
     if arguments.name and place.exists() and shared is None:
@@ -74,18 +76,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _hang_limits(after_s: float | None) -> dict[str, float]:
+def _with_hang_limits(settings: Settings, after_s: float | None) -> Settings:
     """When a training counts as hung: by the command line, else by `stethos.toml`."""
     from stethos.diagnose.configuration import FILE, find_configuration
 
     if after_s is not None and not 0 <= after_s < 1e9:
         raise UsageError(f"--hang-after {after_s:g}", hint="a number of seconds; 0 switches the watchdog off")
-    limits: dict[str, float] = {}
+    found: dict[str, Any] = {}
     if any((place / FILE).is_file() for place in (Path.cwd(), *Path.cwd().parents)):
         thresholds = find_configuration().thresholds
         found = {**thresholds.get("SYS016", {}), **thresholds.get("hang", {})}
-        limits = {"hang_after_s": found.get("at_least_s"), "hang_times": found.get("times")}
-    return {name: float(value) for name, value in {**limits, "hang_after_s": after_s}.items() if value is not None}
+    return replace(
+        settings,
+        hang_after_s=float(found.get("at_least_s", settings.hang_after_s) if after_s is None else after_s),
+        hang_times=float(found.get("times", settings.hang_times)),
+    )
 
 
 def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:

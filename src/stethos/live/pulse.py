@@ -1,4 +1,4 @@
-"""Whether a process still makes progress, felt from outside: by the header of its ring, and by what it reads and writes."""
+"""Whether a process makes progress, felt from outside: by the header of its ring, and by what it reads and writes."""
 
 from __future__ import annotations
 

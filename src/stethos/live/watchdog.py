@@ -4,7 +4,7 @@ A process whose counters stand still for longer than its limit is looked at twic
 a second apart, together with all others of the run on this machine. Where its
 training went on between the looks, or where a rank that others wait for makes
 progress, it is slow and not hung. Otherwise the hang becomes rows of `hangs` and
-`stacks`, a finding, and a line for `stethos run` to say.
+`hang_stacks`, a finding, and a line for `stethos run` to say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stethos.live.stuck import Look, Verdict, judge, place_of, training_thread, 
 from stethos.record.drainer import Drainer
 from stethos.record.layout import Word
 from stethos.record.place import read_json, write_json
-from stethos.schema import HANGS, STACKS
+from stethos.schema import HANG_STACKS, HANGS
 from stethos.store.boards import Delay, RankBoard, board_of, boards_of, delays_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,12 @@ class Watchdog:
             self._pulses[name].not_before = now + limit_s / 2
 
     def _hang_of(
-        self, board: RankBoard, looks: Mapping[str, Look], ranks: Mapping[int, RankBoard], delays: list[Delay], now: float
+        self,
+        board: RankBoard,
+        looks: Mapping[str, Look],
+        ranks: Mapping[int, RankBoard],
+        delays: list[Delay],
+        now: float,
     ) -> list[Row]:
         """What hangs if this process does; nothing if it is only slow."""
         delay = next((one for one in delays if board.rank is not None and board.rank in one.waiting), None)
@@ -166,7 +171,9 @@ class Watchdog:
             }  # fmt: skip
         rows = []
         seen = {board.process for board in (*culprits, *waiting)}
-        beside = [board for board in boards_of(self._drainer.run) if board.process in looks and board.process not in seen]
+        beside = [
+            board for board in boards_of(self._drainer.run) if board.process in looks and board.process not in seen
+        ]
         for role, boards in (("culprit", culprits), ("waiting", waiting), ("beside", beside)):
             for board in boards:
                 verdict = verdicts.get(board.process) or self._judged(board, looks)
@@ -192,7 +199,7 @@ class Watchdog:
             if collector is not None:
                 collector.add_sample(t_ns, row, HANGS)
                 for sample in stack_rows(stacks.get(row["process"], ())):
-                    collector.add_sample(t_ns, sample, STACKS)
+                    collector.add_sample(t_ns, sample, HANG_STACKS)
         self._rows = [{**row, "t_ns": t_ns} for row in rows]
         self._hung = {
             row["process"]: self._pulses[row["process"]].last_sign
@@ -222,7 +229,10 @@ class Watchdog:
 
         columns = ("process", "rank", "t_ns", *(column.name for column in HANGS.columns))
         frame = Frame({name: [row.get(name) for row in self._rows] for name in columns})
-        later = {"process": [row["process"] for row in self._rows], "t_ns": [self._rows[0]["t_ns"] + 1] * len(self._rows)}
+        later = {
+            "process": [row["process"] for row in self._rows],
+            "t_ns": [self._rows[0]["t_ns"] + 1] * len(self._rows),
+        }
         steps = {"steps": Frame({**later, "step": [row["step"] for row in self._rows]})} if is_over else {}
         found = tuple(Hang().check(Window({"hangs": frame, **steps}, is_live=True)))
         told = self._told()
@@ -242,7 +252,7 @@ class Watchdog:
 
 
 def stack_rows(threads: Iterable[ThreadStack]) -> list[Row]:
-    """Stacks as rows of `stacks`."""
+    """Stacks as rows of `hang_stacks`."""
     return [
         {
             "thread": thread.thread, "thread_id": thread.os_thread_id or thread.thread_id, "main": thread.is_main,

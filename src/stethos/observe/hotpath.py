@@ -168,6 +168,8 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 iteration.closure_backwards = 0
             elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
+            if watch.errand is not None:
+                watch.errand(optimizer)
             iteration.optimizer_start_ns = clock()
         except Exception as error:
             failed("steps", error)

@@ -38,7 +38,7 @@ class Hang:
     Not a fault when: the program waits on purpose, as for a person or for a federated round. Raise `at_least_s` with
     `stethos run --hang-after`.
 
-    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM stacks"`, or now with `stethos all
+    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM hang_stacks"`, or now with `stethos all
     backtrace`.
     """
 
@@ -75,7 +75,9 @@ class Hang:
         kind = str(rows["cause"][0])
         missing = _list_in(first.get("missing"))
         ranks = tuple(dict.fromkeys(one.rank for one in culprits if one.rank is not None)) or tuple(missing)
-        stacks = f"SELECT process, thread, depth, func, file, lineno FROM stacks WHERE t_ns = {int(rows['t_ns'].max())}"
+        stacks = (
+            f"SELECT process, thread, depth, func, file, lineno FROM hang_stacks WHERE t_ns = {int(rows['t_ns'].max())}"
+        )
         silent_s = max((float(one.get("silent_s") or 0.0) for one in people), default=0.0)
         return Finding(
             self.code,
