@@ -153,6 +153,28 @@ def cache_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
 
 
+def config_dir() -> Path:
+    """Where what a user has to keep is kept: the keys of a gateway."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "stethos"
+
+
+def token_file() -> Path | None:
+    """The file with the token for gateways, unless `--token-file` says otherwise."""
+    named = os.environ.get(_PREFIX + "TOKEN_FILE")
+    return Path(named) if named else None
+
+
+def asked_by() -> str:
+    """For whom this command asks: a gateway says so, for the audit; empty for the user himself."""
+    return os.environ.get(_PREFIX + "ASKED_BY", "")
+
+
+def gateway_environment(who: str, directory: Path) -> dict[str, str]:
+    """The environment in which a gateway runs a command for somebody else."""
+    return {**clean_environment(), _PREFIX + "ASKED_BY": who, _PREFIX + "DIR": str(directory)}
+
+
 def rank_and_world() -> tuple[int | None, int | None]:
     """Rank and number of ranks from torchrun's, SLURM's or MPI's variables."""
     return _first_integer(_RANK_VARIABLES), _first_integer(_WORLD_VARIABLES)

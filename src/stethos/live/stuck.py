@@ -113,6 +113,8 @@ def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
         return Verdict("client", place, f"waits for {whom}, in {place}")
     if _is_at_lock(thread, look.wait):
         return Verdict("lock", place, f"waits for a lock or another thread in {place}")
+    if look.wait.call == "sleep":
+        return Verdict("unknown", place, f"sleeps in {place}")
     doing = f" ({look.wait.call}{' of ' + look.wait.about if look.wait.about else ''})" if look.wait.call else ""
     return Verdict("unknown", place, f"stands in {place}{doing}")
 

@@ -177,12 +177,15 @@ class Watchdog:
         for role, boards in (("culprit", culprits), ("waiting", waiting), ("beside", beside)):
             for board in boards:
                 verdict = verdicts.get(board.process) or self._judged(board, looks)
+                words = verdict.words
+                if role == "waiting" and delay is not None:
+                    words = f"waits in {delay.op} {delay.seq} of group {delay.group}, in {verdict.place}"
                 pulse = self._pulses.get(board.process)
                 rows.append({
                     **shared, "role": role, "process": board.process, "rank": board.rank, "step": board.steps,
                     "silent_s": None if pulse is None else now - pulse.last_step,
                     "limit_s": None if pulse is None else pulse.limit_s(self._limits, board),
-                    "place": verdict.place, "words": verdict.words, "detail": json.dumps({
+                    "place": verdict.place, "words": words, "detail": json.dumps({
                         "pid": board.pid, "host": board.host, "own_cause": verdict.cause,
                         "client": self._open_client(board.process) or None,
                         "is_running": board.is_running,
