@@ -372,6 +372,67 @@ HOST = Table(
     """),
     is_bulk=True,
 )
+COLLECTIVES = Table(
+    "collectives",
+    41,
+    Source.SLOT,
+    "collective call",
+    "Calls of `torch.distributed` on this rank; t_ns is when the call was made. Those that Python makes are all here; "
+    "those that C++ makes (the gradient buckets of DistributedDataParallel) are read now and then from torch's flight "
+    "recorder, which holds the last 2,000.",
+    _columns("""
+    op            name  all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, recv, ...
+    group         name  the process group: world, or its name; the same on all ranks
+    via           name  python, or c++ for calls read from the flight recorder
+    seq           i64   number of the collective in its group, from 1, the same on all ranks; NULL for send and recv
+    bytes         i64   size of the tensors handed over
+    completed_ns  i64   wall-clock time when it was seen to be complete; NULL if it was not, or not when
+    done          i32   1 complete, 0 not when it was last looked at; NULL where nobody looked
+    """),
+    is_bulk=True,
+)
+HANG_STACKS = Table(
+    "hang_stacks",
+    42,
+    Source.DRAINER,
+    "frame of a stack captured in a hang",
+    "Where every thread of the processes stood when the watchdog saw a hang; t_ns as in `hangs`.",
+    _columns("""
+    thread     text  name of the thread
+    thread_id  i64   its number in the operating system
+    main       bool  whether it is the main thread
+    gil        bool  whether it held the GIL
+    depth      i32   0 for the innermost frame
+    func       text  function
+    file       text  file
+    lineno     i32   line it was at
+    """),
+    is_bulk=True,
+)
+HANGS = Table(
+    "hangs",
+    43,
+    Source.DRAINER,
+    "process in a hang",
+    "What the watchdog saw when a training made no step for long: one row per process that it looked at, with its "
+    "part in it. Its stack stands in `hang_stacks` under the same t_ns.",
+    _columns("""
+    hang          i64   number of the hang in this run, from 1
+    role          text  culprit, waiting (for the culprit) or beside
+    cause         text  missing-rank, mismatch, data-loader, lock, disk, client, gil, busy or unknown
+    silent_s      f64   since its last step
+    limit_s       f64   silence that was allowed
+    step          i64   steps it had made
+    place         text  where its training thread stood: function (file:line)
+    group         text  process group it waits in, or is missing from
+    seq           i64   number of the collective in that group
+    op            text  the collective
+    members       text  ranks of that group as a JSON array
+    missing       text  ranks that have not come to it as a JSON array
+    words         text  what happened, in one sentence
+    detail        text  further facts as a JSON object
+    """),
+)
 PROCESSES = Table(
     "processes",
     20,
@@ -536,10 +597,11 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        COLLECTIVES, HANG_STACKS, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
     )
 }  # fmt: skip
 
 RECORDED: dict[int, Table] = {
     table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }
+SAMPLED: dict[int, Table] = {number: table for number, table in RECORDED.items() if table.source is Source.DRAINER}

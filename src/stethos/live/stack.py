@@ -25,7 +25,7 @@ from stethos.record.place import start_ticks
 
 Source = Literal["py-spy", "agent"]
 _OUR_DIRECTORY = str(Path(__file__).resolve().parents[1]) + "/"
-_OUR_THREADS = ("stethos-agent", "stethos-eval")
+_OUR_THREADS = ("stethos-agent", "stethos-eval", "stethos-collectives")
 _SPY_S = 20.0
 _AGENT_S = 5.0
 _ATTEMPTS = 3

@@ -29,6 +29,7 @@ from stethos.web.examine import Examiner, findings_of
 from stethos.web.panel import Panel, ask, evaluate
 from stethos.web.panels import PAGES, PANELS
 from stethos.web.shelf import Shelf
+from stethos.web.stacks import stacks_of
 
 SQL_ROWS = 10_000
 SQL_TIMEOUT_S = 15.0
@@ -125,6 +126,11 @@ class Dashboard:
         known = self.examiner.poke(name, version)
         return _json(await to_thread.run_sync(findings_of, self.shelf, name, known))
 
+    async def stacks(self, request: Request) -> Response:
+        """Where the run's processes are now; they are read from outside."""
+        place = self.shelf.place(request.path_params["run"])
+        return _json(await to_thread.run_sync(stacks_of, place))
+
     async def events(self, request: Request) -> Response:
         """Server-Sent Events of one run."""
         watcher = self.watchers.of(request.path_params["run"])
@@ -141,6 +147,7 @@ class Dashboard:
             Route("/api/runs/{run}/panels/{panel}/values/{parameter}", self.values),
             Route("/api/runs/{run}/sql", self.sql, methods=["POST"]),
             Route("/api/runs/{run}/findings", self.findings),
+            Route("/api/runs/{run}/stacks", self.stacks),
             Route("/api/runs/{run}/events", self.events),
         ]
 

@@ -8,7 +8,7 @@ _ROUNDS = "SELECT DISTINCT round FROM rounds WHERE round IS NOT NULL ORDER BY ro
 ROUND = Parameter("round", "Round", "number", values=_ROUNDS)
 _SERIES = "coalesce('rank ' || rank, process)"
 _ROUND_SPAN = "span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM rounds)"
-_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 300 + 1 AS width FROM steps)\n"
+_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 100 + 1 AS width FROM steps)\n"
 
 TIME_PANELS = (
     Panel(
@@ -16,11 +16,11 @@ TIME_PANELS = (
         "WITH one AS (SELECT coalesce($round, (SELECT max(round) FROM rounds)) AS round),\n"
         "begin AS (SELECT min(t_ns) AS begin FROM client_rounds WHERE round = (SELECT round FROM one)),\n"
         "turns AS (SELECT turns.*, begin\n"
-        "          FROM client_rounds AS turns, begin WHERE round = (SELECT round FROM one) AND client IS NOT NULL)\n"
-        "SELECT client, round, (t_ns - begin) / 1e6 AS start_ms, download_ms, compute_ms, upload_ms, duration_ms,\n"
-        "       wait_ms, status, (t_ns - begin) / 1e6 + duration_ms = max((t_ns - begin) / 1e6 + duration_ms) OVER ()\n"
-        "       AS is_critical\n"
-        "FROM turns ORDER BY (t_ns - begin) / 1e6 + duration_ms DESC NULLS LAST LIMIT 200",
+        "          FROM client_rounds AS turns, begin WHERE round = (SELECT round FROM one) AND client IS NOT NULL),\n"
+        "ended AS (SELECT *, (t_ns - begin) / 1e6 AS start_ms, start_ms + duration_ms AS end_ms FROM turns)\n"
+        "SELECT client, round, start_ms, download_ms, compute_ms, upload_ms, duration_ms,\n"
+        "       max(end_ms) OVER () - end_ms AS wait_ms, status, end_ms = max(end_ms) OVER () AS is_critical\n"
+        "FROM ended ORDER BY end_ms DESC NULLS LAST LIMIT 200",
         "When each client downloaded, computed and uploaded. The one that ended last is the critical path: "
         "the round could not end before it.",
         x="start_ms", y=("download_ms", "compute_ms", "upload_ms", "wait_ms"), by="client", unit="ms",
@@ -54,12 +54,12 @@ TIME_PANELS = (
     Panel(
         "step-time", "time", "Where the time of a step goes", "stack",
         f"{_STEP_SPAN}"
-        "SELECT low + (step - low) // width * width AS step, avg(data_ms) AS data_ms, avg(forward_ms) AS forward_ms,\n"
-        "       avg(backward_ms) AS backward_ms, avg(optimizer_ms) AS optimizer_ms,\n"
-        "       greatest(0, avg(step_ms - coalesce(data_ms, 0) - coalesce(forward_ms, 0) - coalesce(backward_ms, 0)\n"
+        "SELECT low + (step - low) // width * width AS step, median(data_ms) AS data_ms,\n"
+        "       median(forward_ms) AS forward_ms, median(backward_ms) AS backward_ms, median(optimizer_ms) AS optimizer_ms,\n"
+        "       greatest(0, median(step_ms - coalesce(data_ms, 0) - coalesce(forward_ms, 0) - coalesce(backward_ms, 0)\n"
         "                       - coalesce(optimizer_ms, 0))) AS other_ms\n"
         "FROM steps, span GROUP BY 1 ORDER BY 1",
-        "Waiting for data, forward, backward, the optimizer, and whatever is between them.",
+        "Waiting for data, forward, backward, the optimizer, and whatever is between them: medians of groups of steps.",
         x="step", y=("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "other_ms"), unit="ms", needs=("steps",),
         marks="step", is_comparable=True,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stethos.web.panel import Panel
 
-_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 600 + 1 AS width FROM steps)\n"
+_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 400 + 1 AS width FROM steps)\n"
 _ROUND_SPAN = "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 600 + 1 AS width FROM rounds)\n"
 _SERIES = "coalesce('rank ' || rank, process)"
 
@@ -13,7 +13,7 @@ def _by_step(value: str) -> str:
     return (
         f"{_STEP_SPAN}"
         f"SELECT low + (step - low) // width * width AS step, {_SERIES} AS series,\n"
-        f"       avg({value}) AS mean, min({value}) AS low_end, max({value}) AS high_end\n"
+        f"       avg({value}) AS {value}, min({value}) AS low_end, max({value}) AS high_end\n"
         f"FROM steps, span WHERE {value} IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1"
     )
 
@@ -55,13 +55,13 @@ OVERVIEW_PANELS = (
     Panel(
         "step-loss", "overview", "Training loss by step", "line", _by_step("loss"),
         "The mean of each group of steps, and the range within it.",
-        x="step", y=("mean",), by="series", band=("low_end", "high_end"), needs=("steps",), marks="step",
+        x="step", y=("loss",), by="series", band=("low_end", "high_end"), needs=("steps",), marks="step",
         is_comparable=True,
     ),
     Panel(
         "step-gradient", "overview", "Gradient norm by step", "line", _by_step("grad_norm"),
         "2-norm of all gradients together; a jump comes before a divergence.",
-        x="step", y=("mean",), by="series", band=("low_end", "high_end"), scale="log", needs=("steps",), marks="step",
+        x="step", y=("grad_norm",), by="series", band=("low_end", "high_end"), scale="log", needs=("steps",), marks="step",
         is_comparable=True,
     ),
     Panel(
@@ -119,7 +119,7 @@ LIVE_PANELS = (
     ),
     Panel(
         "step-rate", "live", "Steps per second", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 300 + 1 AS width FROM steps)\n"
+        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 120 + 1 AS width FROM steps)\n"
         f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series,\n"
         "       count(*) * 1e9 / any_value(width) AS steps_per_s\n"
         "FROM steps, span GROUP BY 1, 2 ORDER BY 2, 1",
