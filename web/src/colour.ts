@@ -8,6 +8,7 @@ const AGAINST_LIGHT = ["#9f1239", "#e11d48", "#fb7185", "#fecdd3", "#f4f4f1", "#
 const AGAINST_DARK = ["#fb7185", "#e11d48", "#9f1239", "#5b1a2c", "#2b2f36", "#14423f", "#0f766e", "#14b8a6", "#5eead4"];
 const STATUS_LIGHT = ["#a7d8cf", "#f59e0b", "#9333ea", "#dc2626"];
 const STATUS_DARK = ["#1d5f57", "#fbbf24", "#c792ea", "#f87171"];
+export const BROKEN = "#ff2d78";
 export const STATUS = ["ok", "timeout", "dropped", "failed"];
 
 export function isDark(): boolean {
@@ -17,6 +18,16 @@ export function isDark(): boolean {
 export function seriesColour(index: number): string {
   const colours = isDark() ? DARK : LIGHT;
   return colours[index % colours.length] as string;
+}
+
+// Phases have the same colour wherever they are shown.
+const PHASES: Record<string, number> = {
+  download: 2, compute: 0, upload: 4, aggregate: 3, evaluate: 5, observe: 8,
+  data: 3, forward: 2, backward: 0, optimizer: 4, step: 4, other: 8, reported: 0, failed: 6, sent: 4, received: 2,
+};
+
+export function phaseColour(name: string, index: number): string {
+  return seriesColour(PHASES[name] ?? index);
 }
 
 export function themeColour(name: string): string {
@@ -74,7 +85,7 @@ export function shading(values: number[], scale: Scale): Shading {
     scale === "log" ? low * (high / low) ** part : low + (high - low) * part,
   );
   return {
-    colour: (value) => (Number.isFinite(value) ? (table[Math.round(place(value) * 255)] as string) : "#ff2d55"),
+    colour: (value) => (Number.isFinite(value) ? (table[Math.round(place(value) * 255)] as string) : BROKEN),
     ticks,
     place,
     stops,

@@ -131,7 +131,7 @@ function Shown({ sql, run, isReport }: { sql: string; run: string; isReport: boo
       <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
         SQL
       </button>
-      {!isReport && <a href={address({ run, page: "sql", given: { q: sql } })}>ask yourself</a>}
+      {!isReport && <a href={address({ run, page: "sql", given: { q: sql } })}>SQL page</a>}
       {isOpen && <Code text={sql} />}
     </div>
   );

@@ -8,8 +8,9 @@ export function plain(value: number): string {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : `${MINUS}∞`;
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US").replace("-", MINUS);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e-", `e${MINUS}`).replace("e+", "e");
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US").replace("-", MINUS);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e").replaceAll("-", MINUS);
+  if (size >= 1e4) return Math.round(value).toLocaleString("en-US").replace("-", MINUS);
   const digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return String(Number(value.toFixed(digits))).replace("-", MINUS);
 }
@@ -47,9 +48,18 @@ export function moment(ns: number): string {
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time}`;
 }
 
+/** The time of day, for an axis. */
+export function clock(seconds: number): string {
+  const text = moment(seconds * 1e9).slice(11);
+  const rest = seconds % 1;
+  return rest > 0.001 && rest < 0.999 ? `${text}${rest.toFixed(1).slice(1)}` : text;
+}
+
 export function ago(ns: number): string {
   const ms = Date.now() - ns / 1e6;
-  return ms < 1500 ? "just now" : `${duration(ms < 60_000 ? Math.round(ms / 1000) * 1000 : ms)} ago`;
+  if (ms < 1500) return "just now";
+  const [count = "", unit = ""] = duration(ms < 60_000 ? Math.round(ms / 1000) * 1000 : ms).split(" ");
+  return `${count} ${unit} ago`;
 }
 
 /** A number in the unit that its column's name, or the panel, tells. */
@@ -62,6 +72,14 @@ export function measured(value: number, name: string, unit = ""): string {
   if (name.endsWith("_s") && !name.endsWith("_per_s")) return duration(value * 1000);
   if (name.endsWith("_share") || name === "accuracy" || name === "overhead_budget") return share(value);
   return plain(value);
+}
+
+/** A number for an axis or a legend: as few characters as tell it apart. */
+export function short(value: number, name: string, unit = ""): string {
+  const size = Math.abs(value);
+  const isPlain = measured(1, name, unit) === "1";
+  if (!isPlain || value === 0 || (size >= 1e-3 && size < 1e5)) return measured(value, name, unit);
+  return Number(value.toPrecision(2)).toExponential().replace("e+", "e").replaceAll("-", MINUS);
 }
 
 /** Any cell as text. */

@@ -224,7 +224,7 @@ function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; 
       </button>
       {!source.isReport && (
         <>
-          <a href={address({ run, page: "sql", given: { q: sql } })}>ask yourself</a>
+          <a href={address({ run, page: "sql", given: { q: sql } })}>SQL page</a>
           <a href={path} onClick={open}>
             JSON
           </a>

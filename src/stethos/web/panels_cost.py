@@ -41,7 +41,7 @@ TIME_PANELS = (
         "FROM rounds CROSS JOIN span LEFT JOIN slowest USING (round) GROUP BY 1 ORDER BY 1",
         "The slowest client's phases, then the server's. Click a round to see its clients above.",
         x="round", y=("download_ms", "compute_ms", "upload_ms", "aggregate_ms", "evaluate_ms", "observe_ms"),
-        unit="ms", selects={"round": "round"}, needs=("rounds",), marks="round", is_comparable=True,
+        unit="ms", selects={"round": "round"}, needs=("rounds",), is_comparable=True,
     ),
     Panel(
         "critical-clients", "time", "Who the rounds wait for", "bars",
@@ -61,7 +61,7 @@ TIME_PANELS = (
         "FROM steps, span GROUP BY 1 ORDER BY 1",
         "Waiting for data, forward, backward, the optimizer, and whatever is between them: medians of groups of steps.",
         x="step", y=("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "other_ms"), unit="ms", needs=("steps",),
-        marks="step", is_comparable=True,
+        is_comparable=True,
     ),
     Panel(
         "rank-time", "time", "Step time by rank", "line",
@@ -116,7 +116,7 @@ MEMORY_PANELS = (
         "       avg(received) AS received_bytes\n"
         "FROM totals, span GROUP BY 1 ORDER BY 1",
         "All clients of a round together.",
-        x="round", y=("sent_bytes", "received_bytes"), unit="bytes", needs=("client_reports",), marks="round",
+        x="round", y=("sent_bytes", "received_bytes"), unit="bytes", needs=("client_reports",),
         is_comparable=True,
     ),
     Panel(

@@ -70,7 +70,7 @@ OVERVIEW_PANELS = (
         "SELECT low + (round - low) // width * width AS round, avg(reported) AS reported, avg(failed) AS failed\n"
         "FROM rounds, span WHERE selected IS NOT NULL GROUP BY 1 ORDER BY 1",
         "How many clients sent an update, and how many failed, dropped out or timed out.",
-        x="round", y=("reported", "failed"), needs=("rounds",), marks="round",
+        x="round", y=("reported", "failed"), needs=("rounds",),
     ),
     Panel(
         "global-drift", "overview", "Change of the global model", "line",
@@ -119,7 +119,7 @@ LIVE_PANELS = (
     ),
     Panel(
         "step-rate", "live", "Steps per second", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 120 + 1 AS width FROM steps)\n"
+        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 60 + 1 AS width FROM steps)\n"
         f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series,\n"
         "       count(*) * 1e9 / any_value(width) AS steps_per_s\n"
         "FROM steps, span GROUP BY 1, 2 ORDER BY 2, 1",

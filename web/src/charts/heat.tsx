@@ -1,7 +1,7 @@
 // A heat map on a canvas: rows of names, columns of steps or rounds, with a legend, a cursor and keys.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { faded, shading, STATUS, themeColour, type Shading } from "../colour";
-import { measured, plain } from "../format";
+import { BROKEN, faded, shading, STATUS, themeColour, type Shading } from "../colour";
+import { measured, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel, type Scale } from "../model";
 
 interface Grid {
@@ -119,7 +119,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
   const said = value === EMPTY ? "no value" : scale === "category" ? (STATUS[Math.round(value)] ?? "?") : measured(value, "", unit);
   return (
     <div class="heat" ref={place}>
-      <Legend shade={shade} unit={unit} title={title} scale={scale} />
+      <Legend shade={shade} unit={unit} title={title} scale={scale} hasBroken={grid.cells.some(Number.isNaN)} />
       <canvas
         ref={canvas}
         style={{ width: "100%", height: `${height}px` }}
@@ -206,7 +206,15 @@ function shortened(ctx: CanvasRenderingContext2D, text: string, width: number): 
   return `…${text.slice(-kept)}`;
 }
 
-function Legend({ shade, unit, title, scale }: { shade: Shading; unit: string; title: string; scale: Scale }) {
+interface Legended {
+  shade: Shading;
+  unit: string;
+  title: string;
+  scale: Scale;
+  hasBroken: boolean;
+}
+
+function Legend({ shade, unit, title, scale, hasBroken }: Legended) {
   if (shade.isStepped) {
     return (
       <div class="legend-steps">
@@ -221,6 +229,14 @@ function Legend({ shade, unit, title, scale }: { shade: Shading; unit: string; t
   }
   return (
     <div class="legend-bar">
+      {hasBroken && (
+        <span class="legend-steps">
+          <span>
+            <i style={{ background: BROKEN }} />
+            NaN
+          </span>
+        </span>
+      )}
       <span class="muted">
         {title}
         {scale === "log" ? ", logarithmic" : ""}
@@ -230,7 +246,7 @@ function Legend({ shade, unit, title, scale }: { shade: Shading; unit: string; t
         <p>
           {shade.ticks.map((tick) => (
             <span key={tick} style={{ left: `${shade.place(tick) * 100}%` }}>
-              {measured(Number(tick.toPrecision(2)), "", unit)}
+              {short(Number(tick.toPrecision(2)), "", unit)}
             </span>
           ))}
         </p>

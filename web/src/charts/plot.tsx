@@ -1,8 +1,8 @@
 // Lines and stacks over a dense x axis, drawn by uPlot.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { faded, seriesColour, themeColour } from "../colour";
-import { heading, measured, moment, plain } from "../format";
+import { faded, phaseColour, seriesColour, themeColour } from "../colour";
+import { clock, heading, measured, moment, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel } from "../model";
 
 export interface Curve {
@@ -102,7 +102,28 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
     plot.current?.setData(tableOf(data, isStack, panel.x));
   }, [data, findings]);
 
-  return <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" aria-label={label} />;
+  const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack) }));
+  return (
+    <div class="plot-frame">
+      {names.length > 1 && (
+        <div class="legend-steps">
+          {names.slice(0, 16).map(({ name, colour }) => (
+            <span key={name}>
+              <i style={{ background: colour }} />
+              {name}
+            </span>
+          ))}
+          {names.length > 16 && <span class="muted">and {names.length - 16} more</span>}
+        </div>
+      )}
+      <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" aria-label={label} />
+    </div>
+  );
+}
+
+function colourOf(curve: Curve, index: number, isStack: boolean): string {
+  if (curve.isFaint) return themeColour("muted");
+  return isStack ? phaseColour(curve.name, index) : seriesColour(index);
 }
 
 function tableOf(data: Curves, isStack: boolean, x: string): uPlot.AlignedData {
@@ -128,26 +149,25 @@ function optionsOf(
   const ink = themeColour("muted");
   const font = `11px ${themeColour("font")}`;
   const unitName = panel.y[0] ?? "";
-  const series: uPlot.Series[] = [{ label: heading(panel.x), value: (_, value) => xText(panel.x, value) }];
+  const series: uPlot.Series[] = [{ label: heading(panel.x) }];
   const bands: uPlot.Band[] = [];
   const few = data.x.length <= 80;
   if (isStack) {
     [...data.curves].reverse().forEach((one, order) => {
       const index = data.curves.length - 1 - order;
-      const colour = seriesColour(index);
+      const colour = colourOf(one, index, true);
       series.push({
         label: one.name,
         stroke: colour,
         width: few ? 0 : 1,
-        fill: few ? colour : faded(colour, 0.75),
+        fill: few ? colour : faded(colour, 0.8),
         paths: few ? (uPlot.paths.bars?.({ size: [0.82, 40], radius: 0.12 }) as uPlot.Series.PathBuilder) : (uPlot.paths.stepped?.({ align: 1 }) as uPlot.Series.PathBuilder),
         points: { show: false },
-        value: (_, __, ___, row) => shown(row === null ? null : latest.current.data.curves[index]?.values[row], unitName, panel.unit),
       });
     });
   } else {
     data.curves.forEach((one, index) => {
-      const colour = one.isFaint ? themeColour("muted") : seriesColour(index);
+      const colour = colourOf(one, index, false);
       series.push({
         label: one.name,
         stroke: colour,
@@ -155,10 +175,9 @@ function optionsOf(
         ...(one.isFaint ? { dash: [5, 4] } : {}),
         points: { show: data.x.length <= 60, size: 5, fill: colour },
         spanGaps: true,
-        value: (_, value) => shown(value, unitName, panel.unit),
       });
       if (one.low && one.high) {
-        const hidden = { width: 0, points: { show: false }, class: "hidden", spanGaps: true };
+        const hidden = { width: 0, points: { show: false }, spanGaps: true };
         series.push({ ...hidden, label: "highest" }, { ...hidden, label: "lowest" });
         bands.push({ series: [series.length - 2, series.length - 1], fill: faded(one.isFaint ? "#808890" : colour, 0.16) });
       }
@@ -170,22 +189,35 @@ function optionsOf(
     height,
     series,
     bands,
-    padding: [12, 14, 0, 0],
+    padding: [12, panel.x.endsWith("_ns") ? 26 : 14, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
-    legend: { live: true },
+    legend: { show: false },
+    plugins: [tip(panel, latest, isStack)],
     scales: {
-      x: { time: panel.x.endsWith("_ns") },
+      x: {
+        time: panel.x.endsWith("_ns"),
+        range: (_, low, high) => (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
+      },
       y: panel.scale === "log" ? { distr: 3 } : isStack ? { range: (_, __, high) => [0, high * 1.05 || 1] } : {},
     },
     axes: [
-      { ...axis, ...(panel.x.endsWith("_ns") ? {} : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
-      { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : measured(tick, unitName, panel.unit))) },
+      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
+      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
     ],
-    hooks: { draw: [(plot) => mark(plot, latest.current.findings, panel.marks)] },
+    hooks: {
+      drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
+      draw: [(plot) => mark(plot, latest.current.findings, panel.marks, false)],
+    },
   };
 }
 
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9];
+
+/** Of the many lines of a logarithmic scale only those of powers of ten, unless there are few. */
+function decades(_: uPlot, splits: number[]): (number | null)[] {
+  if (splits.length < 24) return splits;
+  return splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-9 ? value : null));
+}
 
 function xText(name: string, value: number | null): string {
   if (value === null || value === undefined) return "–";
@@ -196,8 +228,50 @@ function shown(value: number | null | undefined, name: string, unit: string): st
   return value === null || value === undefined ? "–" : measured(value, name, unit);
 }
 
+/** What the cursor is over, in a small box beside it. */
+function tip(panel: Drawn["panel"], latest: { current: { data: Curves } }, isStack: boolean): uPlot.Plugin {
+  const box = document.createElement("div");
+  box.className = "tip";
+  const line = (text: string, value: string, colour: string): HTMLElement => {
+    const row = document.createElement("div");
+    const mark = document.createElement("i");
+    mark.style.background = colour;
+    const name = document.createElement("span");
+    name.textContent = text;
+    const number = document.createElement("b");
+    number.textContent = value;
+    row.append(mark, name, number);
+    return row;
+  };
+  return {
+    hooks: {
+      init: (plot) => plot.over.append(box),
+      setCursor: (plot) => {
+        const { idx, left = -1 } = plot.cursor;
+        const data = latest.current.data;
+        if (idx === null || idx === undefined || left < 0) {
+          box.style.display = "none";
+          return;
+        }
+        const title = document.createElement("em");
+        title.textContent = panel.x.endsWith("_ns") ? moment(data.x[idx] ?? 0) : `${heading(panel.x)} ${xText(panel.x, data.x[idx] ?? null)}`;
+        const rows = data.curves
+          .map((one, index) => ({ one, index }))
+          .filter(({ one }) => one.values[idx] !== null && one.values[idx] !== undefined)
+          .slice(0, 12)
+          .map(({ one, index }) => line(one.name, shown(one.values[idx], panel.y[0] ?? "", panel.unit), colourOf(one, index, isStack)));
+        box.replaceChildren(title, ...rows);
+        box.style.display = "block";
+        const isRight = left > plot.over.clientWidth / 2;
+        box.style.left = isRight ? "" : `${left + 14}px`;
+        box.style.right = isRight ? `${plot.over.clientWidth - left + 14}px` : "";
+      },
+    },
+  };
+}
+
 /** Findings on the time line: from where each began, a flag and a shade. */
-function mark(plot: uPlot, findings: Finding[], unit: string): void {
+function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean): void {
   if (unit === "") return;
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;
@@ -209,8 +283,11 @@ function mark(plot: uPlot, findings: Finding[], unit: string): void {
     const to = one.last === null ? bbox.left + bbox.width : Math.min(bbox.left + bbox.width, plot.valToPos(one.last, "x", true));
     if (from > bbox.left + bbox.width || to < bbox.left) continue;
     const colour = themeColour(one.severity);
-    ctx.fillStyle = faded(colour, 0.07);
-    ctx.fillRect(from, bbox.top, Math.max(0, to - from), bbox.height);
+    if (isBehind) {
+      ctx.fillStyle = faded(colour, 0.08);
+      ctx.fillRect(from, bbox.top, Math.max(0, to - from), bbox.height);
+      continue;
+    }
     ctx.strokeStyle = colour;
     ctx.lineWidth = 1.5 * ratio;
     ctx.setLineDash([4 * ratio, 3 * ratio]);

@@ -1,6 +1,6 @@
 // Bars, tiles, sparklines and tables.
 import { useMemo, useState } from "preact/hooks";
-import { seriesColour } from "../colour";
+import { phaseColour, seriesColour } from "../colour";
 import { ago, cell, heading, measured } from "../format";
 import { column, number, type Cell, type Columns, type Panel } from "../model";
 
@@ -10,13 +10,15 @@ export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Column
   const groups = panel.by === "" ? names.map(() => "") : column(columns, panel.by).map(String);
   const distinct = [...new Set(groups)].sort();
   const most = Math.max(...values, 1e-300);
+  const named = `${Math.min(30, Math.max(...names.map((name) => name.length), 3)) + 1}ch`;
+  const colour = (group: string): string => (distinct.length > 1 ? phaseColour(group, distinct.indexOf(group)) : seriesColour(0));
   return (
-    <div class="bars">
+    <div class="bars" style={{ "--named": named }}>
       {distinct.length > 1 && (
         <div class="legend-steps">
-          {distinct.map((group, index) => (
+          {distinct.map((group) => (
             <span key={group}>
-              <i style={{ background: seriesColour(index) }} />
+              <i style={{ background: colour(group) }} />
               {group}
             </span>
           ))}
@@ -29,7 +31,7 @@ export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Column
               {name}
             </span>
             <span class="bar-track">
-              <i style={{ width: `${((values[row] ?? 0) / most) * 100}%`, background: seriesColour(distinct.indexOf(groups[row] ?? "")) }} />
+              <i style={{ width: `${((values[row] ?? 0) / most) * 100}%`, background: colour(groups[row] ?? "") }} />
             </span>
             <span class="bar-value">{measured(values[row] ?? 0, panel.x, panel.unit)}</span>
           </>
@@ -66,8 +68,8 @@ export function Tiles({ columns }: { columns: Columns }) {
     <dl class="tiles">
       {tiles.map(({ name, value }) => (
         <div key={name} class={name === "rows_missing" && number(value) !== 0 ? "is-odd" : ""}>
-          <dt>{TITLES[name] ?? heading(name)}</dt>
-          <dd>{name === "state" ? <State state={String(value)} /> : cell(value, name)}</dd>
+          <dt title={name === "started_ns" ? cell(value, name) : undefined}>{TITLES[name] ?? heading(name)}</dt>
+          <dd>{name === "state" ? <State state={String(value)} /> : name === "started_ns" ? ago(number(value) ?? 0) : cell(value, name)}</dd>
         </div>
       ))}
     </dl>

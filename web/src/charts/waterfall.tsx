@@ -1,5 +1,5 @@
 // One round across its clients: when each downloaded, computed, uploaded and waited.
-import { seriesColour } from "../colour";
+import { phaseColour } from "../colour";
 import { duration } from "../format";
 import { column, number, type Columns } from "../model";
 
@@ -24,12 +24,13 @@ export function Waterfall({ columns, onPick }: Drawn) {
   const percent = (ms: number): string => `${(ms / end) * 100}%`;
   const ticks = ticksUpTo(end);
   const [round] = column(columns, "round");
+  const named = `${Math.min(22, Math.max(...clients.map((name) => name.length), 3)) + 1}ch`;
   return (
-    <div class="waterfall">
+    <div class="waterfall" style={{ "--named": named }}>
       <div class="legend-steps">
         {PHASES.map((phase, index) => (
           <span key={phase}>
-            <i style={{ background: seriesColour(index === 0 ? 2 : index === 1 ? 0 : 4) }} />
+            <i style={{ background: phaseColour(NAMES[phase] ?? "", index) }} />
             {NAMES[phase]}
           </span>
         ))}
@@ -62,7 +63,7 @@ export function Waterfall({ columns, onPick }: Drawn) {
                 {known.map((ms, index) => {
                   const left = from;
                   from += ms;
-                  const colour = seriesColour(index === 0 ? 2 : index === 1 ? 0 : 4);
+                  const colour = phaseColour(NAMES[PHASES[index] ?? ""] ?? "", index);
                   return ms > 0 && <i key={PHASES[index]} style={{ left: percent(left), width: percent(ms), background: colour }} />;
                 })}
                 {rest > 0 && <i class="rest" style={{ left: percent(from), width: percent(rest) }} />}

@@ -73,15 +73,19 @@ function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string
 }
 
 interface Frame {
-  text: string;
-  ranks: string[];
+  func?: string;
+  file?: string;
+  lineno?: number;
+  members: string[];
   children: Frame[];
 }
 
 interface Captured {
-  stacks: Frame[];
-  processes: { process: string; pid: number; rank: number | null; error: string }[];
-  error: string;
+  tree: Frame;
+  odd: Record<string, string>;
+  errors: Record<string, string>;
+  processes: number;
+  left_out: number;
 }
 
 /** The stacks of all processes, merged: where everybody is, and who is somewhere else. */
@@ -105,24 +109,40 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
       {complaint !== null && <Trouble complaint={complaint} />}
       {!isLive && <p class="nothing">The run is over: no process to look into.</p>}
       {isLive && captured === null && complaint === null && <p class="nothing">Stacks are taken only when you ask.</p>}
-      {captured !== null && captured.error !== "" && <p class="trouble">{captured.error}</p>}
-      {captured !== null && captured.stacks.map((frame) => <Branch key={frame.text} frame={frame} />)}
-      {captured !== null && captured.processes.filter((one) => one.error !== "").map((one) => (
-        <p class="trouble" key={one.process}>{one.process}: {one.error}</p>
-      ))}
+      {captured !== null && captured.processes === 0 && <p class="nothing">No process of this run is alive on this machine.</p>}
+      {captured !== null &&
+        Object.entries(captured.odd).map(([who, where]) => (
+          <p class="odd" key={who}>
+            <b>{who}</b> is not where most are: <code>{where}</code>
+          </p>
+        ))}
+      {captured !== null && captured.tree.children.map((one) => <Branch key={keyOf(one)} frame={one} above={[]} />)}
+      {captured !== null &&
+        Object.entries(captured.errors).map(([who, why]) => (
+          <p class="trouble" key={who}>
+            {who}: {why}
+          </p>
+        ))}
     </section>
   );
 }
 
-function Branch({ frame }: { frame: Frame }) {
+function keyOf(frame: Frame): string {
+  return `${frame.file}:${frame.lineno}:${frame.func}`;
+}
+
+/** One way through the code; it is only indented where ways part. */
+function Branch({ frame, above }: { frame: Frame; above: string[] }) {
+  const isSame = frame.members.join() === above.join();
+  const [only] = frame.children;
+  const goesOn = frame.children.length === 1 && only !== undefined && only.members.length === frame.members.length;
   return (
-    <div class="branch">
-      <code>
-        {frame.text} {frame.ranks.length > 0 && <span class="muted">{frame.ranks.join(", ")}</span>}
+    <div class={isSame ? "" : "branch"}>
+      <code title={frame.file}>
+        <b>{frame.func}</b> <span class="muted">{frame.file?.split("/").slice(-2).join("/")}:{frame.lineno}</span>{" "}
+        {!isSame && <span class="chip">{frame.members.join(", ")}</span>}
       </code>
-      {frame.children.map((one) => (
-        <Branch key={one.text} frame={one} />
-      ))}
+      {goesOn ? <Branch frame={only} above={frame.members} /> : frame.children.map((one) => <Branch key={keyOf(one)} frame={one} above={frame.members} />)}
     </div>
   );
 }

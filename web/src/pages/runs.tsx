@@ -17,6 +17,9 @@ export function RunsPage() {
     const timer = setInterval(() => !document.hidden && setTurn((before) => before + 1), AGAIN_MS);
     return () => clearInterval(timer);
   }, []);
+  useEffect(() => {
+    if (answer?.some((row) => !row.is_known)) setTurn((before) => before + 1);
+  }, [answer]);
   const [wanted, setWanted] = useState("");
   const rows = (answer ?? []).filter((row) => row.run.toLowerCase().includes(wanted.toLowerCase()));
   return (
