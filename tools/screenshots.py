@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -23,8 +24,10 @@ FLAGS = (
     "--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",
 )  # fmt: skip
-LAPTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
+LAPTOP: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+Shot = tuple[str, str, Literal["light", "dark"], ViewportSize]
 
 
 def main() -> None:
@@ -52,15 +55,15 @@ def main() -> None:
         browser.close()
 
 
-def shots(federated: str, training: str, compared: str) -> Iterator[tuple[str, str, str, dict[str, int]]]:
+def shots(federated: str, training: str, compared: str) -> Iterator[Shot]:
     """Name, address, theme and size of every picture."""
     from urllib.parse import quote
 
     asked = quote(
         "SELECT round, client, cos_centre AS cosine FROM updates\nWHERE layer IS NULL AND client IS NOT NULL", safe=""
     )
-    tall = {**LAPTOP, "height": 1180}
-    yield "runs", "/runs", "light", {**LAPTOP, "height": 460}
+    tall: ViewportSize = {"width": 1280, "height": 1180}
+    yield "runs", "/runs", "light", {"width": 1280, "height": 460}
     yield "overview", f"/run/{federated}/overview", "light", tall
     yield "overview-dark", f"/run/{federated}/overview", "dark", tall
     yield "overview-phone", f"/run/{federated}/overview", "light", PHONE

@@ -68,7 +68,7 @@ function InRun({ route, theme, turn }: Shown) {
     <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={wrong.length} worst={wrong[0]?.severity ?? ""}>
       {(isGone || (summary.complaint?.status === 404 && summary.answer === null)) && (
         <p class="trouble" role="alert">
-          This run is gone: its directory has been deleted. What you see is what was known last.
+          {summary.answer === null ? "There is no such run (yet)." : "This run is gone: its directory has been deleted. What you see is what was known last."}
           <small>
             <a href={address({ page: "runs", run: "", given: {} })}>All runs</a>
           </small>

@@ -86,7 +86,7 @@ export class Server implements Source {
           const answer = await this.open(`/api/runs/${encodeURIComponent(run)}/events`, { signal: stop.signal });
           await read(answer, (event, data) => (event === "gone" ? gone() : changed(data)));
         } catch (error) {
-          if (error instanceof Complaint && error.status === 404) return gone();
+          if (error instanceof Complaint && error.status === 404) gone(); // it may come back, or be about to begin
         }
         if (!isOver) await new Promise((resume) => setTimeout(resume, 1000));
       }

@@ -46,9 +46,8 @@ class Watcher:
                     yield b"event: version\ndata: " + encode({"version": now[0], "examined": now[1]}) + b"\n\n"
                 try:
                     async with asyncio.timeout(_BEAT_S), self._changed:
-                        await self._changed.wait_for(
-                            lambda now=now: (self.version, self.examined) != now or self.is_gone
-                        )
+                        while (self.version, self.examined) == told and not self.is_gone:
+                            await self._changed.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
             yield b"event: gone\ndata: {}\n\n"

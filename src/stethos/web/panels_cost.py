@@ -55,9 +55,10 @@ TIME_PANELS = (
         "step-time", "time", "Where the time of a step goes", "stack",
         f"{_STEP_SPAN}"
         "SELECT low + (step - low) // width * width AS step, median(data_ms) AS data_ms,\n"
-        "       median(forward_ms) AS forward_ms, median(backward_ms) AS backward_ms, median(optimizer_ms) AS optimizer_ms,\n"
-        "       greatest(0, median(step_ms - coalesce(data_ms, 0) - coalesce(forward_ms, 0) - coalesce(backward_ms, 0)\n"
-        "                       - coalesce(optimizer_ms, 0))) AS other_ms\n"
+        "       median(forward_ms) AS forward_ms, median(backward_ms) AS backward_ms,\n"
+        "       median(optimizer_ms) AS optimizer_ms,\n"
+        "       greatest(0, median(step_ms - coalesce(data_ms, 0) - coalesce(forward_ms, 0)\n"
+        "                          - coalesce(backward_ms, 0) - coalesce(optimizer_ms, 0))) AS other_ms\n"
         "FROM steps, span GROUP BY 1 ORDER BY 1",
         "Waiting for data, forward, backward, the optimizer, and whatever is between them: medians of groups of steps.",
         x="step", y=("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "other_ms"), unit="ms", needs=("steps",),

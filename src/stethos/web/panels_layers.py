@@ -31,7 +31,8 @@ LAYER_PANELS = (
         "first AS (SELECT layer, min(place) AS place FROM (\n"
         "            SELECT layer, row_number() OVER () AS place FROM layers\n"
         "            WHERE kind = $kind AND step = (SELECT low FROM span)) GROUP BY layer)\n"
-        "SELECT layer, low + (step - low) // width * width AS step, coalesce(avg($statistic), if(sum(nan + inf) > 0, 'nan'::DOUBLE, NULL)) AS value,\n"
+        "SELECT layer, low + (step - low) // width * width AS step,\n"
+        "       coalesce(avg($statistic), if(sum(nan + inf) > 0, 'nan'::DOUBLE, NULL)) AS value,\n"
         "       any_value(place) AS place\n"
         "FROM layers CROSS JOIN span LEFT JOIN first USING (layer) WHERE kind = $kind AND size > 0\n"
         "GROUP BY 1, 2 ORDER BY place NULLS LAST, layer, step",

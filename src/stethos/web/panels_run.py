@@ -61,8 +61,8 @@ OVERVIEW_PANELS = (
     Panel(
         "step-gradient", "overview", "Gradient norm by step", "line", _by_step("grad_norm"),
         "2-norm of all gradients together; a jump comes before a divergence.",
-        x="step", y=("grad_norm",), by="series", band=("low_end", "high_end"), scale="log", needs=("steps",), marks="step",
-        is_comparable=True,
+        x="step", y=("grad_norm",), by="series", band=("low_end", "high_end"), scale="log", needs=("steps",),
+        marks="step", is_comparable=True,
     ),
     Panel(
         "round-clients", "overview", "Clients by round", "stack",
