@@ -180,15 +180,20 @@ export function Spark({ series, others, names }: { series: Cell[]; others: Cell[
   const finite = lines.flat().filter((value): value is number => value !== null && Number.isFinite(value));
   if (finite.length < 2) return null;
   const [low, high] = [Math.min(...finite), Math.max(...finite)];
-  const path = (values: (number | null)[]): string =>
-    values
+  const path = (values: (number | null)[]): string => {
+    let isBegun = false;
+    return values
       .map((value, index) => {
-        if (value === null || !Number.isFinite(value)) return "";
+        const isPoint = value !== null && Number.isFinite(value);
+        const command = isBegun ? "L" : "M";
+        isBegun = isPoint; // a gap, and a new beginning after it
+        if (!isPoint) return "";
         const x = (index / Math.max(1, values.length - 1)) * 296 + 2;
         const y = 46 - ((value - low) / (high - low || 1)) * 42;
-        return `${index === 0 ? "M" : "L"}${x.toFixed(1)} ${y.toFixed(1)}`;
+        return `${command}${x.toFixed(1)} ${y.toFixed(1)}`;
       })
       .join("");
+  };
   const last = (values: Cell[]): string => cell(values.at(-1), "");
   return (
     <figure class="spark">
