@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from builders import RunBuilder
 from served import Served
 
+from stethos.errors import QueryError
 from stethos.store.run import open_run
-from stethos.web.app import SQL_ROWS, make_app
+from stethos.web.app import make_app
+from stethos.web.asker import SQL_ROWS, Asker
 from stethos.web.bundle import Bundle
 from stethos.web.encode import encode
 from stethos.web.panel import evaluate
@@ -35,7 +38,10 @@ class Caller:
             app = make_app(self._directory, TOKEN, bundle=Bundle(Path("/nowhere")))
             headers = {"authorization": f"Bearer {TOKEN}", "origin": "http://localhost"}
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+            async with (
+                app.app.router.lifespan_context(app.app),
+                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
+            ):
                 return [
                     await (client.get(one) if isinstance(one, str) else client.request(one[0], one[1], json=one[2]))
                     for one in requests
@@ -53,6 +59,13 @@ class Caller:
 @pytest.fixture
 def call(shown_runs: Path) -> Caller:
     return Caller(shown_runs)
+
+
+@pytest.fixture(scope="module")
+def asker() -> Iterator[Asker]:
+    asker = Asker()
+    yield asker
+    asker.close()
 
 
 def test_every_panel_has_what_its_chart_needs(shown_runs: Path) -> None:
@@ -153,21 +166,32 @@ def test_no_name_leads_out_of_the_directory(shown_runs: Path, tmp_path: Path, na
         "",
     ],
 )
-def test_a_query_reads_the_run_and_nothing_else(call: Caller, sql: str) -> None:
-    answer = call.sql(sql)
-    assert answer.status_code == 400, answer.text
-    assert set(answer.json()) == {"error", "hint"}
+def test_a_query_reads_the_run_and_nothing_else(asker: Asker, shown_runs: Path, sql: str) -> None:
+    with pytest.raises(QueryError) as refusal:
+        asker.ask(shown_runs / "odd", sql)
+    assert refusal.value.hint
 
 
-def test_a_query_has_its_limits(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = call.sql("SELECT * FROM range(1000000000)").json()
+def test_a_refusal_is_told_to_the_page(call: Caller) -> None:
+    answer = call.sql("DROP TABLE findings")
+    assert answer.status_code == 400 and set(answer.json()) == {"error", "hint"}
+
+
+def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stethos.web.asker.PROCESS_MEMORY_BYTES", 500 << 20)
+    asker, odd = Asker(), shown_runs / "odd"
+    many = json.loads(asker.ask(odd, "SELECT * FROM range(1000000000)"))
     assert (many["rows"], many["is_cut"]) == (SQL_ROWS, True)
-    monkeypatch.setattr("stethos.web.app.SQL_TIMEOUT_S", 0.3)
-    slow = call.sql("SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b")
-    assert slow.status_code == 400 and "took longer" in slow.json()["error"]
-    large = call.sql("SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1")
-    assert large.status_code == 400
-    assert call.sql("SELECT 1 AS one").json()["values"] == [[1]]  # and it goes on
+    with pytest.raises(QueryError, match="took longer"):
+        asker.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
+    with pytest.raises(QueryError):
+        asker.ask(odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1")
+    with pytest.raises(QueryError, match="memory"):
+        asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)")
+    with pytest.raises(QueryError, match="larger than"):
+        asker.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)")
+    assert json.loads(asker.ask(odd, "SELECT 1 AS one"))["values"] == [[1]]  # and it goes on
+    asker.close()
 
 
 def test_a_request_that_is_no_query_is_refused(call: Caller) -> None:

@@ -15,12 +15,12 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from stethos import __version__
 from stethos.errors import QueryError, RunNotFoundError, StethosError, UsageError
 from stethos.schema import TABLES
 from stethos.store.run import Run
+from stethos.web.asker import SQL_TIMEOUT_S, Asker
 from stethos.web.bundle import Bundle
 from stethos.web.door import Door
 from stethos.web.encode import encode
@@ -31,10 +31,7 @@ from stethos.web.panels import PAGES, PANELS
 from stethos.web.shelf import Shelf
 from stethos.web.stacks import stacks_of
 
-SQL_ROWS = 10_000
-SQL_TIMEOUT_S = 15.0
 _BODY_BYTES = 64 << 10
-_SQL_WAIT_S = 20.0
 _VALUES_ROWS = 5_000
 _STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400}
 
@@ -45,6 +42,7 @@ class Dashboard:
     def __init__(self, directory: Path, bundle: Bundle) -> None:
         self.shelf = Shelf(directory)
         self.bundle = bundle
+        self.asker = Asker()
         self.examiner = Examiner(self.shelf)
         self.watchers = Watchers(self.shelf, self.examiner)
 
@@ -108,16 +106,8 @@ class Dashboard:
         """Any reading query, within limits of time, rows and memory."""
         name, text = request.path_params["run"], await _statement(request)
 
-        def answer() -> bytes:
-            desk = self.shelf.desk(name)
-            if not desk.sql_lock.acquire(timeout=_SQL_WAIT_S):
-                raise QueryError("another query is still running", hint="try again when it has ended")
-            try:
-                return encode(ask(desk.sql_run(), text, limit_rows=SQL_ROWS, timeout_s=SQL_TIMEOUT_S).as_dict())
-            finally:
-                desk.sql_lock.release()
-
-        return Response(await to_thread.run_sync(answer), media_type="application/json")
+        place = self.shelf.place(name)
+        return Response(await to_thread.run_sync(self.asker.ask, place.path, text), media_type="application/json")
 
     async def findings(self, request: Request) -> Response:
         """What is wrong with a run; a diagnosis that is not up to date is begun anew in the background."""
@@ -152,7 +142,7 @@ class Dashboard:
         ]
 
 
-def make_app(directory: Path, token: str, *, names: tuple[str, ...] = (), bundle: Bundle | None = None) -> ASGIApp:
+def make_app(directory: Path, token: str, *, names: tuple[str, ...] = (), bundle: Bundle | None = None) -> Door:
     """The dashboard over a directory of runs, behind its door; `names` are further names of this machine."""
     dashboard = Dashboard(directory, bundle or Bundle())
 
@@ -162,6 +152,7 @@ def make_app(directory: Path, token: str, *, names: tuple[str, ...] = (), bundle
             yield
         finally:
             await dashboard.examiner.close()
+            dashboard.asker.close()
 
     app = Starlette(
         routes=dashboard.routes(),

@@ -42,14 +42,14 @@ class Door:
     """Stands before the application; `is_public` says which paths hold no data."""
 
     def __init__(self, app: ASGIApp, token: str, is_public: Callable[[str], bool], names: Iterable[str] = ()) -> None:
-        self._app = app
+        self.app = app
         self._token = token.encode()
         self._is_public = is_public
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if scope["type"] != "http":  # a refusal before the handshake
             await send({"type": "websocket.close", "code": 1008})
@@ -64,7 +64,7 @@ class Door:
                 _add_headers(message)
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        await self.app(scope, receive, guarded)
 
     def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str, str] | None:
         """Status, message and hint of a refusal; None to let the request pass."""

@@ -22,20 +22,21 @@ KIND = Parameter("kind", "Of", "choice", KINDS)
 STATISTIC = Parameter("statistic", "Show", "choice", STATISTICS)
 LAYER = Parameter("layer", "Layer", values=_LAYERS)
 _SPAN = "span AS (SELECT min(step) AS low, (max(step) - min(step)) // 240 + 1 AS width FROM layers WHERE kind = $kind)"
-_THE_LAYER = "coalesce($layer, (SELECT layer FROM layers WHERE kind = 'weight' ORDER BY size DESC, layer LIMIT 1))"
+_LARGEST = "SELECT arg_max(layer, size) FROM (SELECT layer, size FROM layers WHERE kind = 'weight' LIMIT 5000)"
+_THE_LAYER = f"coalesce($layer, ({_LARGEST}))"
 
 LAYER_PANELS = (
     Panel(
         "gradient-flow", "layers", "Flow through the layers", "heat",
         f"WITH {_SPAN},\n"
         "first AS (SELECT layer, min(place) AS place FROM (\n"
-        "            SELECT layer, row_number() OVER () AS place FROM layers\n"
-        "            WHERE kind = $kind AND step = (SELECT low FROM span)) GROUP BY layer)\n"
-        "SELECT layer, low + (step - low) // width * width AS step,\n"
-        "       coalesce(avg($statistic), if(sum(nan + inf) > 0, 'nan'::DOUBLE, NULL)) AS value,\n"
-        "       any_value(place) AS place\n"
-        "FROM layers CROSS JOIN span LEFT JOIN first USING (layer) WHERE kind = $kind AND size > 0\n"
-        "GROUP BY 1, 2 ORDER BY place NULLS LAST, layer, step",
+        "            SELECT layer, row_number() OVER () AS place FROM (\n"
+        "              SELECT layer FROM layers WHERE kind = $kind LIMIT 5000)) GROUP BY layer),\n"
+        "cells AS (SELECT layer, low + (step - low) // width * width AS step, avg($statistic) AS value,\n"
+        "                 max(nan + inf) AS broken\n"
+        "          FROM layers, span WHERE kind = $kind GROUP BY 1, 2)\n"
+        "SELECT layer, step, coalesce(value, if(broken > 0, 'nan'::DOUBLE, NULL)) AS value, place\n"
+        "FROM cells LEFT JOIN first USING (layer) ORDER BY place NULLS LAST, layer, step",
         "From the first layer above to the last below, step by step. Gradients that fade towards the top vanish; "
         "a bright stripe to the right is an explosion. Click a layer to follow it.",
         x="step", y=("layer",), parameters=(KIND, STATISTIC), selects={"layer": "layer"}, needs=("layers",),
@@ -43,25 +44,27 @@ LAYER_PANELS = (
     ),
     Panel(
         "layer-series", "layers", "One layer over time", "line",
-        f"WITH chosen AS (SELECT * FROM layers WHERE layer = {_THE_LAYER}),\n"
+        f"WITH chosen AS (SELECT step, kind, $statistic AS value FROM layers WHERE layer = {_THE_LAYER}),\n"
         "span AS (SELECT min(step) AS low, (max(step) - min(step)) // 500 + 1 AS width FROM chosen)\n"
-        "SELECT low + (step - low) // width * width AS step, kind, avg($statistic) AS value\n"
+        "SELECT low + (step - low) // width * width AS step, kind, avg(value) AS value\n"
         "FROM chosen, span GROUP BY 1, 2 ORDER BY 2, 1",
         "The statistic chosen above, for the layer's gradient and its weight; the largest layer if none is chosen.",
         x="step", y=("value",), by="kind", scale="log", parameters=(LAYER, STATISTIC), needs=("layers",), marks="step",
     ),
     Panel(
         "update-ratio", "layers", "Update-to-weight ratio", "line",
-        "WITH moves AS (\n"
-        "  SELECT layer, step, abs(drift - lag(drift) OVER track) / nullif(step - lag(step) OVER track, 0)\n"
+        "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 240 + 1 AS width FROM layers),\n"
+        "samples AS (\n"
+        "  SELECT process, optimizer, layer, low + (step - low) // width * width AS step, avg(step) AS middle,\n"
+        "         avg(drift) AS drift, avg(norm) AS norm\n"
+        "  FROM layers, span WHERE kind = 'weight' AND drift IS NOT NULL GROUP BY 1, 2, 3, 4),\n"
+        "moves AS (\n"
+        "  SELECT layer, step, abs(drift - lag(drift) OVER track) / nullif(middle - lag(middle) OVER track, 0)\n"
         "         / nullif(norm, 0) AS ratio\n"
-        "  FROM layers WHERE kind = 'weight' AND drift IS NOT NULL\n"
-        "  WINDOW track AS (PARTITION BY process, optimizer, layer ORDER BY step)),\n"
-        "span AS (SELECT min(step) AS low, (max(step) - min(step)) // 300 + 1 AS width FROM moves)\n"
-        "SELECT low + (step - low) // width * width AS step, median(ratio) AS middle,\n"
-        "       quantile_cont(ratio, 0.1) AS low_end, quantile_cont(ratio, 0.9) AS high_end,\n"
-        "       median(ratio) FILTER (layer = $layer) AS layer\n"
-        "FROM moves, span WHERE ratio > 0 GROUP BY 1 ORDER BY 1",
+        "  FROM samples WINDOW track AS (PARTITION BY process, optimizer, layer ORDER BY step))\n"
+        "SELECT step, median(ratio) AS middle, quantile_cont(ratio, 0.1) AS low_end,\n"
+        "       quantile_cont(ratio, 0.9) AS high_end, median(ratio) FILTER (layer = $layer) AS layer\n"
+        "FROM moves WHERE ratio > 0 GROUP BY 1 ORDER BY 1",
         "How far the weights move in a step, relative to their norm: about 0.001 is usual. "
         "The middle of all layers, and four fifths of them in the band.",
         x="step", y=("middle", "layer"), band=("low_end", "high_end"), scale="log", parameters=(LAYER,),
@@ -78,11 +81,12 @@ LAYER_PANELS = (
     ),
     Panel(
         "layer-table", "layers", "Layers at the last sampled step", "table",
-        "SELECT layer, kind, max(size) AS size, arg_max(norm, step) AS norm, arg_max(mean, step) AS mean,\n"
-        "       arg_max(std, step) AS std, arg_max(min, step) AS min, arg_max(max, step) AS max,\n"
-        "       arg_max(zero_share, step) AS zero_share, sum(nan) AS nan, sum(inf) AS inf,\n"
-        "       arg_max(drift, step) AS drift, max(step) AS step\n"
-        "FROM layers GROUP BY layer, kind ORDER BY layer, kind LIMIT 2000",
+        "WITH last AS (SELECT layer, kind, max(step) AS step, sum(nan) AS nan, sum(inf) AS inf\n"
+        "              FROM layers GROUP BY layer, kind)\n"
+        "SELECT layer, kind, any_value(size) AS size, avg(norm) AS norm, avg(mean) AS mean, avg(std) AS std,\n"
+        "       min(min) AS min, max(max) AS max, avg(zero_share) AS zero_share, any_value(last.nan) AS nan,\n"
+        "       any_value(last.inf) AS inf, avg(drift) AS drift, step\n"
+        "FROM layers JOIN last USING (layer, kind, step) GROUP BY layer, kind, step ORDER BY layer, kind LIMIT 2000",
         "NaN and infinities are counted over all samples.",
         selects={"layer": "layer"}, needs=("layers",), is_wide=True,
     ),

@@ -22,7 +22,6 @@ _OPEN_RUNS = 4
 _CACHED_BYTES = 48 << 20
 _SUMMARY_BUDGET_S = 0.8
 PANEL_MEMORY_BYTES = 192 << 20
-SQL_MEMORY_BYTES = 160 << 20
 _LAST = (
     "SELECT max(round), arg_max(loss, t_ns), arg_max(accuracy, t_ns) FROM rounds",
     "SELECT NULL, arg_max(loss, t_ns), NULL FROM steps",
@@ -30,33 +29,24 @@ _LAST = (
 
 
 class Desk:
-    """One opened run: a reader for panels and one for the user's own SQL, each used by one thread at a time."""
+    """One opened run, used by one thread at a time."""
 
     def __init__(self, place: RunPlace) -> None:
         self.place = place
         self.lock = threading.Lock()
-        self.sql_lock = threading.Lock()
         self._run: Run | None = None
-        self._sql_run: Run | None = None
 
     def run(self) -> Run:
-        """For panels; hold `lock`."""
+        """The run; hold `lock`."""
         if self._run is None:
             self._run = Run(self.place, memory_bytes=PANEL_MEMORY_BYTES)
         return self._run
 
-    def sql_run(self) -> Run:
-        """For the user's SQL, so that a slow query holds up no panel; hold `sql_lock`."""
-        if self._sql_run is None:
-            self._sql_run = Run(self.place, memory_bytes=SQL_MEMORY_BYTES)
-        return self._sql_run
-
     def close(self) -> None:
         """Give the memory back once nobody is reading."""
-        for lock, run in ((self.lock, self._run), (self.sql_lock, self._sql_run)):
-            with lock:
-                if run is not None:
-                    run.close()
+        with self.lock:
+            if self._run is not None:
+                self._run.close()
 
 
 class Shelf:
