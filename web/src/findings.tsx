@@ -30,7 +30,7 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
   }
   const rest = open.length - 1;
   const [evidence] = worst.evidence.filter((one) => one.series.length > 1);
-  const subject = worst.clients[0] ?? worst.layers[0] ?? "it";
+  const subject = worst.clients[0] ?? worst.layers[0] ?? "seen";
   return (
     <section class={`verdict card is-wide is-${worst.severity}`} aria-label="Verdict">
       <div>
@@ -66,7 +66,7 @@ function Since({ finding }: { finding: Finding }) {
 }
 
 export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run: string; depth?: number }) {
-  const subject = finding.clients[0] ?? finding.layers[0] ?? "it";
+  const subject = finding.clients[0] ?? finding.layers[0] ?? "seen";
   const { source } = useAround();
   return (
     <article class={`finding is-${finding.severity}${finding.open ? "" : " is-closed"}`}>

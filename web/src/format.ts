@@ -88,6 +88,7 @@ export function cell(value: Cell | undefined, name: string, unit = ""): string {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "object") return JSON.stringify(value);
   if (typeof value === "number") return measured(value, name, unit);
+  if (name === "command") return value.replace(/^\S*\/(?=\S)/, ""); // the interpreter without its directory
   if (/^(NaN|-?Infinity)$/.test(value) || (name.endsWith("_ns") && /^\d+$/.test(value))) {
     return measured(number(value) ?? Number.NaN, name, unit);
   }

@@ -5,7 +5,7 @@ import { curvesOf, Plot } from "./charts/plot";
 import { Bars, DataTable, Tiles } from "./charts/small";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
-import type { Columns, Diagnosis, Finding, Given, Panel, Parameter } from "./model";
+import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
 import { address, go, type Route } from "./route";
 import { panelAddress, Server, type Complaint } from "./source";
 
@@ -78,9 +78,10 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
     case "line":
     case "stack": {
       const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
-      const data = curvesOf({ ...panel, scale: scaleOf(panel, given).scale }, columns, names);
+      const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
+      const data = curvesOf({ ...panel, scale }, columns, names);
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
-      const shown = { ...panel, scale: scaleOf(panel, given).scale };
+      const shown = { ...panel, scale };
       return <Plot panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`} />;
     }
     case "heat": {
@@ -112,6 +113,15 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
     case "findings":
       return null;
   }
+}
+
+/** A curve that leaps by orders of magnitude, as a loss that diverges, is only seen on a logarithmic scale. */
+function fitting(scale: Panel["scale"], columns: Columns, panel: Panel): Panel["scale"] {
+  if (scale !== "linear") return scale;
+  const values = panel.y.flatMap((name) => column(columns, name).map(number)).filter((value): value is number => value !== null && Number.isFinite(value));
+  if (values.length < 4 || values.some((value) => value <= 0)) return scale;
+  const sorted = values.sort((a, b) => a - b);
+  return (sorted.at(-1) ?? 1) / (sorted[sorted.length >> 1] ?? 1) > 1e3 ? "log" : scale;
 }
 
 /** How the values are scaled: the option that says something about it, else the panel. */

@@ -53,7 +53,7 @@ export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Column
 
 const TITLES: Record<string, string> = {
   rows_stored: "rows stored",
-  rows_missing: "rows dropped or lost",
+  rows_missing: "rows missing",
   overhead_share: "overhead",
   size_bytes: "size on disk",
   started_ns: "started",

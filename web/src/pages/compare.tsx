@@ -18,7 +18,7 @@ const FACTS: [keyof RunRow, string][] = [
   ["accuracy", "accuracy"],
   ["overhead_share", "overhead"],
   ["rows_stored", "rows stored"],
-  ["rows_missing", "rows dropped or lost"],
+  ["rows_missing", "rows missing"],
   ["size_bytes", "size on disk"],
   ["started_ns", "started"],
   ["command", "command"],
