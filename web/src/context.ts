@@ -24,26 +24,50 @@ export interface Asked<Answer> {
   isAsking: boolean;
 }
 
-/** Ask when `key` changes; the last answer stays until the next one is there. */
-export function useAsked<Answer>(ask: () => Promise<Answer>, key: string): Asked<Answer> {
+/**
+ * Ask when `key` changes, or the `version` of what is asked about; the last answer stays until the next one is there.
+ * Of one key only one question is under way at a time: a run that changes faster than it can be read is still seen.
+ */
+export function useAsked<Answer>(ask: () => Promise<Answer>, key: string, version = ""): Asked<Answer> {
   const [asked, setAsked] = useState<Asked<Answer>>({ answer: null, complaint: null, isAsking: true });
-  const turn = useRef(0);
-  useEffect(() => {
-    turn.current += 1;
-    const mine = turn.current;
-    setAsked((before) => ({ ...before, isAsking: true }));
-    ask().then(
-      (answer) => mine === turn.current && setAsked({ answer, complaint: null, isAsking: false }),
+  const latest = useRef({ ask, version });
+  latest.current = { ask, version };
+  const course = useRef<{ key: string; isUnderWay: boolean; seen: string | null }>({ key, isUnderWay: false, seen: null });
+
+  const begin = (mine: { key: string; isUnderWay: boolean; seen: string | null }): void => {
+    mine.isUnderWay = true;
+    mine.seen = latest.current.version;
+    const end = (change: (before: Asked<Answer>) => Asked<Answer>): void => {
+      mine.isUnderWay = false;
+      if (course.current !== mine) return;
+      setAsked(change);
+      if (mine.seen !== latest.current.version) begin(mine);
+    };
+    latest.current.ask().then(
+      (answer) => end(() => ({ answer, complaint: null, isAsking: false })),
       (error: unknown) => {
-        if (mine !== turn.current) return;
         const complaint = error instanceof Complaint ? error : new Complaint(String(error), "", 0);
-        setAsked((before) => ({ ...before, complaint, isAsking: false }));
+        end((before) => ({ ...before, complaint, isAsking: false }));
       },
     );
-    return () => {
-      turn.current += 1;
-    };
-  }, [key]);
+  };
+
+  useEffect(() => {
+    const isFirst = course.current.seen === null && !course.current.isUnderWay;
+    if (course.current.key !== key || isFirst) {
+      course.current = { key, isUnderWay: false, seen: null };
+      setAsked((before) => ({ ...before, isAsking: true }));
+      begin(course.current);
+    } else if (!course.current.isUnderWay && course.current.seen !== version) {
+      begin(course.current);
+    }
+  }, [key, version]);
+  useEffect(
+    () => () => {
+      course.current = { key: "", isUnderWay: true, seen: null };
+    },
+    [],
+  );
   return asked;
 }
 
@@ -65,12 +89,12 @@ export function useVersion(run: string): { version: string; isGone: boolean } {
 
 export function usePanel(run: string, panel: string, given: Given, version: string): Asked<Columns> {
   const { source } = useAround();
-  return useAsked(() => source.panel(run, panel, given), JSON.stringify([run, panel, given, rowsOf(version)]));
+  return useAsked(() => source.panel(run, panel, given), JSON.stringify([run, panel, given]), rowsOf(version));
 }
 
 export function useDiagnosis(run: string, version: string): Asked<Diagnosis> {
   const { source } = useAround();
-  return useAsked(() => source.findings(run), `${run} ${version}`);
+  return useAsked(() => source.findings(run), run, version);
 }
 
 /** Panels do not change when only the diagnosis does. */

@@ -186,7 +186,7 @@ interface Picked {
 
 function Picker({ panel, parameter, route, version, value, choose }: Picked) {
   const { source } = useAround();
-  const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name, version]));
+  const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
   const none: Record<string, string> = { round: "the last", client: "none", layer: "the largest" };
   const values = (answer ?? []).map(String);
   if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);

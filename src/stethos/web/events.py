@@ -14,6 +14,7 @@ from stethos.web.examine import Examiner
 from stethos.web.shelf import Shelf
 
 _LOOK_S = 0.15
+_PAUSE_S = 0.25  # after a change: readers need time, too
 _BEAT_S = 5.0
 
 
@@ -76,7 +77,7 @@ class Watcher:
                 self._changed.notify_all()
             if self.is_gone:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(max(_PAUSE_S, 4 * (time.monotonic() - start)))
 
 
 class Watchers:

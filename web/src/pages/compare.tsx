@@ -42,6 +42,7 @@ export function ComparePage({ route }: { route: Route }) {
           <h2>Compare runs</h2>
         </header>
         {complaint !== null && <Trouble complaint={complaint} />}
+        {answer === null && complaint === null && <div class="skeleton" />}
         <div class="chosen-runs" role="group" aria-label="Runs to compare">
           {known.slice(0, 40).map((name) => (
             <label key={name} class={chosen.includes(name) ? "is-on" : ""}>
@@ -98,7 +99,9 @@ function Together({ panel, runs }: { panel: Panel; runs: string[] }) {
   const { source, theme } = useAround();
   const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, panel.name, {}))), `${panel.name} ${runs.join("/")}`);
   const data = useMemo(() => (answer === null ? null : together(panel, answer, runs)), [answer]);
-  if (data === null || data.curves.length === 0) return complaint === null ? null : <Trouble complaint={complaint} />;
+  if (complaint !== null) return <Trouble complaint={complaint} />;
+  if (data === null) return <section class="card"><div class="skeleton" /></section>;
+  if (data.curves.length === 0) return null;
   const [y = ""] = panel.y;
   const what = panel.chart === "stack" ? `${panel.title}: total` : panel.title;
   return (

@@ -12,7 +12,7 @@ const AGAIN_MS = 2500;
 export function RunsPage() {
   const { source, catalogue } = useAround();
   const [turn, setTurn] = useState(0);
-  const { answer, complaint } = useAsked(() => source.runs(), String(turn));
+  const { answer, complaint } = useAsked(() => source.runs(), "runs", String(turn));
   useEffect(() => {
     const timer = setInterval(() => !document.hidden && setTurn((before) => before + 1), AGAIN_MS);
     return () => clearInterval(timer);
@@ -72,7 +72,7 @@ function Row({ row }: { row: RunRow }) {
   const started = number(row.started_ns ?? null);
   const ended = number(row.ended_ns ?? null) ?? Date.now() * 1e6;
   return (
-    <tr>
+    <tr aria-busy={!row.is_known}>
       <td>
         <a class="run-name" href={address({ run: row.run, page: "overview", given: {} })}>
           {row.run}
