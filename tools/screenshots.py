@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,6 +108,7 @@ def make_runs(runs: Path) -> None:
 @contextmanager
 def training(runs: Path) -> Iterator[None]:
     """A federated training that goes on while it is looked at."""
+    shutil.rmtree(runs / "live-1", ignore_errors=True)
     words = ("--dir", str(runs), "--name", "live-1", "--pause", "0.5", "--rounds", "400")
     process = subprocess.Popen([sys.executable, "-m", "stethos.lab.demo", *words], stderr=subprocess.DEVNULL)
     try:
