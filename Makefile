@@ -39,7 +39,7 @@ $(PAGE): $(shell find web/src web/public -type f) $(wildcard web/*.json web/*.ts
 # Tests look at the page in a real browser; where nothing can be installed they say so.
 browser:
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
-		|| { echo "installing Chromium for the tests of the page"; apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+		|| { echo "installing Chromium for the tests of the page"; apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || echo "Chromium could not be installed"
 
 demo: .venv/.installed $(PAGE)  ## ten clients, one of them faulty: find it; SEED=7 hides another
 	@$(RUN) -m stethos.cli.main demo $(if $(SEED),--seed $(SEED))
@@ -60,7 +60,7 @@ check: .venv/.installed $(PAGE)  ## lint, types, and whether the generated docs 
 docs: .venv/.installed  ## regenerate the pages about tables and commands
 	@$(RUN) tools/make_docs.py
 
-bench: .venv/.installed $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
+bench: .venv/.installed $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
 	@$(RUN) -m benchmarks $(BENCH)
 
 faultbench: .venv/.installed  ## find faulty clients in federations with known faults; FULL=1 for all of them (two hours)

@@ -81,13 +81,12 @@ LAYER_PANELS = (
     ),
     Panel(
         "layer-table", "layers", "Layers at the last sampled step", "table",
-        "WITH last AS (SELECT layer, kind, max(step) AS step, sum(nan) AS nan, sum(inf) AS inf\n"
-        "              FROM layers GROUP BY layer, kind)\n"
+        "WITH last AS (SELECT kind, max(step) AS step FROM layers GROUP BY kind)\n"
         "SELECT layer, kind, any_value(size) AS size, avg(norm) AS norm, avg(mean) AS mean, avg(std) AS std,\n"
-        "       min(min) AS min, max(max) AS max, avg(zero_share) AS zero_share, any_value(last.nan) AS nan,\n"
-        "       any_value(last.inf) AS inf, avg(drift) AS drift, step\n"
-        "FROM layers JOIN last USING (layer, kind, step) GROUP BY layer, kind, step ORDER BY layer, kind LIMIT 2000",
-        "NaN and infinities are counted over all samples.",
+        "       min(min) AS min, max(max) AS max, avg(zero_share) AS zero_share, sum(nan) AS nan, sum(inf) AS inf,\n"
+        "       avg(drift) AS drift, step\n"
+        "FROM layers SEMI JOIN last USING (kind, step) GROUP BY layer, kind, step ORDER BY layer, kind LIMIT 2000",
+        "Gradients and weights of every layer as they were sampled last.",
         selects={"layer": "layer"}, needs=("layers",), is_wide=True,
     ),
 )  # fmt: skip
