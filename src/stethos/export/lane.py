@@ -15,10 +15,11 @@ class Lanes:
         for lane, ends in enumerate(self._open):
             if start_ns < self._latest[lane]:
                 continue
-            while ends and ends[-1] <= start_ns:
-                ends.pop()
-            if not ends or ends[-1] >= end_ns:
-                ends.append(end_ns)
+            depth = len(ends)
+            while depth and ends[depth - 1] <= start_ns:
+                depth -= 1
+            if not depth or ends[depth - 1] >= end_ns:
+                ends[depth:] = [end_ns]
                 self._latest[lane] = start_ns
                 return lane
         self._open.append([end_ns])

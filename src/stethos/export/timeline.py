@@ -241,7 +241,16 @@ class Timeline:
                                    start_ns + one.start_ns, one.length_ns, args)  # fmt: skip
 
     def _collectives(self, every: int) -> Iterator[tuple[int, Slice]]:
-        return iter(())
+        """Calls of `torch.distributed`; one that was not seen to be complete has no length."""
+        query = f"""SELECT process, t_ns, completed_ns, op, "group", seq, bytes, done, via, step FROM (SELECT *,
+            row_number() OVER (PARTITION BY process ORDER BY t_ns) AS place FROM collectives)
+            WHERE (place - 1) % {every} = 0 ORDER BY t_ns, completed_ns DESC"""
+        for count, row in enumerate(stream(self._run, query), 1):
+            process, t_ns, completed_ns, op, group, seq, size, done, via, step = row
+            args = known(group=group, seq=seq, bytes=size, done=done, via=via, step=step)
+            length_ns = max(0, completed_ns - t_ns) if completed_ns is not None else 0
+            yield count, Slice("collective", self._group(process), "collectives", printable(str(op)),
+                               self._time(process, t_ns), length_ns, args)  # fmt: skip
 
     def _group(self, process: str) -> str:
         return self._groups.get(process) or f"process {process}"
