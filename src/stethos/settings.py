@@ -18,6 +18,7 @@ from stethos.errors import UsageError
 Preset = Literal["light", "standard", "deep"]
 DEFAULT_OVERHEAD: Mapping[Preset, float] = {"light": 0.01, "standard": 0.01, "deep": 0.05}
 DEFAULT_LIMIT_BYTES = 4 << 30
+DEFAULT_HANG_S, DEFAULT_HANG_TIMES = 30.0, 30.0
 
 SITE_DIR = Path(__file__).resolve().parent / "_site"
 _PREFIX = "STETHOS_"
@@ -36,6 +37,10 @@ class Settings:
     scratch: Path | None = None
     is_main: bool = False
     strict: bool = False
+    hang_after_s: float = DEFAULT_HANG_S
+    hang_times: float = DEFAULT_HANG_TIMES
+    agent: bool = True
+    evaluation: bool | None = None  # None: allowed, but not in a federated client
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -43,6 +48,8 @@ class Settings:
         environment[_PREFIX + "PRESET"] = self.preset
         environment[_PREFIX + "OVERHEAD"] = repr(self.overhead)
         environment[_PREFIX + "LIMIT_BYTES"] = str(self.limit_bytes)
+        environment[_PREFIX + "HANG_AFTER"] = repr(self.hang_after_s)
+        environment[_PREFIX + "HANG_TIMES"] = repr(self.hang_times)
         if self.scratch is not None:
             environment[_PREFIX + "SCRATCH"] = str(self.scratch)
 
@@ -60,7 +67,18 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
+        hang_after_s=float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S)),
+        hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
+        agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
+        evaluation=_evaluation_allowed(),
     )
+
+
+def _evaluation_allowed() -> bool | None:
+    """Whether others may run code in this process: `STETHOS_EVAL` says, and Python's own word against it counts."""
+    if os.environ.get("PYTHON_DISABLE_REMOTE_DEBUG") or "disable-remote-debug" in sys._xoptions:
+        return False
+    return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
 
 
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:

@@ -61,7 +61,8 @@ def test_modules_nest_by_their_names_in_the_order_of_their_calls() -> None:
     placed = [(one.call.module, one.call.stage[0], one.start_ns, one.length_ns) for one in lay_out(calls, "Net")]
     assert placed == [
         ("Net", "f", 0, 14), ("block", "f", 0, 9), ("block.a", "f", 0, 3), ("block.b", "f", 3, 4), ("head", "f", 9, 2),
-        ("Net", "b", 14, 12), ("head", "b", 14, 1), ("block", "b", 15, 8), ("block.b", "b", 15, 3), ("block.a", "b", 18, 4),
+        ("Net", "b", 14, 12), ("head", "b", 14, 1), ("block", "b", 15, 8), ("block.b", "b", 15, 3),
+        ("block.a", "b", 18, 4),
     ]  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_names_are_escaped(federation: Run) -> None:
 
 
 def test_of_many_clients_the_rest_is_one_other(tmp_path: Path) -> None:
-    build_federation(tmp_path / "run", rounds=2, clients=tuple(f"c{number}" for number in range(7)) + ("other",))
+    build_federation(tmp_path / "run", rounds=2, clients=(*(f"c{number}" for number in range(7)), "other"))
     with open_run(tmp_path / "run") as run:
         found = parsed(prometheus.text(run, labelled=5))
     turns = found["stethos_client_turns_total"]

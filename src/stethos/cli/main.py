@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "collectives": "stethos.cli.collectives",
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
