@@ -87,8 +87,8 @@ def build_federation(path: Path, rounds: int = 3, clients: tuple[str, ...] = CLI
                         upload_ms=30.0, compute_ms=TURN_MS, **common)  # fmt: skip
                 put_steps(others[client], 3, turn_ns + 300 * MS_NS, client=client, round=number, first=3 * (number - 1))
             put_row(server, ROUNDS, start_ns, round=number, federation="wards", duration_ms=ROUND_MS,
-                    selected=len(clients), reported=len(clients) - (number == rounds), failed=int(number == rounds), aggregate_ms=20.0,
-                    loss=float("nan") if number == 2 else 1.0 / number, accuracy=0.5)  # fmt: skip
+                    selected=len(clients), reported=len(clients) - (number == rounds), failed=int(number == rounds),
+                    aggregate_ms=20.0, loss=float("nan") if number == 2 else 1.0 / number, accuracy=0.5)  # fmt: skip
             for process in (server, *others.values()):
                 process.drain()
         for process in (server, *others.values()):
