@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from stethos.observe import boot
 from stethos.observe.boot import Recording
-from stethos.settings import Settings, parse_preset
+from stethos.settings import from_environment, parse_preset
 
 _PATIENCE_S = 10.0
 _HOOK_FILE = "torch/optim/optimizer.py"
@@ -26,7 +27,9 @@ def _begin(run_dir: str, preset: str, overhead: float, note: str) -> None:
         if boot.current() is not None:
             text = "recording already"
             return
-        settings = Settings(run_dir=Path(run_dir), preset=parse_preset(preset), overhead=overhead, is_main=True)
+        settings = replace(
+            from_environment(), run_dir=Path(run_dir), preset=parse_preset(preset), overhead=overhead, is_main=True
+        )
         wait_for_quiet_hooks()
         recording = boot.begin(settings)
         text = "ok" if recording.session.ring is not None else recording.session.why_closed or "no ring"

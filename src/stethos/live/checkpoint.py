@@ -65,7 +65,10 @@ def _save(request: Request, optimizer: torch.optim.Optimizer, path: Path) -> dic
         "plain": json.dumps(plain, default=repr),
     }
     size = write_safetensors(path, tensors, facts)
-    return {"path": str(path), "bytes": size, "tensors": len(tensors), "model": type(root).__name__ if root else None}
+    return {
+        "path": str(path), "bytes": size, "tensors": len(tensors), "step": int(facts["step"]),
+        "model": type(root).__name__ if root is not None else None,
+    }  # fmt: skip
 
 
 def _sort_in(name: str, value: Any, tensors: dict[str, Any], plain: dict[str, Any]) -> None:

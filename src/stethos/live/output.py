@@ -72,10 +72,9 @@ class Catcher:
         with self._lock:
             self._by_thread.pop(threading.get_ident(), None)
             if not self._by_thread and self._out is not None:
-                if sys.stdout is self._out:
-                    sys.stdout = self._out.original
-                if sys.stderr is self._err:
-                    sys.stderr = self._err.original
+                for name, stand_in in (("stdout", self._out), ("stderr", self._err)):
+                    if getattr(sys, name) is stand_in:  # else somebody has put another one in meanwhile
+                        setattr(sys, name, stand_in.original)
                 self._out = self._err = None
 
 

@@ -52,7 +52,7 @@ def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: f
         raise result
     if isinstance(result, BaseException):
         raise LiveError(f"it failed: {type(result).__name__}: {result}")
-    return {**result, "step": request.session.steps}
+    return {"step": request.session.steps, **result}
 
 
 # Learning rate ---------------------------------------------------------------------------------------------
