@@ -57,7 +57,7 @@ def test_the_hot_function_of_each_rank_is_named(
     runs = str(tmp_path / "runs" / "kitchen")
     assert main(["flame", "-t", f"{runs}/all", "--seconds", "1", "--rate", "50", "-o", str(page), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["hottest"][0]["function"] == "boil" and said["hottest"][0]["place"].endswith("burn.py:12")
+    assert said["hottest"][0]["function"] == "boil" and said["hottest"][0]["place"].endswith("burn.py:11")
     assert len(said["processes"]) == 2 and all(one["samples"] for one in said["processes"])
     labels, tree = page_data(page)
     assert {labels[child[0]][0] for child in tree[2]} == {"kitchen, rank 0", "kitchen, rank 1"}

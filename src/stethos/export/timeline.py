@@ -135,7 +135,16 @@ class Timeline:
             yield Slice("phase", _server(federation or ""), "rounds", name, self._time(process, t_ns),
                         ns_of(duration_ms), known(round=number))  # fmt: skip
 
+    def turns_of(self, federation: str, number: int) -> list[Slice]:
+        """The turns of one round, with their phases."""
+        name = federation.replace("'", "''")
+        where = f"turns.round = {int(number)} AND coalesce(turns.federation, '') = '{name}'"
+        return [one for _, one in self._turns_where(where)]
+
     def _turns(self, every: int) -> Iterator[tuple[int, Slice]]:
+        return self._turns_where(f"turns.round % {every} = 0")
+
+    def _turns_where(self, where: str) -> Iterator[tuple[int, Slice]]:
         query = f"""WITH starts AS (SELECT client, round, federation, turn, arg_min(process, t_ns) AS process
             FROM client_reports GROUP BY ALL), whole AS (SELECT federation, round, any_value(process) AS process,
             min(t_ns) AS t_ns, max(duration_ms) AS duration_ms FROM rounds GROUP BY federation, round)
@@ -147,7 +156,7 @@ class Timeline:
             AND turns.round = starts.round AND turns.federation IS NOT DISTINCT FROM starts.federation
             AND turns.turn IS NOT DISTINCT FROM starts.turn
             LEFT JOIN whole ON turns.federation IS NOT DISTINCT FROM whole.federation AND turns.round = whole.round
-            WHERE turns.round % {every} = 0 ORDER BY turns.t_ns"""
+            WHERE {where} ORDER BY turns.t_ns"""
         for count, row in enumerate(stream(self._run, query), 1):
             for piece in self._turn(row):
                 yield count, piece
