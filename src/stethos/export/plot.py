@@ -86,14 +86,14 @@ class Plots:
             axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
             for axis, place in zip(axes, shown, strict=False):
                 for number, (federation, rows) in enumerate(by_federation.items()):
-                    label, colour = printable(federation) or None, _LINES[number % len(_LINES)]
+                    label, colour = _words(federation) or None, _LINES[number % len(_LINES)]
                     _line(axis, [row[0] for row in rows], [row[1 + place] for row in rows], colour, label)
                     if place == 2:
                         _mark_failures(axis, rows)
                 axis.set_ylabel(names[place])
             if 2 in shown:
                 axes[-1].set_ylim(bottom=0)
-            axes[0].set_title(f"{printable(self._run.name)}: rounds")
+            axes[0].set_title(f"{_words(self._run.name)}: rounds")
             axes[-1].set_xlabel("round")
             axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
             handles, labels = axes[-1].get_legend_handles_labels()
@@ -135,10 +135,10 @@ class Plots:
             image = _heat(axis, grid, "PuOr" if chosen == "cosine" else "viridis", scale)
             if bad:
                 axis.scatter([x for x, _ in bad], [y for _, y in bad], marker="x", s=22, color=_RED, linewidths=1.4)
-            _ticks(axis.yaxis, [printable(str(name)) for name in clients], 55)
+            _ticks(axis.yaxis, [_words(str(name)) for name in clients], 55)
             _ticks(axis.xaxis, [str(number) for number in rounds], 15)
             axis.set_xlabel("round" + ("   (x: no update, grey: not measured)" if bad else "   (grey: not measured)"))
-            axis.set_title(f"{printable(self._run.name)}: clients")
+            axis.set_title(f"{_words(self._run.name)}: clients")
             figure.colorbar(image, ax=axis, label=_CLIENT_VALUES[chosen][0], pad=0.01)
         return figure
 
@@ -181,12 +181,12 @@ class Plots:
             image = _heat(axis, grid, "viridis", _scale(grid, is_log=value in ("norm", "std", "drift")))
             if bad:
                 axis.scatter([x for x, _ in bad], [y for _, y in bad], marker="s", s=16, color=_RED)
-            _ticks(axis.yaxis, [printable(str(layer)) for layer in layers], 55)
+            _ticks(axis.yaxis, [_words(str(layer)) for layer in layers], 55)
             _ticks(axis.xaxis, [str(steps[place * every]) for place in range(width)], 12)
             note = f", each column {every} samples" if every > 1 else ""
             axis.set_xlabel(f"step{note}" + ("   (red: NaN or infinite)" if bad else ""))
-            axis.set_title(f"{printable(self._run.name)}: {printable(kind)}s")
-            figure.colorbar(image, ax=axis, label=f"{value} of the {printable(kind)}", pad=0.01)
+            axis.set_title(f"{_words(self._run.name)}: {_words(kind)}s")
+            figure.colorbar(image, ax=axis, label=f"{value} of the {_words(kind)}", pad=0.01)
         return figure
 
     def waterfall(self, round: int | None = None, federation: str | None = None) -> Figure:
@@ -221,10 +221,10 @@ class Plots:
             axis.axvline(critical, color=_RED, linewidth=1.1, linestyle="--", zorder=4)
             if duration_ms is not None:
                 axis.axvline((t_ns - start_ns) / 1e9 + duration_ms / 1e3, color="#555555", linewidth=1.1, zorder=4)
-            _ticks(axis.yaxis, [printable(track.removeprefix("client ")) for track in rows], 55)
+            _ticks(axis.yaxis, [_words(track.removeprefix("client ")) for track in rows], 55)
             axis.set_xlim(left=0)
-            axis.set_xlabel(f"time since the round began (s)\ndashed: {printable(last.track)} is the last one; line: end of the round")  # fmt: skip  # noqa: E501
-            axis.set_title(f"{printable(self._run.name)}: round {number}")
+            axis.set_xlabel(f"time since the round began (s)\ndashed: {_words(last.track)} is the last one; line: end of the round")  # fmt: skip  # noqa: E501
+            axis.set_title(f"{_words(self._run.name)}: round {number}")
             used = [phase for phase in _PHASES if any(one.name == phase for one in pieces)]
             handles = [Patch(color=_PHASES[phase], label=phase) for phase in used]
             if sum(one.duration_ns * (1 if one.kind == "turn" else -1) for one in pieces) > 0.01 * last.duration_ns:
@@ -278,6 +278,11 @@ def _ticks(axis: Any, names: Sequence[str], most: int) -> None:
 def _natural(name: str) -> tuple[Any, ...]:
     digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
     return ("".join(letter for letter in name if not letter.isdigit()), [int(number) for number in digits], name)
+
+
+def _words(text: str) -> str:
+    """Text as it is: a dollar sign begins no formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def _of(federation: str | None) -> str:

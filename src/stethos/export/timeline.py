@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class Timeline:
         self.rows = run.tables()
         self.offsets_ns = offsets_of(run) if self.rows["spans"] else {}
         self.notes: list[str] = []
-        self._groups = {row["process"]: _process_name(row) for row in run.processes()}
+        self._groups = _process_names(run.processes())
         if self.offsets_ns:
             moved = ", ".join(f"{name} {move / 1e6:+.1f} ms" for name, move in sorted(self.offsets_ns.items())[:5])
             self.notes.append(f"clocks of {len(self.offsets_ns)} processes were moved: {moved}")
@@ -268,9 +269,16 @@ class Timeline:
         return int(t_ns) + self.offsets_ns.get(process, 0)
 
 
+def _process_names(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What each process is called; those that would be called the same have their ids behind."""
+    names = {row["process"]: _process_name(row) for row in rows}
+    counts = Counter(names.values())
+    return {process: name if counts[name] == 1 else f"{name} ({process})" for process, name in names.items()}
+
+
 def _process_name(row: Mapping[str, Any]) -> str:
     rank = f"rank {row['rank']}, " if row["rank"] is not None else ""
-    return f"{rank}process {row['pid']} on {row['host']} ({row['process']})"
+    return f"{rank}process {row['pid']} on {printable(str(row['host']))}"
 
 
 def _server(federation: str) -> str:
