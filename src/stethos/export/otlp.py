@@ -19,6 +19,7 @@ from stethos.export.output import (
     DEFAULT_LIMIT,
     Advance,
     Written,
+    compact_json,
     fields_of,
     no_progress,
     printable,
@@ -74,7 +75,7 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
     traces = Traces(run, limit)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for request in traces.requests(advance):
-            file.write(json.dumps(request, separators=(",", ":"), ensure_ascii=False) + "\n")
+            file.write(compact_json(request) + "\n")
     return Written(str(path), {"spans": traces.spans}, tuple(traces.notes))
 
 

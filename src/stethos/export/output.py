@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-DEFAULT_LIMIT = 500_000  # slices of a timeline, or values of a series, before it is thinned
+DEFAULT_LIMIT = 200_000  # rows of a table on a time line or in a series, before it is thinned
 
 
 class Advance(Protocol):
@@ -80,6 +80,10 @@ def fields_of(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return {printable(str(name)): plain(value) for name, value in fields.items()} if isinstance(fields, dict) else {}
+
+
+# One encoder for all: `json.dumps` would make a new one for every event.
+compact_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def share_of(rows: int, limit: int) -> int:

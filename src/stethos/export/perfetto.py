@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stethos.export.lane import Lanes
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress, replacing
+from stethos.export.output import DEFAULT_LIMIT, Advance, Written, compact_json, no_progress, replacing
 from stethos.export.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
             counts[one.kind] = counts.get(one.kind, 0) + 1
         facts = {"run": run.name, "exporter": "stethos", "start_unix_ns": str(start_ns),
                  "clock_offsets_ns": timeline.offsets_ns, "notes": timeline.notes}  # fmt: skip
-        file.write(f'\n],"otherData":{_json(facts)}}}\n')
+        file.write(f'\n],"otherData":{compact_json(facts)}}}\n')
     return Written(str(path), counts, tuple(timeline.notes), {"clock_offsets_ns": timeline.offsets_ns})
 
 
@@ -75,7 +74,7 @@ class _Tracks:
         self._put(event)
 
     def _put(self, event: dict[str, Any]) -> None:
-        self._file.write(("" if self.is_empty else ",\n") + _json(event))
+        self._file.write(("" if self.is_empty else ",\n") + compact_json(event))
         self.is_empty = False
 
     def _introduce(self, group: str, track: str, lane: int) -> Iterator[dict[str, Any]]:
@@ -87,10 +86,6 @@ class _Tracks:
         number = self._threads[group, track, lane] = 1000 + len(self._threads)  # no number is a process's, too
         yield _meta("thread_name", self._groups[group], number, name=f"{track} ({lane + 1})" if lane else track)
         yield _meta("thread_sort_index", self._groups[group], number, sort_index=number)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _meta(name: str, group: int, thread: int, /, **args: Any) -> dict[str, Any]:
