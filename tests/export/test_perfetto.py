@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import RunBuilder
+from builders import MS_NS, T0_NS, RunBuilder
 from federated_rows import build_federation
 from perfetto_reader import TraceProcessor, trace_processor
 
 from stethos.export import perfetto
 from stethos.export.output import Written
+from stethos.record.layout import SLOT_PACKERS
+from stethos.schema import COLLECTIVES, NULL_I32, NULL_I64
 from stethos.store.run import open_run
 
 PLACES = """
@@ -121,3 +123,27 @@ def test_a_failure_leaves_what_was_there(federation_path: Path, tmp_path: Path) 
     with open_run(federation_path) as run, pytest.raises(KeyboardInterrupt):
         perfetto.write(run, path, advance=fail)
     assert path.read_bytes() == b"before" and [one.name for one in tmp_path.iterdir()] == ["kept.json.gz"]
+
+
+def test_collectives_of_ranks_are_there(run: RunBuilder, tmp_path: Path) -> None:
+    for rank in range(2):
+        process = run.process(rank=rank, world_size=2)
+        op, group, via = process.name_id("all_reduce"), process.name_id("world"), process.name_id("python")
+        for seq, completed_ns in ((1, T0_NS + after(1) + 5 * MS_NS), (2, NULL_I64)):
+            process.ring.put(
+                SLOT_PACKERS[COLLECTIVES.number].pack_into, COLLECTIVES.number, 0, NULL_I32, NULL_I32, NULL_I32, seq,
+                T0_NS + after(seq), op, group, via, seq, 4096, completed_ns, int(completed_ns != NULL_I64),
+            )  # fmt: skip
+        process.drain()
+    with open_run(run.path) as opened:
+        assert perfetto.write(opened, tmp_path / "ranks.json.gz").counts == {"collective": 4}
+    with trace_processor(tmp_path / "ranks.json.gz") as ask:
+        rows = ask(f"SELECT home, name, dur FROM ({PLACES}) WHERE track = 'collectives' ORDER BY home, ts")
+    assert [(home[:7], *rest) for home, *rest in rows] == [
+        ("rank 0,", "all_reduce", 5 * MS_NS), ("rank 0,", "all_reduce", 0),
+        ("rank 1,", "all_reduce", 5 * MS_NS), ("rank 1,", "all_reduce", 0),
+    ]  # fmt: skip
+
+
+def after(seq: int) -> int:
+    return seq * 10 * MS_NS

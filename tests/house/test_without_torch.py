@@ -32,6 +32,7 @@ READING = {
     "clients": ["clients"],
     "compare-clients": ["compare-clients", "c1", "c2"],
     "export": ["export", "-o", "exported"],
+    "top": ["top", "--once"],
     "doctor": ["doctor", "--verify"],
     "rm": ["rm", "demo", "--yes", "--force"],
 }

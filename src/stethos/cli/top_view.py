@@ -129,7 +129,7 @@ def _findings(vitals: Vitals, width: int) -> list[RenderableType]:
     from rich.text import Text
 
     if not vitals.is_diagnosed:
-        return [Text(""), Text("not diagnosed: `stethos diagnose --follow`" if vitals.state == "running" else "not diagnosed: `stethos diagnose`", "dim", no_wrap=True, overflow="ellipsis")]  # fmt: skip  # noqa: E501
+        return [Text(""), Text("not diagnosed: `stethos diagnose --live`" if vitals.state == "running" else "not diagnosed: `stethos diagnose`", "dim", no_wrap=True, overflow="ellipsis")]  # fmt: skip  # noqa: E501
     lines: list[RenderableType] = [Text("")]
     for row in vitals.findings:
         line = Text(f"{row['severity']:8}", _SEVERITIES.get(row["severity"], ""), no_wrap=True, overflow="ellipsis")
