@@ -17,6 +17,7 @@ from typing import Any
 from stethos.errors import LiveError, UsageError
 from stethos.guard import outcome_of, text_of
 from stethos.live.boundary import Task
+from stethos.live.interrupt import FILE as INTERRUPT_FILE
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from
 from stethos.live.output import CATCHER, Caught
@@ -117,9 +118,16 @@ class Evaluation:
 
 
 def outcome_text(error: BaseException, trace: Any) -> list[str]:
-    """A traceback that begins in the code; of an error whose own words fail, its type."""
-    lines = outcome_of(traceback.format_exception, type(error), error, trace, limit=-50)
+    """A traceback that begins in the code and does not end in ours; of an error whose own words fail, its type."""
+    lines = outcome_of(_formatted, error, trace)
     return lines if isinstance(lines, list) else [type(error).__name__]
+
+
+def _formatted(error: BaseException, trace: Any) -> list[str]:
+    if isinstance(error, TimeLimitError):
+        frames = [one for one in traceback.extract_tb(trace, limit=-50) if one.filename != INTERRUPT_FILE]
+        return ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    return traceback.format_exception(type(error), error, trace, limit=-50)
 
 
 def evaluate_code(request: Request) -> dict[str, Any]:
