@@ -108,8 +108,8 @@ class Living:
         (self.directory / "stop").touch()
         try:
             self.launcher.wait(60)
-        except subprocess.TimeoutExpired:
+        finally:
             self.launcher.kill()
-            raise
-        self._log.close()
+            self.launcher.wait()
+            self._log.close()
         return (self.directory / "log").read_text()

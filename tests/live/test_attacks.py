@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,8 +19,10 @@ import pytest
 from living import Living
 from processes import DEADLINE_S, environment, finish, start, start_command, wait_until
 
+from stethos.errors import LiveError
 from stethos.live.ask import ask
 from stethos.live.registry import live_process, live_processes
+from stethos.live.stack import capture
 from stethos.record.place import start_ticks
 
 NOBODY = 65534
@@ -43,7 +46,9 @@ def dead_pid() -> int:
 # Targets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["backtrace"], ["eval", "1"], ["lr"], ["repl"], ["query", "SELECT 1 FROM python.backtrace"]])
+@pytest.mark.parametrize(
+    "words", [["backtrace"], ["eval", "1"], ["lr"], ["repl"], ["query", "SELECT 1 FROM python.backtrace"]]
+)
 def test_a_dead_pid_is_named(with_main: Living, words: list[str]) -> None:
     pid = dead_pid()
     said = with_main.say(str(pid), *words)
@@ -98,7 +103,12 @@ def test_wrong_sql_is_explained_also_about_stacks(with_main: Living) -> None:
 
 def test_code_that_raises_or_is_none(goes_on: Living) -> None:
     said = goes_on.say("eval", "import json\njson.loads('{')")
-    assert said.status == 1 and 'File "<eval' in said.err and "json.loads('{')" in said.err and "JSONDecodeError" in said.err
+    assert (
+        said.status == 1
+        and 'File "<eval' in said.err
+        and "json.loads('{')" in said.err
+        and "JSONDecodeError" in said.err
+    )
     assert "stethos/" not in said.err
     said = goes_on.say("eval", "if True print(1)")
     assert said.status == 1 and "SyntaxError" in said.err
@@ -114,12 +124,17 @@ def test_an_endless_loop_is_interrupted(goes_on: Living) -> None:
     assert said.status == 1 and "was interrupted" in said.err and "while True: pass" in said.err
     said = goes_on.say("eval", "--timeout", "0.3", "--now", "while True: pass")
     assert said.status == 1 and "was interrupted" in said.err
-    said = goes_on.say("eval", "--timeout", "0.3", "def f():\n  try:\n    f()\n  finally:\n    f()\nf()")
-    assert said.status == 1
 
 
 def test_code_that_catches_the_interrupt_is_interrupted_again(goes_on: Living) -> None:
-    code = "n = 0\nwhile n < 3:\n    try:\n        while True: pass\n    except BaseException: n += 1\nn"
+    stubborn = (
+        "n = 0\nwhile n < 60:\n    try:\n        x = 1\n        while True: x += 1\n    except BaseException: n += 1"
+    )
+    said = goes_on.say("eval", "--timeout", "0.2", stubborn)
+    assert said.status == 1 and "cannot be interrupted" in said.err
+    code = (
+        "n = 0\nwhile n < 3:\n    try:\n        x = 1\n        while True: x += 1\n    except BaseException: n += 1\nn"
+    )
     said = goes_on.say("eval", "--timeout", "0.2", code)
     assert (said.status, said.out) == (0, "3\n")
 
@@ -139,8 +154,10 @@ def test_a_wait_in_c_beside_the_training_is_reported(goes_on: Living) -> None:
 
 def test_no_signal_handler_and_no_thread_stays_behind(goes_on: Living) -> None:
     goes_on.say("eval", "--timeout", "0.2", "while True: pass")
-    code = "import signal; [n for n in range(signal.SIGRTMIN, signal.SIGRTMAX) if signal.getsignal(n) != signal.SIG_DFL]"
-    assert goes_on.value(code) == "[]"
+    code = (
+        "import signal; [n for n in range(signal.SIGRTMIN, signal.SIGRTMAX) if signal.getsignal(n) != signal.SIG_DFL]"
+    )
+    assert goes_on.ok("eval", "--now", code) == "[]\n"
     assert goes_on.value("import sys; type(sys.__stdout__) is type(sys.stdout.original)") == "True"
     assert goes_on.value("import sys, time; getattr(sys.stdout, 'original') is sys.__stdout__") == "True"
 
@@ -229,8 +246,9 @@ def test_nonsense_on_the_socket_harms_nothing(with_main: Living, here: Path, sen
         connection.connect(str(with_main.process().socket))
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(4096):
-            pass
+        with contextlib.suppress(ConnectionResetError):  # it does not read what is too long
+            while connection.recv(4096):
+                pass
     assert ask(with_main.process(), "about")["pid"] == with_main.process().pid
 
 
@@ -300,11 +318,15 @@ def test_another_users_process_is_not_read_and_the_hint_says_why(with_main: Livi
 # An agent that is gone ------------------------------------------------------------------------------------------
 
 
-def test_a_killed_process_leaves_a_stale_entry_that_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_leaves_a_stale_entry_that_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    script = "import stethos, time, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nprint(flush=True)\ntime.sleep(600)"
+    script = (
+        "import stethos, time, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nprint(flush=True)\ntime.sleep(600)"
+    )
     process = start("-c", script, tmp_path / "runs", env=environment(XDG_RUNTIME_DIR=str(runtime)))
     assert process.stdout is not None
     process.stdout.readline()
@@ -313,8 +335,6 @@ def test_a_killed_process_leaves_a_stale_entry_that_is_passed_over(tmp_path: Pat
     (found,) = live_processes()
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        from stethos.errors import LiveError
-
         with pytest.raises(LiveError, match="did not answer within"):
             ask(found, "about", timeout_s=0.2)
     finally:
@@ -330,18 +350,21 @@ def test_a_killed_process_leaves_a_stale_entry_that_is_passed_over(tmp_path: Pat
         ask(found, "about")
 
 
-def test_an_agent_that_ended_is_missed_only_by_those_who_ask(with_globals: Living) -> None:
-    """Its socket is deleted and its thread gone; the training and its recording go on."""
-    import threading
-
-    del threading
-    process = with_globals.process()
-    assert with_globals.ok("eval", "import gc; from stethos.live.agent import Agent; "
-                                   "[one.stop() for one in gc.get_objects() if type(one) is Agent]; None") == ""  # fmt: skip
-    said = with_globals.say("eval", "1")
-    assert said.status == 6 and "has no agent" in said.err
-    with_globals.wait_for_steps(2)
-    assert "live_training.py" in with_globals.ok(str(process.pid), "backtrace")
+def test_an_agent_that_ended_is_missed_only_by_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    script = "import stethos, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nprint(flush=True)\nprint(input())"
+    process = start("-c", script, tmp_path / "runs", env=environment(XDG_RUNTIME_DIR=str(tmp_path)))
+    assert process.stdout is not None
+    process.stdout.readline()
+    found = live_process(process.pid)
+    assert found is not None
+    reply = ask(found, "eval", code="from stethos.observe import boot; boot.current().session.agent.stop()")
+    assert reply["error"] is None and reply["where"] == "thread" and "no optimizer step can be seen" in reply["why"]
+    with pytest.raises(LiveError, match="has no agent"):
+        ask(found, "about")
+    assert capture(process.pid)[0].frames[-1].func == "<module>"
+    told = finish(process, "goes on\n")
+    assert (told.returncode, told.stdout) == (0, "goes on\n")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def test_native_frames_are_shown_when_asked_for(with_main: Living) -> None:
 def test_a_select_captures_the_stack(training: Living) -> None:
     rows = training.rows("SELECT func, file, lineno, depth FROM python.backtrace ORDER BY depth LIMIT 10")
     assert rows[0]["depth"] == 0 and all(row["file"] and row["lineno"] for row in rows)
-    assert {row["frame_type"] for row in training.rows("SELECT frame_type, ip, thread FROM python.backtrace")} == {"Python"}
+    assert {row["frame_type"] for row in training.rows("SELECT frame_type, ip, thread FROM python.backtrace")} == {
+        "Python"
+    }
     assert training.rows("SELECT DISTINCT thread, reason FROM stacks") == [{"thread": "MainThread", "reason": "now"}]
 
 
@@ -51,10 +53,14 @@ def test_a_stalled_data_loader_is_found_by_its_line(training: Living) -> None:
         )
         out = training.ok("backtrace")
         assert f"live_training.py:{line_of('the disk is slow')}" in out and "wait_for_disk" in out
-        rows = training.rows("SELECT func, lineno FROM python.backtrace WHERE file LIKE '%live_training.py' ORDER BY depth")
+        rows = training.rows(
+            "SELECT func, lineno FROM python.backtrace WHERE file LIKE '%live_training.py' ORDER BY depth"
+        )
         assert rows[0] == {"func": "SlowDisk.wait_for_disk", "lineno": line_of("the disk is slow")}
         # No step comes, so the code runs beside the training, and says so.
-        said = training.say("eval", "--wait", "0.3", "print(f'{train_loader.num_workers} {train_loader.prefetch_factor}')")
+        said = training.say(
+            "eval", "--wait", "0.3", "print(f'{train_loader.num_workers} {train_loader.prefetch_factor}')"
+        )
         assert (said.status, said.out) == (0, "0 None\n") and "no optimizer step came within 0.3 s" in said.err
         (live,) = json.loads(training.ok("ls", "--json"))[0]["live"]
         assert live["pid"] == training.process().pid and live["last_step_s"] > 0
@@ -103,11 +109,16 @@ for name, param in model.named_parameters():
     assert training.ok("eval", look) == ""
     # The gradients are ready when the code runs; put one right again after looking.
     spoil = "keep = model[0].bias.grad.clone(); model[0].bias.grad.fill_(float('nan'))"
-    assert "0.bias: NaN=True, Inf=False\n" in training.ok("eval", f"{spoil}\n{look}\nmodel[0].bias.grad.copy_(keep); None")
+    assert "0.bias: NaN=True, Inf=False\n" in training.ok(
+        "eval", f"{spoil}\n{look}\nmodel[0].bias.grad.copy_(keep); None"
+    )
 
 
 def test_clipping_is_looked_up_and_applied(training: Living) -> None:
-    assert training.ok("eval", 'print(f\'Grad clip value: {getattr(trainer, "grad_clip", None)}\')') == "Grad clip value: 0.5\n"
+    assert (
+        training.ok("eval", "print(f'Grad clip value: {getattr(trainer, \"grad_clip\", None)}')")
+        == "Grad clip value: 0.5\n"
+    )
     assert training.value("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)").startswith("tensor(")
     norm = "torch.stack([p.grad.norm() for p in model.parameters()]).norm().item()"
     clipped = training.value(f"torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-4); {norm}")
@@ -327,8 +338,12 @@ def test_functions_and_comprehensions_see_the_names_of_the_training(training: Li
 
 def test_everything_done_was_written_down_before(training: Living) -> None:
     training.ok("eval", "'a word to be found'")
-    wait_until(lambda: len(training.rows("SELECT * FROM audit WHERE detail LIKE '%a word to be found%'")) == 2, "its rows")
-    rows = training.rows("SELECT event, op, uid, pid, outcome FROM audit WHERE detail LIKE '%a word to be found%' ORDER BY t_ns")
+    wait_until(
+        lambda: len(training.rows("SELECT * FROM audit WHERE detail LIKE '%a word to be found%'")) == 2, "its rows"
+    )
+    rows = training.rows(
+        "SELECT event, op, uid, pid, outcome FROM audit WHERE detail LIKE '%a word to be found%' ORDER BY t_ns"
+    )
     assert [row["event"] for row in rows] == ["asked", "done"] and rows[0]["op"] == "eval" and rows[0]["pid"] > 1
 
 

@@ -27,6 +27,7 @@ WAIT_S = 5.0
 LIMIT_S = 10.0
 _GRACE_S = 2.0
 _AGAIN_S = 0.2
+_PURSUE_S = 0.02
 _LONGEST_VALUE = 100_000
 _COUNT = itertools.count(1)
 
@@ -210,6 +211,7 @@ def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
         evaluation.stopper.interrupt()
         if evaluation.is_over.wait(_AGAIN_S):
             return
+    threading.Thread(target=_pursue, args=(evaluation,), name="stethos-eval", daemon=True).start()
     frame = sys._current_frames().get(evaluation.thread)
     place = "".join(traceback.format_stack(frame, limit=1)).strip() if frame is not None else "unknown"
     evaluation.error = {
@@ -217,6 +219,12 @@ def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
         "message": f"it ran longer than {limit_s:g} s and cannot be interrupted: it waits in C, or catches everything",
         "traceback": f"it is here, and will be interrupted when it comes back to Python:\n  {place}\n",
     }
+
+
+def _pursue(evaluation: Evaluation) -> None:
+    """Interrupt code that catches everything until it ends, so that the training can go on."""
+    while not evaluation.is_over.wait(_PURSUE_S):
+        evaluation.stopper.interrupt()
 
 
 def _cut(text: str) -> str:
