@@ -252,8 +252,17 @@ def test_nonsense_on_the_socket_harms_nothing(with_main: Living, here: Path, sen
     assert ask(with_main.process(), "about")["pid"] == with_main.process().pid
 
 
-@pytest.mark.parametrize("content", [{"op": "eval", "code": 3}, {"op": "eval", "code": "1", "limit_s": -1}, {"op": "lr", "change": [1]},
-                                     {"op": "clip", "norm": "much"}, {"op": "checkpoint", "path": "relative"}, {"op": "rm"}])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"op": "eval", "code": 3},
+        {"op": "eval", "code": "1", "limit_s": -1},
+        {"op": "lr", "change": [1]},
+        {"op": "clip", "norm": "much"},
+        {"op": "checkpoint", "path": "relative"},
+        {"op": "rm"},
+    ],
+)
 def test_requests_that_make_no_sense_are_refused(with_main: Living, here: Path, content: dict[str, object]) -> None:
     from stethos.errors import UsageError
 
@@ -303,10 +312,11 @@ def test_another_users_process_is_not_read_and_the_hint_says_why(with_main: Livi
     code = (
         "import os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / 'src')!r})\n"
-        "from stethos.live.stack import capture\nfrom stethos.live.attach import attach\nfrom stethos.errors import StethosError\n"
-        "from pathlib import Path\n"
+        "from pathlib import Path\nfrom stethos.errors import StethosError\n"
+        "from stethos.live.attach import attach\nfrom stethos.live.stack import capture\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
-        "for act in (lambda: capture(int(sys.argv[1])), lambda: attach(int(sys.argv[1]), Path('/tmp/none'), 'light', 0.01)):\n"
+        "pid = int(sys.argv[1])\n"
+        "for act in (lambda: capture(pid), lambda: attach(pid, Path('/tmp/none'), 'light', 0.01)):\n"
         "    try: act(); print('got in')\n"
         "    except StethosError as error: print(str(error).replace(chr(10), ' '))\n"
     )
@@ -388,7 +398,8 @@ def test_the_owner_can_forbid_it(tmp_path: Path, variables: dict[str, str], reas
 
 
 def test_a_process_that_holds_the_gil_in_c_is_read_and_not_woken(with_main: Living) -> None:
-    script = "import ctypes\ndef stuck_in_c():\n    return ctypes.PyDLL(None).sleep(600)\nprint(flush=True)\nprint(stuck_in_c())"
+    stuck = "def stuck_in_c():\n    return ctypes.PyDLL(None).sleep(600)\n"
+    script = f"import ctypes\n{stuck}print(flush=True)\nprint(stuck_in_c())"
     process = start("-c", script)
     assert process.stdout is not None
     process.stdout.readline()
