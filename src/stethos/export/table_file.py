@@ -21,8 +21,8 @@ class _Writer(Protocol):
 
 
 def tables_to_write() -> list[Table]:
-    """Every table that is not made of others."""
-    return [table for table in TABLES.values() if table.source is not Source.VIEW]
+    """Every table that is stored: not made of others, nor looked up in live processes."""
+    return [table for table in TABLES.values() if table.source not in (Source.VIEW, Source.LIVE)]
 
 
 def paths_in(directory: Path, kind: str, tables: Sequence[Table]) -> dict[str, Path]:
