@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not is_sent and FORMATS[arguments.to].place != "uri":
         _refuse_existing(Path(place), arguments.to, force=arguments.force)
     with open_target(arguments) as one:
-        with progress_bar("rows", sum(one.tables().values())) as advance:
+        rows = one.tables()
+        reads = FORMATS[arguments.to].reads or tuple(rows)
+        with progress_bar("rows", sum(rows.get(name, 0) for name in reads)) as advance:
             try:
                 written = _send(one, arguments, advance) if is_sent else _write(one, arguments, advance)
             except OSError as error:

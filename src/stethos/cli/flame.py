@@ -80,6 +80,7 @@ def _wanted(arguments: argparse.Namespace) -> dict[int, str]:
     if target.pid is not None:
         return {target.pid: f"process {target.pid}"}
     chosen = list(target.processes) if target.wanted.is_all and target.processes else [target.one()]
+    chosen.sort(key=lambda process: (process.rank is None, process.rank, process.pid))
     return {process.pid: f"{clean(process.run)}, {process.title}" for process in chosen}
 
 

@@ -190,9 +190,8 @@ class Monitor:
         ((number,),) = self.run.rows(last).values
         if number is None:
             return []
-        since = f" AND t_ns >= {self._rounds_ns - 3_600_000_000_000}" if self._rounds_ns else ""
         query = f"""SELECT client, round, status, duration_ms, loss, error FROM client_rounds
-            WHERE round = {number}{since} ORDER BY status = 'ok', duration_ms DESC NULLS LAST, client"""
+            WHERE round = {number} ORDER BY status = 'ok', duration_ms DESC NULLS LAST, client"""
         names = ("client", "round", "status", "duration_ms", "loss", "error")
         return [dict(zip(names, row, strict=True)) for row in self.run.rows(query).values]
 

@@ -30,6 +30,8 @@ def write(run: Run, uri: str, *, limit: int = DEFAULT_LIMIT, advance: Advance = 
         raise UsageError("this export needs the package mlflow", hint='pip install "stethos[mlflow]"') from None
     try:
         return _log(run, MlflowClient(tracking_uri=uri), uri, limit, advance, (Metric, Param, RunTag))
+    except ImportError as error:  # what a kind of tracking URI needs, mlflow-skinny does not bring
+        raise UsageError(f"MLflow cannot open {uri}: {error}", hint="pip install mlflow") from None
     except MlflowException as error:
         raise UsageError(f"MLflow refuses {uri}: {error.message}", hint="give a tracking URI, for example -o sqlite:///mlflow.db") from None  # fmt: skip  # noqa: E501
 

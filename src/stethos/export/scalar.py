@@ -42,10 +42,6 @@ class Scalars:
         self._names = {row["process"]: f"rank-{row['rank']}" if row["rank"] is not None else row["process"]
                        for row in run.processes()}  # fmt: skip
 
-    @property
-    def expected_rows(self) -> int:
-        return sum(self.rows[name] for name in ("steps", "rounds", "client_rounds", "metrics"))
-
     def values(self, advance: Advance) -> Iterator[Scalar]:
         for table, make in (
             ("rounds", self._rounds),
@@ -65,18 +61,15 @@ class Scalars:
             yield from _scalars(federation, "round", _ROUND_COLUMNS, values, number, t_ns)
 
     def _clients(self, every: int) -> Iterator[Scalar]:
-        self._say(every, "turns")
-        clients = [
-            client
-            for (client,) in stream(
-                self._run,
-                """SELECT client FROM client_rounds WHERE client IS NOT NULL
-            GROUP BY client ORDER BY count(*) DESC, client""",
-            )
-        ]
-        named = set(clients[:NAMED_CLIENTS])
+        """Those of the clients that took part most often: of thousands no chart shows more."""
+        query = """SELECT client, count(*) FROM client_rounds WHERE client IS NOT NULL GROUP BY client
+            ORDER BY count(*) DESC, client"""
+        clients = list(stream(self._run, query))
+        named = dict(clients[:NAMED_CLIENTS])
         if len(clients) > len(named):
             self.notes.append(f"{len(clients) - len(named)} of {len(clients)} clients left out")
+        every = share_of(sum(named.values()), self._limit)
+        self._say(every, "turns")
         query = f"""SELECT coalesce(federation, 'federation'), round, t_ns, client, {", ".join(_CLIENT_COLUMNS)}
             FROM client_rounds WHERE round % {every} = 0 ORDER BY t_ns"""
         for federation, number, t_ns, client, *values in stream(self._run, query):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 PHASES = ("select", "download", "compute", "upload", "aggregate", "evaluate")
-_TABLES = ("rounds", "client_rounds", "spans", "steps", "modules", "collectives")
 _STEP_PHASES = ("data", "forward", "backward", "optimizer")
 
 
@@ -62,11 +61,6 @@ class Timeline:
         if self.offsets_ns:
             moved = ", ".join(f"{name} {move / 1e6:+.1f} ms" for name, move in sorted(self.offsets_ns.items())[:5])
             self.notes.append(f"clocks of {len(self.offsets_ns)} processes were moved: {moved}")
-
-    @property
-    def expected_rows(self) -> int:
-        """How many rows there are to show, before any are left out."""
-        return sum(self.rows.get(name, 0) for name in _TABLES)
 
     def start_ns(self) -> int:
         """The first moment of the run: no piece starts before it."""
@@ -107,7 +101,7 @@ class Timeline:
         query = f"""SELECT process, coalesce(federation, ''), round, t_ns, duration_ms, selected, reported, failed,
             loss, accuracy, select_ms, download_ms, compute_ms, upload_ms, aggregate_ms, evaluate_ms, wait_ms
             FROM rounds WHERE coalesce(round, 0) % {every} = 0 ORDER BY t_ns, duration_ms DESC"""
-        phases = self._phases() if self.rows["spans"] else iter(())
+        phases = self._phases(every) if self.rows["spans"] else iter(())
         rounds = (self._round(row) for row in stream(self._run, query))
         merged = heapq.merge(rounds, phases, key=lambda one: (one.start_ns, -one.duration_ns))
         yield from enumerate(merged, 1)
@@ -124,14 +118,15 @@ class Timeline:
             args, cause=f"round/{federation}/{number}",
         )  # fmt: skip
 
-    def _phases(self) -> Iterator[Slice]:
+    def _phases(self, every: int) -> Iterator[Slice]:
         """The phases of rounds that were marked with spans: when they began is known."""
         names = ", ".join(f"'{name}'" for name in PHASES)
         query = f"""SELECT phase.process, json_extract_string(whole.fields, '$.federation'), phase.name, phase.t_ns,
             phase.duration_ms, phase.round
             FROM spans AS phase JOIN spans AS whole ON phase.parent = whole.span AND phase.trace = whole.trace
             WHERE whole.name = 'round' AND phase.name IN ({names}) AND phase.client IS NULL
-            AND phase.process = whole.process ORDER BY phase.t_ns, phase.duration_ms DESC LIMIT {self._limit}"""
+            AND phase.process = whole.process AND coalesce(phase.round, 0) % {every} = 0
+            ORDER BY phase.t_ns, phase.duration_ms DESC LIMIT {self._limit}"""
         for process, federation, name, t_ns, duration_ms, number in stream(self._run, query):
             yield Slice("phase", _server(federation or ""), "rounds", name, self._time(process, t_ns),
                         ns_of(duration_ms), known(round=number))  # fmt: skip
@@ -143,7 +138,7 @@ class Timeline:
         return [one for _, one in self._turns_where(where)]
 
     def _turns(self, every: int) -> Iterator[tuple[int, Slice]]:
-        return self._turns_where(f"turns.round % {every} = 0")
+        return self._turns_where(f"hash(turns.client, turns.round) % {every} = 0")
 
     def _turns_where(self, where: str) -> Iterator[tuple[int, Slice]]:
         query = f"""WITH starts AS (SELECT client, round, federation, turn, arg_min(process, t_ns) AS process
