@@ -4,7 +4,7 @@ A process whose counters stand still for longer than its limit is looked at twic
 a second apart, together with all others of the run on this machine. Where its
 training went on between the looks, or where a rank that others wait for makes
 progress, it is slow and not hung. Otherwise the hang becomes rows of `hangs` and
-`hang_stacks`, a finding, and a line for `stethos run` to say.
+`stacks`, a finding, and a line for `stethos run` to say.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from stethos.live.stuck import Look, Verdict, judge, place_of, training_thread, 
 from stethos.record.drainer import Drainer
 from stethos.record.layout import Word
 from stethos.record.place import read_json, write_json
-from stethos.schema import HANG_STACKS, HANGS
+from stethos.schema import HANGS
 from stethos.store.boards import Delay, RankBoard, board_of, boards_of, delays_of
+from stethos.store.captures import keep_stacks
 
 if TYPE_CHECKING:
     import psutil
@@ -201,8 +202,12 @@ class Watchdog:
             collector = self._drainer.collectors.get(row["process"])
             if collector is not None:
                 collector.add_sample(t_ns, row, HANGS)
-                for sample in stack_rows(stacks.get(row["process"], ())):
-                    collector.add_sample(t_ns, sample, HANG_STACKS)
+        reason = f"hang {rows[0]['hang']}"
+        keep_stacks(self._drainer.run.path, [
+            {**frame, "t_ns": t_ns, "reason": reason, "process": row["process"], "rank": row["rank"]}
+            for row in rows
+            for frame in _frames_of(stacks.get(row["process"], ()))
+        ])  # fmt: skip
         self._rows = [{**row, "t_ns": t_ns} for row in rows]
         self._hung = {
             row["process"]: self._pulses[row["process"]].last_sign
@@ -254,12 +259,12 @@ class Watchdog:
         return list(told) if isinstance(told, list) else []
 
 
-def stack_rows(threads: Iterable[ThreadStack]) -> list[Row]:
-    """Stacks as rows of `hang_stacks`."""
+def _frames_of(threads: Iterable[ThreadStack]) -> list[Row]:
+    """Stacks as rows of `stacks`."""
     return [
         {
-            "thread": thread.thread, "thread_id": thread.os_thread_id or thread.thread_id, "main": thread.is_main,
-            "gil": thread.has_gil, "depth": depth, "func": frame.func, "file": frame.file, "lineno": frame.lineno,
+            "thread": "MainThread" if thread.is_main else thread.thread, "depth": depth, "func": frame.func,
+            "file": frame.file, "lineno": frame.lineno or None, "frame_type": "Native" if frame.is_native else "Python",
         }
         for thread in threads
         for depth, frame in enumerate(thread.frames)
