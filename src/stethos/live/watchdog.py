@@ -214,6 +214,8 @@ class Watchdog:
             for row in rows
             if row["process"] in self._pulses and row["role"] != "beside"
         }
+        for name in self._hung:
+            self._pulses[name].is_hung = True
         self._tell(is_over=False)
 
     def _see_whether_it_is_over(self, boards: Mapping[str, RankBoard]) -> None:
