@@ -74,7 +74,7 @@ def test_evaluation_computing_and_a_checkpoint_are_no_hang(story: dict[str, Any]
 
 
 def test_a_stalled_data_loader_is_named(story: dict[str, Any]) -> None:
-    assert "waits for its data loader in __getitem__ (hanging.py:" in story["loader"]["title"]
+    assert "waits for its data loader in Rows.__getitem__ (hanging.py:" in story["loader"]["title"]
 
 
 def test_a_lock_is_named(story: dict[str, Any]) -> None:

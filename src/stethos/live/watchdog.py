@@ -121,7 +121,7 @@ class Watchdog:
         now: float,
     ) -> list[Row]:
         """What hangs if this process does; nothing if it is only slow."""
-        delay = next((one for one in delays if board.rank is not None and board.rank in one.waiting), None)
+        delay = next((one for one in delays if board.rank in (*one.waiting, *one.missing, *one.mismatched)), None)
         if delay is None:
             if not self._is_still(board, looks, now):
                 return []

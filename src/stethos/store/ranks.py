@@ -25,10 +25,13 @@ Member = tuple[str, int | None, str]  # process, rank, host
 
 
 def rows_of_ranks(
-    engine: Engine, sql: str, named: set[str], members: Sequence[Member], *, limit_rows: int | None,
-    timeout_s: float | None,
+    engine: Engine, sql: str, named: set[str], members: Sequence[Member], *, is_single: bool = False,
+    limit_rows: int | None, timeout_s: float | None,
 ) -> Rows:  # fmt: skip
-    """Run a checked statement for these processes; see above."""
+    """Run a checked statement for these processes; see above. Of one rank alone, over its rows as they are."""
+    if is_single and len(members) == 1:
+        with _views(engine.connection, named, members[0][0]):
+            return engine.rows(sql, named, limit_rows=limit_rows, timeout_s=timeout_s)
     if _OWN_RANKS.search(re.sub(r"'(?:[^']|'')*'", "''", sql)):
         with _views(engine.connection, named, None):
             return _with_host(engine.rows(sql, named, limit_rows=limit_rows, timeout_s=timeout_s), members)

@@ -141,7 +141,7 @@ class Run:
 
         def ask(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
             self._load(named | {PROCESSES.name})
-            return rows_of_ranks(engine, sql, named, members, **limits)
+            return rows_of_ranks(engine, sql, named, members, is_single=rank is not None, **limits)
 
         return self._attempt(ask, query, limit_rows, timeout_s)
 
