@@ -241,7 +241,7 @@ class Watchdog:
         frame = Frame({name: [row.get(name) for row in self._rows] for name in columns})
         later = {
             "process": [row["process"] for row in self._rows],
-            "t_ns": [self._rows[0]["t_ns"] + 1] * len(self._rows),
+            "t_ns": [self._rows[0]["t_ns"] + 10**9] * len(self._rows),
         }
         steps = {"steps": Frame({**later, "step": [row["step"] for row in self._rows]})} if is_over else {}
         found = tuple(Hang().check(Window({"hangs": frame, **steps}, is_live=True)))

@@ -38,18 +38,35 @@ class Hang:
     Not a fault when: the program waits on purpose, as for a person or for a federated round. Raise `at_least_s` with
     `stethos run --hang-after`.
 
-    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM hang_stacks"`, or now with `stethos all
+    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM stacks"`, or now with `stethos all
     backtrace`.
     """
 
     code: ClassVar[str] = "SYS016"
     name: ClassVar[str] = "hang"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Needs] = {"hangs": frozenset({"hang", "process", "role", "cause", "words", "t_ns"})}
+    needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
     reads: ClassVar[Needs] = {
         "hangs": frozenset(
-            {"rank", "place", "group", "seq", "op", "missing", "silent_s", "limit_s", "step", "detail", "members"}
-        ),
+            {
+                "hang",
+                "process",
+                "role",
+                "cause",
+                "words",
+                "t_ns",
+                "rank",
+                "place",
+                "group",
+                "seq",
+                "op",
+                "missing",
+                "silent_s",
+                "limit_s",
+                "step",
+                "detail",
+            }
+        ),  # fmt: skip
         "steps": frozenset({"process", "t_ns", "step"}),
     }
     explains: ClassVar[frozenset[str]] = frozenset({"stalled-process", "low-utilisation", "process-failure"})
@@ -58,12 +75,14 @@ class Hang:
     times: float = 30.0
 
     def check(self, window: Window) -> Iterator[Finding]:
-        steps = window.frame("steps")
+        hangs, steps = window.frame("hangs"), window.frame("steps")
+        if not len(hangs):
+            return
         last_ns = {
             process: float(frame["t_ns"].max())
             for process, frame in (steps.groups("process") if "process" in steps else {}).items()
         }
-        for number, rows in window.frame("hangs").groups("hang").items():
+        for number, rows in hangs.groups("hang").items():
             yield self._finding(int(number), rows, last_ns)
 
     def _finding(self, number: int, rows: Frame, last_ns: dict[Any, float]) -> Finding:
