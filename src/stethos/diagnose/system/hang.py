@@ -66,7 +66,7 @@ class Hang:
                 "step",
                 "detail",
             }
-        ),  # fmt: skip
+        ),
         "steps": frozenset({"process", "t_ns", "step"}),
     }
     explains: ClassVar[frozenset[str]] = frozenset({"stalled-process", "low-utilisation", "process-failure"})
@@ -94,9 +94,7 @@ class Hang:
         kind = str(rows["cause"][0])
         missing = _list_in(first.get("missing"))
         ranks = tuple(dict.fromkeys(one.rank for one in culprits if one.rank is not None)) or tuple(missing)
-        stacks = (
-            f"SELECT process, thread, depth, func, file, lineno FROM hang_stacks WHERE t_ns = {int(rows['t_ns'].max())}"
-        )
+        stacks = f"SELECT rank, process, thread, depth, func, file, lineno FROM stacks WHERE reason = 'hang {number}'"
         silent_s = max((float(one.get("silent_s") or 0.0) for one in people), default=0.0)
         return Finding(
             self.code,
