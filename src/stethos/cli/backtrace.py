@@ -106,9 +106,10 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
     for stack in stacks:
         notes = [*(["has the GIL"] if stack.has_gil else []), *(["waits"] if stack.is_idle else [])]
         lines.append(f"{clean(stack.thread)}{' (' + ', '.join(notes) + ')' if notes else ''}")
-        places = [_place(frame) for frame in stack.frames]
+        frames = [frame for frame in stack.frames if not frame.file.startswith("<frozen importlib")]
+        places = [_place(frame) for frame in frames]
         width = min(60, max(map(len, places), default=0))
-        for place, frame in zip(places, stack.frames, strict=True):
+        for place, frame in zip(places, frames, strict=True):
             lines.append(f"  {place:{width}}  {clean(frame.func)}{_source(frame)}".rstrip())
     return [clean(line) for line in lines]
 

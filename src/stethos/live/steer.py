@@ -197,7 +197,7 @@ def collect_garbage(request: Request) -> dict[str, Any]:
 
 def _resident_bytes() -> int:
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             return int(file.read().split()[1]) * 4096
     except OSError:
         return 0
