@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import stethos
 
-SLOW_S = 4.0
+SLOW_S = 2.5
 
 
 class Rows(Dataset):  # type: ignore[type-arg]
