@@ -80,6 +80,12 @@ def test_a_stack_that_changes_between_two_looks_moves() -> None:
     assert Look((), ()).is_moving  # what cannot be seen is not accused
 
 
+def test_a_prompt_is_no_hang_and_a_stopped_process_is_called_so() -> None:
+    assert still(thread(TRAIN), wait=Wait("S", "read", "/dev/pts/3")).is_at_prompt
+    assert not still(thread(TRAIN), wait=Wait("S", "read", "pipe:[3]")).is_at_prompt
+    assert "was stopped by a signal" in judge(still(thread(TRAIN), wait=Wait("T"))).words
+
+
 def test_the_thread_that_trains_is_found_behind_a_main_one_that_waits() -> None:
     main = thread(("main", "/home/me/a.py", 1), ("join", "/usr/lib/python3.11/threading.py", 1))
     other = thread(("fit", "/home/me/a.py", 9), ("forward", f"{TORCH}/nn/linear.py", 1), main=False)

@@ -142,7 +142,7 @@ class Watchdog:
             return True
         limit_s = pulse.limit_s(self._limits, board) or self._limits.at_least_s
         silent_s = pulse.silent_s(now)
-        if look.is_moving or silent_s < min(limit_s, self._limits.at_least_s):
+        if look.is_moving or look.is_at_prompt or silent_s < min(limit_s, self._limits.at_least_s):
             return False
         return not look.is_busy or silent_s > _BUSY_TIMES * limit_s
 
