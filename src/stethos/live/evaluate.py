@@ -47,6 +47,7 @@ class Evaluation:
     duration_ms: float | None = None
     thread: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
+    task: Task | None = None
     stopper: Interruptible = field(default_factory=Interruptible)
 
     def parse(self) -> ast.Module:
@@ -189,6 +190,7 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
     else:
         task = Task(lambda optimizer: evaluation.run(frames_from(sys._getframe(1)), is_still=True))
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
+            evaluation.task = task
             return "step", ""
         if request.has_hung_up():
             raise LiveError("given up before a step came")
@@ -205,6 +207,9 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
 def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
     """Wait for the code; after `limit_s` interrupt it, and if it does not even listen say where it is."""
     if evaluation.is_over.wait(limit_s):
+        return
+    if evaluation.task is not None and evaluation.task.done.is_set():
+        evaluation.error = {"type": "Interrupted", "message": "the training was interrupted before it", "traceback": ""}
         return
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline:
