@@ -52,6 +52,7 @@ class Source(Enum):
     DRAINER = "samples taken from outside the training process"
     CATALOGUE = "the run directory itself"
     VIEW = "another table"
+    LIVE = "the live processes, looked at when a query asks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Table:
                 return (*PROCESS_COLUMNS, *CONTEXT_COLUMNS)
             case Source.DRAINER:
                 return (*PROCESS_COLUMNS, TIME_COLUMN)
-            case Source.CATALOGUE | Source.VIEW:
+            case Source.CATALOGUE | Source.VIEW | Source.LIVE:
                 return ()
 
     @property
@@ -518,7 +519,7 @@ _FRAME = """
 BACKTRACE = Table(
     "backtrace",
     33,
-    Source.CATALOGUE,
+    Source.LIVE,
     "frame of a main thread",
     "Where the main thread of each live process is: captured by the SELECT itself. Empty when nothing is alive.",
     _columns(_FRAME),

@@ -63,6 +63,7 @@ UNREACHED = {
         *(f"observe.collectives.{name}" for name in ("name_of", "shown_name", "members_of", "_bytes_in")),
         *(f"observe.flight.{name}" for name in ("last_flights", "flights", "_flight", "_size_of", "_recorder")),
     },
+    "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
         "observe.spans.ids_in", "observe.spans.traceparent", "observe.session.Session.mark_turn",

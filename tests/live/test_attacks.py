@@ -252,8 +252,17 @@ def test_nonsense_on_the_socket_harms_nothing(with_main: Living, here: Path, sen
     assert ask(with_main.process(), "about")["pid"] == with_main.process().pid
 
 
-@pytest.mark.parametrize("content", [{"op": "eval", "code": 3}, {"op": "eval", "code": "1", "limit_s": -1}, {"op": "lr", "change": [1]},
-                                     {"op": "clip", "norm": "much"}, {"op": "checkpoint", "path": "relative"}, {"op": "rm"}])  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"op": "eval", "code": 3},
+        {"op": "eval", "code": "1", "limit_s": -1},
+        {"op": "lr", "change": [1]},
+        {"op": "clip", "norm": "much"},
+        {"op": "checkpoint", "path": "relative"},
+        {"op": "rm"},
+    ],
+)
 def test_requests_that_make_no_sense_are_refused(with_main: Living, here: Path, content: dict[str, object]) -> None:
     from stethos.errors import UsageError
 
@@ -303,10 +312,11 @@ def test_another_users_process_is_not_read_and_the_hint_says_why(with_main: Livi
     code = (
         "import os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / 'src')!r})\n"
-        "from stethos.live.stack import capture\nfrom stethos.live.attach import attach\nfrom stethos.errors import StethosError\n"
-        "from pathlib import Path\n"
+        "from pathlib import Path\nfrom stethos.errors import StethosError\n"
+        "from stethos.live.attach import attach\nfrom stethos.live.stack import capture\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
-        "for act in (lambda: capture(int(sys.argv[1])), lambda: attach(int(sys.argv[1]), Path('/tmp/none'), 'light', 0.01)):\n"
+        "pid = int(sys.argv[1])\n"
+        "for act in (lambda: capture(pid), lambda: attach(pid, Path('/tmp/none'), 'light', 0.01)):\n"
         "    try: act(); print('got in')\n"
         "    except StethosError as error: print(str(error).replace(chr(10), ' '))\n"
     )
@@ -384,11 +394,53 @@ def test_the_owner_can_forbid_it(tmp_path: Path, variables: dict[str, str], reas
     assert list((tmp_path / "stethos").iterdir()) == [], "nothing stays in the registry"
 
 
+def test_a_forked_child_has_an_agent_of_its_own_once_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    script = (
+        "import os, stethos, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nchildren = [os.fork()]\n"
+        "if children[0]:\n    children.append(os.fork())\n"
+        "if children[0] == 0:\n    stethos.log(child=1.0)\n"
+        "print(os.getpid(), flush=True)\nsys.stdin.read()\n"
+        "if all(children): [os.waitpid(child, 0) for child in children]"
+    )
+    process = start("-c", script, tmp_path / "runs", env=environment(XDG_RUNTIME_DIR=str(tmp_path)))
+    assert process.stdout is not None
+    pids = {int(process.stdout.readline()) for _ in range(3)}
+    found = live_processes()
+    assert len(found) == 2 and {one.pid for one in found} < pids, "the child that records nothing has none"
+    for one in found:
+        assert one.has_agent and ask(one, "about")["pid"] == one.pid
+    assert finish(process, "").returncode == 0
+    assert list((tmp_path / "stethos").iterdir()) == []
+
+
+def test_a_federated_client_runs_no_code_unless_its_owner_allows_it(tmp_path: Path) -> None:
+    script = (
+        "import stethos, sys\nfrom stethos.federate.invitation import Invitation\n"
+        "from stethos.federate.site import Site\nw = stethos.watch(name='n', dir=sys.argv[1])\n"
+        "with Site(Invitation('fed', 'c1', 1), side='client'):\n    print(flush=True)\n    sys.stdin.read()"
+    )
+    for allowed in ("", "1"):
+        seen = environment(XDG_RUNTIME_DIR=str(tmp_path), STETHOS_EVAL=allowed)
+        process = start("-c", script, tmp_path / f"runs{allowed}", env=seen)
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
+        assert finish(process).returncode == 0
+        if allowed:
+            assert (told.returncode, told.stdout) == (0, "42\n"), told.stderr
+        else:
+            assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+
+
 # What holds the GIL ---------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_holds_the_gil_in_c_is_read_and_not_woken(with_main: Living) -> None:
-    script = "import ctypes\ndef stuck_in_c():\n    return ctypes.PyDLL(None).sleep(600)\nprint(flush=True)\nprint(stuck_in_c())"
+    stuck = "def stuck_in_c():\n    return ctypes.PyDLL(None).sleep(600)\n"
+    script = f"import ctypes\n{stuck}print(flush=True)\nprint(stuck_in_c())"
     process = start("-c", script)
     assert process.stdout is not None
     process.stdout.readline()

@@ -25,10 +25,12 @@ from stethos.store.run import Run
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        (None, Wanted()), ("digits", Wanted("digits")), ("runs/digits", Wanted("runs/digits")), ("4711", Wanted("4711")),
+        (None, Wanted()), ("digits", Wanted("digits")), ("runs/digits", Wanted("runs/digits")),
+        ("4711", Wanted("4711")),
         ("all", Wanted(is_all=True)), ("rank:3", Wanted(rank=3)), ("digits/all", Wanted("digits", is_all=True)),
         ("runs/digits/rank:12", Wanted("runs/digits", rank=12)), ("/abs/run/all", Wanted("/abs/run", is_all=True)),
-        ("node1:8080", Wanted(gateway="node1:8080")), ("10.0.0.1:8080/digits", Wanted("digits", gateway="10.0.0.1:8080")),
+        ("node1:8080", Wanted(gateway="node1:8080")),
+        ("10.0.0.1:8080/digits", Wanted("digits", gateway="10.0.0.1:8080")),
         ("node1:8080/digits/rank:1", Wanted("digits", rank=1, gateway="node1:8080")),
         ("node1:8080/all", Wanted(is_all=True, gateway="node1:8080")), ("[::1]:90", Wanted(gateway="[::1]:90")),
         ("rank:x", Wanted("rank:x")), ("overall", Wanted("overall")),
@@ -84,7 +86,8 @@ def test_locals_are_read_and_set_where_the_training_waits() -> None:
 
 
 def test_names_bound_by_anything_but_an_assignment_are_private() -> None:
-    code = "import a.b, c as d\nfor e, (f, *g) in x: pass\nwith y as h: pass\ndef i(): pass\nclass j: pass\n(k := 1)\nl = m = 2"
+    code = "import a.b, c as d\nfor e, (f, *g) in x: pass\nwith y as h: pass\n"
+    code += "def i(): pass\nclass j: pass\n(k := 1)\nl = m = 2"
     assert private_names(ast.parse(code)) == {"a", "d", "e", "f", "g", "h", "i", "j", "k"}
     _, (weight, count) = training("for count in range(10): pass\nimport os as weight")  # type: ignore[misc]
     assert (weight, count) == (1.5, 3)

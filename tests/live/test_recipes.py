@@ -287,8 +287,11 @@ def test_one_word_changes_the_rate_and_takes_it_back(training: Living) -> None:
 def test_the_step_is_asked_for_in_each_way_to_name_a_target(training: Living) -> None:
     pid = str(training.process().pid)
     code = "print(f'Rank 0 step: {trainer.current_step}')"
-    for words in (["-t", pid, "eval", code], [training.kind, "eval", code], ["eval", code, "-t", f"{training.kind}/all"],
-                  ["all", "eval", code], ["-t", str(training.runs / training.kind), "eval", code]):  # fmt: skip
+    ways = [
+        ["-t", pid, "eval", code], [training.kind, "eval", code], ["eval", code, "-t", f"{training.kind}/all"],
+        ["all", "eval", code], ["-t", str(training.runs / training.kind), "eval", code],
+    ]  # fmt: skip
+    for words in ways:
         assert training.ok(*words).startswith("Rank 0 step: ")
     assert training.say("rank:0", "eval", code).status == 6
 

@@ -101,7 +101,8 @@ def hostile_pickles() -> list[bytes]:
     return [
         b"cos\nsystem\n(S'touch touched'\ntR.", b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
         b"\x80\x02c__builtin__\nexec\nq\x00X\x01\x00\x00\x001q\x01\x85q\x02Rq\x03.", b"\x80\x05\x96" + b"\xff" * 8,
-        b"\x80\x04\x95" + b"\xff" * 8, nested, laughs, b"\x80\x02\x82\x01.", b"\x80\x02(" * 1000, b"\x80\x02" + b"(l" * 2000 + b".",
+        b"\x80\x04\x95" + b"\xff" * 8, nested, laughs, b"\x80\x02\x82\x01.", b"\x80\x02(" * 1000,
+        b"\x80\x02" + b"(l" * 2000 + b".",
         b"\x80\x02}(X\x01\x00\x00\x00a" + b"\x8a\xff" + b"\x00" * 300 + b"u.",
     ]  # fmt: skip
 

@@ -134,7 +134,7 @@ def show_reply(reply: dict[str, Any]) -> None:
         _say(note)
     error = reply["error"]
     if error:
-        if error["type"] in ("TimeLimit", "SystemExit", "Blocked"):
+        if error["type"] in ("TimeLimit", "SystemExit", "Blocked", "Interrupted"):
             _say(error["message"])
         sys.stderr.write(clean(error["traceback"], keep_lines=True))
 

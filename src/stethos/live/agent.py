@@ -137,6 +137,9 @@ class Agent:
         self._connections = set()
         self._lock = threading.Lock()
         self.boundary = Boundary()
+        recording = boot.current()
+        if recording is not None and recording.torch_watch is not None:
+            recording.torch_watch.steps.errand = None  # what was left for its parent
 
     # The agent's threads ------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Evaluation:
     step: int | None = None
     thread: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
+    task: Task | None = None
     stopper: Interruptible = field(default_factory=Interruptible)
 
     def parse(self) -> ast.Module:
@@ -223,6 +224,7 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
 
         task = Task(act, at_step=at_step, steps=lambda: request.session.steps)
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
+            evaluation.task = task
             return "step", ""
         if request.has_hung_up():
             raise LiveError("given up before a step came")
@@ -241,6 +243,9 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
 def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
     """Wait for the code; after `limit_s` interrupt it, and if it does not even listen say where it is."""
     if evaluation.is_over.wait(limit_s):
+        return
+    if evaluation.task is not None and evaluation.task.done.is_set():
+        evaluation.error = {"type": "Interrupted", "message": "the training was interrupted before it", "traceback": ""}
         return
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline:
