@@ -67,7 +67,7 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
-        hang_after_s=float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S)),
+        hang_after_s=hang_after_s(),
         hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
         agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
         evaluation=_evaluation_allowed(),
@@ -151,6 +151,36 @@ def cache_dir() -> Path:
     """Where data that can be fetched again are kept."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
+
+
+def hang_after_s() -> float:
+    """When a training counts as hung: `STETHOS_HANG_AFTER`, which `stethos run --hang-after` sets."""
+    try:
+        return float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S))
+    except ValueError:
+        return DEFAULT_HANG_S
+
+
+def config_dir() -> Path:
+    """Where what a user has to keep is kept: the keys of a gateway."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "stethos"
+
+
+def token_file() -> Path | None:
+    """The file with the token for gateways, unless `--token-file` says otherwise."""
+    named = os.environ.get(_PREFIX + "TOKEN_FILE")
+    return Path(named) if named else None
+
+
+def asked_by() -> str:
+    """For whom this command asks: a gateway says so, for the audit; empty for the user himself."""
+    return os.environ.get(_PREFIX + "ASKED_BY", "")
+
+
+def gateway_environment(who: str, directory: Path) -> dict[str, str]:
+    """The environment in which a gateway runs a command for somebody else."""
+    return {**clean_environment(), _PREFIX + "ASKED_BY": who, _PREFIX + "DIR": str(directory)}
 
 
 def rank_and_world() -> tuple[int | None, int | None]:

@@ -394,6 +394,47 @@ def test_the_owner_can_forbid_it(tmp_path: Path, variables: dict[str, str], reas
     assert list((tmp_path / "stethos").iterdir()) == [], "nothing stays in the registry"
 
 
+def test_a_forked_child_has_an_agent_of_its_own_once_it_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    script = (
+        "import os, stethos, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nchildren = [os.fork()]\n"
+        "if children[0]:\n    children.append(os.fork())\n"
+        "if children[0] == 0:\n    stethos.log(child=1.0)\n"
+        "print(os.getpid(), flush=True)\nsys.stdin.read()\n"
+        "if all(children): [os.waitpid(child, 0) for child in children]"
+    )
+    process = start("-c", script, tmp_path / "runs", env=environment(XDG_RUNTIME_DIR=str(tmp_path)))
+    assert process.stdout is not None
+    pids = {int(process.stdout.readline()) for _ in range(3)}
+    found = live_processes()
+    assert len(found) == 2 and {one.pid for one in found} < pids, "the child that records nothing has none"
+    for one in found:
+        assert one.has_agent and ask(one, "about")["pid"] == one.pid
+    assert finish(process, "").returncode == 0
+    assert list((tmp_path / "stethos").iterdir()) == []
+
+
+def test_a_federated_client_runs_no_code_unless_its_owner_allows_it(tmp_path: Path) -> None:
+    script = (
+        "import stethos, sys\nfrom stethos.federate.invitation import Invitation\n"
+        "from stethos.federate.site import Site\nw = stethos.watch(name='n', dir=sys.argv[1])\n"
+        "with Site(Invitation('fed', 'c1', 1), side='client'):\n    print(flush=True)\n    sys.stdin.read()"
+    )
+    for allowed in ("", "1"):
+        seen = environment(XDG_RUNTIME_DIR=str(tmp_path), STETHOS_EVAL=allowed)
+        process = start("-c", script, tmp_path / f"runs{allowed}", env=seen)
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
+        assert finish(process).returncode == 0
+        if allowed:
+            assert (told.returncode, told.stdout) == (0, "42\n"), told.stderr
+        else:
+            assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+
+
 # What holds the GIL ---------------------------------------------------------------------------------------------
 
 

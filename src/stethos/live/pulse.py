@@ -30,6 +30,7 @@ class Pulse:
         self.last_sign = self.last_step = now
         self.longest_s = 0.0
         self.not_before = 0.0  # it was looked at, and moved: not again until then
+        self.is_hung = False  # a pause that was a hang is no measure for others
         self._signs: tuple[object, ...] | None = None
         self._steps = 0
         self._last_step_ns = 0
@@ -47,9 +48,9 @@ class Pulse:
         signs = (board.steps, board.batches, tuple((one.begun, one.complete) for one in board.groups))
         if signs != self._signs:
             self._signs = signs
-            self._sign(now)
+            self._sign(now, board)
         elif now - self.last_sign > _QUIET_S and self._has_moved_bytes(board.pid, now):
-            self._sign(now)
+            self._sign(now, board)
 
     def silent_s(self, now: float) -> float:
         return now - self.last_sign
@@ -61,8 +62,11 @@ class Pulse:
         usual_s = max(limits.at_least_s, limits.times * (statistics.median(self._step_s) if self._step_s else 0.0))
         return max(usual_s, min(2 * self.longest_s, _MOST_PAUSES * usual_s))
 
-    def _sign(self, now: float) -> None:
-        self.longest_s = max(self.longest_s, now - self.last_sign)
+    def _sign(self, now: float, board: RankBoard) -> None:
+        is_start = board.steps <= _FEW_STEPS  # which takes as long as it takes
+        if not is_start and not self.is_hung:
+            self.longest_s = max(self.longest_s, now - self.last_sign)
+        self.is_hung = False
         self.last_sign = now
 
     def _has_moved_bytes(self, pid: int, now: float) -> bool:

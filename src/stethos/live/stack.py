@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ OUR_THREADS = ("stethos-agent", "stethos-eval", "stethos-collectives")
 _SPY_S = 20.0
 _AGENT_S = 5.0
 _ATTEMPTS = 3
+_STILL_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,12 @@ def _spied(pid: int, native: bool) -> tuple[list[dict[str, Any]] | None, str]:
         return None, "py-spy is not installed"
     flags = ["--native"] if native else []
     trouble = ""
-    if not native:
-        before = _activity(pid)
+    before = _activity(pid) if not native else None
+    if before is not None:
+        time.sleep(_STILL_S)
+    if before is not None and before == _activity(pid):
         threads, trouble = _run(spy, pid, ["--nonblocking"])
-        if threads is not None and before is not None and before == _activity(pid):
+        if threads is not None and before == _activity(pid):
             return threads, ""
     for _ in range(_ATTEMPTS):
         threads, trouble = _run(spy, pid, flags)
