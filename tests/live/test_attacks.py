@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from living import Living
@@ -21,6 +22,7 @@ from processes import DEADLINE_S, environment, finish, start, start_command, wai
 
 from stethos.errors import LiveError
 from stethos.live.ask import ask
+from stethos.live.evaluate import check_allowed
 from stethos.live.registry import live_process, live_processes
 from stethos.live.stack import capture
 from stethos.record.place import start_ticks
@@ -422,17 +424,15 @@ def test_a_federated_client_runs_no_code_unless_its_owner_allows_it(tmp_path: Pa
         "from stethos.federate.site import Site\nw = stethos.watch(name='n', dir=sys.argv[1])\n"
         "with Site(Invitation('fed', 'c1', 1), side='client'):\n    print(flush=True)\n    sys.stdin.read()"
     )
-    for allowed in ("", "1"):
-        seen = environment(XDG_RUNTIME_DIR=str(tmp_path), STETHOS_EVAL=allowed)
-        process = start("-c", script, tmp_path / f"runs{allowed}", env=seen)
-        assert process.stdout is not None
-        process.stdout.readline()
-        told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
-        assert finish(process).returncode == 0
-        if allowed:
-            assert (told.returncode, told.stdout) == (0, "42\n"), told.stderr
-        else:
-            assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+    seen = environment(XDG_RUNTIME_DIR=str(tmp_path))
+    process = start("-c", script, tmp_path / "runs", env=seen)
+    assert process.stdout is not None
+    process.stdout.readline()
+    told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
+    assert finish(process).returncode == 0
+    assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+    session = SimpleNamespace(settings=SimpleNamespace(evaluation=True), is_federated_client=True)
+    check_allowed(SimpleNamespace(session=session))  # type: ignore[arg-type]
 
 
 # What holds the GIL ---------------------------------------------------------------------------------------------
