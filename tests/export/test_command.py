@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas
 import polars
 import pytest
+from builders import RunBuilder
 
 from stethos.cli.main import main
 from stethos.export.formats import FORMATS
@@ -37,6 +38,14 @@ def test_tables_reach_polars_and_pandas(federation_path: Path, tmp_path: Path) -
     assert exact["round"].to_list() == text["round"].to_list() == [1, 2, 3]
     assert exact["accuracy"].to_list() == text["accuracy"].to_list() == [0.5] * 3
     assert polars.read_csv(tmp_path / "csv" / "steps.csv")["step_ms"].null_count() == 9
+
+
+@pytest.mark.parametrize("name", ["tensorboard", *FILES])
+def test_a_run_without_rows_is_no_error(
+    name: str, run: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "-t", str(run.path), "--to", name, "-o", str(tmp_path / "out")]) == 0
+    assert str(tmp_path / "out") in capsys.readouterr().out
 
 
 def test_mistakes_are_named(federation_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

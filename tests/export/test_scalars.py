@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stethos.cli.main import main
 from stethos.export import tensorboard
 from stethos.store.run import Run
 
@@ -25,6 +26,27 @@ def test_tensorboard_loads_every_series(federation: Run, tmp_path: Path) -> None
     steps = EventAccumulator(str(tmp_path / "logs" / "client-0")).Reload()
     assert [one.step for one in steps.Scalars("train/loss")] == list(range(9))
     assert len(steps.Scalars("train/step_ms")) == 6  # the first step of each turn has none: a gap, not a zero
+
+
+def test_only_files_of_an_earlier_export_are_replaced(federation: Run, federation_path: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    tensorboard.write(federation, logs)
+    (logs / "wards" / "mine.txt").write_text("kept")
+    (logs / "wards" / "events.out.tfevents.1.elsewhere").write_text("kept")
+    words = ["export", "-t", str(federation_path), "--to", "tensorboard", "-o", str(logs)]
+    assert main(words) == 2 and main([*words, "--force"]) == 0
+    found = sorted(path.name for path in (logs / "wards").iterdir())
+    assert found[0] == "events.out.tfevents.1.elsewhere" and found[-1] == "mine.txt" and len(found) == 3
+    assert len(list(logs.iterdir())) == 4
+
+
+def test_a_failure_leaves_no_directory(federation: Run, tmp_path: Path) -> None:
+    def fail(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tensorboard.write(federation, tmp_path / "logs", advance=fail)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mlflow_reads_every_value(federation: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,19 +38,14 @@ class Written:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file, or directory if one is made, beside `path` that takes its place at the end of a good block."""
+    """A temporary file beside `path` that takes its place at the end of a good block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        if temporary.is_dir() and path.is_dir():
-            shutil.rmtree(path)
         os.replace(temporary, path)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

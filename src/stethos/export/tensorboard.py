@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import UsageError
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress, replacing
+from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress
 from stethos.export.scalar import Scalars
 
 if TYPE_CHECKING:
@@ -29,13 +33,12 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
     scalars = Scalars(run, limit)
     counts = {"values": 0, "series": 0}
     writers: dict[str, Any] = {}
-    with replacing(path) as temporary:
-        temporary.mkdir(parents=True)
+    with _arriving(path) as arriving:
         try:
             for one in scalars.values(advance):
                 writer = writers.get(one.series)
                 if writer is None:
-                    directory = temporary / _UNSAFE.sub("_", one.series).strip(".")[:100]
+                    directory = arriving / (_UNSAFE.sub("_", one.series).strip(".")[:100] or "_")
                     directory.mkdir(exist_ok=True)
                     file = directory / f"events.out.tfevents.{one.t_ns // 10**9:010d}.stethos.{len(writers)}"
                     writer = writers[one.series] = RecordWriter(file.open("wb"))
@@ -49,3 +52,27 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
                 writer.close()
     counts["series"] = len(writers)
     return Written(str(path), counts, tuple(scalars.notes))
+
+
+@contextmanager
+def _arriving(path: Path) -> Iterator[Path]:
+    """A temporary directory whose files move into `path` at the end of a good block.
+
+    Of what is there already only event files of an earlier export go.
+    """
+    is_new = not path.exists()
+    temporary = path / f".stethos.{os.getpid()}.part"
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for directory in temporary.iterdir():
+            target = path / directory.name
+            target.mkdir(exist_ok=True)
+            for old in target.glob("events.out.tfevents.*.stethos.*"):
+                old.unlink()
+            for file in directory.iterdir():
+                os.replace(file, target / file.name)
+    finally:
+        shutil.rmtree(temporary)
+        if is_new and not any(path.iterdir()):
+            path.rmdir()
