@@ -90,8 +90,8 @@ def _clients(vitals: Vitals, width: int, most: int) -> Table | None:
     if not vitals.clients:
         return None
     number = vitals.clients[0]["round"]
-    bad = sum(row["status"] not in ("ok", None) for row in vitals.clients)
-    title = f"{plural_text(len(vitals.clients), 'client')} in round {number}" + (
+    bad = vitals.clients_failed
+    title = f"{plural_text(vitals.clients_seen, 'client')} in round {number}" + (
         f", {bad} without an update" if bad else ""
     )
     table = _table((cut(title, max(12, width - 26)), False), ("took", True), ("loss", True))

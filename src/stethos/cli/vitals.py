@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 POINTS = 240  # of a curve
 _ROUNDS = 8
 _FINDINGS = 6
+_CLIENTS = 12
 _SPEED_S = 10.0  # steps per second are counted over this
 _OVERLAP_NS = 2_000_000_000  # rows of several processes arrive a little out of order
 
@@ -52,6 +53,8 @@ class Vitals:
     processes: tuple[ProcessVitals, ...]
     rounds: tuple[dict[str, Any], ...]
     clients: tuple[dict[str, Any], ...]
+    clients_seen: int
+    clients_failed: int
     findings: tuple[dict[str, Any], ...]
     open_findings: int
     is_diagnosed: bool
@@ -90,6 +93,7 @@ class Monitor:
         found = self._findings() if kept else []
         started = [row["started_ns"] for row in rows if row["started_ns"]]
         ended = [row["ended_ns"] for row in rows if row["ended_ns"]]
+        clients, seen, failed = self._clients() if stored["client_reports"] else ((), 0, 0)
         is_live = self.run.is_live
         end_ns = now_ns if is_live else max(ended, default=now_ns)
         state = "running" if is_live else _worst([row["state"] for row in rows])
@@ -119,7 +123,9 @@ class Monitor:
             rows_lost=sum(row["rows_lost"] or 0 for row in rows),
             processes=processes,
             rounds=tuple(list(self._rounds.values())[-_ROUNDS:]),
-            clients=tuple(self._clients()) if self._rounds or stored["client_reports"] else (),
+            clients=clients,
+            clients_seen=seen,
+            clients_failed=failed,
             findings=tuple(found[:_FINDINGS]),
             open_findings=len(found),
             is_diagnosed=bool(kept),
@@ -182,18 +188,21 @@ class Monitor:
         for key in list(self._rounds)[: -POINTS - _ROUNDS]:
             del self._rounds[key]
 
-    def _clients(self) -> list[dict[str, Any]]:
-        """The turns of the round that is on, or was last; failed ones first, then the slowest."""
+    def _clients(self) -> tuple[tuple[dict[str, Any], ...], int, int]:
+        """Turns of the round that is on or was last, failed ones first; how many there are, and how many failed."""
         last = "SELECT max(round) FROM client_reports"
         if self._rounds_ns:
             last += f" WHERE t_ns >= {self._rounds_ns - _OVERLAP_NS}"
         ((number,),) = self.run.rows(last).values
         if number is None:
-            return []
-        query = f"""SELECT client, round, status, duration_ms, loss, error FROM client_rounds
-            WHERE round = {number} ORDER BY status = 'ok', duration_ms DESC NULLS LAST, client"""
+            return (), 0, 0
+        query = f"""SELECT count(*) OVER (), count(*) FILTER (status <> 'ok') OVER (), client, round, status,
+            duration_ms, loss, error FROM client_rounds WHERE round = {number}
+            ORDER BY status = 'ok', duration_ms DESC NULLS LAST, client LIMIT {_CLIENTS}"""
         names = ("client", "round", "status", "duration_ms", "loss", "error")
-        return [dict(zip(names, row, strict=True)) for row in self.run.rows(query).values]
+        found = self.run.rows(query).values
+        seen, failed = found[0][:2] if found else (0, 0)
+        return tuple(dict(zip(names, row[2:], strict=True)) for row in found), seen, failed
 
     def _rates(self, steps: dict[str, int], now_ns: int) -> dict[str, float]:
         """Steps per second of each process since some seconds ago, or since the last look."""
