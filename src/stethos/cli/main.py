@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
     "export": "stethos.cli.export",
+    "alert": "stethos.cli.alert",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
 }
