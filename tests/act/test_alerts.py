@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import command, wait_until
 
 import stethos
 from stethos.act.alert_rule import Alerts, LogSink, MailSink, Rule, WebhookSink, read_alerts
@@ -75,12 +76,12 @@ class Smtp(socketserver.ThreadingTCPServer):
 
                 answer("220 here")
                 while line := self.rfile.readline().decode().strip():
-                    if line == "DATA":
+                    if line.upper() == "DATA":
                         answer("354 go on")
                         lines = iter(lambda: self.rfile.readline().decode().rstrip("\r\n"), ".")
                         server.mails.append("\n".join(lines))
                         answer("250 taken")
-                    elif line == "QUIT":
+                    elif line.upper() == "QUIT":
                         answer("221 bye")
                         break
                     else:
@@ -261,6 +262,18 @@ def test_a_command_gets_json_and_its_failure_is_told(tmp_path: Path) -> None:
     deliver(LogSink(str(tmp_path / "log")), message)
     deliver(LogSink(str(tmp_path / "log")), message)
     assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+def test_a_recorded_program_is_watched_by_itself(receiver: Receiver, tmp_path: Path) -> None:
+    file, script = tmp_path / "a.toml", tmp_path / "job.py"
+    text = FILE.replace("https://example.org/x", receiver.url)
+    text = text.replace('type = "webhook"', 'type = "webhook"\nallow_private = true')
+    file.write_text(text.replace('sinks = ["hook"]', 'sinks = ["hook"]\nquery = "SELECT 5"\nabove = 1'))
+    script.write_text("print(7)")
+    result = command("run", "--dir", tmp_path / "runs", "--name", "r", "--alerts", file, script)
+    assert result.stdout == "7\n"
+    wait_until(lambda: bool(receiver.bodies), "the alert to arrive")
+    assert receiver.bodies[0]["run"] == "r"
 
 
 # A webhook cannot be turned against the network it is sent from --------------------------------------
