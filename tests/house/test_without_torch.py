@@ -33,6 +33,7 @@ READING = {
     "compare-clients": ["compare-clients", "c1", "c2"],
     "collectives": ["collectives"],
     "export": ["export", "-o", "exported"],
+    "report": ["report", "--format", "md"],
     "top": ["top", "--once"],
     "alert": ["alert", "status"],
     "doctor": ["doctor", "--verify"],

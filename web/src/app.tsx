@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { State } from "./charts/small";
 import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion } from "./context";
+import { keep, kept } from "./kept";
 import { column, type Catalogue } from "./model";
 import { ComparePage } from "./pages/compare";
 import { RunPage } from "./pages/run";
@@ -9,7 +10,7 @@ import { RunsPage } from "./pages/runs";
 import { SqlPage } from "./pages/sql";
 import { Trouble } from "./panel";
 import { address, useRoute, type Route } from "./route";
-import type { Complaint, Source } from "./source";
+import { Report, type Complaint, type Source } from "./source";
 
 const THEME = "stethos-theme";
 
@@ -28,7 +29,8 @@ interface Framed {
 }
 
 function Inside({ source, catalogue, theme, turn }: Framed) {
-  const route = useRoute();
+  const told = useRoute();
+  const route = source instanceof Report && told.run !== source.carried.run ? { page: "overview", run: source.carried.run, given: {} } : told;
   const around = useMemo(() => ({ source, catalogue, theme }), [source, catalogue, theme]);
   useEffect(() => {
     document.title = route.run === "" ? "Stethos" : `${route.run} · Stethos`;
@@ -193,7 +195,7 @@ function Logo() {
 
 function useTheme(): [string, () => void] {
   const preferred = matchMedia("(prefers-color-scheme: dark)");
-  const wanted = (): string => localStorage.getItem(THEME) ?? (preferred.matches ? "dark" : "light");
+  const wanted = (): string => kept(THEME) ?? (preferred.matches ? "dark" : "light");
   const [theme, setTheme] = useState(() => {
     document.documentElement.dataset.theme = wanted();
     return wanted();
@@ -211,7 +213,7 @@ function useTheme(): [string, () => void] {
     theme,
     () => {
       const next = theme === "dark" ? "light" : "dark";
-      localStorage.setItem(THEME, next);
+      keep(THEME, next);
       show(next);
     },
   ];

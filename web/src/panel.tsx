@@ -145,14 +145,12 @@ interface Chosen {
 }
 
 function Choices({ panel, route, given, version, choose }: Chosen) {
-  const { source } = useAround();
   // One picker per page is enough: panels that follow another one's choice do not repeat it.
   const repeats = panel.name !== "client-norm" && panel.parameters.some((one) => one.name === "client") && panel.page === "clients";
   const shown = panel.parameters.filter(
     (one) => !(repeats && one.name === "client") && !(panel.name === "layer-series" && one.name === "statistic") && !(panel.name === "update-ratio"),
   );
   if (shown.length === 0) return null;
-  if (source.isReport && !shown.some((one) => one.kind === "choice")) return null;
   return (
     <div class="choices">
       {shown.map((parameter) =>
@@ -189,6 +187,7 @@ function Picker({ panel, parameter, route, version, value, choose }: Picked) {
   const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
   const none: Record<string, string> = { round: "the last", client: "none", layer: "the largest" };
   const values = (answer ?? []).map(String);
+  if (source.isReport && values.length === 0) return null;
   if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);
   return (
     <label>
@@ -228,7 +227,7 @@ function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; 
   };
   return (
     <footer>
-      {isCut && <span class="cut">more rows than a page takes: cut</span>}
+      {isCut && <span class="cut">{source.isReport ? "thinned or cut: not every row is shown" : "more rows than a page takes: cut"}</span>}
       <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
         SQL
       </button>

@@ -1,4 +1,5 @@
 // Where the page gets its numbers: the server, or what a report carries with it.
+import { keep, kept } from "./kept";
 import type { Catalogue, Columns, Diagnosis, Given, RunRow } from "./model";
 
 export class Complaint extends Error {
@@ -31,10 +32,10 @@ export function takeToken(): string {
   const given = new URLSearchParams(location.hash.replace(/^#/, ""));
   const token = given.get("token");
   if (token !== null) {
-    localStorage.setItem(KEPT, token);
+    keep(KEPT, token);
     history.replaceState(null, "", `${location.pathname}#${given.get("to") ?? "/"}`);
   }
-  return localStorage.getItem(KEPT) ?? "";
+  return kept(KEPT) ?? "";
 }
 
 export function panelAddress(run: string, panel: string, given: Given): string {
@@ -155,18 +156,22 @@ async function read(answer: Response, told: (event: string, data: string) => voi
 
 interface Carried {
   catalogue: Catalogue;
-  runs: RunRow[];
-  /** By the address that the server would have: panelAddress(run, panel, given). */
-  panels: Record<string, Columns>;
-  values: Record<string, (string | number)[]>;
-  findings: Record<string, Diagnosis>;
+  run: string;
+  made_ns: string;
+  /** What a reader has to know about the report itself: what was thinned or left out. */
+  notes: string[];
+  panels: { panel: string; given: Given; columns: Columns }[];
+  findings: Diagnosis;
 }
 
 /** A report: what was put into the page when it was made. */
 export class Report implements Source {
   readonly isReport = true;
+  private readonly panels: Map<string, Columns>;
 
-  constructor(private readonly carried: Carried) {}
+  constructor(readonly carried: Carried) {
+    this.panels = new Map(carried.panels.map(({ panel, given, columns }) => [this.key(panel, given), columns]));
+  }
 
   /** The report in this document, if it is one. */
   static find(): Report | null {
@@ -179,23 +184,23 @@ export class Report implements Source {
   }
 
   async runs(): Promise<RunRow[]> {
-    return this.carried.runs;
+    return [];
   }
 
-  async panel(run: string, panel: string, given: Given): Promise<Columns> {
-    const found = this.carried.panels[panelAddress(run, panel, given)];
+  async panel(_run: string, panel: string, given: Given): Promise<Columns> {
+    const found = this.panels.get(this.key(panel, given));
     if (found === undefined) throw new Complaint("not part of this report", "open the run with `stethos serve`", 404);
     return found;
   }
 
-  async values(run: string, panel: string, parameter: string): Promise<(string | number)[]> {
-    return this.carried.values[`${run}/${panel}/${parameter}`] ?? [];
+  /** What can be chosen here: what was carried along. */
+  async values(_run: string, panel: string, parameter: string): Promise<string[]> {
+    const given = this.carried.panels.filter((one) => one.panel === panel).map((one) => one.given[parameter] ?? "");
+    return [...new Set(given)].filter((value) => value !== "");
   }
 
-  async findings(run: string): Promise<Diagnosis> {
-    const found = this.carried.findings[run];
-    if (found === undefined) throw new Complaint("not part of this report", "", 404);
-    return found;
+  async findings(): Promise<Diagnosis> {
+    return this.carried.findings;
   }
 
   async sql(): Promise<Columns> {
@@ -208,5 +213,13 @@ export class Report implements Source {
 
   follow(): () => void {
     return () => undefined;
+  }
+
+  /** The same for every way to say the same: parameters sorted, those that are as by default left out. */
+  private key(panel: string, given: Given): string {
+    const parameters = this.carried.catalogue.panels.find((one) => one.name === panel)?.parameters ?? [];
+    const usual = (name: string): string | undefined => Object.keys(parameters.find((one) => one.name === name)?.options ?? {})[0];
+    const told = Object.entries(given).filter(([name, value]) => value !== "" && value !== usual(name));
+    return JSON.stringify([panel, ...told.sort(([a], [b]) => (a < b ? -1 : 1))]);
   }
 }

@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
     "serve": "stethos.cli.serve",
+    "report": "stethos.cli.report",
     "demo": "stethos.cli.demo",
     "collectives": "stethos.cli.collectives",
     "export": "stethos.cli.export",

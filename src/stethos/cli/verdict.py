@@ -112,7 +112,7 @@ def finding_lines(
     if since := _since(one):
         yield from _entry("since", since, width)
     if one.severity >= Severity.WARNING:
-        yield from _entry("sure", _sure(one.confidence), width)
+        yield from _entry("sure", sure_text(one.confidence), width)
     for place, evidence in enumerate(one.evidence[:evidences]):
         yield from _entry("seen" if place == 0 else "", evidence.text, width, most=3)
         yield from _picture(one, evidence, width)
@@ -141,7 +141,7 @@ def query_command(target: str, sql: str) -> str:
 
 def event_line(what: str, one: Finding, clock: str) -> Line:
     """A finding of a live run that has opened, changed or passed, in one line."""
-    since = f", {_when(one)}" if _when(one) else ""
+    since = f", {when_text(one)}" if when_text(one) else ""
     text = f"{clock}  {what:7}  {one.severity.word.upper():7}  {clean(one.title)} ({one.code}{since})"
     return Line(text, "green" if what == "passed" else _STYLES[one.severity])
 
@@ -172,7 +172,7 @@ def _title(one: Finding, width: int) -> Iterator[Line]:
 
 def _short_lines(one: Finding, width: int) -> Iterator[Line]:
     yield from _title(one, width)
-    facts = [f"{one.name} ({one.code})", _when(one), f"{_sure(one.confidence)} sure"]
+    facts = [f"{one.name} ({one.code})", when_text(one), f"{sure_text(one.confidence)} sure"]
     yield from _entry("", " · ".join(filter(None, facts)), width, most=1)
     if one.consequences:
         yield from _entry("so", "; ".join(effect.title for effect in one.consequences), width, most=1)
@@ -211,7 +211,7 @@ def _who(subject: Subject) -> str:
     return ", ".join(parts)
 
 
-def _when(one: Finding) -> str:
+def when_text(one: Finding) -> str:
     """`since round 3`, or `round 3 to 5` of what is over."""
     since = _since(one)
     return f"since {since}" if since and (one.is_open or one.subject.last is None) else since
@@ -228,7 +228,8 @@ def _since(one: Finding) -> str:
     return f"{subject.unit} {subject.first:,} to {subject.last:,}"
 
 
-def _sure(confidence: float) -> str:
+def sure_text(confidence: float) -> str:
+    """`95 %`."""
     return f"{confidence * 100:.0f} %" if confidence < 0.995 else "100 %"
 
 

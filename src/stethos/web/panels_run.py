@@ -92,6 +92,20 @@ OVERVIEW_PANELS = (
         "Whatever the program gave to stethos.log, in its order.",
         x="index", y=("value",), by="name", needs=("metrics",),
     ),
+    Panel(
+        "made", "overview", "How it was made", "table",
+        "WITH facts AS (\n"
+        "  SELECT 0 AS place, ['command', 'commit', 'machine', 'stethos', 'exit code'] AS names,\n"
+        "         [command, git_commit, host, version, exit_code::VARCHAR] AS texts FROM runs\n"
+        "  UNION ALL\n"
+        "  SELECT DISTINCT 1, ['python', 'torch', 'packages', 'preset', 'configuration'],\n"
+        "         [python, torch, nullif(versions, '{}'), preset, nullif(config, '{}')] FROM processes),\n"
+        "pairs AS (SELECT place, unnest(range(5)) AS number, unnest(names) AS what, unnest(texts) AS text FROM facts)\n"
+        "SELECT what, text FROM pairs WHERE text IS NOT NULL GROUP BY what, text\n"
+        "ORDER BY min(place), min(number), text LIMIT 100",
+        "Where a `+` stands behind the commit, its working directory had changes.",
+        is_wide=True,
+    ),
 )  # fmt: skip
 
 FINDING_PANELS = (

@@ -2,9 +2,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { useAround, useAsked, type Asked } from "../context";
 import { FindingCard, Verdict } from "../findings";
+import { moment } from "../format";
 import type { Diagnosis } from "../model";
 import { PanelCard, Trouble } from "../panel";
 import type { Route } from "../route";
+import { Report } from "../source";
 
 interface Shown {
   route: Route;
@@ -14,7 +16,7 @@ interface Shown {
 }
 
 export function RunPage({ route, version, state, diagnosis }: Shown) {
-  const { catalogue } = useAround();
+  const { catalogue, source } = useAround();
   const panels = catalogue.panels.filter((panel) => panel.page === route.page && panel.chart !== "findings");
   const isAboutOne = route.page === "clients";
   const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
@@ -22,6 +24,7 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
   return (
     <div class="grid">
       {route.page === "overview" && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "overview" && source instanceof Report && <Made report={source} />}
       {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
       {panels.map((panel) => {
         if (needsClient(panel.name) && !hasClient) return null;
@@ -36,8 +39,18 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
           </>
         );
       })}
-      {route.page === "live" && <Stacks run={route.run} isLive={state === "running"} />}
+      {route.page === "live" && !source.isReport && <Stacks run={route.run} isLive={state === "running"} />}
     </div>
+  );
+}
+
+/** When a report was made, and what it leaves out. */
+function Made({ report }: { report: Report }) {
+  const { made_ns: made, notes } = report.carried;
+  return (
+    <p class="made note is-wide">
+      Report of {moment(Number(made))}. {notes.join(" ")}
+    </p>
   );
 }
 

@@ -1,0 +1,108 @@
+"""Write a run's story into one file to send or to keep: verdict, findings, rounds, clients, layers, time, memory.
+
+    stethos report -o report.html
+    stethos report --format md          text for an issue
+    stethos report -t RUN -o RUN.md
+
+The HTML file is the page of `stethos serve` with its numbers in it: it opens offline, asks nobody for anything, and shows
+the SQL behind every panel. What does not fit into --limit-bytes is thinned or left out, and the report says so.
+A file that exists is kept unless --force is given, and appears only when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stethos.cli.progress import progress_bar
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import bytes_text, clean, count_text
+from stethos.errors import UsageError
+
+if TYPE_CHECKING:
+    from stethos.diagnose.engine import Diagnosis
+    from stethos.store.run import Run
+
+DEFAULT_LIMIT_BYTES = 5_000_000
+_LEAST_ROOM_BYTES = 60_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file; `-` for the terminal (default: report.html; `-` for md)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--format", choices=("html", "md"), help="html: a page; md: Markdown (default: html, or as FILE ends)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--limit-bytes", type=int, default=DEFAULT_LIMIT_BYTES, metavar="N", help=f"how large the page may become (default: {DEFAULT_LIMIT_BYTES:,})")  # fmt: skip  # noqa: E501
+    parser.add_argument("--force", action="store_true", help="replace a file that exists")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    place: str | None = arguments.output
+    is_markdown = arguments.format == "md" or (arguments.format is None and (place or "").endswith(".md"))
+    place = place or ("-" if is_markdown else "report.html")
+    if place == "-" and arguments.json:
+        raise UsageError("--json says what was written, and -o - writes there", hint="give a file with -o FILE")
+    if place != "-" and not arguments.force and Path(place).exists():
+        raise UsageError(f"{place} exists", hint="choose another file with -o FILE, or replace it with --force")
+    from stethos.diagnose.api import configured_detectors, look
+
+    with open_target(arguments) as one:
+        diagnosis = look(one, configured_detectors())
+        content, notes = _markdown(one, diagnosis) if is_markdown else _page(one, diagnosis, arguments.limit_bytes)
+        name, lost = one.name, one.summary()["rows_lost"]
+    if place == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
+        _write(Path(place), content)
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json({"run": name, "path": place, "format": "md" if is_markdown else "html", "size_bytes": len(content),
+                    "notes": list(notes)})  # fmt: skip
+    elif place != "-":
+        sys.stdout.write(f"report of run {clean(name)}, {bytes_text(len(content))}: {clean(place)}\n")
+    for note in () if arguments.json else notes:
+        sys.stderr.write(f"{clean(note)}\n")
+    if lost:
+        sys.stderr.write(f"{count_text(lost)} rows of the run are lost; see `stethos doctor`\n")
+    return 0
+
+
+def _markdown(one: Run, diagnosis: Diagnosis) -> tuple[bytes, tuple[str, ...]]:
+    from stethos.cli.markdown import markdown_of
+
+    return markdown_of(one, diagnosis).encode("utf-8", "replace"), ()
+
+
+def _page(one: Run, diagnosis: Diagnosis, limit_bytes: int) -> tuple[bytes, tuple[str, ...]]:
+    from stethos.cli.diagnose import as_dict
+    from stethos.cli.markdown import markdown_of
+    from stethos.web.bundle import Bundle
+    from stethos.web.panels import PANELS
+    from stethos.web.report import gather
+    from stethos.web.single_file import frame_bytes, page_of
+
+    bundle, text = Bundle(), markdown_of(one, diagnosis)
+    room_bytes = limit_bytes - frame_bytes(bundle, text)
+    if room_bytes < _LEAST_ROOM_BYTES:
+        least = limit_bytes - room_bytes + _LEAST_ROOM_BYTES
+        raise UsageError(f"--limit-bytes {limit_bytes} is too little for a page", hint=f"give at least {least}")
+    with progress_bar("panels", len(PANELS)) as advance:
+        report = gather(one, as_dict(diagnosis), room_bytes=room_bytes, advance=advance)
+    return page_of(report, bundle, text), report.notes
+
+
+def _write(path: Path, content: bytes) -> None:
+    from stethos.export.output import replacing
+
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write to {path}: {error.strerror or error}", hint="choose another file with -o FILE") from None  # fmt: skip  # noqa: E501

@@ -1,0 +1,270 @@
+"""What a report carries: the panels of a run with their numbers, chosen and thinned to fit into one file.
+
+First every panel as it opens, then what the reader may choose: other statistics,
+clients beside the others, rounds, layers; those that findings name first. What
+has no room, or takes too long, is left out, and the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from stethos import __version__
+from stethos.errors import QueryError
+from stethos.web.encode import encode
+from stethos.web.panel import Columns, Panel, ask, evaluate
+from stethos.web.panels import PAGES, PANELS
+from stethos.web.panels_layers import STATISTICS
+
+if TYPE_CHECKING:
+    from stethos.store.run import Run
+
+Given = dict[str, str]
+Choice = tuple[Panel, Given]
+_ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
+_FIRST_SHARE = 0.7  # of the room, for panels as they open
+_CHOICES_S = 20.0
+_MOST_CHOICES = 60  # clients, rounds, layers to choose from
+_DIGITS = 7
+_PAGES = {**PAGES, "live": "Processes and logs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything about a run that goes into one file; `data` is JSON that can stand in a page."""
+
+    run: str
+    data: str
+    panels: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Bag:
+    """Panels packed so far, each as JSON, and how much room is left."""
+
+    room_bytes: int
+    parts: list[str] = field(default_factory=list)
+    thinned: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def put(self, part: str) -> bool:
+        """Whether there was room."""
+        size = len(part.encode()) + 1
+        if size > self.room_bytes:
+            return False
+        self.parts.append(part)
+        self.room_bytes -= size
+        return True
+
+
+def gather(
+    run: Run, diagnosis: dict[str, Any], *, room_bytes: int, advance: Callable[[float], None] | None = None
+) -> Report:
+    """The report of a run as it is now, at most `room_bytes` large; `diagnosis` is one as it is given as JSON."""
+    made_ns = time.time_ns()
+    is_live = run.is_live
+    shown = {"checked": [], "not_checked": [], "is_diagnosed": True, "is_under_way": False, "error": "", **diagnosis}
+    frame = {
+        "catalogue": {
+            "version": __version__, "directory": "", "pages": _PAGES, "tables": [],
+            "panels": [panel.as_dict() for panel in PANELS.values()],
+        },
+        "run": run.name, "made_ns": str(made_ns), "findings": _rounded(shown),
+    }  # fmt: skip
+    head = _text(frame)
+    bag = _Bag(room_bytes - len(head.encode()) - 2_000)  # notes
+    _pack_first(run, bag, advance or (lambda _: None))
+    left_out = _pack_choices(run, bag, diagnosis)
+    notes = tuple(_notes(bag, left_out, is_live=is_live))
+    data = f'{head[:-1]},"notes":{_text(notes)},"panels":[{",".join(bag.parts)}]}}'
+    return Report(run.name, data, len(bag.parts), notes)
+
+
+def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None]) -> None:
+    """Every panel as it opens; the largest ones are thinned where they do not fit together."""
+    found: list[tuple[int, Panel, Columns]] = []
+    for panel in PANELS.values():
+        if panel.chart != "findings" and not _is_about_one_client(panel):
+            try:
+                columns = _rounded_columns(evaluate(run, panel))
+            except QueryError as error:
+                bag.failed.append(f"{panel.title}: {error.message}")
+                continue
+            found.append((_size(_part(panel, {}, columns)), panel, columns))
+        advance(1)
+    room = int(bag.room_bytes * _FIRST_SHARE)
+    found.sort(key=lambda one: one[0])  # what the small ones leave is for the large ones
+    parts: dict[str, str] = {}
+    for place, (size, panel, columns) in enumerate(found):
+        most = room // (len(found) - place)
+        if size > most:
+            bag.thinned.append(panel.title)
+            columns = thin(panel, columns, most)
+        parts[panel.name] = _part(panel, {}, columns)
+        room -= _size(parts[panel.name])
+    for name in PANELS:
+        if name in parts and not bag.put(parts[name]):
+            bag.failed.append(f"{PANELS[name].title}: no room")
+
+
+def _pack_choices(run: Run, bag: _Bag, diagnosis: dict[str, Any]) -> list[str]:
+    """What can be chosen in the report, the most telling first; in words what was left out."""
+    deadline = time.monotonic() + _CHOICES_S
+    left_out: list[str] = []
+    findings = list(_flat(diagnosis.get("findings", [])))
+    named = [str(client) for finding in findings for client in finding["clients"]]
+    rounds = [str(finding["first"]) for finding in findings if finding["unit"] == "round" and finding["first"] is not None]
+    layers = [str(layer) for finding in findings for layer in finding["layers"]]
+    groups: dict[str, list[list[Choice]]] = {
+        "clients": [_client(one) for one in _unique(named, _column(run, "client-table", "client"))],
+        "other statistics": [[one] for one in _other_options()],
+        "layers": [_layer(one) for one in _unique(layers, _values(run, "layer-series", "layer"))],
+        "rounds": [_round(one) for one in _unique(rounds, _values(run, "waterfall", "round"))],
+    }
+    for title, wanted in groups.items():
+        taken = 0
+        for choices in wanted[:_MOST_CHOICES]:
+            if not _pack_choice(run, bag, choices, deadline):
+                break
+            taken += 1
+        if taken < len(wanted):
+            left_out.append(f"{taken:,} of {len(wanted):,} {title}")
+    return left_out
+
+
+def _pack_choice(run: Run, bag: _Bag, choices: Sequence[Choice], deadline_s: float) -> bool:
+    """All of these panels or none."""
+    parts = []
+    for panel, given in choices:
+        if time.monotonic() > deadline_s:
+            return False
+        try:
+            parts.append(_part(panel, given, _rounded_columns(evaluate(run, panel, **given))))
+        except QueryError:
+            return False
+    if sum(map(_size, parts)) > bag.room_bytes:
+        return False
+    return all(bag.put(part) for part in parts)
+
+
+def _other_options() -> Iterator[Choice]:
+    """Every panel with every choice that is not the one it opens with."""
+    for panel in PANELS.values():
+        choices = [parameter for parameter in panel.parameters if parameter.kind == "choice"]
+        for chosen in list(product(*(parameter.options for parameter in choices)))[1:]:
+            yield panel, {parameter.name: key for parameter, key in zip(choices, chosen, strict=True)}
+
+
+def _client(client: str) -> list[Choice]:
+    return [(panel, {"client": client}) for panel in PANELS.values() if _is_about_one_client(panel)]
+
+
+def _round(number: str) -> list[Choice]:
+    return [(PANELS["waterfall"], {"round": number})]
+
+
+def _layer(layer: str) -> list[Choice]:
+    return [
+        (PANELS["update-ratio"], {"layer": layer}),
+        *((PANELS["layer-series"], {"layer": layer, "statistic": statistic}) for statistic in STATISTICS),
+    ]
+
+
+def _is_about_one_client(panel: Panel) -> bool:
+    return any(parameter.name == "client" for parameter in panel.parameters)
+
+
+def thin(panel: Panel, columns: Columns, most_bytes: int) -> Columns:
+    """Fewer rows, so that the panel needs at most `most_bytes` as JSON: every n-th point of a curve, the top of a table."""
+    size = _size(_part(panel, {}, columns))
+    every = 1
+    while size > most_bytes and columns.rows:
+        every = max(every + 1, math.ceil(size / max(1, most_bytes)))
+        columns = _fewer(panel, columns, every)
+        size = _size(_part(panel, {}, columns))
+    return columns
+
+
+def _fewer(panel: Panel, columns: Columns, every: int) -> Columns:
+    rows: Sequence[int] = range(columns.rows // every)
+    if panel.chart in ("line", "stack", "heat") and panel.x in columns.names:
+        places = columns.column(panel.x)
+        points = sorted({place for place in places if place is not None})
+        if len(points) >= 2 * every:
+            kept = set(points[::every])
+            rows = [row for row, place in enumerate(places) if place in kept]
+    values = tuple([column[row] for row in rows] for column in columns.values)
+    return replace(columns, values=values, is_cut=True)
+
+
+def _notes(bag: _Bag, left_out: Sequence[str], *, is_live: bool) -> Iterator[str]:
+    if is_live:
+        yield "The run was still going on."
+    if bag.thinned:
+        yield f"Thinned to keep the file small: {', '.join(bag.thinned)}."
+    if left_out:
+        yield f"What can be chosen here is not all there is: {'; '.join(left_out)}. `stethos serve` shows the rest."
+    for failure in bag.failed[:5]:
+        yield f"Left out: {failure[:200]}."
+
+
+def _part(panel: Panel, given: Given, columns: Columns) -> str:
+    return _text({"panel": panel.name, "given": given, "columns": columns.as_dict()})
+
+
+def _text(content: Any) -> str:
+    """JSON without anything that could end or begin markup."""
+    return encode(content).decode().translate(_ESCAPES)
+
+
+def _size(part: str) -> int:
+    return len(part.encode()) + 1
+
+
+def _rounded_columns(columns: Columns) -> Columns:
+    return replace(columns, values=tuple(_rounded(column) for column in columns.values))
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with as many digits as can be told apart on a screen."""
+    match value:
+        case float() if math.isfinite(value):
+            return float(f"{value:.{_DIGITS}g}")
+        case list() | tuple():
+            return [_rounded(one) for one in value]
+        case dict():
+            return {key: _rounded(one) for key, one in value.items()}
+    return value
+
+
+def _flat(findings: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for finding in findings:
+        yield finding
+        yield from _flat(finding["consequences"])
+
+
+def _values(run: Run, panel: str, parameter: str) -> list[str]:
+    sql = next(one.values for one in PANELS[panel].parameters if one.name == parameter)
+    try:
+        return [str(value) for value in ask(run, sql, limit_rows=5_000, timeout_s=10.0).values[0] if value is not None]
+    except QueryError:
+        return []
+
+
+def _column(run: Run, panel: str, column: str) -> list[str]:
+    try:
+        return [str(value) for value in evaluate(run, PANELS[panel]).column(column)]
+    except QueryError:
+        return []
+
+
+def _unique(first: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """Those of the rest, the first ones first."""
+    known = set(rest)
+    return list(dict.fromkeys([*(one for one in first if one in known), *rest]))
