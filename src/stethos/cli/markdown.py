@@ -72,9 +72,10 @@ def escape(text: str, most: int = _TEXT) -> str:
 def _verdict(run: Run, diagnosis: Diagnosis, summary: dict[str, Any]) -> Iterator[str]:
     verdict = next(report_lines(diagnosis, run.name, summary["state"])).text
     yield f"## {escape(verdict)}"
+    count = summary["processes"]
     facts = [
         f"started {time_text(summary['started_ns'])}", duration_text(summary["duration_s"]),
-        plural_text(summary["steps"] or 0, "step"), plural_text(summary["processes"] or 0, "process").replace("processs", "processes"),
+        plural_text(summary["steps"] or 0, "step"), f"{count:,} process{'' if count == 1 else 'es'}",
         f"overhead {share_text(summary['overhead_share'])}",
     ]  # fmt: skip
     yield ""

@@ -4,8 +4,8 @@
     stethos report --format md          text for an issue
     stethos report -t RUN -o RUN.md
 
-The HTML file is the page of `stethos serve` with its numbers in it: it opens offline, asks nobody for anything, and shows
-the SQL behind every panel. What does not fit into --limit-bytes is thinned or left out, and the report says so.
+The HTML file is the page of `stethos serve` with its numbers in it: it opens offline, asks nobody for anything, and
+shows the SQL behind every panel. What does not fit into --limit-bytes is thinned or left out, and the report says so.
 A file that exists is kept unless --force is given, and appears only when it is whole.
 """
 

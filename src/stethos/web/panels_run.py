@@ -103,7 +103,7 @@ OVERVIEW_PANELS = (
         "pairs AS (SELECT place, unnest(range(5)) AS number, unnest(names) AS what, unnest(texts) AS text FROM facts)\n"
         "SELECT what, text FROM pairs WHERE text IS NOT NULL GROUP BY what, text\n"
         "ORDER BY min(place), min(number), text LIMIT 100",
-        "Where a `+` stands behind the commit, its working directory had changes.",
+        "A + behind the commit: the working directory had changes.",
         is_wide=True,
     ),
 )  # fmt: skip

@@ -119,7 +119,9 @@ def _pack_choices(run: Run, bag: _Bag, diagnosis: dict[str, Any]) -> list[str]:
     left_out: list[str] = []
     findings = list(_flat(diagnosis.get("findings", [])))
     named = [str(client) for finding in findings for client in finding["clients"]]
-    rounds = [str(finding["first"]) for finding in findings if finding["unit"] == "round" and finding["first"] is not None]
+    rounds = [
+        str(finding["first"]) for finding in findings if finding["unit"] == "round" and finding["first"] is not None
+    ]
     layers = [str(layer) for finding in findings for layer in finding["layers"]]
     groups: dict[str, list[list[Choice]]] = {
         "clients": [_client(one) for one in _unique(named, _column(run, "client-table", "client"))],
@@ -181,7 +183,7 @@ def _is_about_one_client(panel: Panel) -> bool:
 
 
 def thin(panel: Panel, columns: Columns, most_bytes: int) -> Columns:
-    """Fewer rows, so that the panel needs at most `most_bytes` as JSON: every n-th point of a curve, the top of a table."""
+    """So few rows that the panel is at most `most_bytes` large: every n-th point of a curve, the top of a table."""
     size = _size(_part(panel, {}, columns))
     every = 1
     while size > most_bytes and columns.rows:

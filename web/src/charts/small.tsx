@@ -1,7 +1,8 @@
 // Bars, tiles, sparklines and tables.
 import { useMemo, useState } from "preact/hooks";
 import { phaseColour, seriesColour } from "../colour";
-import { ago, cell, heading, measured } from "../format";
+import { useAround } from "../context";
+import { ago, cell, heading, measured, moment } from "../format";
 import { column, number, type Cell, type Columns, type Panel } from "../model";
 
 export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Columns; onPick?: ((name: string) => void) | undefined }) {
@@ -60,16 +61,22 @@ const TITLES: Record<string, string> = {
   duration_ns: "duration",
 };
 
+/** How long ago; in a report, which is read later, at what time. */
+function useWhen(): (ns: number) => string {
+  return useAround().source.isReport ? moment : ago;
+}
+
 export function Tiles({ columns }: { columns: Columns }) {
   const tiles = columns.names
     .map((name, index) => ({ name, value: columns.values[index]?.[0] ?? null }))
     .filter(({ name, value }) => value !== null && !(value === 0 && ["clients", "rounds"].includes(name)));
+  const when = useWhen();
   return (
     <dl class="tiles">
       {tiles.map(({ name, value }) => (
         <div key={name} class={name === "rows_missing" && number(value) !== 0 ? "is-odd" : ""}>
           <dt title={name === "started_ns" ? cell(value, name) : undefined}>{TITLES[name] ?? heading(name)}</dt>
-          <dd>{name === "state" ? <State state={String(value)} /> : name === "started_ns" ? ago(number(value) ?? 0) : cell(value, name)}</dd>
+          <dd>{name === "state" ? <State state={String(value)} /> : name === "started_ns" ? when(number(value) ?? 0) : cell(value, name)}</dd>
         </div>
       ))}
     </dl>
@@ -91,6 +98,7 @@ interface Tabled {
 }
 
 export function DataTable({ columns, raw = false, selected, selects, onPick }: Tabled) {
+  const when = useWhen();
   const [order, setOrder] = useState<{ index: number; isDown: boolean } | null>(null);
   const [shown, setShown] = useState(SHOWN);
   const isNumeric = columns.types.map((type) => /INT|DOUBLE|FLOAT|DECIMAL/.test(type) && !/[[(]/.test(type.replace(/DECIMAL\(.*\)/, "")));
@@ -106,7 +114,7 @@ export function DataTable({ columns, raw = false, selected, selects, onPick }: T
   const selecting = columns.names.indexOf(selects ?? "");
   const text = (value: Cell | undefined, name: string): string => {
     if (raw) return value === null ? "NULL" : typeof value === "object" ? JSON.stringify(value) : String(value);
-    if (name === "last_step_ns" && value !== null) return ago(number(value) ?? 0);
+    if (name === "last_step_ns" && value !== null) return when(number(value) ?? 0);
     return cell(value, name);
   };
   return (
