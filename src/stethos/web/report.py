@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from stethos import __version__
@@ -29,6 +30,8 @@ Choice = tuple[Panel, Given]
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
 _FIRST_SHARE = 0.7  # of the room, for panels as they open
 _CHOICES_S = 20.0
+_CHOICE_SHARE = 1 / 16  # of the room left for choices, for one of them,
+_CHOICE_BYTES = 20_000  # but not less
 _MOST_CHOICES = 60  # clients, rounds, layers to choose from
 _DIGITS = 7
 _PAGES = {**PAGES, "live": "Processes and logs"}
@@ -115,44 +118,55 @@ def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None]) -> None:
 
 def _pack_choices(run: Run, bag: _Bag, diagnosis: dict[str, Any]) -> list[str]:
     """What can be chosen in the report, the most telling first; in words what was left out."""
-    deadline = time.monotonic() + _CHOICES_S
-    left_out: list[str] = []
-    findings = list(_flat(diagnosis.get("findings", [])))
-    named = [str(client) for finding in findings for client in finding["clients"]]
-    rounds = [
-        str(finding["first"]) for finding in findings if finding["unit"] == "round" and finding["first"] is not None
-    ]
-    layers = [str(layer) for finding in findings for layer in finding["layers"]]
-    groups: dict[str, list[list[Choice]]] = {
-        "clients": [_client(one) for one in _unique(named, _column(run, "client-table", "client"))],
-        "other statistics": [[one] for one in _other_options()],
-        "layers": [_layer(one) for one in _unique(layers, _values(run, "layer-series", "layer"))],
-        "rounds": [_round(one) for one in _unique(rounds, _values(run, "waterfall", "round"))],
-    }
-    for title, wanted in groups.items():
-        taken = 0
-        for choices in wanted[:_MOST_CHOICES]:
-            if not _pack_choice(run, bag, choices, deadline):
-                break
-            taken += 1
-        if taken < len(wanted):
-            left_out.append(f"{taken:,} of {len(wanted):,} {title}")
-    return left_out
+    deadline_s = time.monotonic() + _CHOICES_S
+    most_bytes = max(_CHOICE_BYTES, int(bag.room_bytes * _CHOICE_SHARE))
+    wanted, taken, is_full = Counter[str](), Counter[str](), set[str]()
+    for title, choices in _choices(run, list(_flat(diagnosis["findings"]))):
+        wanted[title] += 1
+        if title in is_full or taken[title] == _MOST_CHOICES or time.monotonic() > deadline_s:
+            continue
+        if _pack_choice(run, bag, choices, most_bytes):
+            taken[title] += 1
+        else:
+            is_full.add(title)
+    return [f"{taken[title]:,} of {count:,} {title}" for title, count in wanted.items() if taken[title] < count]
 
 
-def _pack_choice(run: Run, bag: _Bag, choices: Sequence[Choice], deadline_s: float) -> bool:
-    """All of these panels or none."""
+def _choices(run: Run, findings: Sequence[dict[str, Any]]) -> Iterator[tuple[str, list[Choice]]]:
+    """Whom findings name, then other statistics of what is shown, then the others in turn."""
+    named_clients = [client for one in findings for client in one["clients"]]
+    named_layers = [layer for one in findings for layer in one["layers"]]
+    named_rounds = [one["first"] for one in findings if one["unit"] == "round"]
+    clients = _Candidates("clients", _client, named_clients, _column(run, "client-table", "client"))
+    layers = _Candidates("layers", _layer, named_layers, _values(run, "layer-series", "layer"))
+    rounds = _Candidates("rounds", _round, named_rounds, _values(run, "waterfall", "round"))
+    yield from clients.named
+    for option in _other_options():
+        yield "other statistics", [option]
+    yield from (*layers.named, *rounds.named)
+    for turn in zip_longest(clients.others, layers.others, rounds.others):
+        yield from (one for one in turn if one is not None)
+
+
+class _Candidates:
+    """Clients, layers or rounds that can be chosen: those that findings name, and the others."""
+
+    def __init__(self, title: str, choices: Callable[[str], list[Choice]], named: Sequence[Any], known: Sequence[str]) -> None:  # fmt: skip  # noqa: E501
+        first = [one for one in dict.fromkeys(map(str, named)) if one in known]
+        self.named = [(title, choices(one)) for one in first]
+        self.others = [(title, choices(one)) for one in dict.fromkeys(known) if one not in first]
+
+
+def _pack_choice(run: Run, bag: _Bag, choices: Sequence[Choice], most_bytes: int) -> bool:
+    """All of these panels or none; a large one is thinned."""
     parts = []
     for panel, given in choices:
-        if time.monotonic() > deadline_s:
-            return False
         try:
-            parts.append(_part(panel, given, _rounded_columns(evaluate(run, panel, **given))))
+            columns = thin(panel, _rounded_columns(evaluate(run, panel, **given)), most_bytes)
         except QueryError:
             return False
-    if sum(map(_size, parts)) > bag.room_bytes:
-        return False
-    return all(bag.put(part) for part in parts)
+        parts.append(_part(panel, given, columns))
+    return sum(map(_size, parts)) <= bag.room_bytes and all(map(bag.put, parts))
 
 
 def _other_options() -> Iterator[Choice]:
@@ -264,9 +278,3 @@ def _column(run: Run, panel: str, column: str) -> list[str]:
         return [str(value) for value in evaluate(run, PANELS[panel]).column(column)]
     except QueryError:
         return []
-
-
-def _unique(first: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """Those of the rest, the first ones first."""
-    known = set(rest)
-    return list(dict.fromkeys([*(one for one in first if one in known), *rest]))
