@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -236,14 +237,17 @@ def test_a_file_that_exists_is_kept_and_appears_only_whole(demo: Path, tmp_path:
     assert written("-t", demo, "-o", path, "--force") == 0
     assert path.read_text().startswith("## run demo") and stat.S_IMODE(path.stat().st_mode) & 0o400
     assert list(tmp_path.iterdir()) == [path]
+    os.mkfifo(pipe := tmp_path / "pipe")
     for words, complaint in (
         (("-o", tmp_path, "--force"), "Is a directory"),
+        (("-o", pipe, "--force"), "not a file"),
         (("-o", path / "below.md"), "cannot write"),
         (("-o", "-", "--json"), "-o FILE"),
         (("-t", tmp_path / "none", "--format", "md"), "no run"),
     ):
         assert written(*(() if "-t" in words else ("-t", demo)), "--format", "md", *words) >= 2
         assert complaint in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 def test_without_the_page_text_can_still_be_had(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip  # noqa: E501

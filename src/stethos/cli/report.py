@@ -100,8 +100,6 @@ def _write(path: Path, content: bytes) -> None:
     from stethos.export.output import replacing
 
     try:
-        if path.is_dir():
-            raise IsADirectoryError(21, "Is a directory")
         with replacing(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:

@@ -16,7 +16,7 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from stethos import __version__
-from stethos.errors import QueryError
+from stethos.errors import QueryError, UsageError
 from stethos.web.encode import encode
 from stethos.web.panel import Columns, Panel, ask, evaluate
 from stethos.web.panels import PAGES, PANELS
@@ -34,6 +34,9 @@ _CHOICE_SHARE = 1 / 16  # of the room left for choices, for one of them,
 _CHOICE_BYTES = 20_000  # but not less
 _MOST_CHOICES = 60  # clients, rounds, layers to choose from
 _DIGITS = 7
+_MOST_FINDINGS = 200
+_MOST_POINTS = 200  # of a curve beside a finding
+_NOTES_BYTES = 3_000
 _PAGES = {**PAGES, "live": "Processes and logs"}
 
 
@@ -73,6 +76,7 @@ def gather(
     made_ns = time.time_ns()
     is_live = run.is_live
     shown = {"checked": [], "not_checked": [], "is_diagnosed": True, "is_under_way": False, "error": "", **diagnosis}
+    shown["findings"] = [_slim(finding) for finding in diagnosis["findings"][:_MOST_FINDINGS]]
     frame = {
         "catalogue": {
             "version": __version__, "directory": "", "pages": _PAGES, "tables": [],
@@ -81,9 +85,13 @@ def gather(
         "run": run.name, "made_ns": str(made_ns), "findings": _rounded(shown),
     }  # fmt: skip
     head = _text(frame)
-    bag = _Bag(room_bytes - len(head.encode()) - 2_000)  # notes
+    bag = _Bag(room_bytes - len(head.encode()) - _NOTES_BYTES)
+    if bag.room_bytes < 0:
+        raise UsageError("the findings alone do not fit", hint=f"add {-bag.room_bytes:,} to --limit-bytes")
     _pack_first(run, bag, advance or (lambda _: None))
     left_out = _pack_choices(run, bag, diagnosis)
+    if len(diagnosis["findings"]) > _MOST_FINDINGS:
+        left_out.insert(0, f"{_MOST_FINDINGS} of {len(diagnosis['findings']):,} findings")
     notes = tuple(_notes(bag, left_out, is_live=is_live))
     data = f'{head[:-1]},"notes":{_text(notes)},"panels":[{",".join(bag.parts)}]}}'
     return Report(run.name, data, len(bag.parts), notes)
@@ -225,7 +233,7 @@ def _notes(bag: _Bag, left_out: Sequence[str], *, is_live: bool) -> Iterator[str
     if bag.thinned:
         yield f"Thinned to keep the file small: {', '.join(bag.thinned)}."
     if left_out:
-        yield f"What can be chosen here is not all there is: {'; '.join(left_out)}. `stethos serve` shows the rest."
+        yield f"Not all that there is can be seen here: {'; '.join(left_out)}. `stethos serve` shows the rest."
     for failure in bag.failed[:5]:
         yield f"Left out: {failure[:200]}."
 
@@ -257,6 +265,17 @@ def _rounded(value: Any) -> Any:
         case dict():
             return {key: _rounded(one) for key, one in value.items()}
     return value
+
+
+def _slim(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding with what the page shows of it, its curves thinned."""
+    shown = {name: value for name, value in finding.items() if name != "detail"}
+    shown["evidence"] = [
+        {**one, **{name: one[name][:: math.ceil(len(one[name]) / _MOST_POINTS) or 1] for name in ("series", "others")}}
+        for one in finding["evidence"]
+    ]
+    shown["consequences"] = [_slim(one) for one in finding["consequences"]]
+    return shown
 
 
 def _flat(findings: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
