@@ -335,6 +335,31 @@ UPDATES = Table(
     """),
     is_bulk=True,
 )
+_ACTION = """
+    federation   name  name of the federation; NULL outside one
+    action       i64   number of the action; `stethos actions --undo` takes it
+    what         name  drop-update, clip-update, quarantine, down-weight, robust-aggregate, roll-back, skip-step, ...
+    mode         name  on, or dry-run: then nothing was done
+    state        name  active, proposed (dry run), over, undone, or refused: held back by the bounds
+    kind         name  kind of the fault that it answers
+    first        i64   first round (or step, see unit) of it
+    last         i64   last one so far
+    unit         name  what first and last count: round or step
+    times        i64   in how many rounds or steps it was applied
+    reason       text  why
+    evidence     text  the numbers behind it as a JSON object
+    norm_before  f64   length of the round's average change without it, in its first round
+    norm_after   f64   the same with all corrections of that round
+    effect       text  what it did
+"""
+ACTION_EVENTS = Table(
+    "action_events",
+    18,
+    Source.FRAME,
+    "action x round or step in which something became of it",
+    "What a correction did or, in a dry run, would have done, as it happened. `actions` has the newest of each.",
+    _columns(_ACTION),
+)
 HOST = Table(
     "host",
     8,
@@ -459,6 +484,24 @@ CLIENT_ROUNDS = Table(
     ),
     reads=("client_reports",),
 )
+ACTIONS = Table(
+    "actions",
+    33,
+    Source.VIEW,
+    "correction",
+    "What was done about a problem while the training went on, or in a dry run would have been: why, how far, and what "
+    "came of it.",
+    (
+        *_columns("""
+    process      name  the process that acted
+    client       name  client that it is about; NULL if about all
+    t_ns         i64   wall-clock time it began
+    updated_ns   i64   wall-clock time of the last news of it
+        """),
+        *_columns(_ACTION),
+    ),
+    reads=("action_events",),
+)
 TORCH_TRACE = Table(
     "torch_trace",
     30,
@@ -484,7 +527,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
+        CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE,
     )
 }  # fmt: skip
 

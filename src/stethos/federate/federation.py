@@ -26,6 +26,7 @@ import numpy as np
 
 from stethos.errors import UsageError
 from stethos.federate.carry import CARRIER
+from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
 from stethos.federate.history import History
 from stethos.federate.progress import Progress
@@ -60,6 +61,7 @@ def federation(
     seed: int = 0,
     read_everything: bool = False,
     respond_to: Sequence[int] | None = None,
+    correct: str = "off",
 ) -> Federation:
     """Record a federated training; a context manager.
 
@@ -69,14 +71,17 @@ def federation(
     `watch`, `run` being the run's name. `read_everything` reads every element of large layers
     instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
     made from the global model are recorded (`updates.response`). The progress bar shows on terminals
-    unless `progress` says otherwise.
+    unless `progress` says otherwise. `correct` is "off", "dry-run" or "on": what `Round.corrected` and
+    `Round.aggregate` do about updates that are not what they should be.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
+    if correct not in ("off", "dry-run", "on"):
+        raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
     handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
-        read_everything=read_everything, respond_to=respond_to,
+        read_everything=read_everything, respond_to=respond_to, correct=correct,
     )  # fmt: skip
 
 
@@ -86,6 +91,7 @@ class Federation:
     def __init__(
         self, name: str, handle: Watch, *, model: Any = None, clients: int | None = None,
         progress: Progress, seed: int = 0, read_everything: bool = False, respond_to: Sequence[int] | None = None,
+        correct: str = "off",
     ) -> None:  # fmt: skip
         self.name = name
         self.clients = clients
@@ -102,6 +108,7 @@ class Federation:
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)
+        self.correcting = Correcting(correct, name, handle.path) if correct != "off" else None
         if self.session is not None:
             self.session.guard.run("layers", self._write_start, self.session)
         CARRIER.install()
@@ -183,6 +190,14 @@ class Federation:
     @property
     def history(self) -> History:
         return self._history
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Put the global model back to a state; False if it was not given as a module."""
+        model = _module(self._model)
+        if model is None:
+            return False
+        model.load_state_dict(state)
+        return True
 
     def base_row(self, state: State | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         if state is None:

@@ -96,6 +96,8 @@ class Round:
         self._is_ended = True
         duration_ms = (time.monotonic_ns() - self._start_ns) * 1e-6
         self._facts.setdefault("duration_ms", duration_ms)
+        if self._federation.correcting is not None and error is None:
+            self._federation.correcting.settle(self, self._federation, self._result, self._facts.get("loss"))
         self._guarded(self._write, duration_ms)
         self._show(is_final=self.number == self._of)
         with contextlib.suppress(ValueError):
@@ -232,6 +234,22 @@ class Round:
         verdicts = verdicts_on(cohort_in(rows), probability)
         found.extend(one for one in verdicts if one.client in here and one.last is None)
 
+    @property
+    def base(self) -> State | None:
+        """The global model that the round began with, as long as the caller has not changed it."""
+        return self._given_base if self._given_base is not None else self._federation.global_state()
+
+    def facts_of(self) -> dict[str, dict[str, Any]]:
+        """What clients report of their training, by client."""
+        names = ("entry_loss", "exit_loss")
+        return {
+            site.client: {
+                **{name: site.facts.get(name) for name in names},
+                "confusion": _matrix_in(site.facts.get("confusion")),
+            }
+            for site in self._sites
+        }
+
     def _row(self, plan: Plan, compared: Comparison) -> dict[str, Any]:
         """This round as `cohort_in` wants it."""
         facts = {site.client: site.facts for site in self._sites}
@@ -245,6 +263,24 @@ class Round:
                 for name in ("entry_loss", "exit_loss", "samples")
             },
         }
+
+    def corrected(self) -> list[Update]:
+        """The updates to average: all of them, unless `federation(correct="on")` has reason to change or drop some.
+
+        Ask before the global model changes; what was done stands in `actions`.
+        """
+        correcting = self._federation.correcting
+        return correcting.corrected(self) if correcting is not None else list(self.updates)
+
+    def aggregate(self) -> dict[str, Any]:
+        """The mean of `corrected()`, weighted by samples: the new global weights, to be loaded by the caller.
+
+        With `correct="on"` a robust average takes its place while more clients are
+        accused than may be left out, and the global model itself where no update can be used.
+        """
+        from stethos.federate.correcting import averaged
+
+        return averaged(self._federation, self)
 
     def result(self, state: State | None) -> None:
         """The new global model, where the federation was not given one to look at."""

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stethos.act.correction import Corrector
 from stethos.lab.clock import VirtualClock
+from stethos.lab.corrected import Reply, review, settle
 from stethos.lab.data import Data
 from stethos.lab.engine import Engine
 from stethos.lab.fate import Fate, foresee
@@ -40,16 +42,7 @@ class Setup:
     clock: VirtualClock
     seed: int
     each_round: Callable[[Exchange], None] | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Reply:
-    """What a client sent, and the samples it was asked about."""
-
-    record: ClientRecord
-    state: State
-    labels: NDArray[np.int64]
-    answers: NDArray[np.int64] | None
+    corrector: Corrector | None = None
 
 
 class Course:
@@ -90,6 +83,13 @@ class Course:
         aggregate_ms = setup.clock.timing.aggregate_ms
         log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
         loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        if setup.corrector is not None and replies:
+            good = self._past[number - 1]
+            self.state = settle(setup.corrector, number, good, self.state, loss)
+            if self.state is good:
+                self._past[number] = good
+                self.layout.write(good, self._model)
+                loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
         return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
 
@@ -117,7 +117,7 @@ class Course:
         kinds = tuple(fault.kind for _, fault in self._active(fate.client, number))
         return ClientRecord(f"c{fate.client}", fate.status, kinds)
 
-    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> _Reply | None:
+    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> Reply | None:
         """A client's turn; None if no update came of it."""
         name = f"c{fate.client}"
         try:
@@ -134,7 +134,7 @@ class Course:
             return None  # recorded where it passed through
         return None
 
-    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> _Reply:
+    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> Reply:
         trip = fate.trip
         assert trip is not None
         trained = self._engine.result(turn)
@@ -161,7 +161,7 @@ class Course:
         state = self._sent(turn, trained, active)
         self._report(site, record, trained, labels, trip.total_ms)
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
-        return _Reply(record, state, labels, trained.answers)
+        return Reply(record, state, labels, trained.answers)
 
     def _report(
         self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64], duration_ms: float
@@ -196,17 +196,24 @@ class Course:
                 vector = spoil_update(fault, vector, sending, draw)
         return State(vector, trained.state.counters)
 
-    def _combined(self, number: int, replies: Sequence[_Reply]) -> State:
+    def _combined(self, number: int, replies: Sequence[Reply]) -> State:
         """The new global state: the strategy's for what is trained, the mean for buffers, the largest counters."""
         sent = torch.stack([reply.state.vector for reply in replies])
         samples = torch.tensor([len(reply.labels) for reply in replies], dtype=torch.float64)
         if self._setup.each_round is not None:
             self._setup.each_round(self._exchange(number, replies, sent, samples))
+        strategy = self._setup.strategy
+        if self._setup.corrector is not None:
+            sent, samples, strategy = review(
+                self._setup.corrector, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
+            )
+            if not len(sent):
+                return self.state
         if bool(self._trained.all()):
-            vector = self._setup.strategy.combine(self.state.vector, sent, samples, self._memory)
+            vector = strategy.combine(self.state.vector, sent, samples, self._memory)
         else:
             vector = (samples / samples.sum()).to(sent.dtype) @ sent
-            vector[self._trained] = self._setup.strategy.combine(
+            vector[self._trained] = strategy.combine(
                 self.state.vector[self._trained], sent[:, self._trained], samples, self._memory
             )
         counters = {
@@ -215,7 +222,7 @@ class Course:
         }
         return State(vector, counters)
 
-    def _exchange(self, number: int, replies: Sequence[_Reply], sent: Tensor, samples: Tensor) -> Exchange:
+    def _exchange(self, number: int, replies: Sequence[Reply], sent: Tensor, samples: Tensor) -> Exchange:
         return Exchange(
             number,
             tuple(reply.record.client for reply in replies),

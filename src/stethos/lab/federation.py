@@ -11,6 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from stethos.act.action import Mode, parse_mode
+from stethos.act.correction import Corrector
+from stethos.act.recording import recorded_corrector
 from stethos.errors import UsageError
 from stethos.lab import observed
 from stethos.lab.choice import choose
@@ -68,6 +71,7 @@ def federate(
     run: str | None = None,
     progress: bool | None = None,
     each_round: Callable[[Exchange], None] | None = None,
+    correct: Mode | Corrector = "off",
 ) -> LabResult:
     """Train a model over clients "c0", "c1", ... and return what came of it; by default it is recorded as a run.
 
@@ -75,7 +79,7 @@ def federate(
     several, whatever random numbers were drawn before. The engine "stacked"
     trains all clients of a round at once, for many runs of small models; it
     agrees with "loop" up to rounding, and has no step rows. `each_round` is
-    shown what the server saw, before it aggregates.
+    shown what the server saw, before it aggregates. `correct` is "off", "dry-run" or "on": see `docs/correcting.md`.
     """
     _check(
         clients=clients, rounds=rounds, local_epochs=local_epochs, batch=batch, processes=processes,
@@ -83,6 +87,8 @@ def federate(
     )  # fmt: skip
     choose("optimizer", optimizer, OPTIMIZERS)
     choose("engine", engine, dict.fromkeys(get_args(EngineName)))
+    if not isinstance(correct, Corrector):
+        parse_mode(correct)
     server = strategy_of(strategy)
     task = load(data, seed=seed) if isinstance(data, str) else data
     labels = task.train_y.numpy()
@@ -91,7 +97,7 @@ def federate(
     truth = resolved(faults, own_labels, task.classes)
     recipe = recipe_of(model, task, seed)
     shelf = Shelf(task, parts, truth, seed)
-    wants_answers = observe or each_round is not None
+    wants_answers = observe or each_round is not None or correct != "off"
     training = Training(local_epochs, batch, lr, optimizer, server.proximal, seed, wants_answers)
     config = {
         "data": task.name, "clients": clients, "rounds": rounds, "split": str(split), "strategy": str(strategy),
@@ -104,9 +110,6 @@ def federate(
     check_layers(truth, layout)
     state_bytes = layout.bytes_of(layout.read(global_model).counters)
     clock = VirtualClock(timing, [len(part) * local_epochs for part in parts], state_bytes, seed)
-    setup = Setup(
-        task, shelf, truth, server, participation, local_epochs, _COPIES[optimizer], clock, seed, each_round
-    )  # fmt: skip
     worker = _engine(engine, processes, (recipe, shelf, training))
     with (
         torch.enable_grad(),
@@ -116,10 +119,22 @@ def federate(
         ) as federation,
         closing(worker),
     ):  # fmt: skip
+        corrector = _corrector(correct, task.name, federation.path)
+        setup = Setup(
+            task, shelf, truth, server, participation, local_epochs, _COPIES[optimizer], clock, seed, each_round,
+            corrector,
+        )  # fmt: skip
         course = Course(setup, global_model, worker)
         history = tuple(course.play(number, log) for number, log in enumerate(federation.rounds(rounds), start=1))
     counts = {name: tuple(np.bincount(own, minlength=task.classes).tolist()) for name, own in own_labels.items()}
     return LabResult(task.name, course.layout.as_dict(course.state), history, counts, truth, federation.path)
+
+
+def _corrector(choice: Mode | Corrector, name: str, path: Path | None) -> Corrector | None:
+    if isinstance(choice, Corrector):
+        return choice
+    mode = parse_mode(choice)
+    return None if mode == "off" else recorded_corrector(mode, name, path)
 
 
 def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
