@@ -38,7 +38,7 @@ BELOW: dict[str, frozenset[str]] = {
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {
     ("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose"),
-    ("federate.correcting", "act"),
+    ("federate.correcting", "act"), ("observe.api", "act"),
 }  # fmt: skip
 
 # The trainer loads these before torch: nothing but the standard library.
@@ -105,7 +105,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "lab"}
+    assert found == {"observe", "federate", "act", "lab"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

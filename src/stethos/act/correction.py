@@ -244,15 +244,16 @@ class Corrector:
                 action.norm_before, action.norm_after = before, after
                 action.effect = _effect(one, before, after, is_applied=made.is_applied)
             action.evidence = one.evidence
-        for key, action in list(self._active.items()):
+        for place, action in list(self._active.items()):
             if action.last == number:
                 self._tell(action)
-            elif action.client is None or action.client in screened.clients:
-                if number - action.last >= (1 if action.what == "drop-update" else _PASSED):
-                    del self._active[key]
-                    if action.state == "active":
-                        action.state = "over"
-                        self._tell(action)
+            elif (action.client is None or action.client in screened.clients) and number - action.last >= (
+                1 if action.what == "drop-update" else _PASSED
+            ):
+                del self._active[place]
+                if action.state == "active":
+                    action.state = "over"
+                    self._tell(action)
 
     def _take_back(self, number: int) -> None:
         for action in self.actions:

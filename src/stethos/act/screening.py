@@ -60,7 +60,8 @@ class Screening:
         self._prints = [self._print_of(plan, row, update) for update in updates]
         clients = tuple(update.client for update in updates)
         told = [facts.get(client, {}) for client in clients]
-        samples = np.array([float(update.samples) if update.samples else 1.0 for update in updates])
+        given = [update.samples or fact.get("samples") for update, fact in zip(updates, told, strict=True)]
+        samples = np.array([float(one) if one else 1.0 for one in given])
         compared = compare(plan, self._prints, self._history)
         self._rows.append(
             quantities_of(plan, self._prints, compared)

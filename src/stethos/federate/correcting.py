@@ -38,6 +38,7 @@ class Correcting:
         self._made: dict[int, Correction] = {}
         self._good: dict[str, Any] | None = None
         self._base: dict[str, Any] | None = None
+        self._settled: int | None = None
 
     def correction_of(self, rnd: Round) -> Correction | None:
         """What to do about the updates in hand; asked once per round, None if it cannot be told."""
@@ -65,9 +66,18 @@ class Correcting:
         found = _guarded(treated, rnd.updates, base, made)
         return list(rnd.updates) if found is None else found
 
+    def is_spoilt(self, rnd: Round, state: State) -> bool:
+        """Whether a new global model must give way to the one before it, where the caller can see to that."""
+        self._settled = rnd.number
+        base = self._base
+        drift = _distance(state, base) if base is not None and isinstance(state, Mapping) else None
+        odd = _odd_in(state) if isinstance(state, Mapping) else 0
+        return bool(_guarded(lambda: self.corrector.settle(rnd.number, odd=odd, loss=None, drift=drift)))
+
     def settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
         """The round is over: keep the new global model as the last good one, or put the last good one back."""
-        _guarded(self._settle, rnd, federation, result, loss)
+        if self._settled != rnd.number:
+            _guarded(self._settle, rnd, federation, result, loss)
 
     def _settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
         state = result if result is not None else federation.global_state()

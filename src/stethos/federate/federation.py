@@ -76,9 +76,7 @@ def federation(
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
-    if correct not in ("off", "dry-run", "on"):
-        raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
-    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
+    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config, correct=correct)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
         read_everything=read_everything, respond_to=respond_to, correct=correct,

@@ -241,7 +241,7 @@ class Round:
 
     def facts_of(self) -> dict[str, dict[str, Any]]:
         """What clients report of their training, by client."""
-        names = ("entry_loss", "exit_loss")
+        names = ("entry_loss", "exit_loss", "samples")
         return {
             site.client: {
                 **{name: site.facts.get(name) for name in names},
