@@ -40,6 +40,7 @@ class Setup:
     clock: VirtualClock
     seed: int
     each_round: Callable[[Exchange], None] | None
+    order: Callable[[int, int, int], Sequence[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,7 @@ class Course:
             records.append(reply.record if reply is not None else self._record(fate, number))
             if reply is not None:
                 replies.append(reply)
+        log.server_state(self._memory)
         with log.phase("aggregate"):
             if replies:
                 self.state = self._combined(number, replies)
@@ -160,6 +162,7 @@ class Course:
         )
         state = self._sent(turn, trained, active)
         self._report(site, record, trained, labels, trip.total_ms)
+        site.trace(losses=trained.losses, order=lambda: self._setup.order(turn.client, turn.number, len(labels)))
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
         return _Reply(record, state, labels, trained.answers)
 
