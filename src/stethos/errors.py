@@ -51,3 +51,9 @@ class RecordingError(StethosError):
     """The run directory cannot be used."""
 
     exit_code = 5
+
+
+class CaptureError(StethosError):
+    """A captured state is missing, was dropped, or is damaged; the message says which and why."""
+
+    exit_code = 6

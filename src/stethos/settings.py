@@ -16,6 +16,8 @@ from typing import Literal, get_args
 from stethos.errors import UsageError
 
 Preset = Literal["light", "standard", "deep"]
+CaptureMode = Literal["rounds", "suspects", "all"]
+DEFAULT_CAPTURE_BYTES = 1 << 30
 DEFAULT_OVERHEAD: Mapping[Preset, float] = {"light": 0.01, "standard": 0.01, "deep": 0.05}
 DEFAULT_LIMIT_BYTES = 4 << 30
 
@@ -36,6 +38,8 @@ class Settings:
     scratch: Path | None = None
     is_main: bool = False
     strict: bool = False
+    capture: CaptureMode | None = None
+    capture_bytes: int = DEFAULT_CAPTURE_BYTES
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -45,6 +49,9 @@ class Settings:
         environment[_PREFIX + "LIMIT_BYTES"] = str(self.limit_bytes)
         if self.scratch is not None:
             environment[_PREFIX + "SCRATCH"] = str(self.scratch)
+        if self.capture is not None:
+            environment[_PREFIX + "CAPTURE"] = self.capture
+            environment[_PREFIX + "CAPTURE_BYTES"] = str(self.capture_bytes)
 
 
 def from_environment() -> Settings:
@@ -60,6 +67,8 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
+        capture=parse_capture(os.environ.get(_PREFIX + "CAPTURE")),
+        capture_bytes=int(os.environ.get(_PREFIX + "CAPTURE_BYTES", DEFAULT_CAPTURE_BYTES)),
     )
 
 
@@ -159,6 +168,16 @@ def parse_preset(text: str) -> Preset:
         if text == preset:
             return preset  # type: ignore[no-any-return]
     raise UsageError(f"unknown preset {text!r}", hint=f"choose one of {', '.join(get_args(Preset))}")
+
+
+def parse_capture(text: str | None) -> CaptureMode | None:
+    """What of a federation is captured; None for nothing."""
+    if not text:
+        return None
+    for mode in get_args(CaptureMode):
+        if text == mode:
+            return mode  # type: ignore[no-any-return]
+    raise UsageError(f"unknown capture {text!r}", hint=f"choose one of {', '.join(get_args(CaptureMode))}")
 
 
 def parse_share(text: str) -> float:

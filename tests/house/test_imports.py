@@ -37,9 +37,13 @@ BELOW: dict[str, frozenset[str]] = {
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {
-    ("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose"),
-    ("federate.correcting", "act"), ("observe.api", "act"),
-}  # fmt: skip
+    ("observe.api", "store"),
+    ("observe.api", "act"),
+    ("federate.federation", "store"),
+    ("federate.federation", "replay"),
+    ("federate.correcting", "act"),
+    ("federate.round", "diagnose"),
+}
 
 # The trainer loads these before torch: nothing but the standard library.
 PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")
@@ -105,7 +109,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "act", "lab"}
+    assert found == {"observe", "federate", "act", "lab", "replay"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -42,14 +42,22 @@ class Setup:
     clock: VirtualClock
     seed: int
     each_round: Callable[[Exchange], None] | None
-    corrector: Corrector | None = None
+    order: Callable[[int, int, int], Sequence[NDArray[np.int64]]]
 
 
 class Course:
-    """Plays round after round with one engine; `state` is the global model, which `model` follows."""
+    """Plays round after round with one engine; `state` is the global model, which `model` follows.
 
-    def __init__(self, setup: Setup, model: nn.Module, engine: Engine) -> None:
+    Clients in `without` are never asked: for histories that might have been.
+    """
+
+    def __init__(
+        self, setup: Setup, model: nn.Module, engine: Engine, corrector: Corrector | None = None,
+        without: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self._setup = setup
+        self._corrector = corrector
+        self._without = without
         self._model = model
         self._engine = engine
         self.layout = Layout.of(model)
@@ -74,6 +82,7 @@ class Course:
             records.append(reply.record if reply is not None else self._record(fate, number))
             if reply is not None:
                 replies.append(reply)
+        log.server_state(self._memory)
         with log.phase("aggregate"):
             if replies:
                 self.state = self._combined(number, replies)
@@ -83,9 +92,9 @@ class Course:
         aggregate_ms = setup.clock.timing.aggregate_ms
         log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
         loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
-        if setup.corrector is not None and replies:
+        if self._corrector is not None and replies:
             good = self._past[number - 1]
-            self.state = settle(setup.corrector, number, good, self.state, loss)
+            self.state = settle(self._corrector, number, good, self.state, loss)
             if self.state is good:
                 self._past[number] = good
                 self.layout.write(good, self._model)
@@ -97,7 +106,7 @@ class Course:
         everybody = len(self._setup.shelf)
         count = max(1, round(self._setup.participation * everybody))
         draw = generator(self._setup.seed, "participation", number)
-        return sorted(draw.permutation(everybody)[:count].tolist())
+        return sorted(set(draw.permutation(everybody)[:count].tolist()) - self._without)
 
     def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
         invited = log.invite(f"c{client}")
@@ -160,6 +169,7 @@ class Course:
         )
         state = self._sent(turn, trained, active)
         self._report(site, record, trained, labels, trip.total_ms)
+        site.trace(losses=trained.losses, order=lambda: self._setup.order(turn.client, turn.number, len(labels)))
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
         return Reply(record, state, labels, trained.answers)
 
@@ -203,9 +213,9 @@ class Course:
         if self._setup.each_round is not None:
             self._setup.each_round(self._exchange(number, replies, sent, samples))
         strategy = self._setup.strategy
-        if self._setup.corrector is not None:
+        if self._corrector is not None:
             sent, samples, strategy = review(
-                self._setup.corrector, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
+                self._corrector, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
             )
             if not len(sent):
                 return self.state
