@@ -77,8 +77,8 @@ def federation(
     made from the global model are recorded (`updates.response`). The progress bar shows on terminals
     unless `progress` says otherwise. `correct` is "off", "dry-run" or "on": what `Round.corrected` and
     `Round.aggregate` do about updates that are not what they should be. `capture` keeps
-    models bit by bit, for `stethos replay`: "rounds" the global ones, "all" also every update, "suspects" those of odd clients and a sample of the others; `capture_bytes` is how
-    much disk that may take.
+    models bit by bit, for `stethos replay`: "rounds" the global ones, "all" also every update, "suspects" those of
+    odd clients and a sample of the others; `capture_bytes` is how much disk that may take.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
