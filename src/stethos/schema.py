@@ -466,6 +466,8 @@ FINDINGS = Table(
     opened_ns    i64   wall-clock time of the diagnosis that saw it first
     updated_ns   i64   wall-clock time of the last diagnosis that saw it
     closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
+    proof        text  proved, refuted or undecided by `stethos prove`; NULL if not tried
+    proof_detail text  the effect and its intervals as a JSON object
     """),
 )
 CLIENT_ROUNDS = Table(

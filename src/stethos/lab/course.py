@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,10 +67,18 @@ class Course:
         self._trained = self.layout.parameters
         self._memory: Memory = {}
         self._past = {0: self.state}  # by the round after which it was the global model
-        self._reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
+        self.reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
 
-    def play(self, number: int, log: RoundLog) -> RoundRecord:
-        """Play one round and report it as it goes."""
+    def begin(self, first: int, past: Mapping[int, State], memory: Memory) -> None:
+        """Take up a history before round `first`: earlier global models by round (0 the initial one), and the server's
+        memory."""
+        self._past = dict(past)
+        self._memory = dict(memory)
+        self.state = self._past[first - 1]
+        self.layout.write(self.state, self._model)
+
+    def play(self, number: int, log: RoundLog, *, is_examined: bool = True) -> RoundRecord:
+        """Play one round and report it as it goes; unless it is examined, loss and accuracy are NaN."""
         setup = self._setup
         chosen = self._chosen(number)
         log.select([f"c{client}" for client in chosen])
@@ -88,10 +97,12 @@ class Course:
                 self.state = self._combined(number, replies)
                 self.layout.write(self.state, self._model)
         self._past[number] = self.state
-        self._past.pop(number - 1 - self._reach, None)
+        self._past.pop(number - 1 - self.reach, None)
         aggregate_ms = setup.clock.timing.aggregate_ms
         log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
-        loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        loss = accuracy = math.nan
+        if is_examined:
+            loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         if self._corrector is not None and replies:
             good = self._past[number - 1]
             self.state = settle(self._corrector, number, good, self.state, loss)

@@ -94,6 +94,11 @@ class _SilentRound:
         pass
 
 
+def silent_round() -> RoundLog:
+    """A round that nobody records."""
+    return _SilentRound()
+
+
 class _SilentFederation:
     path: Path | None = None
 
