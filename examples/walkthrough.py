@@ -19,7 +19,7 @@ import stethos
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "examples/hidden_fault.py"
-DEFAULT_SEED = 2
+DEFAULT_SEED = 49
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stethos.errors import CaptureError
+from stethos.errors import CaptureError, UsageError
 from stethos.lab.course import Course
 from stethos.lab.engine import Engine
 from stethos.lab.federation import one_thread
@@ -64,6 +64,21 @@ class LabWorld:
     @torch.no_grad()
     def right(self, state: Weights) -> NDArray[np.bool_]:
         return np.asarray((self.scores(state, self.test_x).argmax(1) == self.test_y).numpy(), bool)
+
+    def sample(self, given: int | NDArray[np.float32]) -> torch.Tensor:
+        """One input as the model gets it: a sample of the test by its number, or the caller's array."""
+        if isinstance(given, int):
+            if given >= len(self.made.task.test_y):
+                raise UsageError(
+                    f"no test sample {given}", hint=f"the test has samples 0 to {len(self.made.task.test_y) - 1}"
+                )
+            return self.made.task.test_x[given : given + 1]
+        shape = self.made.task.test_x.shape[1:]
+        if given.dtype.kind not in "fiu" or given.size != shape.numel() or not np.isfinite(given).all():
+            raise UsageError(
+                f"the input has the shape {given.shape} and type {given.dtype}", hint=f"finite numbers, {tuple(shape)}"
+            )
+        return torch.from_numpy(np.ascontiguousarray(given, np.float32)).reshape(1, *shape)
 
     def scores(self, state: Weights, x: torch.Tensor) -> torch.Tensor:
         """The model's scores for some inputs."""
