@@ -33,6 +33,8 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "replay": "stethos.cli.replay",
+    "debug": "stethos.cli.debug",
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stethos.errors import CaptureError
 
-Buffer = npt.NDArray[Any]  # of bytes
+Buffer = npt.NDArray[np.uint8]
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1,
