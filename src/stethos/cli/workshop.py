@@ -24,14 +24,20 @@ def add_workshop_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--aggregator", metavar="MODULE:FUNCTION", help="how the server aggregates: f(state, states, samples)"
     )
-    parser.add_argument("--client-app", metavar="MODULE:APP", help="a Flower ClientApp, called with the recorded message")
     parser.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_S, metavar="SECONDS", help="how long a function may take (default: 600)"
+        "--client-app", metavar="MODULE:APP", help="a Flower ClientApp, called with the recorded message"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long a function may take (default: 600)",
     )
 
 
 def workshop_for(bundle: Bundle, arguments: argparse.Namespace) -> Workshop:
-    """The lab's own for its runs, else one of the functions that were named. Nothing that a capture names is imported."""
+    """The lab's own for its runs, else one of the functions that were named. What a capture names is not imported."""
     if attempt(__import__, "torch") is None:
         raise ReplayError("torch is not installed here", hint="repeat the run where it was trained")
     from stethos.replay.workshop import OwnWorkshop, function_named

@@ -13,11 +13,13 @@ from stethos.lab.course import Course
 from stethos.lab.data import Data
 from stethos.lab.federation import one_thread
 from stethos.lab.flat import State as FlatState
+from stethos.lab.local import LocalTrainer
 from stethos.lab.model import Factory
 from stethos.lab.prepare import Prepared, engine_of, prepare
 from stethos.lab.server import Strategy
 from stethos.lab.spec import choices_in, digest_of
 from stethos.lab.split import Split
+from stethos.lab.stacked import StackedTrainer
 from stethos.replay.bundle import Bundle
 from stethos.replay.workshop import Past, Sent
 
@@ -53,8 +55,11 @@ class LabWorkshop:
     def __init__(self, made: Prepared, engine: str) -> None:
         self._made = made
         self.engine = engine
-        self._course = Course(made.setup, made.model, engine_of("stacked" if engine == "stacked" else "loop", 1, made.parts))
+        self._course = Course(
+            made.setup, made.model, engine_of("stacked" if engine == "stacked" else "loop", 1, made.parts)
+        )
         self._layout = self._course.layout
+        self.entrance = StackedTrainer.train if engine == "stacked" else LocalTrainer._train  # where a debugger stops
         self._known: dict[int, tuple[State, FlatState]] = {}
 
     def train(self, round: int, client: str, past: Past) -> Sent:

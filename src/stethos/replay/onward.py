@@ -72,7 +72,9 @@ def carry_on(
         else:
             made[number] = current
         made.pop(number - 32, None)
-        yield Carried(number, made[number], workshop.evaluate(made[number]), evaluation_of(bundle, number), is_retrained)
+        yield Carried(
+            number, made[number], workshop.evaluate(made[number]), evaluation_of(bundle, number), is_retrained
+        )
 
 
 def evaluation_of(bundle: Bundle, number: int) -> Mapping[str, float]:

@@ -17,7 +17,9 @@ from stethos.replay.workshop import Past, Sent, Workshop, past_of, recorded_sent
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
-_ROUNDING = 1e-4  # differences below this, relative to a layer's largest weight, may come from another order of additions
+_ROUNDING = (
+    1e-4  # differences below this, relative to a layer's largest weight, may come from another order of additions
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,8 @@ def repeat_aggregation(bundle: Bundle, workshop: Workshop, round: int) -> Repeti
     )  # fmt: skip
 
 
-def repeat_training(
-    bundle: Bundle, workshop: Workshop, round: int, client: str, run: Run | None = None
-) -> Repetition:
-    """Train a client again from the recorded global model; `run` has the losses of its steps where the capture has not."""
+def repeat_training(bundle: Bundle, workshop: Workshop, round: int, client: str, run: Run | None = None) -> Repetition:
+    """Train a client again from the recorded global model; `run` has the losses of its steps, if not the capture."""
     began = time.monotonic()
     recorded = bundle.update(round, client)
     past = past_of(bundle)
@@ -95,7 +95,7 @@ def losses_seen() -> Iterator[list[float]]:
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.numel() == 1:
             seen.append(float(self.detach().item()))
-        return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]
     try:
@@ -109,7 +109,9 @@ def losses_in(run: Run | None, round: int, client: str) -> tuple[float, ...]:
     if run is None:
         return ()
     quoted = client.replace("'", "''")
-    rows = run.rows(f"SELECT loss FROM steps WHERE round = {int(round)} AND client = '{quoted}' ORDER BY t_ns, step").values
+    rows = run.rows(
+        f"SELECT loss FROM steps WHERE round = {int(round)} AND client = '{quoted}' ORDER BY t_ns, step"
+    ).values
     found = [row[0] for row in rows]
     return tuple(float(loss) for loss in found) if found and None not in found else ()
 
@@ -129,7 +131,7 @@ def _reasons(
     step: int | None,
 ) -> Iterator[str]:  # fmt: skip
     yield from environment_changes(bundle.settings)
-    yield from code_changes(bundle.settings, getattr(workshop, "_trainer", None))
+    yield from code_changes(bundle.settings, getattr(workshop, "entrance", None))
     if order is not None and made.order is not None and order != made.order:
         yield "changed data: the samples come in another order than in the recording"
     is_small = max((one.relative for one in layers), default=0.0) < _ROUNDING

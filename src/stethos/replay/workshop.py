@@ -5,6 +5,7 @@ The lab has a workshop for its own runs; a loop of the user's makes one of its o
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import importlib
 import signal
@@ -66,8 +67,9 @@ class OwnWorkshop:
         self._trainer = trainer
         self._evaluator = evaluator
         self._aggregator = aggregator
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._average: Average | None = None
+        self.entrance = trainer  # where a debugger stops
         self.average = ""  # which of the usual averages reproduces the recorded rounds
 
     def train(self, round: int, client: str, past: Past) -> Sent:
@@ -76,7 +78,7 @@ class OwnWorkshop:
         base = {name: value.clone() for name, value in past(round - 1).items()}
         states = self._bundle.random_states(round, client) if self._has_random_states(round, client) else None
         with chance.restored(states), threads(self._bundle.settings.get("threads")):
-            made = called(f"the trainer of client {client!r}", self._timeout_s, self._trainer, base, client, round)
+            made = called(f"the trainer of client {client!r}", self.timeout_s, self._trainer, base, client, round)
         state, samples = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
         if not isinstance(state, Mapping):
             raise ReplayError(f"the trainer returned a {type(state).__name__}", hint="return a state dict")
@@ -87,7 +89,7 @@ class OwnWorkshop:
     def aggregate(self, round: int, current: State, sent: Sequence[Sent], memory: State) -> tuple[State, State]:
         if self._aggregator is not None:
             states, samples = [one.state for one in sent], [one.samples for one in sent]
-            made = called("the aggregator", self._timeout_s, self._aggregator, dict(current), states, samples)
+            made = called("the aggregator", self.timeout_s, self._aggregator, dict(current), states, samples)
             if not isinstance(made, Mapping):
                 raise ReplayError(f"the aggregator returned a {type(made).__name__}", hint="return a state dict")
             return {name: value.detach() for name, value in made.items()}, {}
@@ -108,7 +110,7 @@ class OwnWorkshop:
     def evaluate(self, state: State) -> Mapping[str, float]:
         if self._evaluator is None:
             raise self._lacks("evaluator")
-        made = called("the evaluator", self._timeout_s, self._evaluator, dict(state))
+        made = called("the evaluator", self.timeout_s, self._evaluator, dict(state))
         if isinstance(made, Mapping):
             return {str(name): float(value) for name, value in made.items()}
         numbers = list(made) if isinstance(made, tuple) else [made]
@@ -121,7 +123,10 @@ class OwnWorkshop:
 
     def _lacks(self, what: str) -> ReplayError:
         known = self._bundle.settings.get(what)
-        name = known.get("name") if isinstance(known, Mapping) else None
+        facts = known if isinstance(known, Mapping) else {}
+        name = facts.get("name")
+        if isinstance(name, str) and name.startswith("__main__:") and facts.get("file"):
+            name = f"{facts['file']}:{name.partition(':')[2]}"
         return ReplayError(
             f"no {what} was given; a capture holds no code",
             hint=f"the run used {name}: --{what} {name}" if name else f"give one with --{what} module:function",
@@ -190,7 +195,7 @@ def called(what: str, timeout_s: float | None, function: Callable[..., Any], *ar
     with _deadline(what, timeout_s):
         made, error = outcome_of(function, *args)
     if error is not None:
-        raise error if isinstance(error, ReplayError) else failure_of(what, error) from error
+        raise error if isinstance(error, ReplayError | bdb.BdbQuit) else failure_of(what, error) from error
     return made
 
 
