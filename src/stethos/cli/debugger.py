@@ -314,8 +314,8 @@ class Debugger(cmd.Cmd):
         if limit is not None:
             cursor.workshop.timeout_s = None  # type: ignore[attr-defined]
         try:
-            inner.runcall(cursor.train)
-            self._say("the training is over")
+            made = inner.runcall(cursor.train)
+            self._say("the training is over" if made is not None else "left the training")
         except bdb.BdbQuit:
             self._say("left the training")
         finally:

@@ -244,7 +244,7 @@ class Cursor:
             if client in moves and len(moves[client]) == len(base):
                 others = [move for name, move in moves.items() if name != client and len(move) == len(base)]
                 row["norm"] = float(moves[client].norm())
-                row["cosine"] = _cosine(moves[client], sum(others)) if others else math.nan
+                row["cosine"] = _cosine(moves[client], sum(_unit(move) for move in others)) if others else math.nan
             marks = ["removed"] if client in self.change.without else []
             marks += [f"edited: {self.edits[client]}"] if client in self.edits else []
             marks += ["suspect"] if client in (self.bundle.manifest(self.round).get("suspects") or ()) else []
@@ -329,6 +329,12 @@ def flat(state: State) -> Any:
 
     parts = [value.reshape(-1).double() for value in state.values() if value.is_floating_point()]
     return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _unit(move: Any) -> Any:
+    """Of length 1, so that a long one does not outvote the others."""
+    length = float(move.norm())
+    return move / length if length and math.isfinite(length) else move.new_zeros(move.shape)
 
 
 def _cosine(a: Any, b: Any) -> float:

@@ -93,7 +93,7 @@ def _pack_object(bundle: Bundle, number: int, digest: str, bases: Sequence[str])
     place = bundle.place
     free = [base for base in dict.fromkeys(bases) if digest not in bundle.ancestry(base)]
     file = bundle.file(digest)
-    packed = pack(file, digest, [(base, bundle.file(base)) for base in free])
+    packed = pack(file, [(base, bundle.file(base)) for base in free])
     if packed is None:
         return
     target = place.packed(digest)

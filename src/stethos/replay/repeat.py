@@ -145,8 +145,9 @@ def _reasons(
             )
     elif is_small:
         yield "rounding: repetitions agree, and differ from the recording by an order of additions (threads, processor)"
-    elif step == 1:
-        yield "changed data or code: repetitions agree, and part from the recording at the first step"
+    elif step in (None, 1):
+        where = ", and part from the recording at the first step" if step else ""
+        yield f"changed data or code: repetitions agree with each other{where}"
     else:
         yield "changed code, or state that the trainer keeps between rounds: repetitions agree with each other"
 

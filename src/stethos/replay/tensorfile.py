@@ -140,6 +140,8 @@ def tensor_in(file: Buffer, entry: Entry) -> Any:
     import torch
 
     dtypes = {name: getattr(torch, words.removeprefix("torch.")) for words, name in _OF_TORCH.items()}
+    if entry.start == entry.end:
+        return torch.empty(entry.shape, dtype=dtypes[entry.dtype])
     raw = torch.from_numpy(file[entry.start : entry.end].copy())
     return raw.view(dtypes[entry.dtype]).reshape(entry.shape)
 

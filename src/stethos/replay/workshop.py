@@ -89,7 +89,8 @@ class OwnWorkshop:
     def aggregate(self, round: int, current: State, sent: Sequence[Sent], memory: State) -> tuple[State, State]:
         if self._aggregator is not None:
             states, samples = [one.state for one in sent], [one.samples for one in sent]
-            made = called("the aggregator", self.timeout_s, self._aggregator, dict(current), states, samples)
+            with chance.restored(None), threads(self._bundle.settings.get("threads")):
+                made = called("the aggregator", self.timeout_s, self._aggregator, dict(current), states, samples)
             if not isinstance(made, Mapping):
                 raise ReplayError(f"the aggregator returned a {type(made).__name__}", hint="return a state dict")
             return {name: value.detach() for name, value in made.items()}, {}
@@ -110,7 +111,8 @@ class OwnWorkshop:
     def evaluate(self, state: State) -> Mapping[str, float]:
         if self._evaluator is None:
             raise self._lacks("evaluator")
-        made = called("the evaluator", self.timeout_s, self._evaluator, dict(state))
+        with chance.restored(None), threads(self._bundle.settings.get("threads")):
+            made = called("the evaluator", self.timeout_s, self._evaluator, dict(state))
         if isinstance(made, Mapping):
             return {str(name): float(value) for name, value in made.items()}
         numbers = list(made) if isinstance(made, tuple) else [made]
