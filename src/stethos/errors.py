@@ -57,3 +57,9 @@ class CaptureError(StethosError):
     """A captured state is missing, was dropped, or is damaged; the message says which and why."""
 
     exit_code = 6
+
+
+class ReplayError(StethosError):
+    """Something that was recorded cannot be repeated; the message says why."""
+
+    exit_code = 6

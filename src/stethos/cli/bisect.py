@@ -102,7 +102,6 @@ def _words(one: Inside) -> str:
         return f"{clean(one.client)}: its loss is not finite from local step {one.odd_step} on"
     if not one.is_sent_as_trained:
         far = f"{one.parting:.1f} times the length of its change" if one.parting < float("inf") else "not finite"
-        return (
         return f"{clean(one.client)}: it sent something else than it trained ({far} apart): its data are not at fault"
     if one.label is None:
         return f"{clean(one.client)}: it sent what it trained, and no label's samples stand out"

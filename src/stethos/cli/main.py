@@ -33,6 +33,8 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "replay": "stethos.cli.replay",
+    "debug": "stethos.cli.debug",
     "actions": "stethos.cli.actions",
     "prove": "stethos.cli.prove",
     "blame": "stethos.cli.blame",

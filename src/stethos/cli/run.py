@@ -26,6 +26,7 @@ from stethos.settings import (
     Settings,
     default_runs_dir,
     parse_bytes,
+    parse_capture,
     parse_preset,
     parse_share,
     shared_run_name,
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overhead", help="share of the training time for samples (default: 1%%, deep 5%%)")
     parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
+    parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
+    parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
@@ -58,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         overhead=parse_share(arguments.overhead) if arguments.overhead else DEFAULT_OVERHEAD[preset],
         limit_bytes=parse_bytes(arguments.max_size),
         scratch=arguments.scratch.absolute() if arguments.scratch else None,
+        capture=parse_capture(arguments.capture),
+        capture_bytes=parse_bytes(arguments.capture_bytes),
     )
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")

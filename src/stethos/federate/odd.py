@@ -28,8 +28,8 @@ def _far(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Far from the median, by its median deviation; what cannot be told is not far, what is infinite is."""
     known = values[np.isfinite(values)]
     if len(known) < 3:
-        return np.isinf(values)
+        return np.asarray(np.isinf(values), bool)
     middle = float(np.median(known))
     spread = max(1.4826 * float(np.median(np.abs(known - middle))), _LEAST_SPREAD)
     away = np.abs(np.where(np.isnan(values), middle, values) - middle)
-    return np.asarray(away > _DEVIATIONS * spread) | (away == math.inf)
+    return np.asarray((away > _DEVIATIONS * spread) | (away == math.inf), bool)

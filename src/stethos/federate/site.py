@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -131,11 +132,8 @@ class Site:
         if losses is not None and self._wants_traces:
             self.traces["losses"] = attempt(lambda: [number_in(loss) for loss in losses])
         if order is not None and self._wants_traces:
-            self.traces["order"] = (
-                (lambda: attempt(lambda: digest_of_order(order())))
-                if callable(order)
-                else attempt(digest_of_order, order)
-            )
+            later = functools.partial(_digest_or_none, order)
+            self.traces["order"] = later if callable(order) else later()
 
     def drop(self, reason: str = "") -> None:
         """The client dropped out of this round."""
@@ -258,6 +256,10 @@ def _peak_bytes(start_bytes: int) -> int | None:
 def _mean_loss(losses: Any) -> float | None:
     known = [loss for loss in losses if loss is not NULL_F64]
     return sum(known) / len(known) if known else None
+
+
+def _digest_or_none(order: Any) -> str | None:
+    return attempt(lambda: digest_of_order(order() if callable(order) else order))
 
 
 def digest_of_order(order: Any) -> str:

@@ -46,6 +46,18 @@ class Setup:
     order: Callable[[int, int, int], Sequence[NDArray[np.int64]]]
 
 
+class _Past(dict[int, State]):
+    """Global models by the round after which they were, fetched when they are asked for."""
+
+    def __init__(self, fetch: Callable[[int], State]) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def __missing__(self, number: int) -> State:
+        self[number] = self._fetch(number)
+        return self[number]
+
+
 class Course:
     """Plays round after round with one engine; `state` is the global model, which `model` follows.
 
@@ -66,7 +78,7 @@ class Course:
         self._state_bytes = self.layout.bytes_of(self.state.counters)
         self._trained = self.layout.parameters
         self._memory: Memory = {}
-        self._past = {0: self.state}  # by the round after which it was the global model
+        self._past: dict[int, State] = {0: self.state}  # by the round after which it was the global model
         self.reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
 
     def begin(self, first: int, past: Mapping[int, State], memory: Memory) -> None:
@@ -112,6 +124,45 @@ class Course:
                 loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
         return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
+
+    # Again --------------------------------------------------------------------------------------------
+
+    def sent_by(self, client: int, number: int, past: Callable[[int], State]) -> tuple[State, Trained]:
+        """What a client sends in a round, and how it trained; `past` gives the global model after a round.
+
+        Depends on nothing else: the rounds before need not have been played.
+        """
+        self._past = _Past(past)
+        self.state = past(number - 1)
+        outlook = foresee(self._setup.clock, self._setup.faults, self._chosen(number), number, self._setup.seed)
+        replying = [fate.client for fate in outlook.fates if fate.status == "ok"]
+        if client not in replying:
+            replying = [client]  # asked what it would have sent
+        turns = {one: self._silent_turn(one, number) for one in replying}
+        self._engine.begin(list(turns.values()) if self._engine.trains_together else [turns[client]])
+        trained = self._engine.result(turns[client])
+        return self._sent(turns[client], trained, self._active(client, number)), trained
+
+    def combined(
+        self, number: int, current: State, sent: Sequence[tuple[int, State]], memory: Memory
+    ) -> tuple[State, Memory]:
+        """The new global model, and what the server remembers after it."""
+        self.state, self._memory = current, dict(memory)
+        replies = [
+            Reply(ClientRecord(f"c{client}", "ok"), state, self._setup.shelf.labels(client).numpy(), None)
+            for client, state in sent
+        ]
+        return self._combined(number, replies), self._memory
+
+    def evaluated(self, state: State) -> tuple[float, float]:
+        """Loss and accuracy of a global model."""
+        self.layout.write(state, self._model)
+        return evaluated(self._model, self._setup.data.test_x, self._setup.data.test_y)
+
+    def _silent_turn(self, client: int, number: int) -> Turn:
+        return Turn(client, number, self._past[self._base_round(client, number)])
+
+    # Parts of a round ---------------------------------------------------------------------------------
 
     def _chosen(self, number: int) -> list[int]:
         everybody = len(self._setup.shelf)

@@ -1,4 +1,4 @@
-"""A federation of the lab as plain JSON, and back: only names that the lab knows, so that nothing else is ever called."""
+"""A federation of the lab as plain JSON, and back: only names that the lab knows, so nothing else is ever called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stethos.lab.data import DATASETS, Data
 from stethos.lab.fault import Fault
 from stethos.lab.model import MODELS, Factory
 from stethos.lab.prepare import Choices, Prepared
-from stethos.lab.server import STRATEGIES, FedAdam, FedAvg, FedProx, Median, Strategy, TrimmedMean, strategy_of
+from stethos.lab.server import FedAdam, FedAvg, FedProx, Median, Strategy, TrimmedMean, strategy_of
 from stethos.lab.split import IID, Dirichlet, QuantitySkew, Shards, Split, split_of
 
 _SPLITS: dict[str, type] = {kind.__name__: kind for kind in (IID, Dirichlet, Shards, QuantitySkew)}
@@ -62,7 +62,7 @@ def digest_of(data: Data) -> str:
     digest = hashlib.sha256()
     for tensor in (data.train_x, data.train_y, data.test_x, data.test_y):
         digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.contiguous().numpy())
+        digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -98,6 +98,3 @@ def _not_ours(what: str, name: object) -> CaptureError:
         f"the federation had {what} of its own, {str(name)[:80]!r}, which a capture does not hold",
         hint=f"in Python: stethos.lab.replay.workshop_of(bundle, {what}=...)",
     )
-
-
-assert set(type(strategy).__name__ for strategy in STRATEGIES.values()) <= set(_STRATEGIES)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stethos.errors import CaptureError, RunNotFoundError
 from stethos.replay import chance
 from stethos.replay.codec import bases_of, unpack
-from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, read_file, read_table
+from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, map_file, read_file, read_table
 from stethos.replay.tensorfile import Buffer, array_in, parse, tensor_in
 
 if TYPE_CHECKING:
@@ -208,17 +208,13 @@ class Bundle:
     def _no_round(self, round: int) -> CaptureError:
         for first, last, reason in self.dropped["rounds"]:
             if first <= round <= last:
+                link = " " if reason.startswith("to ") else ": "
                 return CaptureError(
-                    f"round {round} was dropped {reason}"
-                    if reason.startswith("to ")
-                    else f"round {round} was dropped: {reason}",
-                    hint="a larger capture_bytes keeps more rounds",
+                    f"round {round} was dropped{link}{reason}", hint="a larger capture_bytes keeps more rounds"
                 )
         known = self.rounds
         if not known:
-            return CaptureError(
-                "no round has been captured", hint="none has ended yet, or the run was killed in its first"
-            )
+            return CaptureError("no round was captured", hint="none has ended yet, or the run was killed in its first")
         missing = f"round {round} was not captured"
         return CaptureError(missing, hint=f"there are rounds {known[0]} to {known[-1]}")
 
@@ -240,14 +236,14 @@ class Bundle:
         if not isinstance(parts, list):
             raise CaptureError(f"{what} is damaged: its objects are not listed")
         try:
-            return [self._file(checked(part)) for part in parts]
+            return [self.file(checked(part)) for part in parts]
         except CaptureError as error:
             raise CaptureError(f"{what} cannot be read: {error.message}", hint=error.hint) from None
 
-    def _file(self, digest: str) -> Buffer:
+    def file(self, digest: str) -> Buffer:
         """An object's bytes, whichever way it is stored, checked against its name."""
-        chain: list[tuple[str, Buffer, tuple[str, ...]]] = []  # what must be unpacked, the last first
-        todo, planned = [digest], {digest}
+        chain: list[tuple[str, Buffer, tuple[str, ...]]] = []  # what must be unpacked
+        todo, planned = [checked(digest)], {digest}
         while todo:
             one = todo.pop()
             if one in self._files:
@@ -266,7 +262,7 @@ class Bundle:
         while chain:
             ready = [one for one in chain if all(base in self._files for base in one[2])]
             if not ready:
-                raise CaptureError(f"object {digest[:12]} is built on itself", hint="the capture was damaged")
+                raise CaptureError(f"object {digest[:12]} is built on itself", hint="the capture is damaged")
             for one, packed, bases in ready:
                 file = unpack(packed, [self._files[base] for base in bases])
                 self._check(one, file)
@@ -277,6 +273,26 @@ class Bundle:
         self._files.move_to_end(digest)
         self._shrink()
         return found
+
+    def ancestry(self, digest: str) -> set[str]:
+        """An object and all that it is packed against."""
+        found, todo = {digest}, [digest]
+        while todo:
+            try:
+                bases = bases_of(map_file(self.place.packed(todo.pop())))
+            except OSError:
+                continue  # it stands alone
+            todo += [base for base in bases if base not in found]
+            found.update(bases)
+        return found
+
+    def unpacked(self, digest: str) -> Buffer:
+        """An object from its packed file alone, though the raw one may still be there."""
+        try:
+            packed = read_file(self.place.packed(digest))
+        except OSError as error:
+            raise CaptureError(f"object {digest[:12]} cannot be read: {error.strerror}") from None
+        return unpack(packed, [self.file(base) for base in bases_of(packed)])
 
     def _load(self, digest: str) -> tuple[Buffer | None, Buffer | None]:
         """The object as it is, or packed; it may be packed between two looks."""
@@ -294,7 +310,7 @@ class Bundle:
         raise CaptureError(f"object {digest[:12]} is missing", hint="files of the capture were deleted")
 
     def _check(self, digest: str, file: Buffer) -> None:
-        if hashlib.sha256(file).hexdigest() != digest:
+        if hashlib.sha256(file.data).hexdigest() != digest:
             raise CaptureError(f"object {digest[:12]} is damaged: its bytes are not those that were captured")
 
     def _keep(self, digest: str, file: Buffer) -> None:

@@ -25,30 +25,29 @@ _LEVEL = 1
 _FORMAT = "stethos-packed-1"
 
 
-def pack(file: Buffer, digest: str, bases: Sequence[tuple[str, Buffer]] = ()) -> bytes | None:
+def pack(file: Buffer, bases: Sequence[tuple[str, Buffer]] = ()) -> bytes | None:
     """The file compressed, predicted from those `bases` that have the same header; None if that makes it no smaller."""
     entries, _ = parse(file)
     head = _head_bytes(file)
     near = [(name, base) for name, base in bases if len(base) == len(file) and np.array_equal(base[:head], file[:head])]
     blocks: list[bytes] = [_squeeze(file[:head])[1]]
-    plan: list[dict[str, Any]] = []
+    plan: list[list[Any]] = []
     for entry in entries.values():
         weight = _weight(file, entry, [base for _, base in near])
         values = _difference(file, entry, [base for _, base in near], weight)
         planes = []
         for plane in values:
             is_squeezed, block = _squeeze(plane)
-            planes.append([int(is_squeezed), len(block)])
+            planes.append(len(block) if is_squeezed else -len(block))
             blocks.append(block)
-        plan.append({"planes": planes, "weight": weight})
+        plan.append([weight, *planes])
     payload = np.frombuffer(b"".join(blocks), np.uint8)
     metadata = {
         "format": _FORMAT,
-        "of": digest,
         "bases": json.dumps([name for name, _ in near]),
         "bytes": str(len(file)),
         "head": json.dumps([head, len(blocks[0])]),
-        "plan": json.dumps(plan),
+        "plan": json.dumps(plan, separators=(",", ":")),
     }
     packed = shape_of_file({"payload": payload}, metadata).file_of([payload]).tobytes()
     return packed if len(packed) < len(file) else None
@@ -89,12 +88,13 @@ def _unpack(payload: Buffer, metadata: dict[str, str], bases: Sequence[Buffer], 
     for entry, part in zip(entries.values(), json.loads(metadata["plan"]), strict=True):
         width, size = _width(entry), entry.end - entry.start
         planes = np.empty((width, size // width), np.uint8)
-        if len(part["planes"]) != width:
-            raise ValueError(f"{len(part['planes'])} planes for {width} bytes")
-        for row, (is_squeezed, length) in enumerate(part["planes"]):
-            planes[row] = _expand(payload[place : place + length], size // width, bool(is_squeezed))
-            place += length
-        file[entry.start : entry.end] = _restored(planes, entry, bases, float(part["weight"]))
+        weight, *lengths = part
+        if len(lengths) != width:
+            raise ValueError(f"{len(lengths)} planes for {width} bytes")
+        for row, length in enumerate(lengths):  # negative: as it is, not compressed
+            planes[row] = _expand(payload[place : place + abs(length)], size // width, length > 0)
+            place += abs(length)
+        file[entry.start : entry.end] = _restored(planes, entry, bases, float(weight))
     return file
 
 

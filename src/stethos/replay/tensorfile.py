@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stethos.errors import CaptureError
 
-Buffer = npt.NDArray[Any]  # of bytes
+Buffer = npt.NDArray[np.uint8]
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1,
@@ -140,6 +140,8 @@ def tensor_in(file: Buffer, entry: Entry) -> Any:
     import torch
 
     dtypes = {name: getattr(torch, words.removeprefix("torch.")) for words, name in _OF_TORCH.items()}
+    if entry.start == entry.end:
+        return torch.empty(entry.shape, dtype=dtypes[entry.dtype])
     raw = torch.from_numpy(file[entry.start : entry.end].copy())
     return raw.view(dtypes[entry.dtype]).reshape(entry.shape)
 

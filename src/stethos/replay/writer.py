@@ -154,7 +154,7 @@ class Writer:
 
     def _store(self, file: Buffer) -> str:
         """Write an object unless it is there."""
-        digest = hashlib.sha256(file).hexdigest()
+        digest = hashlib.sha256(file.data).hexdigest()
         if digest in self._known or digest in self._fresh:
             self._fresh.add(digest)
             return digest
@@ -162,7 +162,7 @@ class Writer:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb", buffering=0) as target:
-                view = memoryview(file)
+                view = file.data
                 while view:
                     view = view[target.write(view) :]
         except OSError:
