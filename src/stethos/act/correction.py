@@ -207,7 +207,8 @@ class Corrector:
     def _doubt(self, number: int, screened: Screened, made: Correction) -> None:
         """Too many are accused to name them all: a robust aggregate, while that lasts."""
         accused = {client for client, recent in self._accused.items() if len(recent) >= self.limits.agree}
-        left = [client for client in accused & set(screened.clients) if made.treatments.get(client) is None]
+        spared = {client for _, client in self._spared}
+        left = [one for one in (accused - spared) & set(screened.clients) if made.treatments.get(one) is None]
         key: tuple[What, None] = ("robust-aggregate", None)
         if left and len(screened.clients) >= FEWEST_CLIENTS and key not in self._spared:
             made.is_robust = True
