@@ -54,7 +54,7 @@ def test_a_dry_run_changes_nothing_either_when_it_has_something_to_say() -> None
     corrector = StepCorrector("dry-run")
     plain, _ = train(None, lambda step, loss: loss * 1e3 if step == 30 else loss)
     watched, _ = train(corrector, lambda step, loss: loss * 1e3 if step == 30 else loss)
-    assert plain.weight.equal(watched.weight) and [one.state for one in corrector.actions][0] == "proposed"
+    assert plain.weight.equal(watched.weight) and corrector.actions[0].state == "proposed"
 
 
 def test_a_gradient_far_beyond_the_usual_is_shortened() -> None:
