@@ -42,6 +42,8 @@ def main() -> int:
     for client in accused[:1]:
         title(f"4. Look closer at {client}")
         cli("diagnose", *target, "--client", client)
+        title(f"5. Prove it: the training again without {client}, and without somebody else")
+        cli("prove", *target)
     title("The truth")
     fault = fault_of(seed)
     (guilty,) = fault.names

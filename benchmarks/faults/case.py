@@ -37,6 +37,10 @@ class Case:
     samples: int = 300  # of a client, where the data set has that many
     options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2, "batch": 32, "lr": 0.1})
 
+    @property
+    def data_name(self) -> str:
+        return self.data if isinstance(self.data, str) else self.data.name
+
 
 @dataclass(frozen=True, eq=False)
 class Played:

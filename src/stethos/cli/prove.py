@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--fast", action="store_true", help="aggregate again, but train nothing")
     parser.add_argument("--seeds", metavar="N", type=int, default=8, help="train with at most so many orders of the samples (default: 8)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--evaluator", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict to booleans, one per test sample")  # fmt: skip  # noqa: E501
+    parser.add_argument("--trainer", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict, a client and a round to the state it sends")  # fmt: skip  # noqa: E501
     parser.add_argument("--json", action="store_true", help="print one object per line")
 
 
@@ -46,8 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")
             return 0
         from stethos.lab.proving import Prover
+        from stethos.replay.workshop import function_named
 
-        prover = Prover(one.path, most_seeds=arguments.seeds, may_train=not arguments.fast)
+        evaluator, trainer = (
+            function_named(text) if text is not None else None for text in (arguments.evaluator, arguments.trainer)
+        )
+        prover = Prover(
+            one.path, most_seeds=arguments.seeds, may_train=not arguments.fast, evaluator=evaluator, trainer=trainer
+        )
         is_decided = True
         for number, title, accusation in cases:
             if not arguments.json:

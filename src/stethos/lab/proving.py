@@ -6,14 +6,15 @@ import hashlib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from stethos.errors import CaptureError
 from stethos.lab.counterfactual import LabWorld
-from stethos.replay.bundle import open_bundle
-from stethos.replay.past import Turnout, turnouts_of
+from stethos.replay.bundle import Bundle, open_bundle
+from stethos.replay.own_world import OwnWorld
+from stethos.replay.past import Turnout, World, turnouts_of
 from stethos.replay.proof import Accusation, Proof, Retraining, prove_by_aggregation, prove_by_training
 
 DIRECTORY = "proofs"
@@ -27,12 +28,15 @@ class Progress(Protocol):
 class Prover:
     """Tries accusations against clients of one run."""
 
-    def __init__(self, path: Path, *, most_seeds: int = 8, may_train: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, most_seeds: int = 8, may_train: bool = True, evaluator: Callable[..., Any] | None = None,
+        trainer: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self._path = path
         self._most_seeds = most_seeds
         self._may_train = may_train
         self._bundle = open_bundle(path)
-        self._world = LabWorld(self._bundle)
+        self._world: World = _world_of(self._bundle, evaluator, trainer)
         self._turnouts: list[Turnout] = turnouts_of(self._bundle)
 
     def prove(self, accusation: Accusation, say: Callable[[Proof], None], progress: Progress) -> Proof:
@@ -50,7 +54,7 @@ class Prover:
             return proof
         kept = Retraining(first, last)
         file = self._file(accusation, first, last)
-        kept.done.update(_read(file, len(self._world.test_y)))
+        kept.done.update(_read(file, len(self._world.labels)))
         weights = {name: size for one in self._turnouts for name, size in zip(one.clients, one.samples, strict=True)}
         try:
             made = prove_by_training(
@@ -72,6 +76,17 @@ class Prover:
     def _file(self, accusation: Accusation, first: int, last: int) -> Path:
         names = "\0".join([*sorted(accusation.clients), "|", *sorted(accusation.others), f"{first}", f"{last}"])
         return self._path / DIRECTORY / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.npz"
+
+
+def _world_of(bundle: Bundle, evaluator: Callable[..., Any] | None, trainer: Callable[..., Any] | None) -> World:
+    if evaluator is not None:
+        return OwnWorld(bundle, evaluator=evaluator, trainer=trainer)
+    if isinstance(bundle.settings.get("lab"), dict):
+        return LabWorld(bundle)
+    raise CaptureError(
+        "this is no federation of the lab, and a capture holds no code",
+        hint="--evaluator module:function: for a state dict, whether each answer of the test is right",
+    )
 
 
 def _read(file: Path, samples: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
