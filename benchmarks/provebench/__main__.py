@@ -52,7 +52,8 @@ def proof_grid(found: Sequence[Tried]) -> Grid:
     notes = [
         f"Of {len(found)} federations, the {len(large)} in which the fault costs more accuracy than two standard "
         "errors of the test (over three orders of the samples that no proof uses). Guilty clients are accused "
-        f"together, the innocent one beside them. Verdicts that are the wrong way round: {share([one in wrong for one in large])}. "
+        "together, the innocent one beside them. Verdicts that are the wrong way round: "
+        f"{share([one in wrong for one in large])}. "
         f"Re-aggregation takes {np.median([one.fast_s for one in large] or [0]):.2f} s (median, 12 rounds). "
         f"Seeds from {FIRST_SEED:,}; thresholds were tuned on seeds below 3,000.",
     ]
