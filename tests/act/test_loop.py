@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import stethos
+from stethos.act.correction import Corrector
 from stethos.act.recording import request_undo, undo_requests
 from stethos.cli.main import main
 from stethos.errors import UsageError
@@ -85,3 +86,18 @@ def test_a_request_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
 def test_a_mode_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dry-run"):
         stethos.federation("wards", dir=tmp_path, correct="maybe")
+
+
+def test_a_correction_that_fails_itself_leaves_the_updates_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("our own fault")
+
+    plain, _ = loop(tmp_path / "a", "off", spoil="large")
+    monkeypatch.setattr(Corrector, "review", fail)
+    monkeypatch.setattr(Corrector, "settle", fail)
+    kept, path = loop(tmp_path / "b", "on", spoil="large")
+    assert kept.weight.equal(plain.weight)
+    with stethos.open_run(path) as run:
+        assert run.sql("SELECT reason FROM gaps WHERE what = 'actions' AND reason LIKE '%our own fault%'").num_rows
