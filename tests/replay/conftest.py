@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import own_loop
+from processes import drainers_of, wait_until
 
 from stethos import lab
 from stethos.replay.bundle import Bundle, open_bundle
@@ -31,8 +32,10 @@ def lab_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "digits", rounds=8, clients=6, faults=[fault], capture="all", dir=tmp_path_factory.mktemp("lab"), run="lab",
         progress=False,
     )  # fmt: skip
-    assert result.path is not None
-    return result.path
+    path = result.path
+    assert path is not None
+    wait_until(lambda: not drainers_of(path), "the end of packing")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -417,7 +417,11 @@ class Round:
     def _capture_end(self) -> None:
         capture = self._capture()
         for site in self._sites:
-            facts = {name: site.facts.get(name) for name in ("status", "error", "base_round", "steps")}
+            known = ("status", "error", "base_round", "steps", "label")
+            facts = {name: site.facts.get(name) for name in known}
+            for name in ("samples", "loss"):  # told apart from the update, as adapters do
+                if site.facts.get(name) is not None:
+                    facts[name] = site.facts[name] if name == "loss" else int(site.facts[name])
             capture.note_turn(site.client, {**facts, **site.traces})
         state = self._result if self._result is not None else self._federation.global_state()
         evaluation = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}

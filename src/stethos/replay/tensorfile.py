@@ -99,6 +99,8 @@ def bytes_in(value: Any) -> Buffer:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         flat = value.detach().resolve_neg().cpu().contiguous().reshape(-1)
+        if flat.numel() == 1:  # whatever its stride, it counts as contiguous
+            flat = flat.clone(memory_format=torch.contiguous_format)
         return flat.view(torch.uint8).numpy()  # type: ignore[no-any-return]
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 

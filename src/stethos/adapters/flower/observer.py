@@ -29,6 +29,7 @@ from stethos.adapters.flower.content import (
     take_ours,
     words_of,
 )
+from stethos.adapters.flower.replay import message_facts
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.federation import Federation, federation
 from stethos.federate.invitation import Invitation
@@ -38,7 +39,7 @@ from stethos.federate.structure import shape_of
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.record.place import boot_id, check_name
-from stethos.settings import Preset, parse_preset
+from stethos.settings import CaptureMode, Preset, parse_capture, parse_preset
 
 logger = logging.getLogger("stethos.flower")
 _FEW = 3
@@ -56,12 +57,15 @@ class Choices:
     overhead: float | None = None
     config: Mapping[str, Any] | None = None
     layers: Sequence[str] = ()
+    capture: CaptureMode | None = None
+    capture_bytes: int | None = None
 
     def check(self) -> None:
         """UsageError now, and not in the middle of a training."""
         if not self.name:
             raise UsageError("a federation needs a name")
         parse_preset(self.preset)
+        parse_capture(self.capture)
         if self.run is not None:
             check_name(self.run)
 
@@ -116,7 +120,8 @@ class Observer:
             choices = self._choices
             self._federation = attempt(
                 federation, choices.name, dir=choices.dir, run=choices.run, preset=choices.preset,
-                overhead=choices.overhead, config=choices.config, progress=False,
+                overhead=choices.overhead, config=choices.config, progress=False, capture=choices.capture,
+                capture_bytes=choices.capture_bytes,
             )  # fmt: skip
 
     def close(self, error: BaseException | None = None) -> None:
@@ -189,6 +194,9 @@ class Observer:
             client = str(message.metadata.dst_node_id)
             turn.asked[message.metadata.message_id] = Asked(client, is_train, sizes[records], *sent_at)
             turn.selected += is_train
+            capture = self._federation.capture if self._federation is not None else None
+            if is_train and capture is not None:
+                capture.note_turn(client, {"message": message_facts(message)})
         turn.rnd.select(turn.selected)
 
     def take_reply(self, reply: Message) -> None:
