@@ -44,7 +44,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
             ["federation", "capture", "round ms", "of it capture", "range", "target", "reached", "MB more"],
             times,
             [
-                "CPU time of the process that trains, its writing thread included, against the same federation observed "
+                "CPU time of the process that trains, its writing thread included, beside the same federation observed "
                 "without a capture; interleaved, medians. Compression is done by the drainer. `MB more`: peak memory."
             ],
         ),

@@ -20,6 +20,7 @@ from stethos.adapters.flower.content import (
     LOSSES,
     SAMPLES,
     bytes_in,
+    message_facts,
     numbers_in,
     plain_numbers,
     refusal_in,
@@ -29,7 +30,6 @@ from stethos.adapters.flower.content import (
     take_ours,
     words_of,
 )
-from stethos.adapters.flower.replay import message_facts
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.federation import Federation, federation
 from stethos.federate.invitation import Invitation

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -15,26 +14,17 @@ from stethos.adapters.flower.content import state_in
 from stethos.errors import ReplayError
 from stethos.replay.bundle import Bundle
 
-State = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+State = dict[str, "torch.Tensor"]
 _IDENTITY = ("_task_id", "_run_id", "_node_id")
-
-
-def message_facts(message: Message) -> dict[str, Any]:
-    """What a capture keeps of a message besides its arrays: its kind and its configuration."""
-    configs = {
-        name: {key: value for key, value in record.items() if isinstance(value, str | int | float | bool)}
-        for name, record in message.content.config_records.items()
-    }
-    return {
-        "type": message.metadata.message_type,
-        "group": message.metadata.group_id,
-        "arrays": list(message.content.array_records),
-        "configs": configs,
-    }
 
 
 def trainer_of(app: Callable[[Message, Context], Message], bundle: Bundle) -> Callable[[State, str, int], State]:
     """A trainer that calls the app as the node was called; what it kept in its context is not known."""
+
+    import torch
 
     def train(state: State, client: str, round: int) -> State:
         turn = bundle.turn(round, client)
