@@ -32,16 +32,20 @@ def lab_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "digits", rounds=8, clients=6, faults=[fault], capture="all", dir=tmp_path_factory.mktemp("lab"), run="lab",
         progress=False,
     )  # fmt: skip
-    path = result.path
-    assert path is not None
-    wait_until(lambda: not drainers_of(path), "the end of packing")
-    return path
+    assert result.path is not None
+    return packed(result.path)
 
 
 @pytest.fixture(scope="session")
 def own_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three rounds of a loop of the user's own, which draws from all global generators."""
-    return own_loop.federate(tmp_path_factory.mktemp("own"), "own", capture="all")
+    return packed(own_loop.federate(tmp_path_factory.mktemp("own"), "own", capture="all"))
+
+
+def packed(path: Path) -> Path:
+    """A run whose drainer has done all it does: nothing in it changes any more."""
+    wait_until(lambda: not drainers_of(path), "the end of packing", deadline_s=240)
+    return path
 
 
 @pytest.fixture
