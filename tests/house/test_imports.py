@@ -109,7 +109,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "act", "lab", "replay"}
+    assert found == {"observe", "federate", "act", "lab", "replay", "adapters"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import own_loop
+from processes import drainers_of, wait_until
 
 from stethos import lab
 from stethos.replay.bundle import Bundle, open_bundle
@@ -32,13 +33,19 @@ def lab_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         progress=False,
     )  # fmt: skip
     assert result.path is not None
-    return result.path
+    return packed(result.path)
 
 
 @pytest.fixture(scope="session")
 def own_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three rounds of a loop of the user's own, which draws from all global generators."""
-    return own_loop.federate(tmp_path_factory.mktemp("own"), "own", capture="all")
+    return packed(own_loop.federate(tmp_path_factory.mktemp("own"), "own", capture="all"))
+
+
+def packed(path: Path) -> Path:
+    """A run whose drainer has done all it does: nothing in it changes any more."""
+    wait_until(lambda: not drainers_of(path), "the end of packing", deadline_s=240)
+    return path
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,30 @@ def test_stethos_run_captures_a_loop_that_asks_for_nothing(tmp_path: Path) -> No
     assert open_bundle(tmp_path / "ran").rounds == (1,)
     wrong = command("run", "--dir", tmp_path, "--capture", "much", script)
     assert wrong.returncode == 2 and "choose one of rounds, suspects, all" in wrong.stderr
+
+
+def test_on_a_full_disk_training_goes_on_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    model = nn.Linear(100, 100)
+    with stethos.federation("full", model=model, dir=tmp_path, run="full", progress=False, capture="all") as fed:
+        assert fed.capture is not None
+        objects = fed.capture.place.objects
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", objects], check=True)
+        try:
+            for rnd in fed.rounds(6):
+                with rnd.client("a") as site:
+                    site.update({name: torch.randn(value.shape) for name, value in model.state_dict().items()})
+                model.load_state_dict({name: torch.randn(value.shape) for name, value in model.state_dict().items()})
+            assert fed.capture.flush()
+            bundle = open_bundle(tmp_path / "full")
+            assert bundle.rounds == (1, 2, 3, 4, 5, 6)
+            assert bundle.global_state(1).keys() == {"weight", "bias"}
+            missing = []
+            for number in bundle.rounds:
+                try:
+                    bundle.global_state(number, "after")
+                except CaptureError as error:
+                    missing.append(error.message)
+            assert missing and all("could not be written: No space left on device" in text for text in missing)
+            assert sum(bundle.dropped["states"].values()) >= len(missing)
+        finally:
+            subprocess.run(["umount", "-l", objects], check=True)

@@ -331,8 +331,7 @@ class Debugger(cmd.Cmd):
 
     def do_EOF(self, text: str) -> bool:  # noqa: N802
         """The end of the input."""
-        if self._is_terminal:
-            self._say("")
+        self._say("")
         return True
 
     def do_help(self, arg: str) -> None:

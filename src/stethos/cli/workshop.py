@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from stethos.cli.target import add_target
@@ -43,11 +44,14 @@ def workshop_for(bundle: Bundle, arguments: argparse.Namespace) -> Workshop:
     from stethos.replay.workshop import OwnWorkshop, function_named
 
     named = (arguments.trainer, arguments.evaluator, arguments.aggregator)
-    if isinstance(bundle.settings.get("lab"), dict) and not any(named):
+    if isinstance(bundle.settings.get("lab"), dict) and not any(named) and not arguments.client_app:
         from stethos.lab.replay import workshop_of
 
         return workshop_of(bundle)
     trainer, evaluator, aggregator = (function_named(text) if text else None for text in named)
+    if arguments.client_app:
+        adapter = import_module("stethos.adapters.flower.replay")  # brings Flower
+        trainer = adapter.trainer_of(function_named(arguments.client_app), bundle)
     return OwnWorkshop(
         bundle, trainer=trainer, evaluator=evaluator, aggregator=aggregator, timeout_s=arguments.timeout
     )  # fmt: skip

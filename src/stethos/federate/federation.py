@@ -82,10 +82,13 @@ def federation(
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
+    mode = parse_capture(capture)
+    if capture_bytes is not None and capture_bytes < 1:
+        raise UsageError(f"capture_bytes={capture_bytes!r}", hint="a number of bytes, such as 1 << 30")
     handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config, correct=correct)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
-        correct=correct, read_everything=read_everything, respond_to=respond_to, capture=parse_capture(capture),
+        correct=correct, read_everything=read_everything, respond_to=respond_to, capture=mode,
         capture_bytes=capture_bytes, config=config,
     )  # fmt: skip
 

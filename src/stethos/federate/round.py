@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import UpdateMismatchError, UsageError
+from stethos.federate.captured import RoundCapture
 from stethos.federate.cohort import Comparison, compare, quantities_of
 from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, fingerprint_of
 from stethos.federate.invitation import Invitation
 from stethos.federate.odd import odd_clients
 from stethos.federate.row import put_row
-from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, number_in, timed
+from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
 from stethos.federate.update_row import UpdateRows, norm_of_row
-from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.context import TURN
 from stethos.observe.session import Session
@@ -36,7 +36,6 @@ from stethos.schema import NULL_I32, ROUNDS
 if TYPE_CHECKING:
     from stethos.diagnose.federated.verdict import Verdict
     from stethos.federate.federation import Federation
-    from stethos.replay.capture import Capture
 
 Vector = npt.NDArray[Any]
 _PATIENCE_SHARE = 0.01
@@ -68,6 +67,7 @@ class Round:
         self._observe_ns = 0
         self._start_ns = 0
         self._is_ended = False
+        self._capture = RoundCapture(federation, number)
         self._odd: list[str] = []  # clients whose updates stand out
 
     # The round -------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class Round:
         self._stack.enter_context(self._span)
         self._start_ns = time.monotonic_ns()
         self._guarded(self._read_base)
-        self._captured(self._capture_base)
+        self._capture.begin(self._base_state)
         self._show()
         return self
 
@@ -105,7 +105,8 @@ class Round:
             self._federation.correcting.settle(self, self._federation, self._result, self._facts.get("loss"))
         self._guarded(self._write, duration_ms)
         if error is None:
-            self._captured(self._capture_end)
+            known: dict[str, float] = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}
+            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._odd)
         self._show(is_final=self.number == self._of)
         with contextlib.suppress(ValueError):
             self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -116,7 +117,7 @@ class Round:
         """Say who, or how many, were asked to take part."""
         self._selected = clients if isinstance(clients, int) else len(clients)
         if not isinstance(clients, int):
-            self._captured(self._capture_selection, [str(client) for client in clients])
+            self._capture.select(clients)
 
     def client(self, client: object, *, label: str | None = None) -> Site:
         """A client's turn, for `with`: timed, its rows marked; a failure is recorded, then raised."""
@@ -171,12 +172,9 @@ class Round:
             self._turns[client] += 1
         return Site(
             self.invite(client), side="server", turn=turn, on_update=self._take, on_end=self._turn_ended,
-            on_start=self._turn_started, wants_traces=self._federation.capture is not None,
+            on_start=self._capture.begin_turn if self._capture.is_on else None,
+            wants_traces=self._capture.wants_traces,
         )  # fmt: skip
-
-    def _turn_started(self, site: Site) -> None:
-        if self._federation.capture is not None:
-            self._captured(self._federation.capture.begin_turn, site.client)
 
     def _turn_ended(self, site: Site) -> None:
         with self._lock:
@@ -191,7 +189,7 @@ class Round:
         start_ns = time.monotonic_ns()
         try:
             self._guarded(self._read, update)
-            self._captured(self._capture_update, update)
+            self._capture.update(update)
         finally:
             self._observe_ns += time.monotonic_ns() - start_ns
 
@@ -304,6 +302,13 @@ class Round:
         """The new global model, where the federation was not given one to look at."""
         self._result = state
 
+    def server_state(self, state: State) -> None:
+        """What the server remembers besides the global model, such as an optimizer's moments, before it aggregates.
+
+        For captures only: with it an aggregation can be repeated.
+        """
+        self._capture.server_state(state)
+
     def evaluate(self, **numbers: float) -> None:
         """Numbers of the new global model: `loss`, `accuracy`, and any other."""
         for name, value in numbers.items():
@@ -325,8 +330,14 @@ class Round:
 
     # Rows ------------------------------------------------------------------------------------------
 
+    def _base_state(self) -> State | None:
+        return self._given_base if self._given_base is not None else self._federation.global_state()
+
+    def _new_state(self) -> State | None:
+        return self._result if self._result is not None else self._federation.global_state()
+
     def _read_base(self) -> None:
-        state = self._given_base if self._given_base is not None else self._federation.global_state()
+        state = self._base_state()
         self._base = self._federation.base_row(state)
         if self._federation.responder is not None and state is not None:
             self._federation.responder.prepare(state)
@@ -366,14 +377,14 @@ class Round:
 
     def _write_updates(self, session: Session, plan: Plan, duration_ms: float) -> None:
         history, name = self._federation.history, self._federation.name
-        state = self._result if self._result is not None else self._federation.global_state()
+        state = self._new_state()
         after = None if state is None else fingerprint_of(plan, self._base, state, GLOBAL)
         if after is not None:
             self._look_closer(plan, state, after)
         rows = UpdateRows(session, plan, name, self.number, self._base)
         if self._prints:
             compared = compare(plan, self._prints, history)
-            self._odd += odd_clients(self._prints, compared) if self._federation.capture is not None else []
+            self._odd += odd_clients(self._prints, compared) if self._capture.is_on else []
             rows.put(self._prints, compared, duration_ms * 1e-3 * _PATIENCE_SHARE)
             self._federation.recent.append(self._row(plan, compared))
         if after is not None and self._base is not None:
@@ -411,55 +422,6 @@ class Round:
                 nan, inf = count_odd(plan, update.state, update.client)
                 nan, inf = np.append(nan, nan[:weights].sum()), np.append(inf, inf[:weights].sum())
                 self._prints[self._prints.index(one)] = replace(one, nan=nan, inf=inf)
-
-    # Captures ---------------------------------------------------------------------------------------
-
-    def server_state(self, state: State) -> None:
-        """What the server remembers besides the global model, such as an optimizer's moments, before it aggregates.
-
-        For captures only: with it an aggregation can be repeated.
-        """
-        self._captured(lambda: self._capture().server_state(self._federation.named(state)))
-
-    def _capture(self) -> Capture:
-        capture = self._federation.capture
-        assert capture is not None
-        return capture
-
-    def _captured(self, function: Any, *args: Any) -> None:
-        """Called where a capture is on; its failures are counted and noted."""
-        session = self._federation.session
-        if session is not None and self._federation.capture is not None:
-            session.guard.run("capture", function, *args)
-
-    def _capture_base(self) -> None:
-        state = self._given_base if self._given_base is not None else self._federation.global_state()
-        self._capture().begin_round(self.number, None if state is None else self._federation.named(state))
-
-    def _capture_selection(self, clients: list[str]) -> None:
-        self._capture().note_round({"selected": clients})
-
-    def _capture_update(self, update: Update) -> None:
-        facts = {
-            "reported": True,
-            "samples": update.samples,
-            "loss": attempt(number_in, update.loss) if update.loss is not None else None,
-            "metrics": {name: attempt(number_in, value) for name, value in update.metrics.items()},
-            "weight": attempt(number_in, update.metrics["weight"]) if "weight" in update.metrics else None,
-            "is_delta": update.is_delta,
-        }
-        self._capture().update(update.client, self._federation.named(update.state), facts)
-
-    def _capture_end(self) -> None:
-        capture = self._capture()
-        for site in self._sites:
-            facts = {name: site.facts.get(name) for name in ("status", "error", "base_round", "steps")}
-            capture.note_turn(site.client, {**facts, **site.traces})
-        state = self._result if self._result is not None else self._federation.global_state()
-        evaluation = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}
-        facts = {"evaluation": {**evaluation, **self._evaluation}}
-        suspects = list(dict.fromkeys(self._odd))
-        capture.end_round(None if state is None else self._federation.named(state), suspects, facts)
 
     # ------------------------------------------------------------------------------------------------
 

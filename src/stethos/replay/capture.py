@@ -53,6 +53,7 @@ class Capture:
         config: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.mode = mode
+        self.keeps_updates = mode != "rounds"
         self.place = CapturePlace.create(run)
         self.settings: dict[str, Any] = {
             "format": FORMAT, "federation": federation, "mode": mode, "capture_bytes": limit_bytes, "seed": seed,
@@ -86,7 +87,7 @@ class Capture:
 
     def begin_turn(self, client: str) -> None:
         """A client's turn begins in this process: the generators are as they are now."""
-        if self._is_mine() and self.mode != "rounds":
+        if self._is_mine() and self.keeps_updates:
             states = chance.read_states()
             key = (states["python"], _numpy_key(states["numpy"]), *map(_tensor_key, _tensors(states)))
             if self._random is None or self._random[0] != key:
@@ -100,7 +101,7 @@ class Capture:
         if self._is_mine():
             turn = self._turn(client)
             turn.update(facts)
-            if self.mode != "rounds":
+            if self.keeps_updates:
                 turn["state"] = self._piece(state)
 
     def note_turn(self, client: str, facts: Mapping[str, Any]) -> None:

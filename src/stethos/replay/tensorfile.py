@@ -98,7 +98,11 @@ def bytes_in(value: Any) -> Buffer:
     """The bytes of a tensor or array in a row on the host; looked at where that can be, else copied."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
+        if value.dtype is torch.float32 and value.is_cpu and value.is_contiguous() and not value.is_neg():  # mostly
+            return value.detach().numpy().reshape(-1).view(np.uint8)  # type: ignore[no-any-return]
         flat = value.detach().resolve_neg().cpu().contiguous().reshape(-1)
+        if flat.numel() == 1:  # whatever its stride, it counts as contiguous
+            flat = flat.clone(memory_format=torch.contiguous_format)
         return flat.view(torch.uint8).numpy()  # type: ignore[no-any-return]
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 

@@ -6,6 +6,7 @@ bounded in bytes: what does not fit is dropped and counted, never waited for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -173,12 +174,12 @@ class Writer:
         return digest
 
     def _end_round(self, draft: Draft) -> None:
-        manifest = json.loads(json.dumps(draft.manifest, default=_plain))
-        wanted = digests_in(manifest)
+        wanted: set[str] = set()
+        text = json.dumps(draft.manifest, default=functools.partial(_plain, wanted), ensure_ascii=False)
         unwanted = {part for piece in draft.unwanted for part in piece.parts} - wanted - self._known
         self._remove(unwanted)
         try:
-            write_json(self._place.round_file(draft.number), manifest)
+            _write_text(self._place.round_file(draft.number), text)
         except OSError as error:
             self._remove((wanted & self._fresh) - self._known)
             self._fresh = set()
@@ -280,8 +281,23 @@ def digests_in(manifest: Any) -> set[str]:
     return set()
 
 
-def _plain(value: Any) -> Any:
+def _write_text(path: Path, text: str) -> None:
+    """Make a file that is there as a whole or not at all. Not synced: what a power cut damages, its digests show."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(digests: set[str], value: Any) -> Any:
+    """What JSON has no words for; the objects that it meets are added to `digests`."""
     if isinstance(value, Piece):
+        digests.update(value.parts)
         return value.to_json()
     if callable(value):
         return value()

@@ -22,6 +22,7 @@ from stethos.adapters.flower.content import (
     LOSSES,
     SAMPLES,
     bytes_in,
+    message_facts,
     numbers_in,
     plain_numbers,
     refusal_in,
@@ -40,7 +41,7 @@ from stethos.federate.structure import shape_of
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.record.place import boot_id, check_name
-from stethos.settings import Preset, parse_preset
+from stethos.settings import CaptureMode, Preset, parse_capture, parse_preset
 
 logger = logging.getLogger("stethos.flower")
 _FEW = 3
@@ -59,6 +60,8 @@ class Choices:
     config: Mapping[str, Any] | None = None
     layers: Sequence[str] = ()
     correct: Mode = "off"
+    capture: CaptureMode | None = None
+    capture_bytes: int | None = None
 
     def check(self) -> None:
         """UsageError now, and not in the middle of a training."""
@@ -66,6 +69,7 @@ class Choices:
             raise UsageError("a federation needs a name")
         parse_preset(self.preset)
         parse_mode(self.correct)
+        parse_capture(self.capture)
         if self.run is not None:
             check_name(self.run)
 
@@ -121,7 +125,8 @@ class Observer:
             choices = self._choices
             self._federation = attempt(
                 federation, choices.name, dir=choices.dir, run=choices.run, preset=choices.preset,
-                overhead=choices.overhead, config=choices.config, progress=False, correct=choices.correct,
+                overhead=choices.overhead, config=choices.config, progress=False, correct=choices.correct, capture=choices.capture,
+                capture_bytes=choices.capture_bytes,
             )  # fmt: skip
 
     def close(self, error: BaseException | None = None) -> None:
@@ -194,6 +199,9 @@ class Observer:
             client = str(message.metadata.dst_node_id)
             turn.asked[message.metadata.message_id] = Asked(client, is_train, sizes[records], *sent_at)
             turn.selected += is_train
+            capture = self._federation.capture if self._federation is not None else None
+            if is_train and capture is not None:
+                capture.note_turn(client, {"message": message_facts(message)})
         turn.rnd.select(turn.selected)
 
     def take_reply(self, reply: Message) -> None:

@@ -20,7 +20,7 @@ from stethos.adapters.flower.observer import Choices, Observer, observer_of
 from stethos.adapters.flower.waiting import said
 from stethos.errors import UsageError
 from stethos.guard import attempt
-from stethos.settings import Preset
+from stethos.settings import CaptureMode, Preset
 
 S = TypeVar("S")
 _CentralEvaluation = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -37,6 +37,8 @@ def observe_strategy(
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
     correct: Mode = "off",
+    capture: CaptureMode | None = None,
+    capture_bytes: int | None = None,
 ) -> S:
     """Observe the rounds that a strategy makes; return it, of a class that is a child of its own.
 
@@ -46,7 +48,8 @@ def observe_strategy(
     of `stethos.federation`. Where strategies are wrapped in each other, observe the outermost.
     """
     layers = tuple(model.state_dict()) if hasattr(model, "state_dict") else ()
-    observer = Observer(Choices(name, dir, run, preset, overhead, config, layers, correct))
+    choices = Choices(name, dir, run, preset, overhead, config, layers, correct, capture, capture_bytes)
+    observer = Observer(choices)
     if observer_of(strategy) is not None:
         return strategy
     kind: Any = type(strategy)
