@@ -59,9 +59,9 @@ class Choices:
     overhead: float | None = None
     config: Mapping[str, Any] | None = None
     layers: Sequence[str] = ()
-    correct: Mode = "off"
     capture: CaptureMode | None = None
     capture_bytes: int | None = None
+    correct: Mode = "off"
 
     def check(self) -> None:
         """UsageError now, and not in the middle of a training."""
@@ -125,8 +125,8 @@ class Observer:
             choices = self._choices
             self._federation = attempt(
                 federation, choices.name, dir=choices.dir, run=choices.run, preset=choices.preset,
-                overhead=choices.overhead, config=choices.config, progress=False, correct=choices.correct, capture=choices.capture,
-                capture_bytes=choices.capture_bytes,
+                overhead=choices.overhead, config=choices.config, progress=False, correct=choices.correct,
+                capture=choices.capture, capture_bytes=choices.capture_bytes,
             )  # fmt: skip
 
     def close(self, error: BaseException | None = None) -> None:

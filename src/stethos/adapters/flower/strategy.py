@@ -48,7 +48,7 @@ def observe_strategy(
     of `stethos.federation`. Where strategies are wrapped in each other, observe the outermost.
     """
     layers = tuple(model.state_dict()) if hasattr(model, "state_dict") else ()
-    choices = Choices(name, dir, run, preset, overhead, config, layers, correct, capture, capture_bytes)
+    choices = Choices(name, dir, run, preset, overhead, config, layers, capture, capture_bytes, correct)
     observer = Observer(choices)
     if observer_of(strategy) is not None:
         return strategy
