@@ -307,7 +307,7 @@ def _too_large(screened: Screened) -> list[Proposal]:
 
 
 def _proposal(verdict: Verdict, rounds: int, screened: Screened) -> Proposal:
-    what, weight = POLICIES[verdict.kind]
+    what, weight = POLICIES.get(verdict.kind, ("quarantine", 0.0))
     place = screened.clients.index(verdict.client)
     middle = float(np.median(screened.norms[screened.is_finite])) if screened.is_finite.any() else 0.0
     scale = min(1.0, middle / screened.norms[place]) if what == "clip-update" and screened.norms[place] > 0 else 1.0
