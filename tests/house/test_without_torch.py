@@ -48,7 +48,7 @@ def test_the_block_works(tmp_path: Path) -> None:
 
 
 def test_every_reading_command_is_tested_here() -> None:
-    assert set(READING) == set(COMMANDS) - {"run"}
+    assert set(READING) == set(COMMANDS) - {"run", "replay", "debug"}  # these train
 
 
 def test_the_package_and_its_names_can_be_imported(tmp_path: Path) -> None:
