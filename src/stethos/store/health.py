@@ -10,9 +10,11 @@ from stethos.record.place import is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
     GAPS,
+    GPU,
     HOST,
     LAYERS,
     LOGS,
+    MEMORY,
     METRICS,
     MODULES,
     RECORDED,
@@ -30,6 +32,7 @@ _UNUSED = {
     SPANS.name: "the program marked no stethos.span",
     GAPS.name: "nothing is known to be missing",
     HOST.name: "no sample yet: one is taken each second",
+    GPU.name: "no training process uses an NVIDIA GPU here",
 }
 _DROP_REASONS = {
     "ring_full": "the drainer did not keep up, or was not there",
@@ -135,9 +138,9 @@ def _why_empty(table: Table, processes: list[Row]) -> str:
         return "torch was not imported"
     if not any(process["steps"] for process in processes):
         return "no optimizer step was seen"
-    if table in (LAYERS, MODULES) and all(process["preset"] == "light" for process in processes):
+    if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
-    if table in (LAYERS, MODULES):
+    if table in (LAYERS, MODULES, MEMORY):
         return "no step was sampled within the overhead budget yet"
     return "the step rows have not been collected yet" if table is STEPS else "no rows yet"
 
