@@ -62,6 +62,12 @@ class Purse:
         self.cost_ns = spent_ns if self.payments == 2 else self.cost_ns + _SMOOTH * (spent_ns - self.cost_ns)
         return int(spent_ns)
 
+    def pay_more(self, late_ns: float) -> int:
+        """A sample that was paid for has cost a device this much besides, as is known only now."""
+        self.saved_ns = max(self.saved_ns - late_ns, -_WORST_DEBT_NS)
+        self.cost_ns += _SMOOTH * late_ns if self.payments > 1 else late_ns
+        return int(late_ns)
+
 
 class Pace:
     """How long the steps of one thread take without samples, and so what a sample costs them.
