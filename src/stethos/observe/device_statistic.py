@@ -10,6 +10,7 @@ have come.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,45 @@ class DeviceStatistics:
                 pairs.append((tensor, start))
         if pairs:
             late.expect_drift(places, distances_of(pairs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """Statistics of one tensor: known, or as rows that are still on its device."""
+
+    known: Rows | None
+    rows: torch.Tensor | None = None
+    blocks: int = 1
+    size: int = 0
+
+
+def started_column(tensor: torch.Tensor) -> Column:
+    """Statistics of one tensor; of one on a GPU they stay there, as small rows, until they are `gathered`."""
+    with torch.no_grad():
+        dense = dense_of(tensor) if tensor.is_cuda and tensor.layout is torch.strided else None
+        if dense is None or not dense.numel():
+            return Column(statistics_of([None if tensor.is_cuda else tensor]))
+        rows, blocks = rows_of([dense])
+        return Column(None, rows, blocks[0], dense.numel())
+
+
+def gathered(columns: Sequence[Column]) -> LateTable:
+    """One table of many columns: known ones are in it, the others come with one copy from each device."""
+    late = LateTable(len(columns))
+    devices: dict[torch.device, list[tuple[int, Column]]] = {}
+    for place, column in enumerate(columns):
+        if column.known is not None:
+            late.table[:, place] = column.known[:, 0]
+        elif column.rows is not None:
+            devices.setdefault(column.rows.device, []).append((place, column))
+    for device, group in devices.items():
+        with torch.no_grad(), torch.cuda.device(device):
+            late.begin()
+            rows = torch.cat([column.rows for _, column in group if column.rows is not None], dim=1)
+            sizes, blocks = [column.size for _, column in group], [column.blocks for _, column in group]
+            late.expect_rows([place for place, _ in group], sizes, rows, blocks)
+            late.end()
+    return late
 
 
 def _places(group: list[tuple[int, torch.Tensor]]) -> tuple[list[int], list[int]]:

@@ -234,7 +234,7 @@ class StepWatch:
 
     def finish(self) -> None:
         """Recording ends: write what was held back, and the final counts."""
-        self.tracer.stop()
+        self.tracer.finish()
         self.layers.finish()
         self.late_rows.finish()
         if self.ring is not None:

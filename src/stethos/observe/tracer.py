@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stethos.clock import monotonic_ns
 from stethos.observe.budget import Purse
+from stethos.observe.context import turn
+from stethos.observe.device_statistic import LateTable
+from stethos.observe.late_row import LAST_WAIT_S
 from stethos.observe.layer_name import module_names
 from stethos.observe.module_trace import ModuleTrace, Span
 from stethos.observe.session import Session
@@ -40,6 +46,7 @@ class ModuleTracer:
         self.is_refused = purse is None
         self.spent_ns = 0
         self.peak_bytes = NULL_I64
+        self._late: deque[tuple[LateTable, Callable[[], None]]] = deque()
 
     def refuse(self, reason: str) -> None:
         """Never trace in this process, and say why in the run."""
@@ -61,8 +68,25 @@ class ModuleTracer:
         """Whether this thread is the one that is traced."""
         return self.is_on and self._thread == threading.get_ident()
 
+    def flush(self) -> None:
+        """Record the activations that have come from a device."""
+        while self._late and self._late[0][0].is_there():
+            late, write = self._late.popleft()
+            late.read()
+            write()
+
+    def finish(self) -> None:
+        """Recording ends: wait a moment for what is still on its way."""
+        self.stop()
+        deadline = time.monotonic() + LAST_WAIT_S
+        while self._late and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.001)
+        self._late.clear()
+
     def step_ended(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         """Finish the trace of the iteration that ends here, or begin one for the next."""
+        self.flush()
         if self._owner is not None and not self._owner.is_alive():
             self.stop()
         if self._thread:
@@ -132,20 +156,26 @@ class ModuleTracer:
             step=step,
         )
 
-    def _record_activations(
-        self, modules: list[str], table: np.ndarray[tuple[int, ...], np.dtype[np.float64]], watched: Watched, step: int
-    ) -> None:
+    def _record_activations(self, modules: list[str], late: LateTable, watched: Watched, step: int) -> None:
         if not modules:
             return
-        numbers = np.full((_LAYER_NUMBERS, len(modules)), NULL_F64)
-        numbers[: len(STATISTICS)] = table
         ids = [self._session.name_id(module) for module in modules]
         kinds = [self._session.name_id("activation")] * len(modules)
-        self._session.put_frame(
-            LAYERS.number,
-            np.array([ids, kinds], dtype=np.int32).tobytes(),
-            numbers.tobytes(),
-            rows=len(modules),
-            optimizer=watched.number,
-            step=step,
-        )
+        number, whose, t_ns = watched.number, turn()[:2], self._session.now_ns()
+
+        def write() -> None:
+            numbers = np.full((_LAYER_NUMBERS, len(modules)), NULL_F64)
+            numbers[: len(STATISTICS)] = late.table
+            self._session.put_frame(
+                LAYERS.number,
+                np.array([ids, kinds], dtype=np.int32).tobytes(),
+                numbers.tobytes(),
+                rows=len(modules),
+                optimizer=number,
+                step=step,
+                whose=whose,
+                t_ns=t_ns,
+            )
+
+        self._late.append((late, write))
+        self.flush()
