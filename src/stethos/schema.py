@@ -369,10 +369,10 @@ MEMORY = Table(
     op               name  rows of an operator: its name, as aten.mm
     line             name  rows of growth: file:line of the program that makes tensors which stay alive
     holder           name  rows of growth: what keeps them, as far as it has a name
-    bytes            i64   bytes alive: of a class at the end of the step (activations: at their highest in it)
-    peak_bytes       i64   largest bytes sampled so far; on CUDA of cached the allocator's peak of reserved memory
+    bytes            i64   alive after the step (activations: when its backward began); growth: of the sampled steps
+    peak_bytes       i64   largest so far; activations: at any moment; cached: most that was ever reserved
     count            i64   storages alive; rows of an operator: calls
-    allocated_bytes  i64   rows of an operator: allocated by it; rows of growth: grown since the sample before
+    allocated_bytes  i64   rows of an operator: allocated by it; rows of growth: what one step leaves behind
     freed_bytes      i64   rows of an operator: freed while it ran
     """),
     is_bulk=True,

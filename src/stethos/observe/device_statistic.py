@@ -141,7 +141,7 @@ class DeviceStatistics:
             mine = [pair for pair in group if pair[1].dtype is dtype]
             fit = [pair for pair in mine if dtype in DTYPES and _fills_memory(pair[1])]
             if sum(tensor.numel() for _, tensor in fit) >= _LEAST_FUSED:
-                addresses = torch.empty(len(fit), dtype=torch.int64, pin_memory=True)
+                addresses = torch.empty(len(fit), dtype=torch.int64, device="cpu", pin_memory=True)
                 rows = self._fused.reduce([tensor for _, tensor in fit], addresses)
                 if rows is not None:
                     late.hold(addresses)
@@ -218,7 +218,7 @@ def _fills_memory(tensor: torch.Tensor) -> bool:
 
 
 def _to_host(rows: torch.Tensor) -> torch.Tensor:
-    return torch.empty(rows.shape, dtype=torch.float64, pin_memory=True).copy_(rows, non_blocking=True)
+    return torch.empty(rows.shape, dtype=torch.float64, device="cpu", pin_memory=True).copy_(rows, non_blocking=True)
 
 
 def _recorded_event() -> Any:

@@ -110,6 +110,7 @@ class ModuleTrace:
 
     def __init__(self, guarded: Callable[[F], F], *, activations: bool = False) -> None:
         self.in_backward = False
+        self.on_overrun: Callable[[], object] = lambda: None  # no step has come for long
         self._guarded: Callable[[Any], Any] = guarded
         self._activations = activations
         self._thread = 0
@@ -130,6 +131,11 @@ class ModuleTrace:
     def own_ns(self) -> int:
         """Time spent in these hooks since `start()`."""
         return self._own_ns
+
+    @property
+    def innermost(self) -> int | None:
+        """The id of the module whose forward runs now."""
+        return self._open[-1].module_id if self._open else None
 
     @property
     def is_on(self) -> bool:
@@ -205,6 +211,7 @@ class ModuleTrace:
         self._calls += 1
         if self._calls > _CALLS_PER_TRACE:
             self.stop()
+            self.on_overrun()
         if not self._is_watching():
             return
         began = monotonic_ns()

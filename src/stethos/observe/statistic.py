@@ -292,7 +292,7 @@ def _of_odd(tensor: torch.Tensor) -> Column:
     wide = torch.float64
     flat = tensor.reshape(-1)
     blocks = torch.split(flat, _BLOCK)
-    infinity = torch.tensor(math.inf, dtype=wide)
+    infinity = torch.tensor(math.inf, dtype=wide, device=flat.device)
     first = []
     for block in blocks:
         x = block.to(wide)

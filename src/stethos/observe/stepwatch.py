@@ -26,6 +26,7 @@ from stethos.observe.context import Turn
 from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.late_row import LateRows, LateStep, Mark, recorded_event
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
+from stethos.observe.memory_sample import MemorySampler
 from stethos.observe.sample import LateSample, LayerSampler, cuda_peak_of, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
@@ -38,6 +39,7 @@ _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
 _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
+_SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
 _UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
 
 
@@ -82,10 +84,11 @@ class StepWatch:
         self.local = Iterations()
         self.is_active = False
         self.on_off: Callable[[], object] = lambda: None
-        shares = {"norm": 1.0} if session.settings.preset == "light" else {"norm": 0.3, "layers": 0.45, "modules": 0.25}
+        shares = {"norm": 1.0} if session.settings.preset == "light" else _SHARES
         self.budget = Budget(session.settings.overhead, shares)
         self.layers = LayerSampler(session)
-        self.tracer = ModuleTracer(session, self.budget.purses.get("modules"))
+        purses = self.budget.purses
+        self.tracer = ModuleTracer(session, purses.get("modules"), MemorySampler(session, purses.get("memory")))
         self.peak_bytes = NULL_I64
         self.late_rows = LateRows()
         self.is_due = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from stethos.observe.context import turn
 from stethos.observe.device_statistic import LateTable
 from stethos.observe.late_row import LAST_WAIT_S
 from stethos.observe.layer_name import module_names
+from stethos.observe.memory_sample import MemorySampler
+from stethos.observe.memory_trace import Place
 from stethos.observe.module_trace import ModuleTrace, Span
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS
@@ -27,19 +30,24 @@ if TYPE_CHECKING:
 
 _HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks; the pace adds to it
 _START_NS = 20_000
+_TURNS = 4  # of so many traces one is of memory, where both can be paid for
+_OPERATOR_NS = 15_000  # what the dispatch mode costs an operator
 _LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
 
 
 class ModuleTracer:
     """At most one iteration of one thread is traced at a time, when the budget has saved up for it."""
 
-    def __init__(self, session: Session, purse: Purse | None) -> None:
+    def __init__(self, session: Session, purse: Purse | None, memory: MemorySampler) -> None:
         self._session = session
         self._purse = purse
+        self.memory = memory
+        self._traces = 0
         self._trace = ModuleTrace(
             lambda callback: session.guard.wrap("modules", callback),
             activations=session.settings.preset == "deep",
         )
+        self._trace.on_overrun = memory.stop
         self._thread = 0
         self._owner: threading.Thread | None = None
         self.is_on = False  # asked at every step
@@ -58,6 +66,7 @@ class ModuleTracer:
     def backward_begins(self) -> None:
         if self._thread == threading.get_ident():
             self._trace.in_backward = True
+            self.memory.backward_begins()
 
     def backward_ended(self) -> None:
         if self._thread == threading.get_ident():
@@ -92,17 +101,31 @@ class ModuleTracer:
         if self._thread:
             if self._thread == threading.get_ident():
                 self._finish(watched, iteration, optimizer_ns, step)
-        elif not self.is_refused and self._purse is not None and self._purse.can_afford():
-            if self._trace.start(max(watched.allocated_bytes, 0)):
-                self._thread = threading.get_ident()
-                self._owner = threading.current_thread()
-                self.is_on = True
-                iteration.pace.note(self._purse)
-            else:
-                self.refuse("torch.compile is in use: module hooks would change its graphs")
+        elif not self.is_refused:
+            self._begin(watched, iteration)
+
+    def _begin(self, watched: Watched, iteration: Iteration) -> None:
+        """Trace the next iteration for times or, in turns, for memory: tracing operators makes the times worthless."""
+        purse, memory = self._purse, self.memory.purse
+        is_modules = purse is not None and purse.can_afford()
+        is_memory = self.memory.can_begin() and (self._traces % _TURNS == 1 or not is_modules)
+        chosen = memory if is_memory else purse if is_modules else None
+        if chosen is None:
+            return
+        if not self._trace.start(max(watched.allocated_bytes, 0)):
+            self.refuse("torch.compile is in use: module hooks would change its graphs")
+            return
+        self._traces += 1
+        self._thread = threading.get_ident()
+        self._owner = threading.current_thread()
+        self.is_on = True
+        iteration.pace.note(chosen)
+        if is_memory:
+            self.memory.begin(functools.partial(_place_in, iteration, self._trace))
 
     def stop(self) -> None:
         """Take the hooks away; what was seen stays for `_finish`."""
+        self.memory.stop()
         self._thread = 0
         self._owner = None
         self.is_on = False
@@ -110,6 +133,9 @@ class ModuleTracer:
 
     def _finish(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         began_ns = monotonic_ns()
+        if self.memory.is_on:
+            self._finish_memory(watched, iteration, step)
+            return
         self.stop()
         names = self._names(watched)
         spans = self._trace.take(names)
@@ -119,6 +145,17 @@ class ModuleTracer:
         clocked_ns = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans) + monotonic_ns() - began_ns
         if self._purse is not None:
             self.spent_ns += self._purse.pay(clocked_ns)
+            iteration.pace.note_price(clocked_ns)
+
+    def _finish_memory(self, watched: Watched, iteration: Iteration, step: int) -> None:
+        began_ns = monotonic_ns()
+        self.memory.end(watched, step, self._names(watched))
+        calls = self.memory.calls
+        self.stop()
+        self._trace.take()
+        clocked_ns = self._trace.own_ns + _START_NS + _OPERATOR_NS * calls + monotonic_ns() - began_ns
+        if self.memory.purse is not None:
+            self.spent_ns += self.memory.purse.pay(clocked_ns)
             iteration.pace.note_price(clocked_ns)
 
     def _names(self, watched: Watched) -> dict[int, str]:
@@ -179,3 +216,10 @@ class ModuleTracer:
 
         self._late.append((late, write))
         self.flush()
+
+
+def _place_in(iteration: Iteration, trace: ModuleTrace) -> Place:
+    """Where in its iteration a thread is."""
+    if iteration.in_backward:
+        return "backward"
+    return "optimizer" if iteration.depth else trace.innermost

@@ -97,7 +97,7 @@ class Fused:
         heads = tuple(head_of(address, first.element_size()) for address in addresses)
         sizes = tuple(tensor.numel() for tensor in tensors)
         prepared = self._prepare(first, sizes, heads)
-        pinned.copy_(torch.tensor(addresses, dtype=torch.int64))
+        pinned.copy_(torch.tensor(addresses, dtype=torch.int64, device="cpu"))
         prepared.pointers.copy_(pinned, non_blocking=True)
         chunks = prepared.chunks.shape[0]
         launch(
