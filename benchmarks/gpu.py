@@ -67,9 +67,9 @@ def _steps_grids(scale: Scale, scratch: Path) -> list[Grid]:
             directory = scratch / f"{round_}-{name.replace(' ', '-')}"
             directory.mkdir()
             preset = "" if name.startswith("bare") else name
-            steps = 40 if scale.is_quick else 150
+            steps = 40 if scale.is_quick else 200
             job = {"directory": str(directory), "name": _RUN_NAME, "preset": preset, "steps": steps}
-            result = run_child("gpu_trainer", job)
+            result = run_child("gpu_trainer", job, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
             if preset:
                 wait_for_drainer(directory / _RUN_NAME)
             results[name].append(result)

@@ -13,13 +13,15 @@ import torch
 import stethos
 from benchmarks.gpu_model import WIDTH, make_model
 
-_BATCH, _LENGTH = 10, 1024
-_WARMUP = 25
+_BATCH, _LENGTH = 5, 1024
+_WARMUP, _AGAIN = 20, 20
 
 
 def main() -> None:
     job = json.loads(sys.argv[2])
     torch.backends.cuda.matmul.allow_tf32 = True
+    torch.use_deterministic_algorithms(True)  # else two bare trainings differ
+    torch.utils.deterministic.fill_uninitialized_memory = False
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs = torch.randn(_BATCH, _LENGTH, WIDTH, device="cuda")
@@ -35,13 +37,9 @@ def main() -> None:
     for _ in range(_WARMUP):
         step()
     torch.cuda.synchronize()
-    if watch is not None:
-        time.sleep(6.0)  # the kernel is compiled once per machine: not a matter of steps
-        for _ in range(3):
-            step()
-    else:
-        for _ in range(3):
-            step()
+    time.sleep(3.0)  # the kernel is compiled once per machine: not a matter of steps
+    for _ in range(_AGAIN):
+        step()
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(job["steps"]):
@@ -57,7 +55,7 @@ def main() -> None:
         with stethos.open_run(Path(job["directory"]) / job["name"]) as run:
             ((samples,),) = run.rows("SELECT count(DISTINCT step) FROM layers").values
     result = {
-        "step_ms": step_ms, "digest": digest.hexdigest(), "steps": job["steps"], "warmup": _WARMUP + 3,
+        "step_ms": step_ms, "digest": digest.hexdigest(), "steps": job["steps"], "warmup": _WARMUP + _AGAIN,
         "batch": _BATCH, "length": _LENGTH, "parameters": sum(p.numel() for p in model.parameters()),
         "samples": samples,
     }  # fmt: skip

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import stethos
+from stethos.guard import Guard
+from stethos.observe.cuda.fused import Kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -34,6 +36,7 @@ def train(*, amp: bool = False, accumulate: int = 1, width: int = 256) -> tuple[
             with torch.autocast("cuda", torch.float16, enabled=amp):
                 loss = nn.functional.cross_entropy(model(inputs), labels) / accumulate
             scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         norms.append(torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm())
         scaler.step(optimizer)
         scaler.update()
@@ -46,6 +49,12 @@ def train(*, amp: bool = False, accumulate: int = 1, width: int = 256) -> tuple[
 def rows(path: Path | None, query: str) -> list[tuple[Any, ...]]:
     assert path is not None
     return [tuple(row) for row in stethos.open_run(path).rows(query).values]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel() -> None:
+    """Compiled before the first training: these are shorter than that takes."""
+    Kernels(Guard(strict=True).run).compile(torch.float32)
 
 
 @pytest.fixture

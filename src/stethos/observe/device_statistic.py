@@ -97,10 +97,18 @@ class DeviceStatistics:
         self._out: list[LateTable] = []
 
     def is_free(self, tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Whether a sample can be started: not while a graph is captured, nor with many still on their way."""
+        """Whether a sample can be started on a GPU.
+
+        Not while a graph is captured, while many samples are still on their way, or while the kernel is being
+        compiled, which takes a second or two: without it a sample costs a hundred times as much.
+        """
+        dtypes = {tensor.dtype for tensor in tensors if tensor is not None and tensor.is_cuda}
+        if not dtypes:
+            return True
+        if torch.cuda.is_current_stream_capturing() or any(map(self.kernels.is_coming, dtypes)):
+            return False
         self._out = [late for late in self._out if late.is_late]
-        is_cuda = any(tensor is not None and tensor.is_cuda for tensor in tensors)
-        return not is_cuda or (len(self._out) < _MOST_PENDING and not torch.cuda.is_current_stream_capturing())
+        return len(self._out) < _MOST_PENDING
 
     def start(
         self, tensors: Sequence[torch.Tensor | None], starts: Sequence[torch.Tensor | None] | None = None

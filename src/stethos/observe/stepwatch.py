@@ -53,6 +53,7 @@ class Watched:
     named: Named = Named("", (), None)
     alarm: Alarm = field(default_factory=Alarm)
     is_new_structure: bool = False
+    was_sampled: bool = False
     start: list[torch.Tensor] | None = None
     # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
     table_client: int = 0
@@ -298,7 +299,10 @@ class StepWatch:
         start = monotonic_ns()
         gradients = [param.grad for param in self._params_now(watched)]
         if any(gradient is not None and gradient.is_cuda for gradient in gradients):
-            self._hold_for(iteration, self.layers.start_norm(gradients, self.budget.purses["norm"]))
+            sample = self.layers.start_norm(gradients, self.budget.purses["norm"])
+            if sample is None:
+                return
+            self._hold_for(iteration, sample)
         else:
             iteration.norm = norm_of(gradients)
         self._pay("norm", iteration, monotonic_ns() - start)
@@ -307,7 +311,11 @@ class StepWatch:
         start = monotonic_ns()
         self._params_now(watched)
         sample = self.layers.take(watched, iteration.step, self.budget.purses["layers"])
-        if sample is not None and sample.is_there():
+        if sample is None:  # the device is not to be asked now; a first sample is not given up for that
+            watched.is_new_structure = self.is_due = watched.is_new_structure or not watched.was_sampled
+            return
+        watched.was_sampled = True
+        if sample.is_there():
             iteration.norm = sample.norm()
             watched.alarm.learn_norm(iteration.norm)
         else:
@@ -320,12 +328,11 @@ class StepWatch:
         self.session.look_after_drainer()
         self._pay("layers", iteration, monotonic_ns() - start)
 
-    def _hold_for(self, iteration: Iteration, sample: LateSample | None) -> None:
+    def _hold_for(self, iteration: Iteration, sample: LateSample) -> None:
         """The step's row waits for a sample that a device is still busy with."""
-        if sample is not None:
-            if iteration.pending is None:
-                iteration.pending = LateStep()
-            iteration.pending.sample = sample
+        if iteration.pending is None:
+            iteration.pending = LateStep()
+        iteration.pending.sample = sample
 
     def _pay(self, kind: str, iteration: Iteration, clocked_ns: int) -> None:
         purse = self.budget.purses[kind]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,17 +28,26 @@ class Kernels:
     disk, so the next process finds it at once.
     """
 
+    _ready: ClassVar[dict[torch.dtype, Callable[..., Any]]] = {}  # of the process, as Triton's own are
+
     def __init__(self, run: Callable[..., object]) -> None:
         self._run = run  # guarded: its failure is noted in the run, and all goes on without the kernel
-        self._asked: set[torch.dtype] = set()
-        self._ready: dict[torch.dtype, Callable[..., Any]] = {}
+        self._threads: dict[torch.dtype, Thread] = {}
 
     def of(self, dtype: torch.dtype) -> Callable[..., Any] | None:
-        launch = self._ready.get(dtype)
-        if launch is None and dtype not in self._asked:
-            self._asked.add(dtype)
-            Thread(target=self._run, args=("triton", self.compile, dtype), name="stethos-triton", daemon=True).start()
-        return launch
+        """The kernel, if it is there."""
+        return self._ready.get(dtype)
+
+    def is_coming(self, dtype: torch.dtype) -> bool:
+        """Whether the kernel is being compiled, from the first time it is asked for; not if that has failed."""
+        if dtype in self._ready or dtype not in DTYPES:
+            return False
+        thread = self._threads.get(dtype)
+        if thread is None:
+            thread = Thread(target=self._run, args=("triton", self.compile, dtype), name="stethos-triton", daemon=True)
+            self._threads[dtype] = thread
+            thread.start()
+        return thread.is_alive()
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compile now, in the calling thread; Triton may be missing, or find no C compiler."""
