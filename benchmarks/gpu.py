@@ -57,7 +57,7 @@ def _statistics_grid(found: dict[str, Any]) -> Grid:
 
 def _steps_grids(scale: Scale, scratch: Path) -> list[Grid]:
     """Bare and observed processes in turns."""
-    rounds = 1 if scale.is_quick else 3
+    rounds = 1 if scale.is_quick else 2
     results: dict[str, list[dict[str, Any]]] = {"bare": [], "bare again": [], "standard": []}
     for round_ in range(rounds):
         names = list(results)
@@ -67,7 +67,7 @@ def _steps_grids(scale: Scale, scratch: Path) -> list[Grid]:
             directory = scratch / f"{round_}-{name.replace(' ', '-')}"
             directory.mkdir()
             preset = "" if name.startswith("bare") else name
-            steps = 40 if scale.is_quick else 200
+            steps = 40 if scale.is_quick else 100
             job = {"directory": str(directory), "name": _RUN_NAME, "preset": preset, "steps": steps}
             result = run_child("gpu_trainer", job, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
             if preset:

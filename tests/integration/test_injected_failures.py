@@ -29,6 +29,7 @@ ENTRANCES = {
     *(f"observe.spans.Span.{name}" for name in ("__init__", "__enter__", "__exit__")),
     "observe.boot.current",
     "observe.boot.current_session",
+    "observe.memory_trace.MemoryTrace.__torch_dispatch__",
     "observe.ending.EndWatch._hook",
     "record.place.check_name",
 }
@@ -41,9 +42,17 @@ ENTRANCES_AT_START = {
 # What the training of `programs/injected.py` does not come to, and why.
 UNREACHED = {
     "another machine": {
-        *(f"observe.device_loss.DeviceLosses.{name}" for name in ("copy", "put_later", "flush")),
-        *(f"observe.device_loss.DeviceLosses.{name}" for name in ("_has_arrived", "_write")),
-        "observe.stepwatch.StepWatch.put_later",
+        *(f"observe.late_row.LateRows.{name}" for name in ("copy", "put_later", "flush", "_has_arrived", "_write")),
+        *(f"observe.late_row.LateStep.{name}" for name in ("__init__", "mark")),
+        *(f"observe.late_row.{name}" for name in ("recorded_event", "_spent_ns")),
+        *(f"observe.stepwatch.StepWatch.{name}" for name in ("put_later", "batch_came", "backward_ended", "_hold_for")),
+        *(f"observe.device_row.{name}" for name in ("wide_of", "rows_of", "_column_of", "joined", "columns_of")),
+        "observe.device_row.distances_of",
+        *(f"observe.device_statistic.LateTable.{name}" for name in ("begin", "end", "expect_rows", "expect_drift")),
+        "observe.device_statistic.LateTable.hold",
+        *(f"observe.device_statistic.DeviceStatistics.{name}" for name in ("_start", "_start_drift")),
+        *(f"observe.device_statistic.{name}" for name in ("_places", "_fills_memory", "_to_host", "_recorded_event")),
+        "observe.sample.LayerSampler.start_norm",
         "observe.statistic._put_device",
         "record.ring.Ring._fence",
     },

@@ -305,7 +305,7 @@ class StepWatch:
             self._hold_for(iteration, sample)
         else:
             iteration.norm = norm_of(gradients)
-        self._pay("norm", iteration, monotonic_ns() - start)
+        self._pay("norm", iteration, monotonic_ns() - start, is_cold=iteration.pending is not None)
 
     def _sample_layers(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
@@ -315,7 +315,8 @@ class StepWatch:
             watched.is_new_structure = self.is_due = watched.is_new_structure or not watched.was_sampled
             return
         watched.was_sampled = True
-        if sample.is_there():
+        is_late = not sample.is_there()
+        if not is_late:
             iteration.norm = sample.norm()
             watched.alarm.learn_norm(iteration.norm)
         else:
@@ -326,7 +327,7 @@ class StepWatch:
             peak = max(watched.allocated_bytes, cuda_peak_of(watched.params))
             self.peak_bytes = max(self.peak_bytes, peak, self.tracer.peak_bytes)
         self.session.look_after_drainer()
-        self._pay("layers", iteration, monotonic_ns() - start)
+        self._pay("layers", iteration, monotonic_ns() - start, is_cold=is_late)
 
     def _hold_for(self, iteration: Iteration, sample: LateSample) -> None:
         """The step's row waits for a sample that a device is still busy with."""
@@ -334,9 +335,9 @@ class StepWatch:
             iteration.pending = LateStep()
         iteration.pending.sample = sample
 
-    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int) -> None:
+    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int, *, is_cold: bool) -> None:
         purse = self.budget.purses[kind]
-        self.layers.spent_ns += purse.pay(clocked_ns)
+        self.layers.spent_ns += purse.pay(clocked_ns, is_cold=is_cold)
         iteration.pace.note(purse, clocked_ns)
 
     # Optimizers --------------------------------------------------------------------------------------
