@@ -64,6 +64,7 @@ def _table_section(table: Table) -> str:
         Source.DRAINER: "Sampled by the drainer, from outside the training process.",
         Source.CATALOGUE: "Put together from the run directory when it is asked for.",
         Source.VIEW: "A view of another table.",
+        Source.LIVE: "Never stored: the live processes are looked at when a query asks.",
     }[table.source]
     bulk = " Its oldest rows go first when a run reaches its size limit." if table.is_bulk else ""
     lines = [f"## {table.qualified_name}\n", f"One row per {table.per}. {table.doc} {origin}{bulk}\n"]

@@ -52,6 +52,7 @@ class Source(Enum):
     DRAINER = "samples taken from outside the training process"
     CATALOGUE = "the run directory itself"
     VIEW = "another table"
+    LIVE = "the live processes, looked at when a query asks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Table:
                 return (*PROCESS_COLUMNS, *CONTEXT_COLUMNS)
             case Source.DRAINER:
                 return (*PROCESS_COLUMNS, TIME_COLUMN)
-            case Source.CATALOGUE | Source.VIEW:
+            case Source.CATALOGUE | Source.VIEW | Source.LIVE:
                 return ()
 
     @property
@@ -335,6 +336,24 @@ UPDATES = Table(
     """),
     is_bulk=True,
 )
+AUDIT = Table(
+    "audit",
+    16,
+    Source.FRAME,
+    "event of an act from outside",
+    "Who ran code in the training, changed it or saved it: a row before it happens, and one with the outcome.",
+    _columns("""
+    event        name  asked, then done or refused
+    op           name  eval, lr, clip, gc, checkpoint or detach
+    request      i64   number of the act in this process: joins the two rows
+    pid          i32   process that asked
+    uid          i32   user who asked
+    duration_ms  f64   how long it took, with the wait for a step; NULL when asked
+    who          text  whom a gateway asked for; empty for a local user
+    detail       text  the code, or the arguments as a JSON object
+    outcome      text  why it was refused
+    """),
+)
 HOST = Table(
     "host",
     8,
@@ -486,6 +505,40 @@ FINDINGS = Table(
     closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
     """),
 )
+_FRAME = """
+    process     text  the process
+    rank        i32   rank in a distributed job
+    thread      text  the thread's name
+    depth       i32   0 is where the thread is now, 1 its caller, and so on
+    func        text  the function
+    file        text  its file
+    lineno      i32   the line it is at
+    frame_type  text  Python or Native
+    ip          i64   address of a native frame, where known
+"""
+BACKTRACE = Table(
+    "backtrace",
+    33,
+    Source.LIVE,
+    "frame of a main thread",
+    "Where the main thread of each live process is: captured by the SELECT itself. Empty when nothing is alive.",
+    _columns(_FRAME),
+    schema="python",
+)
+STACKS = Table(
+    "stacks",
+    34,
+    Source.CATALOGUE,
+    "frame of a captured stack",
+    "All threads of the live processes, captured by the SELECT itself, and stacks that were kept when a run hung.",
+    (
+        *_columns("""
+    t_ns        i64   when it was captured
+    reason      text  why: now, or what was wrong when it was kept
+        """),
+        *_columns(_FRAME),
+    ),
+)
 CLIENT_ROUNDS = Table(
     "client_rounds",
     31,
@@ -527,7 +580,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
-        HOST, GPU, CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
+        HOST, GPU, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
     )
 }  # fmt: skip
 

@@ -36,6 +36,8 @@ class Settings:
     scratch: Path | None = None
     is_main: bool = False
     strict: bool = False
+    agent: bool = True
+    evaluation: bool | None = None  # None: allowed, but not in a federated client
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -60,7 +62,16 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
+        agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
+        evaluation=_evaluation_allowed(),
     )
+
+
+def _evaluation_allowed() -> bool | None:
+    """Whether others may run code in this process: `STETHOS_EVAL` says, and Python's own word against it counts."""
+    if os.environ.get("PYTHON_DISABLE_REMOTE_DEBUG") or "disable-remote-debug" in sys._xoptions:
+        return False
+    return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
 
 
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:

@@ -102,7 +102,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "lab"}
+    assert found == {"observe", "federate", "lab", "live"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

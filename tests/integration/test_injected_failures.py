@@ -64,6 +64,7 @@ UNREACHED = {
     },
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
+    "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
         "observe.spans.ids_in", "observe.spans.traceparent",

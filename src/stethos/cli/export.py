@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    tables = [table for table in TABLES.values() if table.source is not Source.VIEW]
+    tables = [table for table in TABLES.values() if table.source not in (Source.VIEW, Source.LIVE)]
     output: Path = arguments.output
     paths = {table.name: output / f"{table.name}.{arguments.to}" for table in tables}
     existing = [path for path in paths.values() if path.exists()]

@@ -3,10 +3,12 @@
     stethos run train.py            record a training, its code unchanged
     stethos diagnose                say what is wrong with it
     stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
+    stethos backtrace               see where a running one is
+    stethos eval "model"            look inside it, or change it
 
-A TARGET is a run's name, its directory, or the pid of one of its processes. Without one a command
-takes the newest live run, else the newest run. It stands anywhere: `stethos -t TARGET doctor`,
-`stethos doctor -t TARGET` or `stethos TARGET doctor`.
+A TARGET is a run's name, its directory, or the pid of one of its processes; RUN/rank:3 is one rank of a
+run and RUN/all every one. Without one a command takes the newest live run, else the newest run. It stands
+anywhere: `stethos -t TARGET doctor`, `stethos doctor -t TARGET` or `stethos TARGET doctor`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,16 @@ COMMANDS: dict[str, str] = {
     "export": "stethos.cli.export",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
+    "backtrace": "stethos.cli.backtrace",
+    "eval": "stethos.cli.evaluate",
+    "repl": "stethos.cli.repl",
+    "lr": "stethos.cli.lr",
+    "clip": "stethos.cli.clip",
+    "gc": "stethos.cli.gc",
+    "checkpoint": "stethos.cli.checkpoint",
+    "inspect": "stethos.cli.inspect",
+    "attach": "stethos.cli.attach",
+    "detach": "stethos.cli.detach",
 }
 
 _INTERRUPTED = 130

@@ -136,6 +136,9 @@ class Site:
     # The turn --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Site:
+        session = boot.current_session()
+        if session is not None and self._side == "client":
+            session.is_federated_client = True  # whose owner decides who may run code in it, see `live`
         self._stack.enter_context(self.invitation.marked(self._tally))
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
         self._stack.enter_context(self._span)

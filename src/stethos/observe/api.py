@@ -82,7 +82,8 @@ def watch(
     if recording is None:
         settings = from_environment()
         if settings.run_dir is None:
-            settings = replace(_new_run(name, dir, parse_preset(preset), overhead), strict=settings.strict)
+            chosen = _new_run(name, dir, parse_preset(preset), overhead)
+            settings = replace(chosen, strict=settings.strict, agent=settings.agent, evaluation=settings.evaluation)
         recording = attempt(boot.begin, settings)
         if recording is None:
             sys.stderr.write("stethos: not recording: the observer could not be started\n")

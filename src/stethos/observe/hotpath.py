@@ -168,6 +168,8 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 iteration.closure_backwards = 0
             elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
+            if watch.errand is not None:
+                watch.errand(optimizer)
             if iteration.pending is not None:
                 iteration.pending.mark(OPTIMIZER)
             iteration.optimizer_start_ns = clock()

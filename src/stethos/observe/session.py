@@ -78,6 +78,9 @@ class Session:
         self.git_commit: str | None = None
         self.steps = 0
         self.why_closed = ""
+        self.is_federated_client = False
+        self.agent: object | None = None  # what answers live questions, see `live`
+        self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
@@ -132,6 +135,8 @@ class Session:
         self.guard.run("multiprocessing", self._end_with_multiprocessing)
         self._register(directory)
         self.guard.run("drainer", ensure_drainer, run)
+        for action in self.on_open:
+            self.guard.run("agent", action, self)
 
     def _make_ring(self, directory: Path, ticks: int | None) -> Ring:
         """The ring and `process.json`, in this order: a process is there when it can be drained."""

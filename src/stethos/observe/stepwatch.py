@@ -84,6 +84,7 @@ class StepWatch:
         self.names = names
         self.local = Iterations()
         self.is_active = False
+        self.errand: Callable[[torch.optim.Optimizer], object] | None = None  # for the next step's beginning, once
         self.on_off: Callable[[], object] = lambda: None
         shares = {"norm": 1.0} if session.settings.preset == "light" else _SHARES
         self.budget = Budget(session.settings.overhead, shares)
@@ -353,6 +354,10 @@ class StepWatch:
         iteration.owner = identity
         iteration.watched = watched
         return watched
+
+    def seen(self) -> list[Watched]:
+        """Every optimizer that is still there, in order of first use; for the agent."""
+        return sorted(self._watched.values(), key=lambda watched: watched.number)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> Watched:
         """Get to know an optimizer at its first step."""

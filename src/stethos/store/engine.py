@@ -120,7 +120,7 @@ class Engine:
     def _define_empty(self, table: Table) -> None:
         if table.source is Source.VIEW:
             self._connection.execute(f"CREATE VIEW {table.qualified_name} AS {VIEWS[table.qualified_name]}")
-        elif table.source is Source.CATALOGUE:
+        elif table.source in (Source.CATALOGUE, Source.LIVE):
             columns = ", ".join(f"{_quoted(column.name)} {column.kind.sql_type}" for column in table.all_columns)
             self._connection.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
         else:

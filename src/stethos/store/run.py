@@ -12,6 +12,7 @@ from stethos.record.layout import State
 from stethos.record.place import RunPlace
 from stethos.record.spawn import ensure_drainer
 from stethos.schema import (
+    BACKTRACE,
     CLIENT_REPORTS,
     CLIENT_ROUNDS,
     FINDINGS,
@@ -19,10 +20,12 @@ from stethos.schema import (
     PROCESSES,
     RECORDED,
     RUNS,
+    STACKS,
     TABLES,
     TORCH_TRACE,
     Table,
 )
+from stethos.store.captures import count_stacks, read_stacks
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
 from stethos.store.findings import count_findings, read_findings
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from stethos.store.engine import Engine, Rows
 
 Result = TypeVar("Result")
+MAIN_THREAD = "MainThread"
 _COLLECT_S = 2.0
 _POLL_S = 0.02
 _ATTEMPTS = 3
@@ -62,6 +66,7 @@ class Run:
         self.examiner = Examiner()
         self._engine: Engine | None = None
         self._loaded: dict[str, object] = {}
+        self.capture: Callable[[], list[Row]] = list  # the stacks of its live processes now, as rows of `stacks`
         self._refresh()
         self._collect_rest()
 
@@ -174,6 +179,7 @@ class Run:
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
         rows[FINDINGS.name] = count_findings(self._place.path)
+        rows[STACKS.name] = count_stacks(self._place.path)
         for table in TABLES.values():
             if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
                 rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
@@ -274,11 +280,21 @@ class Run:
                 self._load_recorded(engine, table)
         if FINDINGS.name in named:
             engine.fill(FINDINGS, read_findings(self._place.path))
+        if named & {BACKTRACE.qualified_name, STACKS.name}:
+            self._load_stacks(engine, named)
         if named & {PROCESSES.name, RUNS.name}:
             processes, _ = self._process_rows()
             engine.fill(PROCESSES, processes)
             stored = sum(row["rows_stored"] for row in processes)
             engine.fill(RUNS, [run_row(self._place, processes, stored)])
+
+    def _load_stacks(self, engine: Engine, named: set[str]) -> None:
+        """Look at the live processes, once for both tables."""
+        captured = self.capture()
+        if BACKTRACE.qualified_name in named:
+            engine.fill(BACKTRACE, [row for row in captured if row["thread"] == MAIN_THREAD])
+        if STACKS.name in named:
+            engine.fill(STACKS, [*read_stacks(self._place.path), *captured])
 
     def _load_recorded(self, engine: Engine, table: Table) -> None:
         checked = [(file, self.examiner.is_whole(file)) for file in self._sealed_of({table.name})]

@@ -1,0 +1,108 @@
+"""Show where a live process is: every thread, the line it is at, innermost frame first.
+
+    stethos backtrace
+    stethos 4711 backtrace --native
+
+The stacks are read from outside by py-spy, so a process that hangs, holds the GIL or sits in C is seen
+too, and is not disturbed. Any Python process will do, also one that is not observed. --native adds the
+frames of C and C++, for which the process is paused a little longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stethos.cli.target import add_live_target, live_target
+from stethos.cli.text import clean
+from stethos.errors import StethosError
+from stethos.live.stack import Frame, ThreadStack, capture
+
+if TYPE_CHECKING:
+    from stethos.live.registry import LiveProcess
+
+_LONGEST_LINE = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_live_target(parser)
+    parser.add_argument("--native", action="store_true", help="show frames of C and C++ too")
+    parser.add_argument("--json", action="store_true", help="print one array of threads")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    target = live_target(arguments)
+    wanted: list[tuple[int, LiveProcess | None]] = [(process.pid, process) for process in target.processes]
+    if target.pid is not None:
+        wanted = [one for one in wanted if one[0] == target.pid] or [(target.pid, None)]
+    elif not wanted:
+        target.one()  # says that nobody is alive
+    found: list[tuple[int, LiveProcess | None, tuple[ThreadStack, ...]]] = []
+    trouble: StethosError | None = None
+    for pid, process in wanted:
+        try:
+            found.append((pid, process, capture(pid, native=arguments.native)))
+        except StethosError as error:
+            if len(wanted) == 1:
+                raise
+            trouble = error
+            sys.stderr.write(clean(str(error), keep_lines=True) + "\n")
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json([_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks])
+    else:
+        for pid, process, stacks in found:
+            sys.stdout.write("\n".join(_lines(pid, process, stacks)) + "\n")
+    return trouble.exit_code if trouble is not None else 0
+
+
+def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...]) -> list[str]:
+    of = f" of {process.run}" if process is not None else ""
+    rank = f", rank {process.rank}" if process is not None and process.rank is not None else ""
+    lines = [f"process {pid}{of}{rank}"]
+    if any(stack.source == "agent" for stack in stacks):
+        lines[0] += " (as its agent sees it: nobody may look from outside)"
+    for stack in stacks:
+        notes = [*(["has the GIL"] if stack.has_gil else []), *(["waits"] if stack.is_idle else [])]
+        lines.append(f"{clean(stack.thread)}{' (' + ', '.join(notes) + ')' if notes else ''}")
+        frames = [frame for frame in stack.frames if not frame.file.startswith("<frozen importlib")]
+        places = [_place(frame) for frame in frames]
+        width = min(60, max(map(len, places), default=0))
+        for place, frame in zip(places, frames, strict=True):
+            lines.append(f"  {place:{width}}  {clean(frame.func)}{_source(frame)}".rstrip())
+    return [clean(line) for line in lines]
+
+
+def _place(frame: Frame) -> str:
+    path = frame.file
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    shown = inside if not inside.startswith("..") else path
+    return f"{clean(shown)}:{frame.lineno}" if frame.lineno else clean(shown)
+
+
+def _source(frame: Frame) -> str:
+    """The line of source itself, where the file is at hand."""
+    line = linecache.getline(frame.file, frame.lineno).strip() if frame.lineno and not frame.is_native else ""
+    return f"    {clean(line)[:_LONGEST_LINE]}" if line else ""
+
+
+def _thread_row(pid: int, process: LiveProcess | None, stack: ThreadStack) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "run": process.run if process is not None else None,
+        "rank": process.rank if process is not None else None,
+        "thread": stack.thread,
+        "os_thread_id": stack.os_thread_id,
+        "is_main": stack.is_main,
+        "has_gil": stack.has_gil,
+        "is_idle": stack.is_idle,
+        "source": stack.source,
+        "frames": [
+            {"func": frame.func, "file": frame.file, "lineno": frame.lineno or None, "is_native": frame.is_native}
+            for frame in stack.frames
+        ],
+    }
