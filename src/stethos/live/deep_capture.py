@@ -54,9 +54,10 @@ class Capture:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             raise LiveError("a profiler is running in this process already", hint="end it, or wait for its end")
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
+        has_gpu: Any = torch.cuda.is_initialized
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu() else [])]
         self._thread, self._optimizer = threading.get_ident(), id(optimizer)
         self.first_step = self._request.session.steps
         self.profiler = profile(activities=activities, profile_memory=True)
