@@ -161,6 +161,14 @@ def test_a_mode_entered_in_one_step_and_left_in_the_next_is_unharmed(record: Rec
     recording.close()
 
 
+def test_a_trace_that_could_not_be_taken_away_is_taken_away_later(record: Record) -> None:
+    MemoryTrace(lambda callback: callback, lambda: None, ProgramLines()).switch_on()
+    recording = record(overhead=1.0)
+    train(Net(), 30)
+    assert recording.rows("SELECT count(*) > 0 FROM memory") == [(True,)]
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
 # Lines and holders -------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import torch
 
 from stethos.observe.budget import Purse
 from stethos.observe.holder import Holder, holder_of
-from stethos.observe.memory_trace import Born, MemoryTrace, Place
+from stethos.observe.memory_trace import Born, MemoryTrace, Place, drop_stale
 from stethos.observe.program_line import ProgramLines
 from stethos.observe.session import Session
 from stethos.schema import MEMORY, NULL_F64, NULL_I32
@@ -66,6 +66,7 @@ class MemorySampler:
         """Whether it is time for a sample, and nobody else has a dispatch mode on."""
         if self._trace is not None or self.purse is None or not self.purse.can_afford():
             return False
+        drop_stale()
         return not torch._C._len_torch_dispatch_stack() and not torch.is_inference_mode_enabled()
 
     def begin(self, place: Callable[[], Place]) -> None:
@@ -83,7 +84,10 @@ class MemorySampler:
         """Take the mode away; one that lies under another's stays, and only passes on."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.switch_off()
+            try:
+                trace.switch_off()
+            finally:
+                drop_stale()
 
     def end(self, watched: Watched, step: int, names: Mapping[int, str]) -> None:
         """The iteration is over: record it."""

@@ -144,6 +144,14 @@ class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return total
 
 
+def drop_stale() -> None:
+    """Take a trace that should be gone from the top of this thread's modes: it could not be when its time came."""
+    while depth := torch._C._len_torch_dispatch_stack():
+        if type(torch._C._get_dispatch_stack_at(depth - 1)) is not MemoryTrace:
+            return
+        torch._C._pop_torch_dispatch_stack(None)
+
+
 def _name_of(func: Any) -> str:
     return str(func._schema.name).replace("::", ".")
 
