@@ -84,7 +84,8 @@ def _steps_grids(scale: Scale, scratch: Path) -> list[Grid]:
         is_same = all(result["digest"] == results["bare"][0]["digest"] for result in found)
         rows.append([
             name, f"{median(times_ms):.3f} ms", f"{low:.3f} to {high:.3f}", "" if name == "bare" else str(ratio),
-            f"{_STEP_TARGET:g}" if is_judged else "", verdict(ratio.value, _STEP_TARGET, noise=noise) if is_judged else "",
+            f"{_STEP_TARGET:g}" if is_judged else "",
+            verdict(ratio.value, _STEP_TARGET, noise=noise) if is_judged else "",
             f"{median([result['samples'] for result in found]):.0f}", "yes" if is_same else "NO",
         ])  # fmt: skip
     one = results["bare"][0]

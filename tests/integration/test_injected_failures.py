@@ -65,6 +65,12 @@ UNREACHED = {
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
     "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
+    "only where something leaks": {
+        *(f"observe.holder.{name}" for name in ("holder_of", "_own_frames", "_named", "_container_of", "_owner_of")),
+        *(f"observe.holder.{name}" for name in ("_attribute", "_described")),
+        *(f"observe.program_line.{name}" for name in ("filling_line", "_fills", "_is_named")),
+        *(f"observe.memory_sample.{name}" for name in ("MemorySampler._holder", "_shown")),
+    },
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
         "observe.spans.ids_in", "observe.spans.traceparent",
@@ -139,6 +145,7 @@ def test_ctrl_c_comes_out_of_every_function(outcomes: list[dict[str, Any]]) -> N
     assert silent <= {
         "observe.session.Session._after_fork", "observe.stepwatch.StepWatch.after_fork",
         "observe.stepwatch.StepWatch._forget", "record.ring.Ring.release",
+        "observe.memory_trace.MemoryTrace._free",
     }  # fmt: skip
 
 
