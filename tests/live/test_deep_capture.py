@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from living import Living
+from processes import PROGRAMS, finish, start, wait_until
 
 from stethos.cli.capture import capture
 from stethos.errors import LiveError, UsageError
@@ -79,3 +81,23 @@ def test_the_command_shows_operators_by_time_and_by_memory(
     assert "2 steps from step" in out and "by time" in out and "by memory allocated" in out and "t.json.gz" in out
     assert capture(argparse.Namespace(**{**vars(arguments), "json": True, "trace": None})) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+def test_a_captured_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+    program, steps = PROGRAMS / "live_training.py", "40"
+    bare = finish(start(program, "main", tmp_path, steps, cwd=tmp_path))
+    (tmp_path / "stall").touch()  # else it may be over before it is asked
+    training = Living("main", tmp_path, steps)
+
+    def is_watching() -> bool:
+        here = [one for one in training.all_processes() if one.socket.exists()]
+        return bool(here) and bool(ask(here[0], "about", timeout_s=60)["is_watching"])
+
+    try:
+        wait_until(is_watching, "the training to be watched")
+        threading.Timer(1.0, (tmp_path / "stall").unlink).start()
+        reply = asked(training, steps=3)
+        training.launcher.wait(60)
+    finally:
+        said = training.close()
+    assert reply["steps"] == 3 and bare.stdout.strip() in said and len(bare.stdout.strip()) == 64
