@@ -23,4 +23,4 @@ def train_step(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 for _ in range(int(sys.argv[1])):
     loss, outputs = train_step(torch.randn(512, 8))
-    history.append((float(loss), outputs))  # kept here
+    history.append((loss.item(), outputs))  # kept here
