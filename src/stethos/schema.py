@@ -442,6 +442,49 @@ HANGS = Table(
     detail        text  further facts as a JSON object
     """),
 )
+MEMORY = Table(
+    "memory",
+    12,
+    Source.FRAME,
+    "class of tensors, operator, or place of growth x sampled step",
+    "Tensor memory on sampled steps. Rows with a class: the storages alive, each counted once. Rows with an op: what "
+    "the operator allocated and freed in that step. Rows with a line: tensors that outlive their steps, and the line "
+    "that makes them.",
+    _columns("""
+    class            name  model, gradient, optimizer, activation, buffer, other; on CUDA cached: reserved but unused
+    device           name  cpu, cuda:0, ...
+    module           name  rows of an operator: the module that ran it; backward and optimizer outside of modules
+    op               name  rows of an operator: its name, as aten.mm
+    line             name  rows of growth: file:line of the program that makes tensors which stay alive
+    holder           name  rows of growth: what keeps them, as far as it has a name
+    bytes            i64   alive after the step (activations: when its backward began); growth: of the sampled steps
+    peak_bytes       i64   largest so far; activations: at any moment; cached: most that was ever reserved
+    count            i64   storages alive; rows of an operator: calls
+    allocated_bytes  i64   rows of an operator: allocated by it; rows of growth: what one step leaves behind
+    freed_bytes      i64   rows of an operator: freed while it ran
+    """),
+    is_bulk=True,
+)
+GPU = Table(
+    "gpu",
+    13,
+    Source.DRAINER,
+    "process x GPU x second",
+    "Samples of the NVIDIA GPUs that a training process uses, taken from outside about once a second.",
+    _columns("""
+    device             i32   number of the GPU on its machine
+    busy_share         f64   share of the last moments in which a kernel ran, 0 to 1
+    memory_busy_share  f64   share in which its memory was read or written, 0 to 1
+    process_bytes      i64   GPU memory of the process; NULL where the driver does not tell
+    used_bytes         i64   memory in use on the GPU by everybody
+    total_bytes        i64   its memory
+    power_w            f64   power drawn
+    power_limit_w      f64   power at which it is throttled
+    temperature_c      f64   temperature
+    clock_mhz          f64   clock of its processors
+    """),
+    is_bulk=True,
+)
 PROCESSES = Table(
     "processes",
     20,
@@ -625,8 +668,9 @@ TORCH_TRACE = Table(
 TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
-        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
+        HOST, GPU, COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE,
+        STACKS,
     )
 }  # fmt: skip
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from stethos.guard import Guard
 from stethos.record.collector import SEGMENT_BYTES, Collector, remove_leftovers, retire_file
+from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
 from stethos.record.layout import State, Word
 from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive
 from stethos.record.spawn import take_lock
-from stethos.schema import TABLES
+from stethos.schema import GPU, TABLES
 from stethos.settings import DEFAULT_LIMIT_BYTES, registry_dir
 
 VISIT_S = 0.1
@@ -57,6 +58,7 @@ class Drainer:
         self._holes: dict[str, tuple[int, float]] = {}
         self._dead_since: dict[str, float] = {}
         self._sampler = HostSampler()
+        self._gpu_sampler = GpuSampler()
         self._guard = Guard(self._note_failure)
         self._next_drain = self._next_sync = 0.0
         self.watchers: list[Callable[[float], object]] = []  # called at every visit
@@ -267,6 +269,11 @@ class Drainer:
             sample = self._guard.run("host", self._sampler.sample, collector.facts["pid"])
             if sample is not None:
                 collector.add_sample(time.time_ns(), sample)
+            for row in self._guard.run("gpu", self._sample_gpus, collector) or ():
+                collector.add_sample(time.time_ns(), row, GPU)
+
+    def _sample_gpus(self, collector: Collector) -> list[dict[str, float]]:
+        return self._gpu_sampler.sample(collector.facts["pid"], is_alone=len(self.collectors) == 1)
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""
