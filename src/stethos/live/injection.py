@@ -63,7 +63,7 @@ def _try(pid: int, library: Path, deadline: float, is_forced: bool, pyinjector: 
             if is_forced:
                 break
             raise LiveError(
-                f"process {pid} computes without a pause: in {_PATIENCE_S:g} s there was no safe moment to put code into it",
+                f"process {pid} computes without a pause: no safe moment to put code into it in {_PATIENCE_S:g} s",
                 hint=f"--force does it at any moment, which may crash it; `stethos {pid} backtrace` works as it is",
             )
         time.sleep(_LOOK_S)
