@@ -18,12 +18,12 @@ def living(kind: str, factory: pytest.TempPathFactory) -> Iterator[Living]:
         training.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def with_globals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Living]:
     yield from living("globals", tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def with_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Living]:
     yield from living("main", tmp_path_factory)
 

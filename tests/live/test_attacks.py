@@ -14,13 +14,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from living import Living
 from processes import DEADLINE_S, environment, finish, start, start_command, wait_until
 
 from stethos.errors import LiveError
+from stethos.live import stack
 from stethos.live.ask import ask
+from stethos.live.evaluate import check_allowed
 from stethos.live.registry import live_process, live_processes
 from stethos.live.stack import capture
 from stethos.record.place import start_ticks
@@ -422,17 +425,26 @@ def test_a_federated_client_runs_no_code_unless_its_owner_allows_it(tmp_path: Pa
         "from stethos.federate.site import Site\nw = stethos.watch(name='n', dir=sys.argv[1])\n"
         "with Site(Invitation('fed', 'c1', 1), side='client'):\n    print(flush=True)\n    sys.stdin.read()"
     )
-    for allowed in ("", "1"):
-        seen = environment(XDG_RUNTIME_DIR=str(tmp_path), STETHOS_EVAL=allowed)
-        process = start("-c", script, tmp_path / f"runs{allowed}", env=seen)
-        assert process.stdout is not None
-        process.stdout.readline()
-        told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
-        assert finish(process).returncode == 0
-        if allowed:
-            assert (told.returncode, told.stdout) == (0, "42\n"), told.stderr
-        else:
-            assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+    seen = environment(XDG_RUNTIME_DIR=str(tmp_path))
+    process = start("-c", script, tmp_path / "runs", env=seen)
+    assert process.stdout is not None
+    process.stdout.readline()
+    told = finish(start_command("-t", str(process.pid), "eval", "6 * 7", env=seen))
+    assert finish(process).returncode == 0
+    assert told.returncode == 6 and "federated client" in told.stderr and "STETHOS_EVAL=1" in told.stderr
+    session = SimpleNamespace(settings=SimpleNamespace(evaluation=True), is_federated_client=True)
+    check_allowed(SimpleNamespace(session=session))  # type: ignore[arg-type]
+
+
+def test_where_nobody_may_look_from_outside_the_agent_is_asked(
+    with_main: Living, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "_spy", lambda: None)
+    threads = json.loads(with_main.ok("backtrace", "--json"))
+    assert {thread["source"] for thread in threads} == {"agent"} and threads[0]["is_main"]
+    assert threads[0]["frames"][-1]["func"] == "<module>"
+    assert not any("stethos" in frame["file"] for thread in threads for frame in thread["frames"])
+    assert "as its agent sees it" in with_main.ok("backtrace")
 
 
 # What holds the GIL ---------------------------------------------------------------------------------------------

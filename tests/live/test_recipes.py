@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ import torch
 from living import Living
 from processes import PROGRAMS, environment, finish, start_command, wait_until
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```console live\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line.removeprefix("$ stethos ") for block in BLOCKS for line in block.splitlines() if line.startswith("$ ")]
 SOURCE = (PROGRAMS / "live_training.py").read_text(encoding="utf-8").splitlines()
 
 
@@ -361,6 +366,15 @@ def test_json_says_where_the_code_ran(training: Living) -> None:
 def test_small_acts_have_json(with_main: Living, words: list[str]) -> None:
     (found,) = json.loads(with_main.ok(*words, "--json"))
     assert found["ok"] is True and found["pid"] == with_main.process().pid
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_page_works(with_main: Living, line: str) -> None:
+    if "torch_trace" in line:
+        wait_until(lambda: with_main.rows("SELECT count(*) AS n FROM python.torch_trace")[0]["n"], "a traced step")
+    if line.startswith("checkpoint"):
+        (with_main.directory / "rescue.safetensors").unlink(missing_ok=True)
+    assert with_main.ok(*shlex.split(line))
 
 
 def test_reading_changes_no_bit(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def _detach(request: Request) -> dict[str, Any]:
     """Stop observing: torch gets its functions back, the recording ends, and this agent with it."""
     from stethos.live.attached import end_recording
 
-    left = end_recording(request.recording)
+    left = end_recording(request.recording, request.steering)
     return {"left": left, "steps": request.session.steps}
 
 
