@@ -201,16 +201,6 @@ class Watchdog:
 
     def _report(self, rows: list[Row], stacks: Mapping[str, tuple[ThreadStack, ...]]) -> None:
         t_ns = time.time_ns()
-        for row in rows:
-            collector = self._drainer.collectors.get(row["process"])
-            if collector is not None:
-                collector.add_sample(t_ns, row, HANGS)
-        reason = f"hang {rows[0]['hang']}"
-        keep_stacks(self._drainer.run.path, [
-            {**frame, "t_ns": t_ns, "reason": reason, "process": row["process"], "rank": row["rank"]}
-            for row in rows
-            for frame in _frames_of(stacks.get(row["process"], ()))
-        ])  # fmt: skip
         self._rows = [{**row, "t_ns": t_ns} for row in rows]
         self._hung = {
             row["process"]: self._pulses[row["process"]].last_sign
@@ -219,7 +209,18 @@ class Watchdog:
         }
         for name in self._hung:
             self._pulses[name].is_hung = True
+        for row in rows:
+            collector = self._drainer.collectors.get(row["process"])
+            if collector is not None:
+                collector.add_sample(t_ns, row, HANGS)
         self._tell(is_over=False)
+        about = {"t_ns": t_ns, "reason": f"hang {rows[0]['hang']}"}
+        frames = [
+            {**frame, **about, "process": row["process"], "rank": row["rank"]}
+            for row in rows
+            for frame in _frames_of(stacks.get(row["process"], ()))
+        ]
+        keep_stacks(self._drainer.run.path, frames)
 
     def _see_whether_it_is_over(self, boards: Mapping[str, RankBoard]) -> None:
         moved = [
