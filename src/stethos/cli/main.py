@@ -37,6 +37,8 @@ COMMANDS: dict[str, str] = {
     "compare-clients": "stethos.cli.compare_clients",
     "collectives": "stethos.cli.collectives",
     "export": "stethos.cli.export",
+    "flame": "stethos.cli.flame",
+    "top": "stethos.cli.top",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
     "backtrace": "stethos.cli.backtrace",

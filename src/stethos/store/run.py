@@ -37,6 +37,7 @@ from stethos.store.statement import tables_named, with_sources
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from stethos.export.plot import Plots
     from stethos.store.engine import Engine, Rows
 
 Result = TypeVar("Result")
@@ -189,6 +190,13 @@ class Run:
 
             self._engine = Engine(self._place.path)
         return self._engine
+
+    @property
+    def plot(self) -> Plots:
+        """Figures for notebooks and papers: `run.plot.rounds()`, `.clients()`, `.layers()`, `.waterfall()`."""
+        from stethos.export.plot import Plots
+
+        return Plots(self)
 
     # Totals ------------------------------------------------------------------------------------------
 
