@@ -34,6 +34,7 @@ READING = {
     "collectives": ["collectives"],
     "export": ["export", "-o", "exported"],
     "top": ["top", "--once"],
+    "alert": ["alert", "status"],
     "doctor": ["doctor", "--verify"],
     "rm": ["rm", "demo", "--yes", "--force"],
 }

@@ -39,6 +39,7 @@ COMMANDS: dict[str, str] = {
     "export": "stethos.cli.export",
     "flame": "stethos.cli.flame",
     "top": "stethos.cli.top",
+    "alert": "stethos.cli.alert",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
     "backtrace": "stethos.cli.backtrace",
