@@ -325,6 +325,7 @@ UPDATES = Table(
     back_rounds     i32   how many rounds back that one lies
     input_cos       f64   cosine of how much the first layer changed per input to that of the other clients
     input_focus     f64   largest share of that change that goes to one input beyond its share at the others
+    input_tail      f64   log of how many times more it changed in directions of the inputs that the others hardly use
     nan             i64   NaN elements sent
     inf             i64   infinite elements sent
     zero_share      f64   share of elements that did not change at all
@@ -372,6 +373,49 @@ HOST = Table(
     net_received_bytes   i64   bytes the machine received since boot
     """),
     is_bulk=True,
+)
+COLLECTIVES = Table(
+    "collectives",
+    41,
+    Source.SLOT,
+    "collective call",
+    "Calls of `torch.distributed` on this rank; t_ns is when the call was made. Those that Python makes are all here; "
+    "those that C++ makes (the gradient buckets of DistributedDataParallel) are read now and then from torch's flight "
+    "recorder, which holds the last 2,000.",
+    _columns("""
+    op            name  all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, recv, ...
+    group         name  the process group: world, or its name; the same on all ranks
+    via           name  python, or c++ for calls read from the flight recorder
+    seq           i64   number of the collective in its group, from 1, the same on all ranks; NULL for send and recv
+    bytes         i64   size of the tensors handed over
+    completed_ns  i64   wall-clock time when it was seen to be complete; NULL if it was not, or not when
+    done          i32   1 complete, 0 not when it was last looked at; NULL where nobody looked
+    """),
+    is_bulk=True,
+)
+HANGS = Table(
+    "hangs",
+    43,
+    Source.DRAINER,
+    "process in a hang",
+    "What the watchdog saw when a training made no step for long: one row per process that it looked at, with its "
+    "part in it. Their stacks stand in `stacks` under the reason `hang N`.",
+    _columns("""
+    hang          i64   number of the hang in this run, from 1
+    role          text  culprit, waiting (for the culprit) or beside
+    cause         text  missing-rank, mismatch, data-loader, lock, disk, client, gil, busy or unknown
+    silent_s      f64   since its last step
+    limit_s       f64   silence that was allowed
+    step          i64   steps it had made
+    place         text  where its training thread stood: function (file:line)
+    group         text  process group it waits in, or is missing from
+    seq           i64   number of the collective in that group
+    op            text  the collective
+    members       text  ranks of that group as a JSON array
+    missing       text  ranks that have not come to it as a JSON array
+    words         text  what happened, in one sentence
+    detail        text  further facts as a JSON object
+    """),
 )
 PROCESSES = Table(
     "processes",
@@ -537,10 +581,11 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
     )
 }  # fmt: skip
 
 RECORDED: dict[int, Table] = {
     table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }
+SAMPLED: dict[int, Table] = {number: table for number, table in RECORDED.items() if table.source is Source.DRAINER}

@@ -31,7 +31,9 @@ READING = {
     "rounds": ["rounds"],
     "clients": ["clients"],
     "compare-clients": ["compare-clients", "c1", "c2"],
+    "collectives": ["collectives"],
     "export": ["export", "-o", "exported"],
+    "top": ["top", "--once"],
     "doctor": ["doctor", "--verify"],
     "rm": ["rm", "demo", "--yes", "--force"],
 }
@@ -48,7 +50,8 @@ def test_the_block_works(tmp_path: Path) -> None:
 
 
 # These need a process that trains; `inspect` needs a file.
-LIVE = {"backtrace", "eval", "repl", "lr", "clip", "gc", "checkpoint", "attach", "detach", "inspect"}
+LIVE = {"backtrace", "eval", "repl", "lr", "clip", "gc", "checkpoint", "attach", "detach", "inspect", "sync", "gateway",
+        "flame"}  # fmt: skip
 
 
 def test_every_reading_command_is_tested_here() -> None:

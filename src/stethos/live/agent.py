@@ -29,6 +29,7 @@ from stethos.live.inside import thread_stacks
 from stethos.live.registry import socket_path
 from stethos.live.request import Request
 from stethos.live.steer import Steering, change_clip, change_rate, collect_garbage
+from stethos.live.sync import parameter_hash
 from stethos.live.wire import LARGEST_REPLY, LARGEST_REQUEST, error_reply, receive, send
 from stethos.observe import boot
 from stethos.observe.session import Session
@@ -73,6 +74,7 @@ def _detach(request: Request) -> dict[str, Any]:
 OPS: dict[str, Operation] = {
     "about": Operation(_about, "read"),
     "stacks": Operation(thread_stacks, "read"),
+    "sync": Operation(parameter_hash, "read"),
     "eval": Operation(evaluate_code, "act"),
     "lr": Operation(change_rate, "act"),
     "clip": Operation(change_clip, "act"),

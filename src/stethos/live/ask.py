@@ -13,6 +13,7 @@ from typing import Any
 from stethos.errors import LiveError
 from stethos.live.registry import LiveProcess
 from stethos.live.wire import LARGEST_REPLY, LARGEST_REQUEST, error_from, receive, send
+from stethos.settings import asked_by
 
 DEFAULT_TIMEOUT_S = 30.0
 _LONGEST_ADDRESS = 100
@@ -39,7 +40,8 @@ class Conversation:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         self._socket.settimeout(timeout_s)
         try:
-            send(self._socket, {"op": op, **arguments}, LARGEST_REQUEST)
+            who = asked_by()
+            send(self._socket, {"op": op, **arguments, **({"who": who} if who else {})}, LARGEST_REQUEST)
             reply = receive(self._socket, LARGEST_REPLY)
         except TimeoutError:
             raise silence(self._process, timeout_s) from None

@@ -23,9 +23,14 @@ _LOOK_S = 0.1
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """Something to do at the next step, once; `action` gets the optimizer and must not raise."""
+    """Something to do at the next step, once; `action` gets the optimizer and must not raise.
+
+    With `at_step` not before that step, by the count of `steps`: so that several ranks do it at the same one.
+    """
 
     action: Callable[[Any], None]
+    at_step: int = 0
+    steps: Callable[[], int] = lambda: 0
     begun: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -52,11 +57,13 @@ class Boundary:
         return True
 
     def _run(self, watch: StepWatch, optimizer: torch.optim.Optimizer) -> None:
-        """On the training thread: everything that has been left up to now."""
+        """On the training thread: everything that has been left up to now, for this step."""
         with self._lock:
-            tasks = list(self._tasks)
-            self._tasks.clear()
-            watch.errand = None
+            tasks = [task for task in self._tasks if task.at_step <= task.steps()]
+            for task in tasks:
+                self._tasks.remove(task)
+            if not self._tasks:
+                watch.errand = None
             for task in tasks:
                 task.begun.set()
         try:

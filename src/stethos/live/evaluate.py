@@ -22,6 +22,7 @@ from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from
 from stethos.live.output import CATCHER, Caught
 from stethos.live.request import Request
+from stethos.live.sync import collectives_in
 
 WAIT_S = 5.0
 LIMIT_S = 10.0
@@ -45,6 +46,7 @@ class Evaluation:
     error: dict[str, str] | None = None
     notes: list[str] = field(default_factory=list)
     duration_ms: float | None = None
+    step: int | None = None
     thread: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
     task: Task | None = None
@@ -133,9 +135,13 @@ def _formatted(error: BaseException, trace: Any) -> list[str]:
 
 
 def evaluate_code(request: Request) -> dict[str, Any]:
-    """`eval`: `code`, `now` (do not wait for a step), `wait_s` for one, `limit_s` for the code itself."""
+    """`eval`: `code`, `now` (do not wait for a step), `wait_s` for one, `limit_s` for the code itself.
+
+    With `at_step` it runs at that step or not at all; `together` says that all ranks do so.
+    """
     check_allowed(request)
     code = textwrap.dedent(request.text("code")).strip("\n")
+    check_alone(request, code)
     if not code.strip():
         raise UsageError("no code to evaluate", hint='stethos eval "print(model)"')
     limit_s = request.seconds("limit_s", LIMIT_S)
@@ -150,7 +156,8 @@ def evaluate_code(request: Request) -> dict[str, Any]:
     where, why = _begin(request, evaluation)
     waited_ms = (time.monotonic() - began) * 1e3
     _see_to_its_end(evaluation, limit_s)
-    return {**evaluation.reply(), "where": where, "why": why, "waited_ms": waited_ms, "step": request.session.steps}
+    step = request.session.steps if evaluation.step is None else evaluation.step
+    return {**evaluation.reply(), "where": where, "why": why, "waited_ms": waited_ms, "step": step}
 
 
 def check_allowed(request: Request) -> None:
@@ -166,6 +173,27 @@ def check_allowed(request: Request) -> None:
             "this process is a federated client: code from outside runs only if its owner allows it",
             hint="start the client with STETHOS_EVAL=1",
         )
+
+
+def check_alone(request: Request, code: str) -> None:
+    """LiveError where one rank of many would begin a collective alone: all others would never come to it."""
+    if request.content.get("together"):
+        return
+    called = collectives_in(code)
+    world = world_size_of(request)
+    if called and world > 1:
+        raise LiveError(
+            f"{called[0]} on one rank of {world} would wait for the others for ever",
+            hint="run it on all ranks at the same step: `stethos all eval ...`; `stethos sync` compares the ranks",
+        )
+
+
+def world_size_of(request: Request) -> int:
+    """How many ranks take part in this process's job."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
 
 
 def known_names(request: Request) -> dict[str, Any]:
@@ -188,13 +216,21 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
     elif watch is None or not watch.steps.is_active:
         why = "no optimizer step can be seen in this process"
     else:
-        task = Task(lambda optimizer: evaluation.run(frames_from(sys._getframe(1)), is_still=True))
+        at_step = int(request.seconds("at_step", 0, most=2**53))
+
+        def act(optimizer: Any) -> None:
+            evaluation.step = request.session.steps
+            evaluation.run(frames_from(sys._getframe(1)), is_still=True)
+
+        task = Task(act, at_step=at_step, steps=lambda: request.session.steps)
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
             evaluation.task = task
             return "step", ""
         if request.has_hung_up():
             raise LiveError("given up before a step came")
         why = f"no optimizer step came within {wait_s:g} s"
+        if request.content.get("together"):
+            raise LiveError(f"not run: step {at_step} did not come within {wait_s:g} s", hint="`stethos all backtrace`")
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     runner = threading.Thread(
         target=evaluation.run, args=(frames_from(frame),), kwargs={"is_still": False}, name="stethos-eval", daemon=True

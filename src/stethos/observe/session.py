@@ -280,6 +280,14 @@ class Session:
             self.put_frame(TABLE_END, b"", b"", (notes,), rows=0)
             self.ring.close(State.FAILED)
 
+    def mark_turn(self, client: str, *, is_open: bool) -> None:
+        """A federated client's turn begins or ends: so that it can be seen from outside whom a process waits for."""
+        ring = self.open()
+        if ring is not None:
+            number = self.name_id(client)
+            if is_open or ring.word(Word.CLIENT) == number:
+                ring.set_word(Word.CLIENT, number if is_open else 0)
+
     def look_after_drainer(self) -> None:
         """Start the drainer again if the ring fills up because it died; called on sampled steps."""
         now = time.monotonic()

@@ -229,6 +229,11 @@ class StepWatch:
         self.local.after_fork()
         self.tracer.stop()
 
+    def beat(self) -> None:
+        """A batch was handed out while no step is made: show that the process is at work."""
+        if self.ring is not None:
+            self.ring.set_word(Word.BATCHES, self.ring.word(Word.BATCHES) + 1)
+
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
         """Every few milliseconds: account for what observing cost and decide what to sample next."""
         began_ns = monotonic_ns()

@@ -77,6 +77,11 @@ class Engine:
     def close(self) -> None:
         self._connection.close()
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB itself, for statements of our own."""
+        return self._connection
+
     # Tables ------------------------------------------------------------------------------------
 
     def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None) -> None:
