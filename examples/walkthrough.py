@@ -19,7 +19,7 @@ import stethos
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "examples/hidden_fault.py"
-DEFAULT_SEED = 2
+DEFAULT_SEED = 49
 
 
 def main() -> int:
@@ -42,6 +42,8 @@ def main() -> int:
     for client in accused[:1]:
         title(f"4. Look closer at {client}")
         cli("diagnose", *target, "--client", client)
+        title(f"5. Prove it: the training again without {client}, and without somebody else")
+        cli("prove", *target)
     title("The truth")
     fault = fault_of(seed)
     (guilty,) = fault.names

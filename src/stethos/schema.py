@@ -355,6 +355,31 @@ AUDIT = Table(
     outcome      text  why it was refused
     """),
 )
+_ACTION = """
+    federation   name  name of the federation; NULL outside one
+    action       i64   number of the action; `stethos actions --undo` takes it
+    what         name  drop-update, clip-update, quarantine, down-weight, robust-aggregate, roll-back, skip-step, ...
+    mode         name  on, or dry-run: then nothing was done
+    state        name  active, proposed (dry run), over, undone, or refused: held back by the bounds
+    kind         name  kind of the fault that it answers
+    first        i64   first round (or step, see unit) of it
+    last         i64   last one so far
+    unit         name  what first and last count: round or step
+    times        i64   in how many rounds or steps it was applied
+    reason       text  why
+    evidence     text  the numbers behind it as a JSON object
+    norm_before  f64   length of the round's average change without it, in its first round
+    norm_after   f64   the same with all corrections of that round
+    effect       text  what it did
+"""
+ACTION_EVENTS = Table(
+    "action_events",
+    18,
+    Source.FRAME,
+    "action x round or step in which something became of it",
+    "What a correction did or, in a dry run, would have done, as it happened. `actions` has the newest of each.",
+    _columns(_ACTION),
+)
 HOST = Table(
     "host",
     8,
@@ -504,6 +529,8 @@ FINDINGS = Table(
     opened_ns    i64   wall-clock time of the diagnosis that saw it first
     updated_ns   i64   wall-clock time of the last diagnosis that saw it
     closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
+    proof        text  proved, refuted or undecided by `stethos prove`; NULL if not tried
+    proof_detail text  the effect and its intervals as a JSON object
     """),
 )
 _FRAME = """
@@ -556,6 +583,24 @@ CLIENT_ROUNDS = Table(
     ),
     reads=("client_reports",),
 )
+ACTIONS = Table(
+    "actions",
+    35,
+    Source.VIEW,
+    "correction",
+    "What was done about a problem while the training went on, or in a dry run would have been: why, how far, and what "
+    "came of it.",
+    (
+        *_columns("""
+    process      name  the process that acted
+    client       name  client that it is about; NULL if about all
+    t_ns         i64   wall-clock time it began
+    updated_ns   i64   wall-clock time of the last news of it
+        """),
+        *_columns(_ACTION),
+    ),
+    reads=("action_events",),
+)
 TORCH_TRACE = Table(
     "torch_trace",
     30,
@@ -581,7 +626,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
     )
 }  # fmt: skip
 

@@ -54,6 +54,7 @@ UNREACHED = {
         *(f"observe.boot._Loader.{name}" for name in ("__init__", "create_module", "exec_module", "__getattr__")),
     },
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
+    "only with corrections, see tests/act": {"observe.api._correct_steps"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
     "only in a distributed job, see tests/observe/test_collectives.py": {
         *(f"observe.collectives.CollectiveWatch.{name}" for name in (
