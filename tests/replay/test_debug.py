@@ -12,7 +12,7 @@ from pathlib import Path
 
 import own_loop
 import pytest
-from conftest import GUILTY
+from own_loop import GUILTY
 from processes import command, environment, start
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -152,8 +152,6 @@ def test_a_loop_of_ones_own_is_carried_on_with_its_functions(own_path: Path) -> 
     result = command(*words, stdin="remove w2\ncontinue\nin w0\nin 3\neval gradients['0.weight'].shape\n")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "without w2" in result.stdout and "trained again" in result.stdout and "torch.Size([16, 8])" in result.stdout
-    without = command("debug", "-t", own_path, stdin="remove w2\ncontinue\n")
-    assert without.returncode == 1 and "no evaluator was given" in without.stdout
 
 
 def test_it_runs_beside_a_live_run_without_stopping_it(tmp_path: Path) -> None:
