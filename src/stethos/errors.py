@@ -63,3 +63,9 @@ class ReplayError(StethosError):
     """Something that was recorded cannot be repeated; the message says why."""
 
     exit_code = 6
+
+
+class LiveError(StethosError):
+    """A live process cannot be reached, does not answer, or refuses."""
+
+    exit_code = 6

@@ -41,6 +41,7 @@ LAZILY = {
     ("federate.federation", "store"),
     ("federate.federation", "replay"),
     ("federate.round", "diagnose"),
+    ("store.run", "export"),
 }
 
 # The trainer loads these before torch: nothing but the standard library.
@@ -107,7 +108,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "lab", "replay", "adapters"}
+    assert found == {"observe", "federate", "lab", "live", "replay", "adapters"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

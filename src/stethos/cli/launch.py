@@ -18,7 +18,7 @@ from typing import Any
 
 from stethos.errors import CommandNotFoundError
 from stethos.record.layout import HEADER_BYTES, Word
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_json
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, read_json, start_ticks, write_json
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.settings import Settings, child_environment, default_runs_dir
@@ -45,6 +45,7 @@ class Launch:
         self._settings = settings
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
         self._facts: dict[str, Any] = {}
+        self._told: set[tuple[object, bool]] = set()
 
     def execute(self, command: list[str], is_python: bool) -> int:
         """Run the command to its end; die of the same signal if it died of one."""
@@ -101,6 +102,7 @@ class Launch:
                 return code
             if information is None:
                 self._keep_drainer()
+                self._tell_hangs()
             elif information.si_signo != signal.SIGCHLD and information.si_code <= 0:
                 child.send_signal(information.si_signo)
 
@@ -108,6 +110,20 @@ class Launch:
         if self._place is not None and self._place.exists():
             with contextlib.suppress(OSError):  # the directory is full or read-only; the program goes on
                 ensure_drainer(self._place)
+
+    def _tell_hangs(self) -> None:
+        """Say what the watchdog has found since the last time."""
+        if self._place is None:
+            return
+        told = read_json(self._place.path / f"hang-{host_key()}.json").get("hangs")
+        for hang in told if isinstance(told, list) else ():
+            number, is_over = hang.get("hang"), bool(hang.get("is_over"))
+            if (number, is_over) in self._told or hang.get("t_ns", 0) < self._facts["started_ns"]:
+                continue
+            self._told |= {(number, is_over), (number, False)}
+            self._say(f"hang {number} is over: the training goes on" if is_over else f"hang {number}: {hang['title']}")
+            if not is_over:
+                self._say(f"next: {hang['next_step']}")
 
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""

@@ -60,6 +60,7 @@ class Drainer:
         self._guard = Guard(self._note_failure)
         self._next_drain = self._next_sync = 0.0
         self._packer: Any = None
+        self.watchers: list[Callable[[float], object]] = []  # called at every visit
 
     def serve(self) -> None:
         """Work until the run has ended."""
@@ -119,6 +120,8 @@ class Drainer:
         if is_sync_due:
             self._guard.run("size limit", self._careful, self._keep_limit)
             self._guard.run("captures", self._accompany)
+        for watcher in self.watchers:
+            self._guard.run("watchdog", watcher, now)
         return bool(self.collectors) or self._has_launcher()
 
     def _is_orphaned(self) -> bool:
@@ -263,7 +266,7 @@ class Drainer:
         for collector in self.collectors.values():
             sample = self._guard.run("host", self._sampler.sample, collector.facts["pid"])
             if sample is not None:
-                collector.add_host_sample(time.time_ns(), sample)
+                collector.add_sample(time.time_ns(), sample)
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""
@@ -293,14 +296,16 @@ class Drainer:
         self.is_stopping = True
 
 
-def main() -> None:
-    """`python -c '... main()' RUN`: drain a run until it ends."""
+def main(watchdog: Callable[[Drainer], Callable[[float], object]] | None = None) -> None:
+    """`python -c '... main()' RUN`: drain a run until it ends, with a watchdog that is let look at every visit."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who started us may have blocked some
     os.nice(5)
     drainer = Drainer(RunPlace(Path(sys.argv[1])))
     signal.signal(signal.SIGTERM, drainer.stop)
+    if watchdog is not None:
+        drainer.watchers.append(watchdog(drainer))
     while (lock := _patient_lock(drainer)) is not None:
         drainer.lock = lock
         drainer.serve()
