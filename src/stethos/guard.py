@@ -93,7 +93,7 @@ def attempt(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | 
         return None
 
 
-def outcome_of(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, Exception | None]:
+def value_or_error(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, Exception | None]:
     """Call something of the user's, in a command that the user gave: what it returns, or what it raises."""
     try:
         return function(*args, **kwargs), None

@@ -14,7 +14,7 @@ from typing import Any
 
 from stethos.cli.text import clean
 from stethos.errors import StethosError, UsageError
-from stethos.guard import outcome_of
+from stethos.guard import value_or_error
 from stethos.replay.cursor import Cursor
 from stethos.replay.onward import Carried
 
@@ -236,7 +236,7 @@ class Debugger(cmd.Cmd):
         if not text.strip():
             raise UsageError("an expression is missing", hint="eval model['0.weight'].norm()")
         names = self._cursor.names()
-        value, error = outcome_of(eval, text.strip(), names)
+        value, error = value_or_error(eval, text.strip(), names)
         if error is not None:
             self._fail(f"{type(error).__name__}: {error}")
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stethos.errors import ReplayError, UsageError
-from stethos.guard import outcome_of
+from stethos.guard import value_or_error
 from stethos.replay import chance
 from stethos.replay.average import Average, averages_of
 
@@ -195,7 +195,7 @@ def threads(count: Any) -> Iterator[None]:
 def called(what: str, timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of the user's; ReplayError with its last line if it raises, or if it takes too long."""
     with _deadline(what, timeout_s):
-        made, error = outcome_of(function, *args)
+        made, error = value_or_error(function, *args)
     if error is not None:
         raise error if isinstance(error, ReplayError | bdb.BdbQuit) else failure_of(what, error) from error
     return made
