@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,9 +14,16 @@ from pathlib import Path
 import own_loop
 import pytest
 from own_loop import GUILTY
-from processes import command, environment, start
+from processes import environment, start, start_command
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def command(*words: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `stethos WORDS` to its end, with patience: it trains."""
+    process = start_command(*words)
+    out, err = process.communicate(stdin, timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class Terminal:
@@ -28,7 +36,7 @@ class Terminal:
             os.execve(sys.executable, [sys.executable, "-m", "stethos.cli.main", *map(str, words)], own)
         self.shown = ""
 
-    def expect(self, pattern: str, deadline_s: float = 60.0) -> str:
+    def expect(self, pattern: str, deadline_s: float = 240.0) -> str:
         """What it shows up to this pattern."""
         deadline = time.monotonic() + deadline_s
         while (found := re.search(pattern, self.shown)) is None:
