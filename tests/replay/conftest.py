@@ -16,8 +16,6 @@ from processes import drainers_of, wait_until
 from stethos import lab
 from stethos.replay.bundle import Bundle, open_bundle
 
-GUILTY = "c3"
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -27,7 +25,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def lab_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight rounds of six clients; one ruins the model from round 3 on."""
-    fault = lab.Fault("sign-flip", clients=GUILTY, start=3, strength=6.0)
+    fault = lab.Fault("sign-flip", clients=own_loop.GUILTY, start=3, strength=6.0)
     result = lab.federate(
         "digits", rounds=8, clients=6, faults=[fault], capture="all", dir=tmp_path_factory.mktemp("lab"), run="lab",
         progress=False,

@@ -10,7 +10,7 @@ from typing import Any
 import own_loop
 import pytest
 import torch
-from conftest import GUILTY
+from own_loop import GUILTY
 
 from stethos import lab
 from stethos.cli.main import main
@@ -129,6 +129,9 @@ def test_a_trainer_that_raises_or_never_ends_is_an_error(own_path: Path) -> None
     with pytest.raises(ReplayError, match="no trainer was given") as error:
         repeated(own_path, None)
     assert "own_loop:train" in error.value.hint
+    bundle = open_bundle(own_path)
+    with pytest.raises(ReplayError, match="no evaluator was given"):
+        OwnWorkshop(bundle).evaluate(bundle.global_state(1))
 
 
 def test_without_the_guilty_client_accuracy_recovers(bundle: Bundle) -> None:
