@@ -335,6 +335,22 @@ UPDATES = Table(
     """),
     is_bulk=True,
 )
+COMPRESSION = Table(
+    "compression",
+    16,
+    Source.FRAME,
+    "measured update x layer x method, and one with layer NULL for the whole update",
+    "What updates would become if they were sent smaller, measured on some real ones where "
+    "`federation(measure_compression=True)` asks for it.",
+    _columns("""
+    federation  name  name of the federation
+    layer       name  name in the state dict; NULL: all weights together
+    method      name  fp16, int8, top-1% or rank-4
+    raw_bytes   i64   bytes as they are
+    bytes       i64   bytes this way
+    error       f64   2-norm of what is lost, relative to that of the update; NULL for one that changes nothing
+    """),
+)
 HOST = Table(
     "host",
     8,
@@ -484,7 +500,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, FINDINGS, TORCH_TRACE,
+        CLIENT_REPORTS, FINDINGS, TORCH_TRACE, COMPRESSION,
     )
 }  # fmt: skip
 

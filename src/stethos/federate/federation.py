@@ -26,6 +26,7 @@ import numpy as np
 
 from stethos.errors import UsageError
 from stethos.federate.carry import CARRIER
+from stethos.federate.compression import Compressor
 from stethos.federate.fingerprint import global_row
 from stethos.federate.history import History
 from stethos.federate.progress import Progress
@@ -60,6 +61,7 @@ def federation(
     seed: int = 0,
     read_everything: bool = False,
     respond_to: Sequence[int] | None = None,
+    measure_compression: bool = False,
 ) -> Federation:
     """Record a federated training; a context manager.
 
@@ -68,7 +70,8 @@ def federation(
     how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
     `watch`, `run` being the run's name. `read_everything` reads every element of large layers
     instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
-    made from the global model are recorded (`updates.response`). The progress bar shows on terminals
+    made from the global model are recorded (`updates.response`). `measure_compression` measures on one update a
+    round what smaller ones would save and lose (`compression`). The progress bar shows on terminals
     unless `progress` says otherwise.
     """
     if not isinstance(name, str) or not name:
@@ -76,7 +79,7 @@ def federation(
     handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
-        read_everything=read_everything, respond_to=respond_to,
+        read_everything=read_everything, respond_to=respond_to, measure_compression=measure_compression,
     )  # fmt: skip
 
 
@@ -86,6 +89,7 @@ class Federation:
     def __init__(
         self, name: str, handle: Watch, *, model: Any = None, clients: int | None = None,
         progress: Progress, seed: int = 0, read_everything: bool = False, respond_to: Sequence[int] | None = None,
+        measure_compression: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.clients = clients
@@ -99,6 +103,7 @@ class Federation:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
         self._open: Round | None = None
         self._is_open = True
+        self.compressor = Compressor(name) if measure_compression else None
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)

@@ -28,8 +28,8 @@ class Bottleneck:
     """One thing that holds the training up.
 
     `kind` is one of slow-link, slow-client, more-data, missing-clients, communication-bound, big-layer,
-    aggregation-bound, evaluation-bound, input-bound, slow-rank, launch-bound, small-batches, leak. `is_hint` where it is
-    advice rather than trouble.
+    aggregation-bound, evaluation-bound, input-bound, slow-rank, launch-bound, small-batches, leak. `is_hint` where it
+    is advice rather than trouble.
     """
 
     kind: str
@@ -167,11 +167,11 @@ def link_bottleneck(
     return Bottleneck(
         "big-layer" if is_one else "communication-bound",
         verdict,
-        f"{links:,.0f} ms of {one.total_ms / max(1, len(one.numbers)):,.0f} ms per round at the typical client; half the "
-        f"bytes would make rounds {saved:.0%} shorter",
+        f"{links:,.0f} ms of {one.total_ms / max(1, len(one.numbers)):,.0f} ms per round at the typical client; half "
+        f"the bytes would make rounds {saved:.0%} shorter",
         "SELECT round, median(download_ms) AS download_ms, median(compute_ms) AS compute_ms, median(upload_ms) AS "
         f"upload_ms FROM client_rounds {where_of(one)}GROUP BY round ORDER BY round",
-        "train longer between rounds, or compress: `stethos.federation(..., measure_compression=True)` says what it costs",
+        "train longer between rounds, or compress: `federation(..., measure_compression=True)` measures what that costs",
         saved,
         layers=(big[0],) if is_one and big is not None else (),
         detail={"link_share": part},
@@ -216,14 +216,15 @@ def rank_bottleneck(times: Sequence[StepTime], share: float = 0.1) -> Bottleneck
     if score < share:
         return None
     over = {
-        name: (ranks[culprit].parts[name] or 0.0) - float(np.median([ranks[rank].parts[name] or 0.0 for rank in others]))
+        name: (ranks[culprit].parts[name] or 0.0)
+        - float(np.median([ranks[rank].parts[name] or 0.0 for rank in others]))
         for name in ("data", "forward", "optimizer", "other")
     }
     part = max(over, key=lambda name: over[name])
     return Bottleneck(
         "slow-rank",
         f"rank {culprit}'s {part}: steps would be {score:.0%} shorter if it were like the others",
-        f"it works {own[culprit]:,.1f} ms before the exchange, the others {usual:,.1f} ms; they wait for it in backward",
+        f"it works {own[culprit]:,.1f} ms before the exchange, the others {usual:,.1f} ms; they wait in backward",
         "SELECT rank, avg(data_ms) AS data_ms, avg(forward_ms) AS forward_ms, avg(backward_ms) AS backward_ms, "
         "avg(step_ms) AS step_ms FROM steps GROUP BY rank ORDER BY rank",
         f"compare the machine of rank {culprit} with the others: clock, other jobs, disk, data loader",
@@ -286,7 +287,7 @@ def leak_bottleneck(growth: Growth | None) -> Bottleneck | None:
     return Bottleneck(
         "leak",
         f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute",
-        f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB over the second half of its samples",
+        f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB in the second half of its samples",
         f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
         "look for what is kept across steps: losses with their graph, outputs in lists, caches",
         None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.profile.bottleneck import Bottleneck, bottlenecks_of
 from stethos.profile.column import select
+from stethos.profile.compression import Compression, read_compression
 from stethos.profile.memory_use import MemoryUse, read_memory_use
 from stethos.profile.module_time import ModuleTime, read_module_times
 from stethos.profile.round_time import ROUND_COLUMNS, RoundTime, round_times
@@ -35,6 +36,7 @@ class Profile:
     memory: MemoryUse
     traffic: tuple[Traffic, ...]
     layers: tuple[LayerSize, ...]
+    compression: tuple[Compression, ...]
     bottlenecks: tuple[Bottleneck, ...]
 
     @property
@@ -46,7 +48,9 @@ class Profile:
         """The profile in one sentence."""
         if self.bottlenecks:
             return self.bottlenecks[0].verdict
-        return "; ".join(filter(None, (self._round_words(), self._step_words()))) or "nothing that takes time was recorded"
+        return (
+            "; ".join(filter(None, (self._round_words(), self._step_words()))) or "nothing that takes time was recorded"
+        )
 
     def _round_words(self) -> str:
         if not self.rounds:
@@ -64,8 +68,8 @@ class Profile:
             return ""
         share = steps.share("forward", "backward")
         head = "" if self.rounds else "no bottleneck: "
-        compute = f"steps compute {share:.0%} of the time" if math.isfinite(share) else ""
-        slowest = f", most in {self.modules[0].module}" if self.modules and compute and not self.rounds else ""
+        compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
+        slowest = f", most of that in module {self.modules[0].module}" if self.modules and not self.rounds else ""
         return f"{head}{compute}{slowest}" if compute else ""
 
     @property
@@ -112,6 +116,7 @@ class Profile:
                 {"federation": one.federation, "layer": one.layer, "size": one.size, "share": one.share}
                 for one in self.layers
             ],
+            "compression": [one.as_dict() for one in self.compression],
             "not_recorded": self.missing,
         }  # fmt: skip
 
@@ -132,5 +137,6 @@ def profile_of(run: Run) -> Profile:
         memory,
         tuple(read_traffic(run)),
         tuple(layers),
+        tuple(read_compression(run)),
         tuple(found),
     )

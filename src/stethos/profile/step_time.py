@@ -92,7 +92,8 @@ def _added_up(steps: Columns, process: str, at: Array) -> StepTime:
     known = np.isfinite(samples)
     row = {
         **sums, "steps": len(at), "median_ms": median_of(columns["step_ms"]),
-        "samples": known_or_none(median_of(samples)), "all_samples": float(samples[known].sum()) if known.any() else None,
+        "samples": known_or_none(median_of(samples)),
+        "all_samples": float(samples[known].sum()) if known.any() else None,
     }  # fmt: skip
     return _made(process, None if math.isnan(ranks[0]) else int(ranks[0]), row)
 
