@@ -122,7 +122,8 @@ def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
     parts = []
     for one in memory.classes:
         if one.bytes is not None:
-            grown = f" (+{bytes_text(one.growth_bytes)})" if (one.growth_bytes or 0) > 0 else ""
+            growth = one.growth_bytes or 0
+            grown = f" (+{bytes_text(growth)})" if growth > 0 else ""
             parts.append(f"{one.name} {bytes_text(one.bytes)}{grown}")
     if memory.classes:
         yield from _entry("memory", ", ".join(parts), width)

@@ -103,7 +103,7 @@ def missing_bottleneck(one: RoundTime) -> Bottleneck | None:
     trips = one.trips
     if trips is None or not trips.is_late.any():
         return None
-    late = (one.place >= 0) & trips.is_late.any(axis=0)[one.place]
+    late = (one.place >= 0) & np.asarray(trips.is_late.any(axis=0))[one.place]
     usual = np.median(one.duration_ms[~late]) if (~late).any() else np.nan
     needed = np.nansum(np.stack([one.parts[name] for name in one.parts if name not in ("wait", "other")]), axis=0)
     base = usual if math.isfinite(usual) else float(np.median(needed[late]))
@@ -171,7 +171,7 @@ def link_bottleneck(
         f"the bytes would make rounds {saved:.0%} shorter",
         "SELECT round, median(download_ms) AS download_ms, median(compute_ms) AS compute_ms, median(upload_ms) AS "
         f"upload_ms FROM client_rounds {where_of(one)}GROUP BY round ORDER BY round",
-        "train longer between rounds, or compress: `federation(..., measure_compression=True)` measures what that costs",
+        "train longer between rounds, or compress: `federation(measure_compression=True)` measures what that costs",
         saved,
         layers=(big[0],) if is_one and big is not None else (),
         detail={"link_share": part},

@@ -121,6 +121,14 @@ class Profile:
         }  # fmt: skip
 
 
+def find_bottlenecks(run: Run) -> list[Bottleneck]:
+    """Only what holds a run up."""
+    rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))
+    memory = read_memory_use(run)
+    sizes = [(one.layer, one.share) for one in read_layer_sizes(run)]
+    return bottlenecks_of(rounds, read_step_times(run), sizes, memory.growth, memory.gpus)
+
+
 def profile_of(run: Run) -> Profile:
     """Read a run, live or finished, and say where its time, memory and bytes went."""
     rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))

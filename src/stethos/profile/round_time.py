@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stethos.profile.column import Array, Columns, Grid, durations_in, numbers_in
-from stethos.profile.trip import PHASES, Trips, column_max, trips_of
+from stethos.profile.trip import PHASES, Trips, column_max, column_median, trips_of
 
 ROUND_PARTS = ("select", *PHASES, "wait", "aggregate", "evaluate", "other")
 ROUND_COLUMNS = frozenset({"federation", "round", "t_ns", "duration_ms", "wait_ms"}) | {
@@ -199,7 +199,7 @@ def _whole_phases(trips: Trips) -> dict[str, Grid]:
 def _critical(trips: Trips, place: Array, side: Array) -> list[tuple[str, str] | None]:
     """Of each round where clients work side by side the last client, and the phase in which it lost most."""
     phases = _whole_phases(trips)
-    medians = {name: _typical_phase(grid) for name, grid in phases.items()}
+    medians = {name: column_median(grid) for name, grid in phases.items()}
     found: list[tuple[str, str] | None] = []
     for at, is_side in zip(place.tolist(), side.tolist(), strict=True):
         turns = trips.turn_ms[:, at] if at >= 0 else np.array([math.nan])
@@ -212,15 +212,9 @@ def _critical(trips: Trips, place: Array, side: Array) -> list[tuple[str, str] |
     return found
 
 
-def _typical_phase(grid: Grid) -> Array:
-    from stethos.profile.trip import column_median
-
-    return column_median(grid)
-
-
 def _give_deadline_to_wait(split: _Split, trips: Trips, place: Array, duration: Array) -> None:
     """In a round that waited for somebody in vain, what nothing else explains was that wait."""
-    late = (place >= 0) & trips.is_late.any(axis=0)[place]
+    late = (place >= 0) & np.asarray(trips.is_late.any(axis=0))[place]
     known = np.nansum(np.stack([split.parts[name] for name in ROUND_PARTS]), axis=0)
     rest = np.fmax(duration - known, 0.0)
     split.parts["wait"] = np.where(late, np.nan_to_num(split.parts["wait"]) + rest, split.parts["wait"])
