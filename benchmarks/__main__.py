@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from benchmarks import commands, federated, footprint, overhead, store
+from benchmarks import commands, federated, footprint, overhead, profiling, store
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.scale import FULL, QUICK, Scale
 
@@ -24,6 +24,7 @@ SECTIONS: dict[str, Callable[[Scale, Path], list[Grid]]] = {
     "store": store.measure,
     "commands": commands.measure,
     "federated": federated.measure,
+    "profile": profiling.measure,
 }
 
 

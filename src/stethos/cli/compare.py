@@ -95,7 +95,6 @@ def _cells(one: Quantity) -> list[str]:
         _value(one.second, one.unit),
         _percent(change.value),
         between,
-        one.word,
     ]
 
 
