@@ -87,8 +87,8 @@ def grid_of(outcomes: list[Outcome]) -> Grid:
     notes = [
         f"Named first and with the right client or layer: {share:.1%} of {len(planted)} planted bottlenecks (target "
         f"{_TARGET:.0%}); {alarms} false alarms in {len(outcomes) - len(planted)} balanced runs (target 0). "
-        f"No threshold was tuned on these seeds ({FIRST_SEED} and on). Strengths are drawn: a link or client 3 to 10 times "
-        "as slow, 150 to 600 ms of aggregation where a round takes 170 ms, 1,024 to 4,095 hidden units where 64 "
+        f"No threshold was tuned on these seeds ({FIRST_SEED} and on). Strengths are drawn: a link or client 3 to 10 "
+        "times as slow, 150 to 600 ms of aggregation where a round takes 170 ms, 1,024 to 4,095 hidden units where 64 "
         "would do, 0.5 to 2 ms to load a sample, 6 to 15 MB a second that stay."
     ]
     return Grid("Attribution of planted bottlenecks", ["planted", "to be named", "runs", "right", "share"], rows, notes)

@@ -25,14 +25,17 @@ def statements(by: str | None) -> dict[str, str]:
     memory = {"memory by class": memory_use.CLASS_SQL} if "memory" in TABLES else {}
     every = {
         "client": {"clients": traffic.CLIENT_SQL},
-        "layer": {"layers of updates": traffic.LAYER_SQL, "compression": compression.COMPRESSION_SQL},
+        "layer": {
+            "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
+            "compression": compression.COMPRESSION_SQL,
+        },
         "module": {"modules": module_time.MODULE_SQL},
         "rank": {"steps": step_time.STEP_SQL},
     }
     whole = {
         "rounds": report.ROUND_SQL, "turns": report.TURN_SQL, "steps": step_time.STEP_SQL,
         "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL, **memory, "processes": memory_use.HOST_SQL,
-        "traffic": traffic.TRAFFIC_SQL, "layers of updates": traffic.LAYER_SQL,
+        "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip
     return whole if by is None else every[by]
 

@@ -30,14 +30,14 @@ SELECT federation, client,
        median(upload_ms) FILTER (upload_ms >= 0) AS upload_ms,
        median(wait_ms) FILTER (wait_ms >= 0) AS wait_ms, max(peak_bytes) AS peak_bytes, median(samples) AS samples
 FROM client_rounds GROUP BY federation, client"""
-# All updates of a round have the same layers, so the sizes of one round stand for all.
+# All updates have the same layers, so those of one round stand for all: a long run is not read as a whole.
 LAYER_SQL = """\
 SELECT federation, layer, any_value(kind) AS kind, max(size)::BIGINT AS size, count(*) AS updates,
        avg(norm) AS norm, avg(zero_share) AS zero_share
-FROM updates SEMI JOIN (
-    SELECT federation, max(round) AS round FROM updates WHERE client IS NOT NULL GROUP BY federation
-) USING (federation, round)
-WHERE client IS NOT NULL AND layer IS NOT NULL GROUP BY federation, layer ORDER BY size DESC"""
+FROM updates
+WHERE round = {round} AND client IS NOT NULL AND layer IS NOT NULL
+GROUP BY federation, layer ORDER BY size DESC, layer"""
+_LAST_SQL = "SELECT DISTINCT max(round) AS round FROM client_rounds WHERE status = 'ok' GROUP BY federation"
 _ASKED_SQL = "SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered FROM rounds GROUP BY federation"  # fmt: skip  # noqa: E501
 
 
@@ -105,8 +105,12 @@ class LayerSize:
 
 
 def read_layer_sizes(run: Run) -> list[LayerSize]:
-    """The layers of the updates, the largest first."""
-    rows = records(run, LAYER_SQL)
+    """The layers of the updates of each federation's last round, the largest first."""
+    found: dict[tuple[Any, str], dict[str, Any]] = {}
+    for last in records(run, _LAST_SQL):
+        for row in records(run, LAYER_SQL.format(round=int(last["round"]))):
+            found.setdefault((row["federation"], row["layer"]), row)
+    rows = sorted(found.values(), key=lambda row: -(row["size"] or 0))
     totals: dict[Any, int] = {}
     for row in rows:
         totals[row["federation"]] = totals.get(row["federation"], 0) + (row["size"] or 0)
