@@ -181,7 +181,7 @@ def link_bottleneck(
 # Steps -------------------------------------------------------------------------------------------------
 
 
-def input_bottleneck(times: Sequence[StepTime], share: float = 0.25, at_least_ms: float = 1.0) -> Bottleneck | None:
+def input_bottleneck(times: Sequence[StepTime], share: float = 0.25, at_least_ms: float = 2.0) -> Bottleneck | None:
     """Steps that wait for their data; the process that waits most."""
     waiting = [one for one in times if one.share("data") >= share and (one.parts["data"] or 0.0) >= at_least_ms]
     if not waiting:

@@ -245,7 +245,7 @@ def _to_target(first: Measures, second: Measures) -> Quantity | None:
     change = math.nan if not (math.isfinite(one) and math.isfinite(two) and one > 0) else two / one - 1
     unit = f"{first.unit}s"
     return Quantity(
-        f"{unit} to loss {target:.3g}", unit, known_or_none(one), known_or_none(two), Interval(change), paired=1
+        f"{unit} to loss {target:.3g}", unit, known_or_none(one), known_or_none(two), Interval(change), is_judged=False
     )
 
 
