@@ -102,3 +102,10 @@ def test_two_federations_are_kept_apart() -> None:
     turns = columns([turn("c0", 1, 1.0, 80.0, 1.0), turn("c0", 1, 1.0, 800.0, 1.0, federation="g")])
     found = {one.federation: one.mean_ms("compute") for one in round_times(rounds, turns)}
     assert found == {"f": 80.0, "g": 800.0}
+
+
+def test_a_first_round_that_warms_up_is_left_out_and_that_is_said() -> None:
+    rows = [round_row(number, 5000.0 if number == 1 else 100.0, aggregate_ms=10.0) for number in range(1, 7)]
+    one = taken_apart(columns(rows), columns([]))
+    assert one.numbers == [2, 3, 4, 5, 6] and one.mean_ms("aggregate") == 10.0 and "warms up" in one.notes[0]
+    assert len(taken_apart(columns(rows[1:]), columns([])).numbers) == 5

@@ -21,6 +21,8 @@ ROUND_PARTS = ("select", *PHASES, "wait", "aggregate", "evaluate", "other")
 ROUND_COLUMNS = frozenset({"federation", "round", "t_ns", "duration_ms", "wait_ms"}) | {
     f"{name}_ms" for name in ("select", *PHASES, "aggregate", "evaluate")
 }
+_COLD = 4.0  # times the median round
+_FEWEST_WARM = 4
 _SLACK = 1.05  # turns may overlap by so much and still be one after the other
 
 
@@ -93,7 +95,16 @@ class _Split:
 def round_times(rounds: Columns, turns: Columns) -> list[RoundTime]:
     """Take the rounds of every federation apart, from rows of `rounds` and `client_rounds`."""
     trips = {one.federation: one for one in trips_of(turns)}
-    return [_taken_apart(name, part, trips.get(name)) for name, part in _by_federation(rounds).items()]
+    return [_taken_apart(name, *_warm(part), trips.get(name)) for name, part in _by_federation(rounds).items()]
+
+
+def _warm(rounds: _Part) -> tuple[_Part, tuple[str, ...]]:
+    """The rounds without the first, where that took far longer than the others, and what to say about it."""
+    duration = rounds.durations("duration")
+    rest = duration[1:][np.isfinite(duration[1:])]
+    if len(rest) < _FEWEST_WARM or not duration[0] > _COLD * float(np.median(rest)):
+        return rounds, ()
+    return rounds.without_first(), (f"the first round is left out: it warms up, for {duration[0]:,.0f} ms",)
 
 
 def _by_federation(rounds: Columns) -> dict[str | None, _Part]:
@@ -120,12 +131,15 @@ class _Part:
     def durations(self, name: str) -> Array:
         return np.asarray(durations_in(self._rounds, f"{name}_ms")[self._at])
 
+    def without_first(self) -> _Part:
+        return _Part(self._rounds, self._at[1:])
+
     @property
     def numbers(self) -> list[int]:
         return [int(number) for number in numbers_in(self._rounds, "round")[self._at].tolist()]
 
 
-def _taken_apart(federation: str | None, rounds: _Part, trips: Trips | None) -> RoundTime:
+def _taken_apart(federation: str | None, rounds: _Part, remarks: tuple[str, ...], trips: Trips | None) -> RoundTime:
     split = _Split(len(rounds))
     duration = rounds.durations("duration")
     for name in ("select", *PHASES, "aggregate", "evaluate"):
@@ -133,7 +147,7 @@ def _taken_apart(federation: str | None, rounds: _Part, trips: Trips | None) -> 
     place = np.full(len(rounds), -1)
     side = np.isfinite(rounds.durations("wait"))
     critical: list[tuple[str, str] | None] = [None] * len(rounds)
-    notes: list[str] = []
+    notes = list(remarks)
     if trips is not None:
         column = {number: at for at, number in enumerate(trips.rounds)}
         place = np.array([column.get(number, -1) for number in rounds.numbers])

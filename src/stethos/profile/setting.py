@@ -17,6 +17,7 @@ _RUN_SQL = "SELECT command, host, git_commit, version FROM runs"
 _PROCESS_SQL = """\
 SELECT command, python, torch, versions, config, preset, overhead_budget, world_size, host
 FROM processes ORDER BY rank NULLS FIRST, started_ns"""
+_VERSION = "version of "
 _OWN_WORDS = ("--name", "--dir", "--run")  # name the run; no setting of the training
 
 
@@ -48,7 +49,7 @@ def read_settings(run: Run) -> dict[str, Any]:
     for name in ("python", "torch", "preset", "world_size"):
         found[name.replace("_", " ")] = first.get(name)
     found.update(_flat("", _parsed(config)))
-    found.update({f"version of {name}": value for name, value in _parsed(first.get("versions")).items()})
+    found.update({f"{_VERSION}{name}": value for name, value in _parsed(first.get("versions")).items()})
     found.update(_options(first.get("command") or about["command"] or ""))
     return {name: value for name, value in found.items() if value is not None}
 
@@ -57,7 +58,12 @@ def differences_of(settings: Sequence[Mapping[str, Any]]) -> list[Difference]:
     """Settings in which the runs differ, those of the training before those of the machine."""
     names = dict.fromkeys(name for one in settings for name in one)
     found = [Difference(name, tuple(one.get(name) for one in settings)) for name in names]
-    return [one for one in found if len({json.dumps(value, default=str) for value in one.values}) > 1]
+    return [one for one in found if len({json.dumps(value, default=str) for value in one.values}) > 1 and _counts(one)]
+
+
+def _counts(one: Difference) -> bool:
+    """A package that only some of the runs had loaded when they were asked is no setting."""
+    return not one.name.startswith(_VERSION) or None not in one.values
 
 
 def _parsed(text: Any) -> dict[str, Any]:
@@ -99,4 +105,6 @@ def _options(command: str) -> dict[str, Any]:
             if name not in _OWN_WORDS:
                 found[name] = value
         place += 1
+    if rest and rest[0].rpartition("/")[2].startswith("python"):
+        rest = rest[1:]
     return {**found, "command": " ".join(rest)} if rest else found
