@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stethos.profile.column import known_or_none, sql_text
-from stethos.profile.memory_use import Growth
+from stethos.profile.memory_use import Growth, Kept
 from stethos.profile.round_time import RoundTime
 from stethos.profile.step_time import StepTime
 from stethos.profile.what_if import Slowness, shortened_ms, slow_clients
@@ -280,19 +280,31 @@ def launch_bottleneck(
     )
 
 
-def leak_bottleneck(growth: Growth | None) -> Bottleneck | None:
+def leak_bottleneck(growth: Growth | None, kept: Kept | None = None, at_least_bytes: float = 20e6) -> Bottleneck | None:
     """Memory that keeps growing. It costs no time until it costs the process."""
-    if growth is None:
+    made = "" if kept is None else f"tensors made at {kept.line} stay alive" + (f", kept by {kept.holder}" if kept.holder else "")  # fmt: skip  # noqa: E501
+    if growth is not None:
+        return Bottleneck(
+            "leak",
+            f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute",
+            f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB in the second half of its time"
+            + (f"; {made}" if made else ""),
+            f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
+            "look for what is kept across steps: losses with their graph, outputs in lists, caches",
+            None,
+            process=growth.process,
+            detail={"bytes_per_s": growth.bytes_per_s},
+        )
+    if kept is None or kept.step_bytes * kept.steps < at_least_bytes:
         return None
     return Bottleneck(
         "leak",
-        f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute",
-        f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB in the second half of its samples",
-        f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
-        "look for what is kept across steps: losses with their graph, outputs in lists, caches",
+        f"{made}: {kept.step_bytes / 1e6:,.2f} MB of every step",
+        f"in {kept.samples} samples; about {kept.step_bytes * kept.steps / 1e6:,.0f} MB over {kept.steps:,} steps",
+        "SELECT step, line, holder, allocated_bytes, bytes FROM memory WHERE line IS NOT NULL ORDER BY step",
+        "keep numbers (`loss.item()`) or detached copies instead of tensors",
         None,
-        process=growth.process,
-        detail={"bytes_per_s": growth.bytes_per_s},
+        detail={"line": kept.line},
     )
 
 
@@ -305,6 +317,7 @@ def bottlenecks_of(
     layers: Sequence[tuple[str, float]] = (),
     growth: Growth | None = None,
     gpus: Sequence[dict[str, Any]] = (),
+    kept: Kept | None = None,
 ) -> list[Bottleneck]:
     """Everything that holds the training up, what costs most first; memory, which has no share, last."""
     found: list[Bottleneck | None] = []
@@ -317,7 +330,7 @@ def bottlenecks_of(
     for one_inside in inside:
         if one_inside is not None and (one_inside.share or 0.0) * computing >= _AT_LEAST:
             found.append(replace(one_inside, share=(one_inside.share or 0.0) * computing))
-    found.append(leak_bottleneck(growth))
+    found.append(leak_bottleneck(growth, kept))
     known = [one for one in found if one is not None]
     return sorted(known, key=lambda one: (one.is_hint, -(one.share or 0.0)))
 

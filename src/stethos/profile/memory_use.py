@@ -15,10 +15,20 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 CLASSES = ("model", "gradient", "optimizer", "activation", "buffer", "other", "cached")
+# The largest of any process and device: ranks are alike, and what one of them cannot hold ends the training.
 CLASS_SQL = """\
-SELECT "class", arg_max(bytes, t_ns) AS bytes, max(peak_bytes) AS peak_bytes,
-       arg_max(bytes, t_ns) - arg_min(bytes, t_ns) AS growth_bytes, count(*) AS samples
-FROM memory WHERE "class" IS NOT NULL GROUP BY "class" """
+WITH own AS (
+    SELECT process, device, "class", arg_max(bytes, t_ns) AS bytes, max(peak_bytes) AS peak_bytes,
+           arg_max(bytes, t_ns) - arg_min(bytes, t_ns) AS growth_bytes, count(*) AS samples
+    FROM memory WHERE "class" IS NOT NULL GROUP BY process, device, "class"
+)
+SELECT "class", max(bytes) AS bytes, max(peak_bytes) AS peak_bytes, max(growth_bytes) AS growth_bytes,
+       sum(samples)::BIGINT AS samples
+FROM own GROUP BY "class" """
+KEPT_SQL = """\
+SELECT line, any_value(holder) AS holder, median(allocated_bytes) AS step_bytes, max(step) AS steps, count(*) AS samples
+FROM memory WHERE line IS NOT NULL AND allocated_bytes > 0
+GROUP BY process, line ORDER BY step_bytes DESC LIMIT 1"""
 STEP_MEMORY_SQL = """\
 SELECT max(allocated_bytes) AS allocated_bytes, max(peak_bytes) AS peak_bytes FROM steps"""
 HOST_SQL = """\
@@ -31,6 +41,7 @@ SELECT device, count(*) AS samples, avg(busy_share) AS busy_share, max(process_b
 FROM gpu GROUP BY device ORDER BY device"""
 _RSS_SQL = "SELECT t_ns, rss_bytes FROM host WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"
 _STRETCHES = 10
+_FEWEST_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,17 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A line of the program whose tensors outlive their steps: bytes per step, as sampled."""
+
+    line: str
+    holder: str | None
+    step_bytes: float
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """What is known of memory and processors; empty or None where nothing was recorded."""
 
@@ -67,6 +89,7 @@ class MemoryUse:
     machine_cpu_share: float | None
     gpus: tuple[dict[str, Any], ...]
     growth: Growth | None
+    kept: Kept | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -91,7 +114,13 @@ def read_memory_use(run: Run) -> MemoryUse:
         sum(machine) / len(machine) if machine else None,
         tuple(records(run, GPU_SQL)) if "gpu" in TABLES else (),
         max(growths, key=lambda one: one.bytes_per_s, default=None),
+        _kept(run) if "memory" in TABLES else None,
     )
+
+
+def _kept(run: Run) -> Kept | None:
+    rows = records(run, KEPT_SQL)
+    return Kept(**rows[0]) if rows and rows[0]["samples"] >= _FEWEST_SAMPLES else None
 
 
 def _classes(run: Run) -> list[ClassMemory]:

@@ -126,7 +126,7 @@ def find_bottlenecks(run: Run) -> list[Bottleneck]:
     rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))
     memory = read_memory_use(run)
     sizes = [(one.layer, one.share) for one in read_layer_sizes(run)]
-    return bottlenecks_of(rounds, read_step_times(run), sizes, memory.growth, memory.gpus)
+    return bottlenecks_of(rounds, read_step_times(run), sizes, memory.growth, memory.gpus, memory.kept)
 
 
 def profile_of(run: Run) -> Profile:
@@ -134,7 +134,7 @@ def profile_of(run: Run) -> Profile:
     rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))
     steps, memory, layers = read_step_times(run), read_memory_use(run), read_layer_sizes(run)
     sizes = [(one.layer, one.share) for one in layers]
-    found = bottlenecks_of(rounds, steps, sizes, memory.growth, memory.gpus)
+    found = bottlenecks_of(rounds, steps, sizes, memory.growth, memory.gpus, memory.kept)
     return Profile(
         run.name,
         str(run.rows("SELECT state FROM runs").values[0][0]),
