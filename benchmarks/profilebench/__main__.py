@@ -23,6 +23,7 @@ FIRST_SEED = 1000
 _TARGET = 0.95
 _SIDE_BY_SIDE = 4  # trainings that mostly sleep
 _SLOW_SEEDS = 10
+_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def judged(scenario: Scenario, seed: int, path: Path) -> Outcome:
     from stethos.store.run import open_run
 
     expected = scenario.make(path, seed)
+    wait_for_rest(path)
     with open_run(path) as run:
         named = [one for one in profile_of(run).bottlenecks if not one.is_hint]
     first = named[0] if named else None
@@ -52,6 +54,17 @@ def judged(scenario: Scenario, seed: int, path: Path) -> Outcome:
         is_right = (first.kind, first.clients, first.layers) == (expected.kind, expected.clients, expected.layers)
     kind, verdict = ("", "") if first is None else (first.kind, first.verdict)
     return Outcome(scenario.name, seed, expected, kind, verdict, is_right)
+
+
+def wait_for_rest(path: Path) -> None:
+    """Wait until the drainer has collected everything, which on a busy machine takes a while."""
+    from stethos.record.place import RunPlace
+
+    place, deadline = RunPlace(path), time.monotonic() + _PATIENCE_S
+    while not all("ended" in process.manifest() for process in place.processes()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the drainer of {path} did not come to an end")
+        time.sleep(0.05)
 
 
 def run_all(scratch: Path, seeds: int) -> list[Outcome]:

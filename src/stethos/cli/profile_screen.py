@@ -83,7 +83,13 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
     epoch = f"; an epoch: {ms_text(epochs.median_ms)} ({epochs.count}x)" if epochs is not None else ""
     yield Line("")
     yield Line(f"a step: {_time(steps.mean_ms)} ({plural_text(steps.steps, 'step')}{rate}){epoch}", "bold")
-    yield from _bars({part: steps.parts[part] for part in STEP_PARTS}, steps.mean_ms, width)
+    parts = {part: steps.parts[part] for part in STEP_PARTS}
+    if not found.rounds:
+        yield from _bars(parts, steps.mean_ms, width)
+        return
+    shares = [f"{name} {value / steps.mean_ms:.0%}" for name, value in parts.items() if value is not None]
+    unknown = [f"{name} not recorded" for name, value in parts.items() if value is None]
+    yield from _entry("", ", ".join([*shares, *unknown]), width)  # one screen: the rounds have the bars
 
 
 def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) -> Iterator[Line]:

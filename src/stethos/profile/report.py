@@ -77,7 +77,7 @@ class Profile:
         """What was not recorded, in words."""
         found = []
         if not self.rounds:
-            found.append("rounds")
+            found.append("rounds" if self.traffic else "rounds and clients")
         if not self.steps:
             found.append("steps")
         if self.steps and self.epochs is None:
@@ -90,7 +90,7 @@ class Profile:
             found.append("processor and resident memory")
         if not self.memory.gpus:
             found.append("GPU")
-        if not self.traffic:
+        if not self.traffic and self.rounds:
             found.append("clients")
         return found
 
