@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import wait_for_rest
 
 import stethos
 from stethos.federate.compression import METHODS, RANK, TOP_SHARE, to_low_rank
@@ -104,6 +105,8 @@ def test_a_federation_measures_one_update_a_round_and_changes_nothing(tmp_path: 
     plain, watched = play(False), play(True)
     for left, right in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True):
         assert torch.equal(left, right)
+    for path in tmp_path.iterdir():
+        wait_for_rest(path)
     with stethos.open_run(tmp_path / "measured-True") as run:
         rows = records(
             run, "SELECT round, count(DISTINCT client) AS clients, count(*) AS n FROM compression GROUP BY round"
