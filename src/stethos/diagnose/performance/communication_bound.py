@@ -50,6 +50,8 @@ class CommunicationBound:
         for one in rounds_in(window):
             if len(one.numbers) < self.rounds:
                 continue
+            if link_bottleneck(one, (), self.share, self.at_least_ms) is None:
+                continue  # before the sizes are looked up: updates are many
             found = link_bottleneck(one, _sizes(window), self.share, self.at_least_ms)
             if found is not None:
                 links = np.nan_to_num(one.parts["download"]) + np.nan_to_num(one.parts["upload"])
