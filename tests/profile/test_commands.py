@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders import RunBuilder
 from processes import wait_for_rest
 
+import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import UsageError
@@ -161,3 +164,24 @@ def test_a_run_with_nothing_says_so(run: RunBuilder, capsys: pytest.CaptureFixtu
         assert f"nothing was recorded by {by}" in capsys.readouterr().out
     assert main(["compare", "demo", "demo", "--gate", "0.1"]) == 0
     assert "too little was recorded to compare" in capsys.readouterr().out
+
+
+def test_odd_rows_break_nothing_and_are_said_to_be_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(4, 2)
+    with stethos.federation(
+        "odd", model=model, dir=tmp_path, run="odd", progress=False, measure_compression=True
+    ) as fed:  # fmt: skip
+        for rnd in fed.rounds(2):
+            for client in ("we'ird\x1b[31m", "b\nc", "c"):
+                with rnd.client(client) as site:
+                    site.note(upload_ms=-5.0, download_ms=float("inf"), compute_ms=3.0, duration_ms=-1.0)
+                    site.update(copy.deepcopy(model.state_dict()), samples=0, loss=float("nan"))
+            rnd.note(duration_ms=-4.0, wait_ms=1.0)
+    wait_for_rest(tmp_path / "odd")
+    target = ["-t", str(tmp_path / "odd")]
+    for words in ([], ["--by", "client"], ["--by", "layer"], ["--json"]):
+        assert main(["profile", *target, *words]) == 0
+    text = capsys.readouterr().out
+    assert "2 impossible durations of rounds" in text and "impossible times of clients" in text
+    assert "\x1b" not in text and "change nothing" in text and " -1" not in text.split("{")[0]
+    assert main(["compare", str(tmp_path / "odd"), str(tmp_path / "odd")]) == 0

@@ -169,8 +169,9 @@ def _compression(found: Profile, width: int) -> Iterator[Line]:
     parts = [
         f"{one.method} {one.ratio:.1f}x smaller, error {one.error:.2g}"
         for one in found.compression
-        if one.layer is None
+        if one.layer is None and one.error is not None
     ]
+    parts = parts or ["measured only on updates that change nothing"]
     yield from _entry("could be", "; ".join(parts), width)
 
 

@@ -141,7 +141,7 @@ def _show_layers(rows: list[Record]) -> None:
             [
                 str(row["layer"]), f"{row['size']:,}", f"{row['share']:.1%}", bar(row["share"], _BAR),
                 short_text(row["norm"]),
-                *("-" if one is None else f"{one['ratio']:.1f}x, {one['error']:.2g}" for one in done),
+                *("-" if one is None else f"{one['ratio']:.1f}x, {short_text(one['error'])}" for one in done),
             ]
         )  # fmt: skip
     _show(headings, cells)

@@ -168,7 +168,7 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
     changed = [one for one in quantities if one.word in _CALLED]
     if pair.is_seed_only and changed:
         notes.append("nothing but the seed differs: other seeds would differ as much, one way or the other")
-    elif changed and any(one.is_seed for one in differences):
+    elif changed and any(one.is_seed and None not in one.values for one in differences):
         notes.append("the seed differs too: one run each cannot tell the setting from chance; compare several of each")
     elif changed and not [one for one in differences if not one.is_place]:
         notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")

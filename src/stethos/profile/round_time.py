@@ -131,6 +131,12 @@ class _Part:
     def durations(self, name: str) -> Array:
         return np.asarray(durations_in(self._rounds, f"{name}_ms")[self._at])
 
+    @property
+    def odd(self) -> int:
+        """Durations that cannot be."""
+        values = numbers_in(self._rounds, "duration_ms")[self._at]
+        return int(((values < 0) | np.isinf(values)).sum())
+
     def without_first(self) -> _Part:
         return _Part(self._rounds, self._at[1:])
 
@@ -148,6 +154,8 @@ def _taken_apart(federation: str | None, rounds: _Part, remarks: tuple[str, ...]
     side = np.isfinite(rounds.durations("wait"))
     critical: list[tuple[str, str] | None] = [None] * len(rounds)
     notes = list(remarks)
+    if rounds.odd:
+        notes.append(f"{rounds.odd} impossible durations of rounds (negative or infinite) are left out")
     if trips is not None:
         column = {number: at for at, number in enumerate(trips.rounds)}
         place = np.array([column.get(number, -1) for number in rounds.numbers])
