@@ -176,6 +176,40 @@ def dominated(norm: float = 12.0, samples: int = 100) -> Window:
     return Window({"client_rounds": table, "updates": frame_of(rows)})
 
 
+def ruled(group: int = 3, norm: float = 30.0, clients: int = 20) -> Window:
+    """So many of the clients have updates of this norm, the others of 1."""
+    names = [f"c{number}" for number in range(clients)]
+    rows = [
+        {"client": client, "round": number, "layer": None, "norm": norm if place < group else 1.0}
+        for number in ROUNDS
+        for place, client in enumerate(names)
+    ]
+    return Window({"client_rounds": turns(clients=names), "updates": frame_of(rows)})
+
+
+def changed(times: float = 6.0, since: int = 7) -> Window:
+    """The incoming model's loss at client c5 is so many times the others' since a round."""
+    return Window({
+        "client_rounds": turns(
+            lambda client, number, row: (
+                {"entry_loss": row["entry_loss"] * times} if client == "c5" and number >= since else {}
+            )
+        )
+    })  # fmt: skip
+
+
+def repeated(second: float = 1.25, base: float = 3.0) -> Window:
+    """Rounds 4 to 6 were run twice, from models of norm 3 and `base`; c2's update had norm 1.2, then `second`."""
+    rows = [
+        {"process": process, "client": client, "round": number, "layer": None, "federation": None,
+         "norm": 1.2 if process == "p1" or client != "c2" else second, "base_norm": 3.0 if process == "p1" else base}
+        for process, rounds in (("p1", range(1, 7)), ("p2", range(4, 11)))
+        for number in rounds
+        for client in CLIENTS
+    ]  # fmt: skip
+    return Window({"client_rounds": turns(), "updates": frame_of(rows)})
+
+
 def unstable(growth: float = 1.4) -> Window:
     """Clients improve in each round, and each round begins worse than the one before."""
 
@@ -199,7 +233,8 @@ def turned() -> Window:
                 {"client": client, "round": number, "layer": None, "kind": "weight", "norm": 1 + wobble,
                  "norm_ratio": 1 + wobble, "cos_centre": sign * (0.85 + wobble), "sign_agreement": 0.5 + sign * 0.3,
                  "cos_last": sign * 0.8, "cos_self": 0.9, "cos_back": -sign * 0.6, "back_rounds": 1, "nan": 0, "inf": 0,
-                 "zero_share": 0.0, "input_cos": 0.9, "input_focus": 0.02, "output_rows": None}
+                 "zero_share": 0.0, "input_cos": 0.9, "input_focus": 0.02, "input_tail": 0.1 * wobble,
+                 "output_rows": None}
             )  # fmt: skip
     return Window({"updates": frame_of(rows), "client_rounds": turns()})
 
@@ -263,6 +298,8 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED011": amounts,
     "FED012": dominated,
     "FED013": unstable,
+    "FED014": changed,
+    "FED015": repeated,
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS003": lambda: absent("dropped", "no reply"),

@@ -324,6 +324,7 @@ UPDATES = Table(
     back_rounds     i32   how many rounds back that one lies
     input_cos       f64   cosine of how much the first layer changed per input to that of the other clients
     input_focus     f64   largest share of that change that goes to one input beyond its share at the others
+    input_tail      f64   log of how many times more it changed in directions of the inputs that the others hardly use
     nan             i64   NaN elements sent
     inf             i64   infinite elements sent
     zero_share      f64   share of elements that did not change at all

@@ -78,7 +78,8 @@ def honest(**changes: Any) -> Cohort:
         "norm": (1, 0.05), "norm_ratio": (1, 0.05), "first_ratio": (1, 0.05), "last_ratio": (1, 0.05),
         "cos_centre": (0.8, 0.02), "sign_agreement": (0.8, 0.01), "cos_last": (0.8, 0.02), "cos_self": (0.9, 0.02),
         "cos_back": (-0.8, 0.02), "back_rounds": (3, 0.1), "zero_share": (0.05, 0.001), "input_cos": (0.95, 0.005),
-        "input_focus": (0.01, 0.001), "entry_loss": (0.5, 0.02), "exit_loss": (0.4, 0.02), "samples": (63, 0),
+        "input_focus": (0.01, 0.001), "input_tail": (0, 0.1), "entry_loss": (0.5, 0.02), "exit_loss": (0.4, 0.02),
+        "samples": (63, 0),
     }  # fmt: skip
     values: dict[str, Any] = {
         name: middle + spread * chance.normal(size=(ROUNDS, CLIENTS)) for name, (middle, spread) in around.items()
@@ -157,7 +158,7 @@ def test_the_cohort_of_a_run_has_every_number(tmp_path: Path) -> None:
         cohort = cohort_of(RunWindow(run, needs_of([FaultyClient()])))
     assert cohort.rounds == (1, 2, 3, 4) and len(cohort.clients) == 10
     for name in ("norm", "norm_ratio", "first_ratio", "last_ratio", "cos_centre", "sign_agreement", "zero_share",
-                 "input_cos", "input_focus", "entry_loss", "exit_loss", "samples", "bias"):  # fmt: skip
+                 "input_cos", "input_focus", "input_tail", "entry_loss", "exit_loss", "samples", "bias"):  # fmt: skip
         assert np.isfinite(getattr(cohort, name)).all(), name
     assert cohort.confusion.shape[-1] == cohort.bias.shape[-1] == 10
     assert np.allclose(cohort.confusion.sum((2, 3)), cohort.samples)

@@ -6,6 +6,7 @@ import pytest
 from examining import cases, found, of_turns
 
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.window import Window
 
 
 def test_label_skew_names_the_client_that_alone_holds_a_class() -> None:
@@ -33,6 +34,42 @@ def test_a_client_that_rules_by_its_norm_is_a_warning_and_by_its_samples_is_not(
     (one,) = found("FED012", cases.dominated(norm=1.0, samples=2000))
     assert one.severity is Severity.INFO and one.kind == "samples"
     assert not found("FED012", cases.dominated(norm=2.0))
+
+
+def test_a_small_group_that_makes_the_model_is_named() -> None:
+    (one,) = found("FED012", cases.ruled())
+    assert (
+        one.subject.clients == ("c0", "c1", "c2") and one.kind == "norm" and "3 clients, c0, c1, c2 have" in one.title
+    )
+    assert not found("FED012", cases.ruled(group=8))  # two in five clients are no small group
+    assert not found("FED012", cases.ruled(norm=5.0))
+
+
+def test_a_client_that_leaves_the_others_is_named_with_its_round() -> None:
+    (one,) = found("FED014", cases.changed())
+    assert one.subject.clients == ("c5",) and one.subject.first == 7
+    assert not found("FED014", cases.changed(times=1.3))
+    assert not found("FED014", cases.changed(since=1))  # it was always so: skew, not a change
+    everybody = cases.turns(lambda client, number, row: {"entry_loss": row["entry_loss"] * (9 if number >= 7 else 1)})
+    assert not found("FED014", Window({"client_rounds": everybody}))
+
+
+def test_a_logged_number_is_compared_with_the_other_clients() -> None:
+    rows = [
+        {"client": client, "round": number, "name": "auc", "value": 0.1 if client == "c1" and number > 6 else 0.9}
+        for number in cases.ROUNDS
+        for client in cases.CLIENTS
+    ]
+    (one,) = found("FED014", Window({"client_rounds": cases.turns(), "metrics": cases.frame_of(rows)}))
+    assert one.subject.clients == ("c1",) and one.subject.first == 7 and "`auc`" in one.title
+
+
+def test_a_round_that_comes_out_differently_is_told() -> None:
+    (one,) = found("FED015", cases.repeated())
+    assert one.subject.clients == ("c2",) and (one.subject.first, one.subject.last) == (4, 6)
+    assert "3 of 18 repeated" in one.title
+    assert not found("FED015", cases.repeated(second=1.2))
+    assert not found("FED015", cases.repeated(base=3.1))  # another model: another update
 
 
 def test_a_loss_that_falls_or_wobbles_is_no_instability() -> None:

@@ -51,7 +51,7 @@ def test_every_number_of_updates_is_that_of_a_plain_computation(
     buffers = ["1.running_mean", "1.running_var"]
     columns = (
         "round, client, layer, kind, norm, base_norm, norm_ratio, cos_centre, cos_error, sign_agreement, cos_last, "
-        "cos_self, cos_back, back_rounds, nan, inf, zero_share, size, coverage"
+        "cos_self, cos_back, back_rounds, input_tail, nan, inf, zero_share, size, coverage"
     )
     rows = {
         (row[0], row[1], row[2]): dict(zip(columns.split(", ")[3:], row[3:], strict=True))
@@ -96,6 +96,7 @@ def test_every_number_of_updates_is_that_of_a_plain_computation(
                     assert row["cos_last"] is row["cos_self"] is row["cos_back"] is None
             row = rows[number, name, None]
             check_past(row, whole[name], changes, previous.get(name))
+            assert row["input_tail"] == pytest.approx(input_tail(sent, base, median, place), abs=1e-3)
         previous = whole
         following = after[number - 1]
         if following is not None:
@@ -108,6 +109,19 @@ def majority(sent: dict[str, State], base: State, inside: list[str], weights: to
     signs = torch.stack([flat(sent[name], base, inside).sign() for name in sorted(sent)])
     total = (weights[:, None] * signs).sum(0) - weights[place] * signs[place]
     return torch.where(total.abs() > 1e-12, total.sign(), torch.zeros_like(total))
+
+
+def input_tail(sent: dict[str, State], base: State, weights: torch.Tensor, place: int) -> float:
+    grams = []
+    for name in sorted(sent):
+        table = (sent[name]["0.weight"] - base["0.weight"]).double()
+        grams.append(table.T @ table / table.square().sum())
+    others = [number for number in range(len(grams)) if number % 5 != place % 5]
+    centre = sum(weights[n] * grams[n] for n in others) / sum(weights[n] for n in others)
+    strength, directions = torch.linalg.eigh(centre)
+    low = len(strength) // 2
+    own = sum(float(directions[:, d] @ grams[place] @ directions[:, d]) for d in range(low))
+    return math.log(own / float(strength[:low].sum()))
 
 
 def check_past(

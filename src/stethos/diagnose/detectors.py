@@ -17,9 +17,11 @@ from stethos.diagnose.convergence.plateau import Plateau
 from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.federated.aggregation_bias import AggregationBias
+from stethos.diagnose.federated.client_anomaly import ClientAnomaly
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.quantity_skew import QuantitySkew
+from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
 from stethos.diagnose.numbers.dead_units import DeadUnits
 from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
@@ -67,7 +69,7 @@ DETECTORS: dict[str, type[Detector]] = {
         Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
         DetachedLoss, GradientsNotZeroed,
         # federated
-        FaultyClient, LabelSkew, QuantitySkew, AggregationBias, ServerInstability,
+        FaultyClient, LabelSkew, QuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
         # system
         Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
         DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,

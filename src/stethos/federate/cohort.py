@@ -17,6 +17,8 @@ from stethos.federate.sketch import Plan
 Vector = npt.NDArray[Any]
 _ITERATIONS = 50
 _DEVIATIONS = 3.0
+_GROUPS = 5
+_LEAST = 1e-9  # of a squared change: below is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Comparison:
     back_rounds: Vector
     input_cos: Vector
     input_focus: Vector
+    input_tail: Vector
 
 
 def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comparison:
@@ -66,6 +69,7 @@ def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comp
         back_rounds=_last_column(plan, rounds),
         input_cos=_last_column(plan, input_cos),
         input_focus=_last_column(plan, input_focus),
+        input_tail=_last_column(plan, _input_tail(prints, weights)),
     )
 
 
@@ -73,7 +77,7 @@ def quantities_of(plan: Plan, prints: Sequence[Fingerprint], compared: Compariso
     """What the verdict on clients rests on: numbers of whole updates, one per client, and the change of the bias."""
     names = (
         "norm_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "input_cos",
-        "input_focus",
+        "input_focus", "input_tail",
     )  # fmt: skip
     layers = plan.structure.layers[: plan.structure.weights]
     matrices = [number for number, layer in enumerate(layers) if not layer.name.endswith("bias")] or [0]
@@ -158,6 +162,39 @@ def _inputs(prints: Sequence[Fingerprint], weights: Vector) -> tuple[Vector, Vec
         left = weights.sum() - np.where(np.isnan(shares[:, 0]), 0.0, weights)
         others = (known.sum(0) - known) / left[:, None]
         return cosine(np.sqrt(shares), np.sqrt(np.maximum(others, 0.0))), (shares - others).max(1)
+
+
+def _input_tail(prints: Sequence[Fingerprint], weights: Vector) -> Vector:
+    """How much more than the others' a first layer changed in directions of the inputs that the others hardly use.
+
+    The logarithm of the ratio of two shares: of the client's squared change, and of the others', in the half of the
+    directions where the others have least. Noise, in the inputs or in the update, goes in all directions
+    alike, what is learnt from real data does not. "The others" are those of other groups of clients than its own.
+    """
+    found = np.full(len(prints), math.nan)
+    in_order = sorted(range(len(prints)), key=lambda number: prints[number].client)  # not that of their arrival
+    known = np.array([number for number in in_order if prints[number].input_gram is not None], dtype=int)
+    if len(known) < 2:
+        return found
+    packed = np.stack([prints[number].input_gram for number in known])
+    side = (math.isqrt(8 * packed.shape[1] + 1) - 1) // 2
+    upper = np.triu_indices(side)
+    group = np.arange(len(known)) % _GROUPS
+    share = np.maximum(weights[known], 1e-12)
+    for number in range(min(_GROUPS, len(known))):
+        inside, outside = group == number, group != number
+        centre = np.zeros((side, side))
+        centre[upper] = share[outside] @ packed[outside] / share[outside].sum()
+        strength, directions = np.linalg.eigh(centre, UPLO="U")
+        low = directions[:, : side // 2]
+        typical = float(strength[: side // 2].sum())
+        for place in known[inside].tolist():
+            gram = np.zeros((side, side))
+            gram[upper] = prints[place].input_gram
+            gram += np.triu(gram, 1).T
+            own = float(np.einsum("id,ij,jd->", low, gram, low, optimize=True))
+            found[place] = math.log(max(own, _LEAST) / max(typical, _LEAST))
+    return found
 
 
 def _weights(plan: Plan, sketches: Vector) -> Vector:

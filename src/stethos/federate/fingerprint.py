@@ -20,11 +20,13 @@ GLOBAL = "(the global model)"
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What is kept of an update, about 2 kB: per layer (then all weights together) norms and counts, and a sketch.
+    """What is kept of an update: per layer (then all weights together) norms and counts, and a sketch.
 
+    About 2 kB, and 8 kB more where the first layer is a matrix that is read whole.
     Vectors have one entry per layer and, last, one for all weights together.
     `sketch` is that of the change, with non-finite elements left out; `inputs`
-    is the squared change of the first layer per input.
+    is the squared change of the first layer per input, `input_gram` how that change is
+    spread over directions of the inputs: a matrix with trace 1, its upper triangle.
     """
 
     client: str
@@ -35,6 +37,7 @@ class Fingerprint:
     signs: Vector
     output_rows: dict[str, Any] | None
     inputs: Vector | None = None
+    input_gram: Vector | None = None
     response: Vector | None = None
     missing: tuple[int, ...] = ()
 
@@ -62,6 +65,7 @@ def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -
     weights = plan.structure.weights
     norms = plan.norms(change)
     nan[-1], inf[-1] = nan[:weights].sum(), inf[:weights].sum()
+    inputs, gram = _inputs(plan, change)
     return Fingerprint(
         client=client,
         norms=np.append(norms, math.sqrt(float(np.square(norms[:weights]).sum()))),
@@ -70,7 +74,8 @@ def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -
         sketch=plan.sketch(change),
         signs=np.sign(change[plan.sign_places]).astype(np.int8),
         output_rows=_output_rows(plan, change),
-        inputs=_inputs(plan, change),
+        inputs=inputs,
+        input_gram=gram,
         missing=missing,
     )
 
@@ -91,13 +96,18 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
     return nan, inf
 
 
-def _inputs(plan: Plan, change: Vector) -> Vector | None:
+def _inputs(plan: Plan, change: Vector) -> tuple[Vector | None, Vector | None]:
     if plan.input is None:
-        return None
+        return None, None
     part, layer = plan.parts[plan.input], plan.structure.layers[plan.input]
     table = change[part.start : part.stop].reshape(layer.shape)
     energies: Vector = np.einsum("oi,oi->i", table, table)
-    return energies
+    seen = table if plan.input_view is None else table @ plan.input_view
+    gram = seen.T @ seen
+    total = float(np.trace(gram))
+    if not 0 < total < math.inf:
+        return energies, None
+    return energies, gram[np.triu_indices(len(gram))] / np.float32(total)
 
 
 def _output_rows(plan: Plan, change: Vector) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ FEWEST_BLOCKS = 16
 BUCKETS = 512
 FEWEST_BUCKETS = 31
 SIGNS = 512
+DIRECTIONS = 64  # of the inputs, in which the change of a first layer is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Plan:
         self.structure = structure
         self.output = _output_layer(structure)
         self.input = _input_layer(structure)
+        self.input_view = None if self.input is None else _input_view(structure.layers[self.input].shape[1], seed)
         total = sum(min(layer.size, WHOLE_UP_TO) for layer in structure.layers[: structure.weights])
         parts: list[Part] = []
         at = sketch_at = 0
@@ -191,6 +193,14 @@ def _input_layer(structure: Structure) -> int | None:
         if len(layer.shape) > 1:
             return number if len(layer.shape) == 2 and layer.shape[1] > 1 and layer.size <= WHOLE_UP_TO else None
     return None
+
+
+def _input_view(inputs: int, seed: int) -> Vector | None:
+    """A seeded projection of that many inputs to `DIRECTIONS` of them; None where there are no more than that."""
+    if inputs <= DIRECTIONS:
+        return None
+    chance = np.random.default_rng([seed, 0x1417])
+    return (chance.standard_normal((inputs, DIRECTIONS)) / math.sqrt(DIRECTIONS)).astype(np.float32)
 
 
 _ONES = np.ones(4096, np.float32)

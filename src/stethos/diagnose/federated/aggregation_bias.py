@@ -1,7 +1,8 @@
-"""One client that makes the model."""
+"""One client, or a few, that make the model."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,16 +11,17 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Grid, Turns, column_medians, middle, numbers, turns_of
+from stethos.diagnose.turn import Grid, Turns, column_medians, listed, middle, numbers, turns_of
 from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
 class AggregationBias:
-    """One client decides where the global model goes: its update outweighs all others.
+    """One client or a small group decides where the global model goes: their updates outweigh all others.
 
     What it looks at: each client's weight in the average, samples x norm of its update, as a share of the round's
-    total. It is a warning where the norm is to blame: the share is a multiple of what its samples give it.
+    total; and the smallest group that has most of it in the same rounds. It is a warning where the norm is to blame:
+    the share is a multiple of what the samples give.
 
     Why it matters: an average that follows one client is that client's model. One that scales its update up takes
     over the federation without anybody's loss looking wrong.
@@ -46,6 +48,8 @@ class AggregationBias:
     excess: float = 2.0
     rounds: int = 3
     clients: int = 3
+    group_share: float = 0.8
+    group_size: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):
@@ -57,33 +61,52 @@ class AggregationBias:
                 share = weight / np.nansum(weight, axis=0)
                 fair = samples / np.nansum(samples, axis=0)
             share[:, (~np.isnan(weight)).sum(axis=0) < self.clients] = np.nan
-            for place in range(len(share)):
-                if (share[place] >= self.share).sum() >= self.rounds:
-                    yield self._finding(turns, place, share, fair)
+            ruling = [place for place in range(len(share)) if (share[place] >= self.share).sum() >= self.rounds]
+            for place in ruling:
+                yield self._finding(turns, [place], share, fair, self.share)
+            group = [] if ruling else self._group(share)
+            if group:
+                yield self._finding(turns, group, share, fair, self.group_share)
 
-    def _finding(self, turns: Turns, place: int, share: Grid, fair: Grid) -> Finding:
-        client, ruling = turns.clients[place], share[place] >= self.share
-        own, given = middle(share[place][ruling]), middle(fair[place][ruling])
-        is_norm = own >= self.excess * given
-        why = f"its samples give it {given:.0%}" if is_norm else f"it holds {given:.0%} of the samples"
+    def _group(self, share: Grid) -> list[int]:
+        """The smallest group that has most of the weight over all rounds, if it is small; else nobody."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a client that never took part
+            typical = np.nan_to_num(np.nanmedian(share, axis=1))
+        order = np.argsort(-typical)
+        count = int(np.searchsorted(np.cumsum(typical[order]), self.group_share)) + 1
+        group = sorted(order[:count].tolist())
+        is_ruling = (np.nansum(share[group], axis=0) >= self.group_share).sum() >= self.rounds
+        return group if 2 <= count <= self.group_size * len(share) and is_ruling else []
+
+    def _finding(self, turns: Turns, places: list[int], shares: Grid, fairs: Grid, limit: float) -> Finding:
+        share, fair = np.nansum(shares[places], axis=0), np.nansum(fairs[places], axis=0)
+        clients, ruling = tuple(turns.clients[place] for place in places), share >= limit
+        own, given = middle(share[ruling]), middle(fair[ruling])
+        is_norm, is_one = own >= self.excess * given, len(places) == 1
+        its, it_holds, who = (
+            ("its", "it holds", "client") if is_one else ("their", "they hold", f"{len(places)} clients,")
+        )
+        why = f"{its} samples give {given:.0%}" if is_norm else f"{it_holds} {given:.0%} of the samples"
         at = np.flatnonzero(ruling)
-        is_open = bool(ruling[np.flatnonzero(~np.isnan(share[place]))[-self.rounds :]].any())
+        took_part = np.flatnonzero((~np.isnan(shares[places])).any(axis=0))
+        is_open = bool(ruling[took_part[-self.rounds :]].any())
         return Finding(
             self.code,
             self.name,
             "norm" if is_norm else "samples",
             self.severity if is_norm else Severity.INFO,
-            f"client {client} has {own:.0%} of the weight in the average; {why}",
-            Subject((client,), first=turns.rounds[at[0]], last=None if is_open else turns.rounds[at[-1]]),
+            f"{who} {listed(clients)} {'has' if is_one else 'have'} {own:.0%} of the weight in the average; {why}",
+            Subject(clients, first=turns.rounds[at[0]], last=None if is_open else turns.rounds[at[-1]]),
             confidence=0.9,
             evidence=(
                 Evidence(
-                    f"samples x norm of its update, as a share of the round's total, in {len(at)} rounds",
+                    f"samples x norm of {its} update, as a share of the round's total, in {len(at)} rounds",
                     "SELECT round, client, samples, norm, norm_ratio "
                     "FROM client_rounds JOIN updates USING (client, round) "
                     "WHERE layer IS NULL ORDER BY round, samples * norm DESC",
-                    numbers(share[place]),
-                    numbers(column_medians(np.delete(share, place, axis=0))),
+                    numbers(share),
+                    numbers(column_medians(np.delete(shares, places, axis=0))),
                 ),
             ),
             next_step="clip the norm of updates before averaging, or use a robust strategy (median, trimmed mean)",

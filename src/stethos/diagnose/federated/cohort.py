@@ -18,7 +18,7 @@ NEEDS = {"updates": frozenset({"round", "client", "norm", "norm_ratio", "cos_cen
 READS = {
     "updates": frozenset(
         {"layer", "kind", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
-         "zero_share", "input_cos", "input_focus", "output_rows"}
+         "zero_share", "input_cos", "input_focus", "input_tail", "output_rows"}
     ),
     "client_rounds": frozenset({"round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),
 }  # fmt: skip
@@ -47,6 +47,7 @@ class Cohort:
     zero_share: Array
     input_cos: Array
     input_focus: Array
+    input_tail: Array
     odd: Array  # NaN and infinite elements
     entry_loss: Array
     exit_loss: Array
@@ -97,7 +98,7 @@ def cohort_of(window: Window) -> Cohort:
             name: matrix(whole, name)
             for name in (
                 "norm", "norm_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self", "cos_back",
-                "back_rounds", "zero_share", "input_cos", "input_focus",
+                "back_rounds", "zero_share", "input_cos", "input_focus", "input_tail",
             )
         },
         **{name: matrix(reports, name) for name in ("entry_loss", "exit_loss", "samples")},

@@ -62,11 +62,11 @@ class FaultyClient:
         {
             "non-finite-loss", "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "plateau",
             "slow-progress", "weight-explosion", "exploding-gradients", "aggregation-bias", "server-instability",
-            "series-anomaly", "update-to-weight-ratio",
+            "series-anomaly", "update-to-weight-ratio", "client-anomaly",
         }
     )  # fmt: skip
 
-    probability: float = 0.9
+    probability: float = 0.85
 
     def check(self, window: Window) -> Iterator[Finding]:
         cohort = cohort_of(window)

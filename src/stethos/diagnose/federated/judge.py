@@ -1,8 +1,8 @@
 """Names the kind of fault of each client, with a calibrated probability, from its traits.
 
-Two small networks (two hidden layers each), trained on some thousands of
+Three small networks (two hidden layers each), trained on some thousands of
 federations of the lab with known faults; `benchmarks/faults/train_judge.py`
-makes such a one, and says on which data and seeds. They see traits only:
+makes them, and says on which data and seeds. They see traits only:
 numbers without units, compared with the other clients. What is certain (a NaN, an update of
 zeros, a copy of the last global change) is judged by exact rules instead.
 """
@@ -48,7 +48,7 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Networks that were trained on different federations, and decide together: their mean is the verdict."""
+    """Networks that began differently, and decide together: their mean is the verdict."""
 
     kinds: tuple[str, ...]
     names: tuple[str, ...]

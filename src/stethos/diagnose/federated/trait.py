@@ -70,6 +70,8 @@ def _geometry(cohort: Cohort) -> dict[str, Array]:
         "inputs_z": _mean(_deviation(cohort.input_cos, 0.002)),
         "focus_input": _mean(cohort.input_focus),
         "focus_input_z": _mean(_deviation(cohort.input_focus, 0.001)),
+        "tail": _mean(cohort.input_tail - _middle(cohort.input_tail)),
+        "tail_z": _mean(_deviation(cohort.input_tail, 0.05)),
     }
 
 
