@@ -51,3 +51,9 @@ class RecordingError(StethosError):
     """The run directory cannot be used."""
 
     exit_code = 5
+
+
+class LiveError(StethosError):
+    """A live process cannot be reached, does not answer, or refuses."""
+
+    exit_code = 6

@@ -97,3 +97,16 @@ def text_of(value: object, words: Callable[[Any], str] = str) -> str:
     """A value in words, or that it has none."""
     text = attempt(words, value)
     return text if isinstance(text, str) else f"(a {type(value).__name__} that cannot be put into words)"
+
+
+def outcome_of(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | BaseException:
+    """Call code that somebody typed into a live process: what it returns, or what it raised.
+
+    Ctrl-C is meant for the training and passes; `exit()` is not, and is returned.
+    """
+    try:
+        return function(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return error

@@ -52,6 +52,7 @@ class Source(Enum):
     DRAINER = "samples taken from outside the training process"
     CATALOGUE = "the run directory itself"
     VIEW = "another table"
+    LIVE = "the live processes, looked at when a query asks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Table:
                 return (*PROCESS_COLUMNS, *CONTEXT_COLUMNS)
             case Source.DRAINER:
                 return (*PROCESS_COLUMNS, TIME_COLUMN)
-            case Source.CATALOGUE | Source.VIEW:
+            case Source.CATALOGUE | Source.VIEW | Source.LIVE:
                 return ()
 
     @property
@@ -338,7 +339,7 @@ UPDATES = Table(
 )
 COMPRESSION = Table(
     "compression",
-    16,
+    17,
     Source.FRAME,
     "measured update x layer x method, and one with layer NULL for the whole update",
     "What updates would become if they were sent smaller, measured on some real ones where "
@@ -350,6 +351,24 @@ COMPRESSION = Table(
     raw_bytes   i64   bytes as they are
     bytes       i64   bytes this way
     error       f64   2-norm of what is lost, relative to that of the update; NULL for one that changes nothing
+    """),
+)
+AUDIT = Table(
+    "audit",
+    16,
+    Source.FRAME,
+    "event of an act from outside",
+    "Who ran code in the training, changed it or saved it: a row before it happens, and one with the outcome.",
+    _columns("""
+    event        name  asked, then done or refused
+    op           name  eval, lr, clip, gc, checkpoint or detach
+    request      i64   number of the act in this process: joins the two rows
+    pid          i32   process that asked
+    uid          i32   user who asked
+    duration_ms  f64   how long it took, with the wait for a step; NULL when asked
+    who          text  whom a gateway asked for; empty for a local user
+    detail       text  the code, or the arguments as a JSON object
+    outcome      text  why it was refused
     """),
 )
 HOST = Table(
@@ -370,6 +389,49 @@ HOST = Table(
     net_received_bytes   i64   bytes the machine received since boot
     """),
     is_bulk=True,
+)
+COLLECTIVES = Table(
+    "collectives",
+    41,
+    Source.SLOT,
+    "collective call",
+    "Calls of `torch.distributed` on this rank; t_ns is when the call was made. Those that Python makes are all here; "
+    "those that C++ makes (the gradient buckets of DistributedDataParallel) are read now and then from torch's flight "
+    "recorder, which holds the last 2,000.",
+    _columns("""
+    op            name  all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, recv, ...
+    group         name  the process group: world, or its name; the same on all ranks
+    via           name  python, or c++ for calls read from the flight recorder
+    seq           i64   number of the collective in its group, from 1, the same on all ranks; NULL for send and recv
+    bytes         i64   size of the tensors handed over
+    completed_ns  i64   wall-clock time when it was seen to be complete; NULL if it was not, or not when
+    done          i32   1 complete, 0 not when it was last looked at; NULL where nobody looked
+    """),
+    is_bulk=True,
+)
+HANGS = Table(
+    "hangs",
+    43,
+    Source.DRAINER,
+    "process in a hang",
+    "What the watchdog saw when a training made no step for long: one row per process that it looked at, with its "
+    "part in it. Their stacks stand in `stacks` under the reason `hang N`.",
+    _columns("""
+    hang          i64   number of the hang in this run, from 1
+    role          text  culprit, waiting (for the culprit) or beside
+    cause         text  missing-rank, mismatch, data-loader, lock, disk, client, gil, busy or unknown
+    silent_s      f64   since its last step
+    limit_s       f64   silence that was allowed
+    step          i64   steps it had made
+    place         text  where its training thread stood: function (file:line)
+    group         text  process group it waits in, or is missing from
+    seq           i64   number of the collective in that group
+    op            text  the collective
+    members       text  ranks of that group as a JSON array
+    missing       text  ranks that have not come to it as a JSON array
+    words         text  what happened, in one sentence
+    detail        text  further facts as a JSON object
+    """),
 )
 PROCESSES = Table(
     "processes",
@@ -460,6 +522,40 @@ FINDINGS = Table(
     closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
     """),
 )
+_FRAME = """
+    process     text  the process
+    rank        i32   rank in a distributed job
+    thread      text  the thread's name
+    depth       i32   0 is where the thread is now, 1 its caller, and so on
+    func        text  the function
+    file        text  its file
+    lineno      i32   the line it is at
+    frame_type  text  Python or Native
+    ip          i64   address of a native frame, where known
+"""
+BACKTRACE = Table(
+    "backtrace",
+    33,
+    Source.LIVE,
+    "frame of a main thread",
+    "Where the main thread of each live process is: captured by the SELECT itself. Empty when nothing is alive.",
+    _columns(_FRAME),
+    schema="python",
+)
+STACKS = Table(
+    "stacks",
+    34,
+    Source.CATALOGUE,
+    "frame of a captured stack",
+    "All threads of the live processes, captured by the SELECT itself, and stacks that were kept when a run hung.",
+    (
+        *_columns("""
+    t_ns        i64   when it was captured
+    reason      text  why: now, or what was wrong when it was kept
+        """),
+        *_columns(_FRAME),
+    ),
+)
 CLIENT_ROUNDS = Table(
     "client_rounds",
     31,
@@ -501,10 +597,12 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        CLIENT_REPORTS, FINDINGS, TORCH_TRACE, COMPRESSION,
+        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        COMPRESSION,
     )
 }  # fmt: skip
 
 RECORDED: dict[int, Table] = {
     table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }
+SAMPLED: dict[int, Table] = {number: table for number, table in RECORDED.items() if table.source is Source.DRAINER}

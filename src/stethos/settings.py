@@ -18,6 +18,7 @@ from stethos.errors import UsageError
 Preset = Literal["light", "standard", "deep"]
 DEFAULT_OVERHEAD: Mapping[Preset, float] = {"light": 0.01, "standard": 0.01, "deep": 0.05}
 DEFAULT_LIMIT_BYTES = 4 << 30
+DEFAULT_HANG_S, DEFAULT_HANG_TIMES = 30.0, 30.0
 
 SITE_DIR = Path(__file__).resolve().parent / "_site"
 _PREFIX = "STETHOS_"
@@ -36,6 +37,10 @@ class Settings:
     scratch: Path | None = None
     is_main: bool = False
     strict: bool = False
+    hang_after_s: float = DEFAULT_HANG_S
+    hang_times: float = DEFAULT_HANG_TIMES
+    agent: bool = True
+    evaluation: bool | None = None  # None: allowed, but not in a federated client
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -43,6 +48,8 @@ class Settings:
         environment[_PREFIX + "PRESET"] = self.preset
         environment[_PREFIX + "OVERHEAD"] = repr(self.overhead)
         environment[_PREFIX + "LIMIT_BYTES"] = str(self.limit_bytes)
+        environment[_PREFIX + "HANG_AFTER"] = repr(self.hang_after_s)
+        environment[_PREFIX + "HANG_TIMES"] = repr(self.hang_times)
         if self.scratch is not None:
             environment[_PREFIX + "SCRATCH"] = str(self.scratch)
 
@@ -60,7 +67,18 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
+        hang_after_s=hang_after_s(),
+        hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
+        agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
+        evaluation=_evaluation_allowed(),
     )
+
+
+def _evaluation_allowed() -> bool | None:
+    """Whether others may run code in this process: `STETHOS_EVAL` says, and Python's own word against it counts."""
+    if os.environ.get("PYTHON_DISABLE_REMOTE_DEBUG") or "disable-remote-debug" in sys._xoptions:
+        return False
+    return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
 
 
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:
@@ -133,6 +151,36 @@ def cache_dir() -> Path:
     """Where data that can be fetched again are kept."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
+
+
+def hang_after_s() -> float:
+    """When a training counts as hung: `STETHOS_HANG_AFTER`, which `stethos run --hang-after` sets."""
+    try:
+        return float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S))
+    except ValueError:
+        return DEFAULT_HANG_S
+
+
+def config_dir() -> Path:
+    """Where what a user has to keep is kept: the keys of a gateway."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "stethos"
+
+
+def token_file() -> Path | None:
+    """The file with the token for gateways, unless `--token-file` says otherwise."""
+    named = os.environ.get(_PREFIX + "TOKEN_FILE")
+    return Path(named) if named else None
+
+
+def asked_by() -> str:
+    """For whom this command asks: a gateway says so, for the audit; empty for the user himself."""
+    return os.environ.get(_PREFIX + "ASKED_BY", "")
+
+
+def gateway_environment(who: str, directory: Path) -> dict[str, str]:
+    """The environment in which a gateway runs a command for somebody else."""
+    return {**clean_environment(), _PREFIX + "ASKED_BY": who, _PREFIX + "DIR": str(directory)}
 
 
 def rank_and_world() -> tuple[int | None, int | None]:

@@ -36,7 +36,12 @@ BELOW: dict[str, frozenset[str]] = {
     ),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
-LAZILY = {("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose")}
+LAZILY = {
+    ("observe.api", "store"),
+    ("federate.federation", "store"),
+    ("federate.round", "diagnose"),
+    ("store.run", "export"),
+}
 
 # The trainer loads these before torch: nothing but the standard library.
 PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")
@@ -102,7 +107,7 @@ def test_imports_point_down() -> None:
 
 def test_torch_is_imported_where_it_may_be() -> None:
     found = {module.split(".")[0] for module, imported, _, _ in all_imports() if imported.split(".")[0] == "torch"}
-    assert found == {"observe", "federate", "lab"}
+    assert found == {"observe", "federate", "lab", "live"}
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -18,7 +18,7 @@ from typing import Any
 
 from stethos.errors import CommandNotFoundError
 from stethos.record.layout import HEADER_BYTES, Word
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_json
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, read_json, start_ticks, write_json
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.settings import Settings, child_environment, default_runs_dir
@@ -40,11 +40,13 @@ def say(text: str) -> None:
 class Launch:
     """One execution of the program; `place` is None when nothing is recorded."""
 
-    def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool) -> None:
+    def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool, alerts: Path | None = None) -> None:
         self._place = place
+        self._alerts = alerts
         self._settings = settings
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
         self._facts: dict[str, Any] = {}
+        self._told: set[tuple[object, bool]] = set()
 
     def execute(self, command: list[str], is_python: bool) -> int:
         """Run the command to its end; die of the same signal if it died of one."""
@@ -54,6 +56,7 @@ class Launch:
             self._keep_drainer()
             environment = child_environment(self._settings, mark_main=is_python)
             self._say(f"recording to {_shown(self._place.path)}")
+            self._start_alerts()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _RELAYED | {signal.SIGCHLD})
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit status with it
         try:
@@ -70,6 +73,17 @@ class Launch:
         if code < 0:
             _die_of(-code)
         return code if code >= 0 else 128 - code
+
+    def _start_alerts(self) -> None:
+        """A process of its own looks at the run until it has ended, and outlives us by the last messages."""
+        if self._place is None or self._alerts is None:
+            return
+        words = [sys.executable, "-m", "stethos.cli.main", "alert", "watch", str(self._alerts.absolute())]
+        with contextlib.suppress(OSError):
+            subprocess.Popen(
+                [*words, "--target", str(self._place.path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
 
     def _enrol(self, command: list[str]) -> None:
         """Tell the drainer that the run goes on as long as this process does."""
@@ -101,6 +115,7 @@ class Launch:
                 return code
             if information is None:
                 self._keep_drainer()
+                self._tell_hangs()
             elif information.si_signo != signal.SIGCHLD and information.si_code <= 0:
                 child.send_signal(information.si_signo)
 
@@ -108,6 +123,20 @@ class Launch:
         if self._place is not None and self._place.exists():
             with contextlib.suppress(OSError):  # the directory is full or read-only; the program goes on
                 ensure_drainer(self._place)
+
+    def _tell_hangs(self) -> None:
+        """Say what the watchdog has found since the last time."""
+        if self._place is None:
+            return
+        told = read_json(self._place.path / f"hang-{host_key()}.json").get("hangs")
+        for hang in told if isinstance(told, list) else ():
+            number, is_over = hang.get("hang"), bool(hang.get("is_over"))
+            if (number, is_over) in self._told or hang.get("t_ns", 0) < self._facts["started_ns"]:
+                continue
+            self._told |= {(number, is_over), (number, False)}
+            self._say(f"hang {number} is over: the training goes on" if is_over else f"hang {number}: {hang['title']}")
+            if not is_over:
+                self._say(f"next: {hang['next_step']}")
 
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""

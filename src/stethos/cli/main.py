@@ -3,10 +3,12 @@
     stethos run train.py            record a training, its code unchanged
     stethos diagnose                say what is wrong with it
     stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
+    stethos backtrace               see where a running one is
+    stethos eval "model"            look inside it, or change it
 
-A TARGET is a run's name, its directory, or the pid of one of its processes. Without one a command
-takes the newest live run, else the newest run. It stands anywhere: `stethos -t TARGET doctor`,
-`stethos doctor -t TARGET` or `stethos TARGET doctor`.
+A TARGET is a run's name, its directory, or the pid of one of its processes; RUN/rank:3 is one rank of a
+run and RUN/all every one. Without one a command takes the newest live run, else the newest run. It stands
+anywhere: `stethos -t TARGET doctor`, `stethos doctor -t TARGET` or `stethos TARGET doctor`.
 """
 
 from __future__ import annotations
@@ -35,11 +37,28 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "collectives": "stethos.cli.collectives",
     "export": "stethos.cli.export",
+    "flame": "stethos.cli.flame",
+    "top": "stethos.cli.top",
+    "alert": "stethos.cli.alert",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
+    "backtrace": "stethos.cli.backtrace",
+    "eval": "stethos.cli.evaluate",
+    "repl": "stethos.cli.repl",
+    "lr": "stethos.cli.lr",
+    "clip": "stethos.cli.clip",
+    "gc": "stethos.cli.gc",
+    "checkpoint": "stethos.cli.checkpoint",
+    "inspect": "stethos.cli.inspect",
+    "attach": "stethos.cli.attach",
+    "detach": "stethos.cli.detach",
+    "sync": "stethos.cli.sync",
+    "gateway": "stethos.cli.gateway",
 }
 
+_OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -74,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     target, words = take_target(words)
+    if words and words[0].startswith("--token-file"):  # between target and command, as in the docs
+        size = 1 if "=" in words[0] else 2
+        words = [*words[size : size + 1], *words[:size], *words[size + 1 :]]
     if not words or words[0] in ("-h", "--help", "help"):
         return _help(words[1:])
     if words[0] in ("-V", "--version"):
@@ -86,6 +108,10 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise _unknown(name)
+    if name not in _OWN_WORDS:
+        answered = _ask_gateway(name, target, rest)
+        if answered is not None:
+            return answered
     command = import_module(COMMANDS[name])
     parsed = parser_of(name, command).parse_args(rest)
     if target is not None:
@@ -94,6 +120,25 @@ def _dispatch(words: list[str]) -> int:
         parsed.target = parsed.target or target
     status: int = command.run(parsed)
     return status
+
+
+def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
+    """The exit status of a command whose target lies behind a gateway; None if it does not."""
+    if target is None:
+        place = next((place for place, word in enumerate(rest) if word.split("=")[0] in ("-t", "--target")), None)
+        if place is not None:
+            target, after = take_target(rest[place:])
+            rest = [*rest[:place], *after]
+    if target is None or ":" not in target:
+        return None
+    from stethos.cli.remote import run_remote, take_token_file
+    from stethos.live.target import gateway_of
+
+    address, inner = gateway_of(target)
+    if address is None:
+        return None
+    token, rest = take_token_file(rest)
+    return run_remote(address, inner, name, rest, token)
 
 
 def take_target(words: list[str]) -> tuple[str | None, list[str]]:

@@ -15,7 +15,9 @@ import argparse
 import contextlib
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stethos.cli.launch import Launch, say
 from stethos.errors import CommandNotFoundError, RecordingError, RunNotFoundError, UsageError
@@ -41,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overhead", help="share of the training time for samples (default: 1%%, deep 5%%)")
     parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
+    parser.add_argument("--hang-after", metavar="S", type=float, help="seconds without any progress after which a training counts as hung; 0: never (default: 30, or `at_least_s` of `hang` in stethos.toml)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
@@ -59,17 +63,40 @@ def run(arguments: argparse.Namespace) -> int:
         limit_bytes=parse_bytes(arguments.max_size),
         scratch=arguments.scratch.absolute() if arguments.scratch else None,
     )
+    settings = _with_hang_limits(settings, arguments.hang_after)
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
     if arguments.name and place.exists() and shared is None:
         raise UsageError(f"run {place.name} exists", hint=f"add to it with --resume {place.name}, or choose a new name")
+    if arguments.alerts is not None:
+        from stethos.act.alert_rule import read_alerts
+
+        read_alerts(arguments.alerts)  # a mistake in it is better known now
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
     try:
-        return Launch(place if is_recording else None, settings, quiet=arguments.quiet).execute(command, is_python)
+        launch = Launch(place if is_recording else None, settings, quiet=arguments.quiet, alerts=arguments.alerts)
+        return launch.execute(command, is_python)
     except CommandNotFoundError:
         _remove(new_paths)
         raise
+
+
+def _with_hang_limits(settings: Settings, after_s: float | None) -> Settings:
+    """When a training counts as hung: by the command line, else by `stethos.toml`."""
+    from stethos.diagnose.configuration import FILE, find_configuration
+
+    if after_s is not None and not 0 <= after_s < 1e9:
+        raise UsageError(f"--hang-after {after_s:g}", hint="a number of seconds; 0 switches the watchdog off")
+    found: dict[str, Any] = {}
+    if any((place / FILE).is_file() for place in (Path.cwd(), *Path.cwd().parents)):
+        thresholds = find_configuration().thresholds
+        found = {**thresholds.get("SYS016", {}), **thresholds.get("hang", {})}
+    return replace(
+        settings,
+        hang_after_s=float(found.get("at_least_s", settings.hang_after_s) if after_s is None else after_s),
+        hang_times=float(found.get("times", settings.hang_times)),
+    )
 
 
 def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:

@@ -47,6 +47,7 @@ from stethos.diagnose.system.communication_failure import CommunicationFailure
 from stethos.diagnose.system.data_loader_stall import DataLoaderStall
 from stethos.diagnose.system.dropout import ClientDropout
 from stethos.diagnose.system.failure import ClientFailure
+from stethos.diagnose.system.hang import Hang
 from stethos.diagnose.system.low_utilisation import LowUtilisation
 from stethos.diagnose.system.memory_growth import MemoryGrowth
 from stethos.diagnose.system.out_of_memory_risk import OutOfMemoryRisk
@@ -73,7 +74,7 @@ DETECTORS: dict[str, type[Detector]] = {
         # system
         Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
         DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,
-        RowLoss,
+        RowLoss, Hang,
         # performance
         ComputeBound, CommunicationBound, AggregationBound, CriticalClient, SmallBatches, LaunchBound, UnevenRanks,
     )

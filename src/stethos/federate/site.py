@@ -136,18 +136,28 @@ class Site:
     # The turn --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Site:
+        session = boot.current_session()
+        if session is not None and self._side == "client":
+            session.is_federated_client = True  # whose owner decides who may run code in it, see `live`
         self._stack.enter_context(self.invitation.marked(self._tally))
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
         self._stack.enter_context(self._span)
         self._start_rss = _resident_bytes()
+        self._mark(is_open=True)
         self._start_ns = time.monotonic_ns()
         return self
+
+    def _mark(self, *, is_open: bool) -> None:
+        session = boot.current_session()
+        if session is not None:
+            session.guard.run("client_rounds", session.mark_turn, self.client, is_open=is_open)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         duration_ns = time.monotonic_ns() - self._start_ns
         session = boot.current_session()
+        self._mark(is_open=False)
         if error is not None:
             self.failed(error)
         if session is not None:

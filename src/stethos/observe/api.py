@@ -16,7 +16,15 @@ from stethos.observe.session import Session
 from stethos.observe.spans import Span
 from stethos.record.place import check_name, readable_name
 from stethos.record.provenance import commit_in_files
-from stethos.settings import DEFAULT_OVERHEAD, Preset, Settings, default_runs_dir, from_environment, parse_preset
+from stethos.settings import (
+    DEFAULT_OVERHEAD,
+    Preset,
+    Settings,
+    default_runs_dir,
+    from_environment,
+    hang_after_s,
+    parse_preset,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +90,8 @@ def watch(
     if recording is None:
         settings = from_environment()
         if settings.run_dir is None:
-            settings = replace(_new_run(name, dir, parse_preset(preset), overhead), strict=settings.strict)
+            chosen = _new_run(name, dir, parse_preset(preset), overhead)
+            settings = replace(chosen, strict=settings.strict, agent=settings.agent, evaluation=settings.evaluation)
         recording = attempt(boot.begin, settings)
         if recording is None:
             sys.stderr.write("stethos: not recording: the observer could not be started\n")
@@ -108,6 +117,7 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
         run_dir=(base / check_name(name or readable_name())).absolute(),
         preset=preset,
         overhead=DEFAULT_OVERHEAD[preset] if overhead is None else overhead,
+        hang_after_s=hang_after_s(),
     )
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COMPANIONS: dict[str, tuple[str, str]] = {
     "nvflare.client.cell.api": ("stethos.adapters.nvflare.script", "watch_module"),
 }
+# What answers live questions once a session records: the module and the function that starts it.
+AGENT = ("stethos.live.agent", "start_agent")
 # Processes of torch's and Ray's own that never train.
 _HELPERS = (
     "torch/_inductor/compile_worker",
@@ -51,6 +53,8 @@ class Recording:
         guard = self.session.guard
         guard.run("traceback", lambda: EndWatch(self.session).install())
         guard.run("logs", lambda: LogWatch(self.session).install())
+        if self.session.settings.agent:
+            self.session.on_open.append(_start_agent)
         if self.session.settings.is_main:
             guard.run("open", self.session.open)
         torch = sys.modules.get("torch")
@@ -91,6 +95,11 @@ class Recording:
             if finder in sys.meta_path:
                 sys.meta_path.remove(finder)
         self.session.close()
+
+
+def _start_agent(session: Session) -> None:
+    module, function = AGENT
+    getattr(import_module(module), function)(session)
 
 
 class _Current:

@@ -27,6 +27,8 @@ from stethos.observe.epoch import note_begin, note_end
 from stethos.observe.stepwatch import StepWatch
 from stethos.schema import NULL_F64
 
+_LONG_NS = 1_000_000_000  # after the time for housekeeping: steps have become rare
+
 
 def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
     """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data ends an epoch."""
@@ -49,8 +51,12 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
                 iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
+                if now > iteration.house_ns + _LONG_NS:
+                    watch.beat()
                 first = batch[0] if type(batch) is list else batch
                 iteration.batch_samples = first.size(0) if type(first) is Tensor else watch.samples_in(batch)
+            elif watch.is_active:  # an evaluation: let it be seen from outside that it goes on
+                watch.beat()
         except IndexError:  # a batch of nothing, or of a scalar
             iteration.batch_samples = watch.samples_in(batch)
         except Exception as error:
@@ -171,6 +177,8 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 iteration.closure_backwards = 0
             elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
+            if watch.errand is not None:
+                watch.errand(optimizer)
             iteration.optimizer_start_ns = clock()
         except Exception as error:
             failed("steps", error)

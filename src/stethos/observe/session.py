@@ -78,6 +78,9 @@ class Session:
         self.git_commit: str | None = None
         self.steps = 0
         self.why_closed = ""
+        self.is_federated_client = False
+        self.agent: object | None = None  # what answers live questions, see `live`
+        self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
@@ -132,6 +135,8 @@ class Session:
         self.guard.run("multiprocessing", self._end_with_multiprocessing)
         self._register(directory)
         self.guard.run("drainer", ensure_drainer, run)
+        for action in self.on_open:
+            self.guard.run("agent", action, self)
 
     def _make_ring(self, directory: Path, ticks: int | None) -> Ring:
         """The ring and `process.json`, in this order: a process is there when it can be drained."""
@@ -274,6 +279,14 @@ class Session:
             notes = json.dumps({"error": error[:2000], "traceback": trace[-LARGEST_TEXT // 4 :]}, ensure_ascii=False)
             self.put_frame(TABLE_END, b"", b"", (notes,), rows=0)
             self.ring.close(State.FAILED)
+
+    def mark_turn(self, client: str, *, is_open: bool) -> None:
+        """A federated client's turn begins or ends: so that it can be seen from outside whom a process waits for."""
+        ring = self.open()
+        if ring is not None:
+            number = self.name_id(client)
+            if is_open or ring.word(Word.CLIENT) == number:
+                ring.set_word(Word.CLIENT, number if is_open else 0)
 
     def look_after_drainer(self) -> None:
         """Start the drainer again if the ring fills up because it died; called on sampled steps."""

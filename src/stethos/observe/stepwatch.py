@@ -81,6 +81,7 @@ class StepWatch:
         self.names = names
         self.local = Iterations()
         self.is_active = False
+        self.errand: Callable[[torch.optim.Optimizer], object] | None = None  # for the next step's beginning, once
         self.on_off: Callable[[], object] = lambda: None
         shares = {"norm": 1.0} if session.settings.preset == "light" else {"norm": 0.3, "layers": 0.45, "modules": 0.25}
         self.budget = Budget(session.settings.overhead, shares)
@@ -228,6 +229,11 @@ class StepWatch:
         self.local.after_fork()
         self.tracer.stop()
 
+    def beat(self) -> None:
+        """A batch was handed out while no step is made: show that the process is at work."""
+        if self.ring is not None:
+            self.ring.set_word(Word.BATCHES, self.ring.word(Word.BATCHES) + 1)
+
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
         """Every few milliseconds: account for what observing cost and decide what to sample next."""
         began_ns = monotonic_ns()
@@ -307,6 +313,10 @@ class StepWatch:
         iteration.owner = identity
         iteration.watched = watched
         return watched
+
+    def seen(self) -> list[Watched]:
+        """Every optimizer that is still there, in order of first use; for the agent."""
+        return sorted(self._watched.values(), key=lambda watched: watched.number)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> Watched:
         """Get to know an optimizer at its first step."""

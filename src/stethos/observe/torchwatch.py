@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stethos.observe.collectives import CollectiveWatch
 from stethos.observe.hotpath import step_begins_callback, step_ended_callback, wrap_backward, wrap_next_batch
 from stethos.observe.layer_name import LayerNames
 from stethos.observe.session import Session
@@ -31,6 +32,7 @@ class TorchWatch:
         self.session = session
         self.names = LayerNames()
         self.steps = StepWatch(session, self.names)
+        self.collectives = CollectiveWatch(session)
         self._undo: list[Callable[[], object]] = []
         self._is_active = False
 
@@ -55,6 +57,7 @@ class TorchWatch:
         self._replace(torch.amp.GradScaler, "scale", self._scale)
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
         self._replace(torch, "compile", self._compile)
+        self.session.guard.run("collectives", self.collectives.install)
         if "torch._dynamo" in sys.modules:
             self.session.guard.run("dynamo", hide_from_dynamo)
         self.session.on_fork.append(steps.after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ from stethos.record.provenance import plain_facts
 from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, Bytes, SegmentWriter, encode_block, scan
 from stethos.record.tap import Frame, Tap
 from stethos.redact import redact
-from stethos.schema import HOST, RECORDED, Kind
+from stethos.schema import HOST, NULL_F64, RECORDED, SAMPLED, Kind, Table
 
 SEGMENT_BYTES = 16 << 20
 _NEW_MANIFEST: dict[str, Any] = {
@@ -49,8 +49,7 @@ class Collector:
         self.names: list[str] = list(self.manifest["names"])
         self.written: int = self.manifest["rows"]
         self.host_rows: int = self.manifest["host_rows"]
-        self._host: list[dict[str, float]] = []
-        self._host_times: list[int] = []
+        self._samples: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
         self._with_schema: set[int] = set()
         self._names_array: pa.Array | None = None
         self._has_gap = False
@@ -89,7 +88,7 @@ class Collector:
             if block.flags & FLAG_NAMES:
                 first, names = json.loads(bytes(block.payload))
                 self._learn_names({first + index: name for index, name in enumerate(names) if name is not None})
-            if block.is_batch and block.table == HOST.number:
+            if block.is_batch and block.table in SAMPLED:
                 self.host_rows += block.rows
             readable += block.rows
             self.written = max(self.written, block.rows_before + block.rows)
@@ -102,31 +101,31 @@ class Collector:
 
     # Draining --------------------------------------------------------------------------------
 
-    def add_host_sample(self, t_ns: int, sample: dict[str, float]) -> None:
-        self._host.append(sample)
-        self._host_times.append(t_ns)
+    def add_sample(self, t_ns: int, sample: Mapping[str, Any], table: Table = HOST) -> None:
+        """A row of a table that is sampled from outside the process; a column that it lacks is NULL."""
+        self._samples.setdefault(table.number, []).append((t_ns, sample))
 
     @property
     def has_samples(self) -> bool:
-        return bool(self._host)
+        return bool(self._samples)
 
     def drain(self) -> int:
         """Store every complete row of the ring; return how many."""
         slots = self.tap.read_slots()  # before the frames, which define the names slots use
         frames, frames_read = self.tap.read_frames()
         slots_read = self.tap.slots_tail + len(slots)
-        if frames_read == self.tap.frames_tail and not len(slots) and not self._host:
+        if frames_read == self.tap.frames_tail and not len(slots) and not self._samples:
             return 0
         new_names = {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
         self._learn_names(new_names)
         self._take_notes(frames)  # first: done twice it does no harm
         known = self._known_names()
         batches = {**slot_batches(slots, known), **frame_batches(frames, known)}
-        if self._host:
-            batches[HOST.number] = self._host_batch()
+        for table, samples in self._samples.items():
+            batches[table] = _sample_batch(SAMPLED[table], samples)
         rows = self._write_group(batches, new_names, slots_read, frames_read)
-        self.host_rows += len(self._host)
-        self._host, self._host_times = [], []
+        self.host_rows += sum(map(len, self._samples.values()))
+        self._samples = {}
         self.tap.advance(slots_read, frames_read, self.written)
         return rows
 
@@ -161,13 +160,6 @@ class Collector:
         self.written = written
         self._with_schema.update(new_schemas)
         return stored
-
-    def _host_batch(self) -> pa.RecordBatch:
-        columns = [number_array(np.array(self._host_times, np.int64), Kind.I64)]
-        for column in HOST.columns:
-            values = np.array([sample[column.name] for sample in self._host], dtype=np.float64)
-            columns.append(number_array(values, column.kind))
-        return pa.RecordBatch.from_arrays(columns, schema=segment_schema(HOST))
 
     def _learn_names(self, names: dict[int, str]) -> None:
         for number, name in names.items():
@@ -298,6 +290,18 @@ def _stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> lis
         for block in blocks
     ]
     return blocks[: max((index + 1 for index, stored in enumerate(is_stored) if stored), default=0)]
+
+
+def _sample_batch(table: Table, samples: Sequence[tuple[int, Mapping[str, Any]]]) -> pa.RecordBatch:
+    columns = [number_array(np.array([t_ns for t_ns, _ in samples], np.int64), Kind.I64)]
+    for column in table.columns:
+        values = [sample.get(column.name) for _, sample in samples]
+        if column.kind in (Kind.NAME, Kind.TEXT):
+            columns.append(text_array([None if value is None else redact(str(value)) for value in values]))
+        else:
+            numbers = [NULL_F64 if value is None else float(value) for value in values]
+            columns.append(number_array(np.array(numbers, dtype=np.float64), column.kind))
+    return pa.RecordBatch.from_arrays(columns, schema=segment_schema(table))
 
 
 def counters_of(tap: Tap) -> dict[str, Any]:

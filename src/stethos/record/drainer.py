@@ -56,6 +56,7 @@ class Drainer:
         self._sampler = HostSampler()
         self._guard = Guard(self._note_failure)
         self._next_drain = self._next_sync = 0.0
+        self.watchers: list[Callable[[float], object]] = []  # called at every visit
 
     def serve(self) -> None:
         """Work until the run has ended."""
@@ -110,6 +111,8 @@ class Drainer:
                 self._released.add(name)  # at the next visit: a thread may be writing its last row
         if is_sync_due:
             self._guard.run("size limit", self._careful, self._keep_limit)
+        for watcher in self.watchers:
+            self._guard.run("watchdog", watcher, now)
         return bool(self.collectors) or self._has_launcher()
 
     def _is_orphaned(self) -> bool:
@@ -248,7 +251,7 @@ class Drainer:
         for collector in self.collectors.values():
             sample = self._guard.run("host", self._sampler.sample, collector.facts["pid"])
             if sample is not None:
-                collector.add_host_sample(time.time_ns(), sample)
+                collector.add_sample(time.time_ns(), sample)
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""
@@ -278,14 +281,16 @@ class Drainer:
         self.is_stopping = True
 
 
-def main() -> None:
-    """`python -c '... main()' RUN`: drain a run until it ends."""
+def main(watchdog: Callable[[Drainer], Callable[[float], object]] | None = None) -> None:
+    """`python -c '... main()' RUN`: drain a run until it ends, with a watchdog that is let look at every visit."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who started us may have blocked some
     os.nice(5)
     drainer = Drainer(RunPlace(Path(sys.argv[1])))
     signal.signal(signal.SIGTERM, drainer.stop)
+    if watchdog is not None:
+        drainer.watchers.append(watchdog(drainer))
     while (lock := _patient_lock(drainer)) is not None:
         drainer.lock = lock
         drainer.serve()

@@ -56,7 +56,10 @@ class Word(IntEnum):
     WRITTEN_ROWS = 11  # *
     HOLES = 12  # no longer written: a hole is a gap in the row numbers of the segment
     RELEASED = 13  # no row comes any more, though the process may live on
+    BATCHES = 14  # batches handed out while no step was made: an evaluation goes on
+    CLIENT = 15  # name of the federated client whose turn is open; 0 for none
     DROPPED = 32
+    GROUPS = 64  # what the process groups do, see `board`
 
 
 class Drop(IntEnum):

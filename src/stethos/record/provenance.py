@@ -28,6 +28,7 @@ def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: 
         "limit_bytes": settings.limit_bytes,
         "preset": settings.preset,
         "overhead": settings.overhead,
+        "hang": {"at_least_s": settings.hang_after_s, "times": settings.hang_times},
     }
 
 

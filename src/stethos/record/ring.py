@@ -255,10 +255,10 @@ class Ring:
         """Count rows that were produced but not written."""
         self._words[Word.DROPPED + reason] += rows
 
-    def set_word(self, word: Word, value: int) -> None:
+    def set_word(self, word: int, value: int) -> None:
         self._words[word] = value
 
-    def word(self, word: Word) -> int:
+    def word(self, word: int) -> int:
         return self._words[word]
 
     def dropped(self) -> dict[str, int]:

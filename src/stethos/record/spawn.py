@@ -16,7 +16,10 @@ from stethos.settings import clean_environment, drainer_python
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _WHOLE_FILE = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.drainer import main; main()"
+_START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.drainer import main; "
+    "from stethos.live.watchdog import Watchdog; main(lambda drainer: Watchdog(drainer).visit)"
+)
 
 
 def take_lock(path: Path) -> int | None:

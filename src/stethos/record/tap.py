@@ -102,7 +102,7 @@ class Tap:
     def state(self) -> State:
         return State(self._words[Word.STATE])
 
-    def word(self, word: Word) -> int:
+    def word(self, word: int) -> int:
         return self._words[word]
 
     def dropped(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stethos.schema import HOST
+from stethos.schema import SAMPLED
 from stethos.store.header import Counters, RingHeader
 from stethos.store.openseg import OpenSegment
 
@@ -84,7 +84,7 @@ def _waiting(manifest: dict[str, Any], ring: RingHeader, segment: OpenSegment, w
     if not ring.has_waiting:
         return 0
     counters = ring.counters
-    host_rows: int = manifest.get("host_rows", 0) + segment.rows_by_table.get(HOST.number, 0)
+    host_rows: int = manifest.get("host_rows", 0) + sum(segment.rows_by_table.get(number, 0) for number in SAMPLED)
     slots = counters.slots + ring.waiting_slots - counters.unpackable
     return max(0, slots + counters.frame_rows + host_rows - counters.holes - written)
 

@@ -12,6 +12,7 @@ from stethos.record.layout import State
 from stethos.record.place import RunPlace
 from stethos.record.spawn import ensure_drainer
 from stethos.schema import (
+    BACKTRACE,
     CLIENT_REPORTS,
     CLIENT_ROUNDS,
     FINDINGS,
@@ -19,10 +20,12 @@ from stethos.schema import (
     PROCESSES,
     RECORDED,
     RUNS,
+    STACKS,
     TABLES,
     TORCH_TRACE,
     Table,
 )
+from stethos.store.captures import count_stacks, read_stacks
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
 from stethos.store.findings import count_findings, read_findings
@@ -34,9 +37,11 @@ from stethos.store.statement import tables_named, with_sources
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from stethos.export.plot import Plots
     from stethos.store.engine import Engine, Rows
 
 Result = TypeVar("Result")
+MAIN_THREAD = "MainThread"
 _COLLECT_S = 2.0
 _POLL_S = 0.02
 _ATTEMPTS = 3
@@ -62,6 +67,7 @@ class Run:
         self.examiner = Examiner()
         self._engine: Engine | None = None
         self._loaded: dict[str, object] = {}
+        self.capture: Callable[[], list[Row]] = list  # the stacks of its live processes now, as rows of `stacks`
         self._refresh()
         self._collect_rest()
 
@@ -118,6 +124,28 @@ class Run:
 
         return self._attempt(Engine.rows, query, limit_rows, timeout_s)
 
+    def rows_by_rank(
+        self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
+    ) -> Rows:
+        """As `rows`, with rank and host: of all ranks, or of one. See `store.ranks`."""
+        from stethos.store.ranks import Member, rows_of_ranks
+
+        self._refresh()
+        members: list[Member] = [
+            (reader.name, reader.rank, str(reader.facts.get("host") or ""))
+            for reader in self._readers.values()
+            if reader.rank is not None and (rank is None or reader.rank == rank)
+        ]
+        if not members:
+            members = [(reader.name, None, str(reader.facts.get("host") or "")) for reader in self._readers.values()]
+        members.sort(key=lambda member: (member[1] or 0, member[0]))
+
+        def ask(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
+            self._load(named | {PROCESSES.name})
+            return rows_of_ranks(engine, sql, named, members, is_single=rank is not None, **limits)
+
+        return self._attempt(ask, query, limit_rows, timeout_s)
+
     def batches(self, table: Table) -> pa.RecordBatchReader:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
         self._refresh()
@@ -163,6 +191,13 @@ class Run:
             self._engine = Engine(self._place.path)
         return self._engine
 
+    @property
+    def plot(self) -> Plots:
+        """Figures for notebooks and papers: `run.plot.rounds()`, `.clients()`, `.layers()`, `.waterfall()`."""
+        from stethos.export.plot import Plots
+
+        return Plots(self)
+
     # Totals ------------------------------------------------------------------------------------------
 
     def tables(self) -> dict[str, int]:
@@ -174,6 +209,7 @@ class Run:
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
         rows[FINDINGS.name] = count_findings(self._place.path)
+        rows[STACKS.name] = count_stacks(self._place.path)
         for table in TABLES.values():
             if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
                 rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
@@ -274,11 +310,21 @@ class Run:
                 self._load_recorded(engine, table)
         if FINDINGS.name in named:
             engine.fill(FINDINGS, read_findings(self._place.path))
+        if named & {BACKTRACE.qualified_name, STACKS.name}:
+            self._load_stacks(engine, named)
         if named & {PROCESSES.name, RUNS.name}:
             processes, _ = self._process_rows()
             engine.fill(PROCESSES, processes)
             stored = sum(row["rows_stored"] for row in processes)
             engine.fill(RUNS, [run_row(self._place, processes, stored)])
+
+    def _load_stacks(self, engine: Engine, named: set[str]) -> None:
+        """Look at the live processes, once for both tables."""
+        captured = self.capture()
+        if BACKTRACE.qualified_name in named:
+            engine.fill(BACKTRACE, [row for row in captured if row["thread"] == MAIN_THREAD])
+        if STACKS.name in named:
+            engine.fill(STACKS, [*read_stacks(self._place.path), *captured])
 
     def _load_recorded(self, engine: Engine, table: Table) -> None:
         checked = [(file, self.examiner.is_whole(file)) for file in self._sealed_of({table.name})]

@@ -1,0 +1,44 @@
+"""Begin to observe a Python process that was not started with us.
+
+    stethos attach 4711
+    stethos detach 4711
+
+From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer let us
+in by themselves; for older versions install the injector: pip install "stethos[attach]". If that is not allowed,
+the message says which permission is missing and how to grant it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stethos.cli.text import clean
+from stethos.record.place import check_name, readable_name
+from stethos.settings import DEFAULT_OVERHEAD, default_runs_dir, parse_preset
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", type=int, metavar="PID", help="the process")
+    parser.add_argument("--dir", type=Path, help="directory for runs (default: ./runs)")
+    parser.add_argument("--name", help="name of the run (default: a readable unique one)")
+    parser.add_argument("--preset", default="standard", help="light, standard or deep (default: standard)")
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from stethos.live.attach import attach
+
+    preset = parse_preset(arguments.preset)
+    base = arguments.dir if arguments.dir is not None else default_runs_dir()
+    run_dir = (base / check_name(arguments.name or readable_name())).absolute()
+    process, rung = attach(arguments.pid, run_dir, preset, DEFAULT_OVERHEAD[preset])
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json({"pid": process.pid, "run": process.run, "path": str(process.run_dir), "by": rung})
+    elif rung == "agent":
+        print(f"process {process.pid} is observed already, in {clean(str(process.run_dir))}")
+    else:
+        print(f"recording process {process.pid} to {clean(str(process.run_dir))} (by {rung})")
+    return 0

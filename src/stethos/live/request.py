@@ -1,0 +1,71 @@
+"""One request as an operation sees it."""
+
+from __future__ import annotations
+
+import select
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stethos.errors import UsageError
+from stethos.live.boundary import Boundary
+from stethos.observe.boot import Recording
+from stethos.observe.session import Session
+
+if TYPE_CHECKING:
+    from stethos.live.steer import Steering
+    from stethos.observe.stepwatch import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked, by whom, of which recording; `kept` lives as long as the connection."""
+
+    content: dict[str, Any]
+    recording: Recording
+    boundary: Boundary
+    steering: Steering
+    connection: socket.socket | None
+    pid: int
+    uid: int
+    kept: dict[str, Any]
+
+    @property
+    def op(self) -> str:
+        return str(self.content.get("op"))
+
+    @property
+    def session(self) -> Session:
+        return self.recording.session
+
+    @property
+    def who(self) -> str:
+        """Whom a gateway asks for; empty for a local user."""
+        return str(self.content.get("who") or "")[:200]
+
+    def watched(self) -> list[Watched]:
+        """Every optimizer that has been seen and is still there."""
+        watch = self.recording.torch_watch
+        return [one for one in watch.steps.seen() if one.optimizer() is not None] if watch is not None else []
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.content.get(name, default)
+        if not isinstance(value, str):
+            raise UsageError(f"{self.op}: {name} is not a text")
+        return value
+
+    def seconds(self, name: str, default: float, most: float = 3600.0) -> float:
+        value = self.content.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise UsageError(f"{self.op}: {name} is not a number of seconds up to {most:g}: {value!r}")
+        return float(value)
+
+    def has_hung_up(self) -> bool:
+        """Whether nobody waits for the reply any more."""
+        if self.connection is None:
+            return False
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True

@@ -1,0 +1,174 @@
+"""Why a process stands still, read from its stacks and from what the kernel says about its threads."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stethos.live.stack import Frame, ThreadStack
+
+Cause = Literal["missing-rank", "mismatch", "data-loader", "lock", "disk", "client", "gil", "busy", "unknown"]
+
+_LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib/python3|^<|^\?")
+_LOADER = re.compile(r"torch/utils/data/")
+_LOCKS = re.compile(r"(^|/)(threading|queue|multiprocessing/(synchronize|queues|managers)|concurrent/futures/\w+)\.py$")
+_LOCK_WORDS = re.compile(r"\bacquire\b|\bwith\b.*lock|\block\b|\.join\(|\.wait\(|\.get\(|\.result\(", re.IGNORECASE)
+_FEDERATED = re.compile(r"/(flwr|nvflare)/")
+_BUSY = 0.3  # of a core
+
+# Numbers of system calls on x86-64 and, where they differ, on arm64.
+_CALLS = {
+    "x86_64": {0: "read", 1: "write", 17: "read", 18: "write", 19: "read", 20: "write", 74: "sync", 75: "sync",
+               257: "open", 2: "open", 202: "futex", 230: "sleep", 35: "sleep", 7: "poll", 23: "poll", 270: "poll",
+               271: "poll", 232: "poll", 281: "poll", 45: "receive", 47: "receive", 44: "send", 46: "send",
+               61: "wait for a child", 247: "wait for a child", 42: "connect", 43: "accept", 288: "accept"},
+    "aarch64": {63: "read", 64: "write", 67: "read", 68: "write", 82: "sync", 83: "sync", 56: "open", 98: "futex",
+                115: "sleep", 101: "sleep", 72: "poll", 73: "poll", 22: "poll", 207: "receive", 212: "receive",
+                206: "send", 211: "send", 260: "wait for a child", 95: "wait for a child", 203: "connect",
+                202: "accept"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a thread does in the kernel: its state, the system call, and what that is about."""
+
+    state: str = "?"
+    call: str = ""
+    about: str = ""
+
+    @property
+    def is_on_disk(self) -> bool:
+        is_file = self.about.startswith("/") and not self.about.startswith(("/dev/", "/proc/"))
+        return self.state == "D" or (self.call in ("read", "write", "sync", "open") and is_file)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One process, looked at twice: its stacks, and what its training thread did meanwhile."""
+
+    threads: tuple[ThreadStack, ...]
+    later: tuple[ThreadStack, ...]
+    wait: Wait = Wait()
+    cpu_share: float = 0.0
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether its training went on between the two looks."""
+        before, after = training_thread(self.threads), training_thread(self.later)
+        return before is None or after is None or before.frames != after.frames
+
+    @property
+    def is_at_prompt(self) -> bool:
+        """Whether it waits for somebody at the keyboard: a debugger's prompt, a question."""
+        return self.wait.call in ("read", "poll") and self.wait.about.startswith(("/dev/pts/", "/dev/tty"))
+
+    @property
+    def is_busy(self) -> bool:
+        return self.cpu_share >= _BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why one process stands still: a cause, the place, and a sentence without its subject."""
+
+    cause: Cause
+    place: str
+    words: str
+
+
+def training_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
+    """The thread that trains: the main one, unless that only waits for another one that has torch on its stack."""
+    main = next((one for one in threads if one.is_main), threads[0] if threads else None)
+    if main is None or not main.frames or any(_is_torch(frame) for frame in main.frames):
+        return main
+    if _LOCKS.search(main.frames[0].file):
+        return next((one for one in threads if any(_is_torch(frame) for frame in one.frames)), main)
+    return main
+
+
+def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
+    """The cause for one process. `client` is a federated client whose turn is open, `workers` where those of its
+    data loader stand."""
+    thread = training_thread(look.later) or training_thread(look.threads)
+    if thread is None:
+        return Verdict("unknown", "?", "stands still; its stack cannot be read")
+    place = place_of(thread)
+    holder = next((one for one in look.later if one.has_gil), None)
+    if look.is_busy:
+        return Verdict("busy", place, f"has been busy in {place} all the time")
+    if look.wait.state in ("T", "t"):
+        return Verdict("unknown", place, f"was stopped by a signal or a debugger, in {place}")
+    if look.wait.is_on_disk:
+        about = f" ({look.wait.call} of {look.wait.about})" if look.wait.about else ""
+        return Verdict("disk", place, f"waits for the disk in {place}{about}")
+    loader = [frame for frame in thread.frames if _LOADER.search(frame.file)]
+    if loader:
+        where = f"; its workers: {', '.join(dict.fromkeys(workers))}" if workers else ""
+        return Verdict("data-loader", place, f"waits for its data loader in {place}{where}")
+    if holder is not None and holder.frames:
+        held = place_of(holder)
+        name = "" if holder.is_main else f" of thread {holder.thread}"
+        return Verdict("gil", held, f"stands in C code{name} that holds the GIL, called by {held}")
+    if client or any(_FEDERATED.search(frame.file) for frame in thread.frames):
+        whom = f"client {client}" if client else "its clients"
+        return Verdict("client", place, f"waits for {whom}, in {place}")
+    if _is_at_lock(thread, look.wait):
+        return Verdict("lock", place, f"waits for a lock or another thread in {place}")
+    if look.wait.call == "sleep":
+        return Verdict("unknown", place, f"sleeps in {place}")
+    doing = f" ({look.wait.call}{' of ' + look.wait.about if look.wait.about else ''})" if look.wait.call else ""
+    return Verdict("unknown", place, f"stands in {place}{doing}")
+
+
+def place_of(thread: ThreadStack) -> str:
+    """The innermost frame of the program itself, else the innermost of all: `function (file.py:12)`."""
+    if not thread.frames:
+        return "?"
+    own = next((frame for frame in thread.frames if not _is_library(frame)), thread.frames[0])
+    return f"{own.func} ({os.path.basename(own.file)}:{own.lineno})"
+
+
+def wait_of(pid: int, thread: int | None) -> Wait:
+    """What a thread waits for, as far as the kernel tells this user."""
+    task = Path(f"/proc/{pid}/task/{thread or pid}")
+    try:
+        state = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return Wait()
+    try:
+        words = (task / "syscall").read_text(encoding="ascii").split()
+    except OSError:
+        return Wait(state)
+    if len(words) < 2 or not words[0].isdigit():
+        return Wait(state)
+    call = _CALLS.get(os.uname().machine, {}).get(int(words[0]), f"system call {words[0]}")
+    about = ""
+    if call in ("read", "write", "sync", "receive", "send"):
+        try:
+            about = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+        except OSError:
+            about = ""
+    return Wait(state, call, about)
+
+
+def _is_at_lock(thread: ThreadStack, wait: Wait) -> bool:
+    """In Python's own lock code, or in C on a futex at a line that names a lock."""
+    innermost = thread.frames[0]
+    if _LOCKS.search(innermost.file):
+        return True
+    line = linecache.getline(innermost.file, innermost.lineno)
+    return wait.call in ("futex", "") and bool(_LOCK_WORDS.search(line))
+
+
+def _is_torch(frame: Frame) -> bool:
+    return "/torch/" in frame.file
+
+
+def _is_library(frame: Frame) -> bool:
+    return frame.is_native or bool(_LIBRARY.search(frame.file))

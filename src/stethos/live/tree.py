@@ -1,0 +1,112 @@
+"""The stacks of many ranks as one tree: who is where, and who is somewhere else than the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stethos.live.stack import Frame, ThreadStack
+from stethos.live.stuck import training_thread
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A frame and the processes that stand in it; the outermost is the root, which has none."""
+
+    frame: Frame | None
+    members: list[str] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+
+    def child(self, frame: Frame) -> Node:
+        for node in self.children:
+            if node.frame == frame:
+                return node
+        self.children.append(Node(frame))
+        return self.children[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        place = {} if self.frame is None else {"func": self.frame.func, "file": self.frame.file, "lineno": self.frame.lineno}  # fmt: skip  # noqa: E501
+        return {**place, "members": self.members, "children": [node.as_dict() for node in self.children]}
+
+
+def merge(stacks: Mapping[str, Sequence[ThreadStack]]) -> Node:
+    """One tree of the training threads, by the processes' names."""
+    root = Node(None)
+    for name, threads in stacks.items():
+        thread = training_thread(threads)
+        node = root
+        node.members.append(name)
+        for frame in reversed(thread.frames if thread is not None else ()):
+            node = node.child(frame)
+            node.members.append(name)
+    return root
+
+
+def odd_ones(root: Node) -> dict[str, str]:
+    """Processes that have left the way of most at the first fork, and where they stand; nobody if there is no most."""
+    node = root
+    while len(node.children) == 1 and len(node.children[0].members) == len(node.members):
+        node = node.children[0]
+    branches = sorted(node.children, key=lambda branch: -len(branch.members))
+    ended = [name for name in node.members if not any(name in branch.members for branch in branches)]
+    most = max([len(branch.members) for branch in branches] + [len(ended)], default=0)
+    if 2 * most <= len(node.members):
+        return {}
+    odd = {name: _place(branch) for branch in branches if len(branch.members) < most for name in branch.members}
+    if len(ended) < most:
+        odd |= dict.fromkeys(ended, place_text(node.frame))
+    return odd
+
+
+def tree_lines(root: Node, title: str = "rank") -> list[str]:
+    """The tree as text: outermost frame first, a step to the right where ways part."""
+    lines: list[str] = []
+    _draw(root, "", "", title, lines)
+    return lines
+
+
+def _draw(node: Node, first: str, indent: str, title: str, lines: list[str]) -> None:
+    prefix, is_named = first, False
+    while True:
+        if node.frame is not None:
+            whose = "" if is_named else f"  [{members_text(node.members, title)}]"
+            lines.append(f"{prefix}{place_text(node.frame)}{whose}")
+            prefix, is_named = indent, True
+        if len(node.children) != 1 or len(node.children[0].members) != len(node.members):
+            break
+        node = node.children[0]
+    branches = sorted(node.children, key=lambda branch: -len(branch.members))
+    for place, branch in enumerate(branches):
+        is_last = place == len(branches) - 1
+        _draw(branch, indent + ("└ " if is_last else "├ "), indent + ("  " if is_last else "│ "), title, lines)
+
+
+def place_text(frame: Frame | None) -> str:
+    return "?" if frame is None else f"{frame.func} ({os.path.basename(frame.file)}:{frame.lineno})"
+
+
+def members_text(members: Sequence[str], title: str = "rank") -> str:
+    """`ranks 0-3, 5`, or the names themselves."""
+    if not all(member.isdigit() for member in members):
+        return ", ".join(members)
+    numbers = sorted(map(int, members))
+    parts: list[str] = []
+    start = previous = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        parts.append(str(start) if start == previous else f"{start}-{previous}")
+        if number is not None:
+            start = previous = number
+    return f"{title}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+
+
+def _place(node: Node) -> str:
+    """Where a branch ends, as long as it does not fork."""
+    while len(node.children) == 1:
+        node = node.children[0]
+    return place_text(node.frame)
