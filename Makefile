@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo traindemo test check docs bench faultbench provebench trainbench clean
+.PHONY: help demo traindemo test check docs bench faultbench provebench trainbench profilebench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -57,6 +57,9 @@ provebench: .venv/.installed  ## prove, blame and correct in federations with kn
 
 trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
 	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)
+
+profilebench: .venv/.installed  ## plant bottlenecks and count which the profile names; PROFILEBENCH=--quick is short
+	@$(RUN) -m benchmarks.profilebench $(PROFILEBENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

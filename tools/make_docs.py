@@ -121,6 +121,7 @@ FAMILIES = {
     "NUM": "Numbers",
     "CON": "Convergence",
     "SYS": "Machines, links, processes, and the recording",
+    "PRF": "Performance",
 }
 
 

@@ -337,6 +337,22 @@ UPDATES = Table(
     """),
     is_bulk=True,
 )
+COMPRESSION = Table(
+    "compression",
+    17,
+    Source.FRAME,
+    "measured update x layer x method, and one with layer NULL for the whole update",
+    "What updates would become if they were sent smaller, measured on some real ones where "
+    "`federation(measure_compression=True)` asks for it.",
+    _columns("""
+    federation  name  name of the federation
+    layer       name  name in the state dict; NULL: all weights together
+    method      name  fp16, int8, top-1% or rank-4
+    raw_bytes   i64   bytes as they are
+    bytes       i64   bytes this way
+    error       f64   2-norm of what is lost, relative to that of the update; NULL for one that changes nothing
+    """),
+)
 AUDIT = Table(
     "audit",
     16,
@@ -670,7 +686,7 @@ TABLES: dict[str, Table] = {
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
         HOST, GPU, COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE,
-        STACKS,
+        STACKS, COMPRESSION,
     )
 }  # fmt: skip
 

@@ -25,6 +25,8 @@ sys.meta_path.insert(0, NoTorch())
 """
 READING = {
     "diagnose": ["diagnose"],
+    "profile": ["profile"],
+    "compare": ["compare", "demo", "demo"],
     "ls": ["ls"],
     "tables": ["tables"],
     "query": ["query", "SELECT count(*) FROM steps, modules"],

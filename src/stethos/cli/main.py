@@ -29,6 +29,8 @@ from stethos.errors import StethosError, UsageError
 COMMANDS: dict[str, str] = {
     "run": "stethos.cli.run",
     "diagnose": "stethos.cli.diagnose",
+    "profile": "stethos.cli.profile",
+    "compare": "stethos.cli.compare",
     "ls": "stethos.cli.ls",
     "tables": "stethos.cli.tables",
     "query": "stethos.cli.query",

@@ -26,6 +26,7 @@ import numpy as np
 
 from stethos.errors import StethosError, UsageError
 from stethos.federate.carry import CARRIER
+from stethos.federate.compression import Compressor
 from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
 from stethos.federate.history import History
@@ -66,6 +67,7 @@ def federation(
     correct: str = "off",
     capture: CaptureMode | None = None,
     capture_bytes: int | None = None,
+    measure_compression: bool = False,
 ) -> Federation:
     """Record a federated training; a context manager.
 
@@ -74,7 +76,8 @@ def federation(
     how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
     `watch`, `run` being the run's name. `read_everything` reads every element of large layers
     instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
-    made from the global model are recorded (`updates.response`). The progress bar shows on terminals
+    made from the global model are recorded (`updates.response`). `measure_compression` measures on one update a
+    round what smaller ones would save and lose (`compression`). The progress bar shows on terminals
     unless `progress` says otherwise. `correct` is "off", "dry-run" or "on": what `Round.corrected` and
     `Round.aggregate` do about updates that are not what they should be. `capture` keeps
     models bit by bit, for `stethos replay`: "rounds" the global ones, "all" also every update, "suspects" those of
@@ -90,6 +93,7 @@ def federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
         correct=correct, read_everything=read_everything, respond_to=respond_to, capture=mode,
         capture_bytes=capture_bytes, config=config,
+        measure_compression=measure_compression,
     )  # fmt: skip
 
 
@@ -102,6 +106,7 @@ class Federation:
         correct: str = "off",
         capture: CaptureMode | None = None, capture_bytes: int | None = None,
         config: Mapping[str, Any] | None = None,
+        measure_compression: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.clients = clients
@@ -116,6 +121,7 @@ class Federation:
         self._open: Round | None = None
         self._is_open = True
         self.registered: dict[str, Callable[..., Any]] = {}
+        self.compressor = Compressor(name) if measure_compression else None
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)

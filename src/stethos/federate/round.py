@@ -206,6 +206,10 @@ class Round:
                 one = replace(one, response=responder.response(update.state, base, plan.structure))
         with self._lock:
             self._prints.append(one)
+        compressor, session = self._federation.compressor, self._federation.session
+        if compressor is not None and session is not None:
+            with self._lock:
+                compressor.measure(session, plan.structure, update.client, update.state, is_delta=update.is_delta)
 
     def odd_layers(self, client: object) -> list[tuple[str, int, int]]:
         """Layers of a client's last update that hold NaN or infinite elements, with the number of each."""
@@ -341,6 +345,9 @@ class Round:
         self._base = self._federation.base_row(state)
         if self._federation.responder is not None and state is not None:
             self._federation.responder.prepare(state)
+        if self._federation.compressor is not None:
+            plan = self._federation.plan
+            self._federation.compressor.begin(self.number, state, None if plan is None else plan.structure)
 
     def _write(self, duration_ms: float) -> None:
         session, plan = self._federation.session, self._federation.plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def federate(
         "data": task.name, "clients": clients, "rounds": rounds, "split": str(split), "strategy": str(strategy),
         "model": model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__),
         "participation": participation, "local_epochs": local_epochs, "batch": batch, "lr": lr,
-        "optimizer": optimizer, "engine": engine, "seed": seed,
+        "optimizer": optimizer, "engine": engine, "seed": seed, "timing": asdict(timing),
     }  # fmt: skip
     worker = engine_of(engine, processes, made.parts)
     with (

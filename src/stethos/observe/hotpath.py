@@ -23,6 +23,7 @@ import torch
 
 from stethos.clock import monotonic_ns
 from stethos.observe.context import turn
+from stethos.observe.epoch import note_begin, note_end
 from stethos.observe.late_row import Mark
 from stethos.observe.stepwatch import StepWatch
 from stethos.schema import NULL_F64
@@ -31,15 +32,23 @@ _LONG_NS = 1_000_000_000  # after the time for housekeeping: steps have become r
 
 
 def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data never does."""
+    """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data ends an epoch."""
     clock, local, failed, Tensor = monotonic_ns, watch.local, watch.failed, torch.Tensor
+    session = watch.session
     is_training, ident, home = torch.is_grad_enabled, get_ident, watch.local.home
 
     def next_batch(iterator: Any) -> Any:
         start_ns = clock()
-        batch = original(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            if watch.is_active:
+                session.guard.run("epochs", note_end, session, iterator, clock())
+            raise
         try:
             if is_training() and watch.is_active:
+                if iterator._num_yielded == 1:
+                    note_begin(session, iterator, start_ns)
                 iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
