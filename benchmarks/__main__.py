@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from benchmarks import commands, federated, footprint, overhead, store, web
+from benchmarks import commands, federated, footprint, live, overhead, store, web
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.scale import FULL, QUICK, Scale
 
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[Scale, Path], list[Grid]]] = {
     "footprint": footprint.measure,
     "store": store.measure,
     "commands": commands.measure,
+    "live": live.measure,
     "federated": federated.measure,
     "web": web.measure,
 }

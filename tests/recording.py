@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -43,6 +44,13 @@ class Recording:
         recording = boot.current()
         assert recording is not None and recording.torch_watch is not None
         return recording.torch_watch.steps
+
+    @property
+    def collectives(self) -> Any:
+        """The watch of collectives, for tests of what it holds."""
+        recording = boot.current()
+        assert recording is not None and recording.torch_watch is not None
+        return recording.torch_watch.collectives
 
     def drain(self) -> None:
         """Store what is in the ring so far, as a drainer would."""
@@ -91,6 +99,8 @@ def touched() -> dict[str, object]:
         "GradScaler.scale": torch.amp.GradScaler.scale,
         "GradScaler.step": torch.amp.GradScaler.step,
         "torch.compile": torch.compile,
+        "ProcessGroup": dict(ProcessGroup.__dict__),
+        "Work": dict(Work.__dict__),
         "Logger.callHandlers": logging.Logger.callHandlers,
         "root handlers": list(logging.root.handlers),
         "sys.excepthook": sys.excepthook,

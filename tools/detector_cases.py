@@ -239,6 +239,23 @@ def turned() -> Window:
     return Window({"updates": frame_of(rows), "client_rounds": turns()})
 
 
+def deadlock() -> Window:
+    """Rank 1 sleeps, and rank 0 waits for it in an all-reduce."""
+    shared = {
+        "hang": 1, "cause": "missing-rank", "group": "world", "seq": 207, "op": "all_reduce", "members": "[0, 1]",
+        "missing": "[1]", "t_ns": T0_NS, "step": 100, "silent_s": 31.2, "limit_s": 30.0,
+    }  # fmt: skip
+    waits = "waits in all_reduce 207 of group world, in main (train.py:19)"
+    rows = [
+        {**shared, "role": "culprit", "process": "4712-1", "rank": 1, "place": "wait_for_file (train.py:23)",
+         "words": "sleeps in wait_for_file (train.py:23)", "detail": '{"pid": 4712}'},
+        {**shared, "role": "waiting", "process": "4711-1", "rank": 0, "place": "main (train.py:19)", "words": waits,
+         "detail": '{"pid": 4711}'},
+    ]  # fmt: skip
+    running = [{"process": row["process"], "state": "running"} for row in rows]
+    return Window({"hangs": frame_of(rows), "processes": frame_of(running)}, is_live=True)
+
+
 CASES: dict[str, Callable[[], Window]] = {
     "FED001": turned,
     "FED010": labels,
@@ -262,5 +279,6 @@ CASES: dict[str, Callable[[], Window]] = {
     "SYS013": crashed,
     "SYS014": lambda: host([2e9] * 90, cpu_share=0.08),
     "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
+    "SYS016": deadlock,
     **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
 }

@@ -64,6 +64,7 @@ def _table_section(table: Table) -> str:
         Source.DRAINER: "Sampled by the drainer, from outside the training process.",
         Source.CATALOGUE: "Put together from the run directory when it is asked for.",
         Source.VIEW: "A view of another table.",
+        Source.LIVE: "Never stored: the live processes are looked at when a query asks.",
     }[table.source]
     bulk = " Its oldest rows go first when a run reaches its size limit." if table.is_bulk else ""
     lines = [f"## {table.qualified_name}\n", f"One row per {table.per}. {table.doc} {origin}{bulk}\n"]
@@ -180,8 +181,15 @@ def _listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "nothing"
 
 
+# Words of commands that need a live training, a person or another machine.
+_ALIVE = frozenset({
+    "all", "attach", "backtrace", "checkpoint", "clip", "detach", "eval", "gateway", "gc", "inspect", "lr", "repl",
+    "sync",
+})  # fmt: skip
+
+
 def _prose(docstring: str) -> str:
-    """A docstring as Markdown; its indented commands become console blocks."""
+    """A docstring as Markdown; its indented commands become console blocks, which a test runs if it can."""
     lines: list[str] = []
     block: list[str] = []
     for line in [*docstring.strip().splitlines(), "end"]:
@@ -189,7 +197,8 @@ def _prose(docstring: str) -> str:
             block.append(_command_line(line.strip()))
             continue
         if block and line.strip():
-            lines += ["```console", *block, "```", ""]
+            kind = "text" if any(_ALIVE & set(command.split()) for command in block) else "console"
+            lines += [f"```{kind}", *block, "```", ""]
             block = []
         if not block:
             lines.append(line)

@@ -52,6 +52,7 @@ class Source(Enum):
     DRAINER = "samples taken from outside the training process"
     CATALOGUE = "the run directory itself"
     VIEW = "another table"
+    LIVE = "the live processes, looked at when a query asks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Table:
                 return (*PROCESS_COLUMNS, *CONTEXT_COLUMNS)
             case Source.DRAINER:
                 return (*PROCESS_COLUMNS, TIME_COLUMN)
-            case Source.CATALOGUE | Source.VIEW:
+            case Source.CATALOGUE | Source.VIEW | Source.LIVE:
                 return ()
 
     @property
@@ -392,31 +393,13 @@ COLLECTIVES = Table(
     """),
     is_bulk=True,
 )
-HANG_STACKS = Table(
-    "hang_stacks",
-    42,
-    Source.DRAINER,
-    "frame of a stack captured in a hang",
-    "Where every thread of the processes stood when the watchdog saw a hang; t_ns as in `hangs`.",
-    _columns("""
-    thread     text  name of the thread
-    thread_id  i64   its number in the operating system
-    main       bool  whether it is the main thread
-    gil        bool  whether it held the GIL
-    depth      i32   0 for the innermost frame
-    func       text  function
-    file       text  file
-    lineno     i32   line it was at
-    """),
-    is_bulk=True,
-)
 HANGS = Table(
     "hangs",
     43,
     Source.DRAINER,
     "process in a hang",
     "What the watchdog saw when a training made no step for long: one row per process that it looked at, with its "
-    "part in it. Its stack stands in `hang_stacks` under the same t_ns.",
+    "part in it. Their stacks stand in `stacks` under the reason `hang N`.",
     _columns("""
     hang          i64   number of the hang in this run, from 1
     role          text  culprit, waiting (for the culprit) or beside
@@ -537,7 +520,7 @@ _FRAME = """
 BACKTRACE = Table(
     "backtrace",
     33,
-    Source.CATALOGUE,
+    Source.LIVE,
     "frame of a main thread",
     "Where the main thread of each live process is: captured by the SELECT itself. Empty when nothing is alive.",
     _columns(_FRAME),
@@ -598,7 +581,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        COLLECTIVES, HANG_STACKS, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
     )
 }  # fmt: skip
 

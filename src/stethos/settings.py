@@ -67,7 +67,7 @@ def from_environment() -> Settings:
         scratch=Path(scratch) if scratch else None,
         is_main=os.environ.pop(_PREFIX + "MAIN", "") == "1",
         strict=os.environ.get(_PREFIX + "STRICT") == "1",
-        hang_after_s=float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S)),
+        hang_after_s=hang_after_s(),
         hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
         agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
         evaluation=_evaluation_allowed(),
@@ -151,6 +151,14 @@ def cache_dir() -> Path:
     """Where data that can be fetched again are kept."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
+
+
+def hang_after_s() -> float:
+    """When a training counts as hung: `STETHOS_HANG_AFTER`, which `stethos run --hang-after` sets."""
+    try:
+        return float(os.environ.get(_PREFIX + "HANG_AFTER", DEFAULT_HANG_S))
+    except ValueError:
+        return DEFAULT_HANG_S
 
 
 def config_dir() -> Path:

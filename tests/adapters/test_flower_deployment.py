@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from flower_runs import DEADLINE_S, Rows, deployment, recorded, said_so_far
+from perfetto_reader import trace_processor
 from processes import wait_until
+
+from stethos.export import perfetto
 
 WAITS = "round 1 waits: 1 of 2 clients connected"
 
@@ -71,3 +74,24 @@ def test_the_round_is_one_trace_across_processes(rows: Rows) -> None:
         FROM spans""")
     assert found == (1, 3, 2, 2)
     assert rows("SELECT what, reason FROM gaps") == []
+
+
+def test_the_round_is_one_perfetto_trace_across_processes(rows: Rows, tmp_path: Path) -> None:
+    written = perfetto.write(rows.run, tmp_path / "round.json.gz")
+    with trace_processor(tmp_path / "round.json.gz") as ask:
+        assert ask.complaints() == [] and ask("SELECT count(*) AS n FROM slice WHERE dur < 0") == [(0,)]
+        arrows = ask("""
+            SELECT whole.name AS origin, thread.name AS track, turn.ts >= whole.ts AS is_after,
+            turn.ts + turn.dur <= whole.ts + whole.dur AS is_before
+            FROM flow JOIN slice AS whole ON flow.slice_out = whole.id JOIN slice AS turn ON flow.slice_in = turn.id
+            JOIN thread_track ON turn.track_id = thread_track.id JOIN thread USING (utid)
+            WHERE whole.category = 'round' ORDER BY track""")
+        clients = sorted((rows.client(1), rows.client(2)))
+        assert arrows == [("round 1", f"client {client}", 1, 1) for client in clients]
+        inside = ask("""
+            SELECT process.name AS home, count(*) AS n, sum(step.ts >= training.ts AND step.ts <= training.ts
+            + training.dur) AS inside FROM slice AS step JOIN thread_track ON step.track_id = thread_track.id
+            JOIN thread USING (utid) JOIN process USING (upid) JOIN thread AS other USING (upid)
+            JOIN thread_track AS its ON other.utid = its.utid JOIN slice AS training ON training.track_id = its.id
+            WHERE step.category = 'step' AND training.name = 'local training' GROUP BY 1""")
+        assert [row[1:] for row in inside] == [(3, 3), (3, 3)] and written.notes == ()

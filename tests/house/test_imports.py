@@ -36,7 +36,12 @@ BELOW: dict[str, frozenset[str]] = {
     ),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
-LAZILY = {("observe.api", "store"), ("federate.federation", "store"), ("federate.round", "diagnose")}
+LAZILY = {
+    ("observe.api", "store"),
+    ("federate.federation", "store"),
+    ("federate.round", "diagnose"),
+    ("store.run", "export"),
+}
 
 # The trainer loads these before torch: nothing but the standard library.
 PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")

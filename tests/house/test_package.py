@@ -18,7 +18,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.startswith(f"stethos-{stethos.__version__}-")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"stethos/_site/sitecustomize.py", "stethos/py.typed", "stethos/cli/main.py"} <= set(names)
+    assert {
+        "stethos/_site/sitecustomize.py",
+        "stethos/py.typed",
+        "stethos/cli/main.py",
+        "stethos/export/flame_page.html",
+    } <= set(names)
     assert {name.split("/")[0] for name in names} == {"stethos", f"stethos-{stethos.__version__}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "__pycache__" in name]

@@ -33,6 +33,8 @@ READING = {
     "compare-clients": ["compare-clients", "c1", "c2"],
     "collectives": ["collectives"],
     "export": ["export", "-o", "exported"],
+    "top": ["top", "--once"],
+    "alert": ["alert", "status"],
     "doctor": ["doctor", "--verify"],
     "rm": ["rm", "demo", "--yes", "--force"],
 }
@@ -49,7 +51,8 @@ def test_the_block_works(tmp_path: Path) -> None:
 
 
 # These need a process that trains; `inspect` needs a file.
-LIVE = {"backtrace", "eval", "repl", "lr", "clip", "gc", "checkpoint", "attach", "detach", "inspect", "sync", "gateway"}
+LIVE = {"backtrace", "eval", "repl", "lr", "clip", "gc", "checkpoint", "attach", "detach", "inspect", "sync", "gateway",
+        "flame"}  # fmt: skip
 
 
 def test_every_reading_command_is_tested_here() -> None:

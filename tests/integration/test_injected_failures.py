@@ -55,9 +55,18 @@ UNREACHED = {
     },
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
+    "only in a distributed job, see tests/observe/test_collectives.py": {
+        *(f"observe.collectives.CollectiveWatch.{name}" for name in (
+            "_begins", "_begun", "_waited", "_number_of", "_sweep", "_open", "_post_of", "_write", "_start", "_watch",
+            "look", "_take_flights", "_land", "_write_flight",
+        )),
+        *(f"observe.collectives.{name}" for name in ("name_of", "shown_name", "members_of", "_bytes_in")),
+        *(f"observe.flight.{name}" for name in ("last_flights", "flights", "_flight", "_size_of", "_recorder")),
+    },
+    "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
-        "observe.spans.ids_in", "observe.spans.traceparent",
+        "observe.spans.ids_in", "observe.spans.traceparent", "observe.session.Session.mark_turn",
     },
 }  # fmt: skip
 # Called by readers, by the launcher or by the drainer; not on the side of the training.
@@ -129,6 +138,7 @@ def test_ctrl_c_comes_out_of_every_function(outcomes: list[dict[str, Any]]) -> N
     assert silent <= {
         "observe.session.Session._after_fork", "observe.stepwatch.StepWatch.after_fork",
         "observe.stepwatch.StepWatch._forget", "record.ring.Ring.release",
+        "observe.collectives.CollectiveWatch.after_fork",
     }  # fmt: skip
 
 

@@ -47,6 +47,7 @@ class Net(nn.Module):
 
 
 FORKED = (
+    "observe.collectives.CollectiveWatch.after_fork",
     "observe.session",
     "observe.stepwatch",
     "observe.tracer",

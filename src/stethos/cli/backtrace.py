@@ -6,6 +6,11 @@
 The stacks are read from outside by py-spy, so a process that hangs, holds the GIL or sits in C is seen
 too, and is not disturbed. Any Python process will do, also one that is not observed. --native adds the
 frames of C and C++, for which the process is paused a little longer.
+
+    stethos all backtrace
+
+Of several ranks the stacks are merged into one tree: who is where, and who is somewhere else than the others.
+--full shows every thread of every rank instead.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from stethos.live.stack import Frame, ThreadStack, capture
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
+    from stethos.live.target import Target
 
 _LONGEST_LINE = 100
 
@@ -30,7 +36,8 @@ _LONGEST_LINE = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_live_target(parser)
     parser.add_argument("--native", action="store_true", help="show frames of C and C++ too")
-    parser.add_argument("--json", action="store_true", help="print one array of threads")
+    parser.add_argument("--full", action="store_true", help="of several processes every thread, not one tree")
+    parser.add_argument("--json", action="store_true", help="print one array of threads; with `all` an object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             trouble = error
             sys.stderr.write(clean(str(error), keep_lines=True) + "\n")
-    if arguments.json:
+    if target.wanted.is_all:
+        show_ranks(target, found, arguments)
+    elif arguments.json:
         from stethos.cli.jsontext import print_json
 
         print_json([_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks])
@@ -58,6 +67,34 @@ def run(arguments: argparse.Namespace) -> int:
         for pid, process, stacks in found:
             sys.stdout.write("\n".join(_lines(pid, process, stacks)) + "\n")
     return trouble.exit_code if trouble is not None else 0
+
+
+def show_ranks(
+    target: Target, found: list[tuple[int, LiveProcess | None, tuple[ThreadStack, ...]]], arguments: argparse.Namespace
+) -> None:
+    """The stacks of all ranks as one tree, who differs, and who is not there."""
+    from stethos.live.everyone import missing_ranks
+    from stethos.live.tree import merge, odd_ones, tree_lines
+
+    ranked = all(process is not None and process.rank is not None for _, process, _ in found)
+    named = {
+        str(process.rank) if ranked and process is not None else f"pid {pid}": stacks for pid, process, stacks in found
+    }
+    root, missing = merge(named), missing_ranks(target.run, target.processes)
+    odd = odd_ones(root)
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        threads = [_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks]
+        print_json({"tree": root.as_dict(), "differ": odd, "missing": missing, "threads": threads})
+        return
+    lines = tree_lines(root)
+    if arguments.full:
+        lines = [line for pid, process, stacks in found for line in _lines(pid, process, stacks)]
+    title = "rank " if ranked else ""
+    lines += [f"{title}{name} is somewhere else than most: {place}" for name, place in odd.items()]
+    lines += [f"rank {rank} is missing: it {why}" for rank, why in missing.items()]
+    sys.stdout.write("\n".join(clean(line) for line in lines) + "\n")
 
 
 def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...]) -> list[str]:
@@ -69,9 +106,10 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
     for stack in stacks:
         notes = [*(["has the GIL"] if stack.has_gil else []), *(["waits"] if stack.is_idle else [])]
         lines.append(f"{clean(stack.thread)}{' (' + ', '.join(notes) + ')' if notes else ''}")
-        places = [_place(frame) for frame in stack.frames]
+        frames = [frame for frame in stack.frames if not frame.file.startswith("<frozen importlib")]
+        places = [_place(frame) for frame in frames]
         width = min(60, max(map(len, places), default=0))
-        for place, frame in zip(places, stack.frames, strict=True):
+        for place, frame in zip(places, frames, strict=True):
             lines.append(f"  {place:{width}}  {clean(frame.func)}{_source(frame)}".rstrip())
     return [clean(line) for line in lines]
 

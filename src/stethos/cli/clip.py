@@ -4,7 +4,8 @@
     stethos clip off          leave them alone again
     stethos clip              is anything clipped?
 
-What the program clips itself it clips before. The change lasts as long as the process.
+What the program clips itself it clips before. All optimizers that have stepped so far are meant; the change lasts as
+long as the process, or until `stethos detach`.
 """
 
 from __future__ import annotations

@@ -10,18 +10,26 @@ the exit status is 1 if it raised. Each call is written to the table `audit` bef
 
 An assignment to a global of the program, or to a local of the training function, takes effect there.
 Names of loops and imports, and new names, belong to the code alone.
+
+    stethos all eval "trainer.current_step"
+
+With `all` it runs on every rank at the same step, as far as all of them make steps, and what came of each is shown.
+Only so can it call collectives: on one rank of many they are refused, because that rank would wait for ever.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stethos.cli.target import add_live_target, chosen_processes
 from stethos.cli.text import clean, count_text
-from stethos.errors import UsageError
+from stethos.errors import LiveError, StethosError, UsageError
 from stethos.live.ask import ask
+
+if TYPE_CHECKING:
+    from stethos.live.registry import LiveProcess
 
 WAIT_S = 5.0
 LIMIT_S = 10.0
@@ -44,19 +52,60 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     code = _code_of(arguments)
     processes = chosen_processes(arguments)
+    if len(processes) > 1:
+        return _run_on_all(processes, code, arguments)
     replies = []
     for process in processes:
         reply = ask(process, "eval", **request_for(arguments, code))
         replies.append({"pid": process.pid, "rank": process.rank, **reply})
         if not arguments.json:
-            if len(processes) > 1:
-                sys.stdout.write(f"{process.title}:\n")
             show_reply(reply)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 
-        print_json(replies if len(processes) > 1 else replies[0])
+        print_json(replies[0])
     return 1 if any(reply["error"] for reply in replies) else 0
+
+
+def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Namespace) -> int:
+    """On every rank at the same step; where one of them makes no steps, at once on each."""
+    from stethos.live.everyone import ask_all, meeting_step, missing_ranks
+    from stethos.live.sync import collectives_in
+    from stethos.record.place import RunPlace
+
+    step = None if arguments.now else meeting_step(processes)
+    missing = missing_ranks(RunPlace(processes[0].run_dir), processes)
+    called = collectives_in(code)
+    if called and (step is None or missing):
+        raise LiveError(
+            f"{called[0]} is not begun: not all ranks make steps, and those that do would wait for ever",
+            hint="see where they are: `stethos all backtrace`",
+        )
+    together = {} if step is None else {"at_step": step, "together": True}
+    request = request_for(arguments, code)
+    answers = ask_all(processes, "eval", **{**request, **together})
+    rows: list[dict[str, Any]] = []
+    for process, answer in zip(processes, answers, strict=True):
+        row: dict[str, Any] = {"pid": process.pid, "rank": process.rank, "host": process.host}
+        if isinstance(answer, StethosError):
+            rows.append({**row, "error": {"type": "Refused", "message": str(answer)}})
+        else:
+            rows.append({**row, **answer})
+        if not arguments.json:
+            at = "" if isinstance(answer, StethosError) else f" (step {count_text(answer.get('step'))})"
+            sys.stdout.write(f"{process.title}{at}:\n")
+            sys.stdout.flush()
+            if isinstance(answer, StethosError):
+                sys.stderr.write(clean(str(answer), keep_lines=True) + "\n")
+            else:
+                show_reply(answer)
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json(rows)
+    for rank, why in missing.items():
+        _say(f"rank {rank} is missing: it {why}")
+    return 1 if missing or any(row.get("error") for row in rows) else 0
 
 
 def request_for(arguments: argparse.Namespace, code: str) -> dict[str, Any]:
@@ -85,7 +134,7 @@ def show_reply(reply: dict[str, Any]) -> None:
         _say(note)
     error = reply["error"]
     if error:
-        if error["type"] in ("TimeLimit", "SystemExit", "Blocked"):
+        if error["type"] in ("TimeLimit", "SystemExit", "Blocked", "Interrupted"):
             _say(error["message"])
         sys.stderr.write(clean(error["traceback"], keep_lines=True))
 

@@ -1,116 +1,127 @@
-"""Write a run's tables as files, one per table.
+"""Write a run for other tools: its tables, a time line, traces, or numbers.
 
-    stethos export --to parquet -o DIR
+    stethos export --to parquet -o DIR            tables as files, also --to csv
+    stethos export --to perfetto -o run.json.gz   time line for ui.perfetto.dev
+    stethos export --to otlp -o http://localhost:4318
 
-Files that exist are kept unless --force is given. Damaged blocks are left out and counted.
+Files that exist are kept unless --force is given, and appear only when they are whole. Time lines and series of
+more than --limit rows of a table are thinned, and the command says so. Damaged blocks are left out and counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from stethos.cli.jsontext import print_json
+from stethos.cli.progress import progress_bar
 from stethos.cli.target import add_target, open_target
-from stethos.cli.text import bytes_text, clean, count_text
+from stethos.cli.text import bytes_text, clean, count_text, plural_text
 from stethos.errors import UsageError
-from stethos.schema import TABLES, Source, Table
+from stethos.export.formats import FORMATS
+from stethos.export.output import DEFAULT_LIMIT, Written
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from stethos.export.output import Advance
     from stethos.store.run import Run
-
-FORMATS = ("parquet", "csv")
-
-
-class _Writer(Protocol):
-    def write_batch(self, batch: pa.RecordBatch) -> None: ...
-    def close(self) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("--to", choices=FORMATS, default="parquet", help="the files' format (default: parquet)")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", required=True, help="where the files go")
+    listed = "; ".join(f"{name}: {format.what}" for name, format in FORMATS.items())
+    parser.add_argument(
+        "--to", choices=FORMATS, default="parquet", metavar="FORMAT", help=f"{listed} (default: parquet)"
+    )
+    parser.add_argument("-o", "--output", metavar="PLACE", required=True, help="the file, directory or address")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
+    parser.add_argument("--limit", type=int, default=DEFAULT_LIMIT, metavar="N", help=f"rows of each table on a time line or in a series (default: {DEFAULT_LIMIT:,})")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="NAME=VALUE", help="a header for an OTLP endpoint"
+    )
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    tables = [table for table in TABLES.values() if table.source is not Source.VIEW]
-    output: Path = arguments.output
-    paths = {table.name: output / f"{table.name}.{arguments.to}" for table in tables}
-    existing = [path for path in paths.values() if path.exists()]
-    if existing and not arguments.force:
-        raise UsageError(f"{existing[0]} exists", hint="choose another directory, or replace files with --force")
+    if arguments.limit < 1:
+        raise UsageError(f"--limit {arguments.limit} leaves nothing", hint="give 1 or more")
+    place: str = arguments.output
+    is_sent = arguments.to == "otlp" and "://" in place
+    if not is_sent and FORMATS[arguments.to].place != "uri":
+        _refuse_existing(Path(place), arguments.to, force=arguments.force)
     with open_target(arguments) as one:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            rows = _write_all(one, tables, paths, arguments.to)
-        except OSError as error:
-            raise UsageError(f"cannot write to {output}: {error.strerror or error}", hint="choose another directory with -o DIR") from None  # fmt: skip  # noqa: E501
+        rows = one.tables()
+        reads = FORMATS[arguments.to].reads or tuple(rows)
+        with progress_bar("rows", sum(rows.get(name, 0) for name in reads)) as advance:
+            try:
+                written = _send(one, arguments, advance) if is_sent else _write(one, arguments, advance)
+            except OSError as error:
+                raise UsageError(f"cannot write to {place}: {error.strerror or error}", hint="choose another place with -o PLACE") from None  # fmt: skip  # noqa: E501
         lost = one.summary()["rows_lost"]
-    size = sum(path.stat().st_size for path in paths.values())
-    print(f"{count_text(rows)} rows in {len(paths)} files, {bytes_text(size)}: {clean(str(output))}")
+    _say(written, arguments, is_sent=is_sent)
     if lost:
         sys.stderr.write(f"{count_text(lost)} rows of the run are lost; see `stethos doctor`\n")
     return 0
 
 
-def _write_all(one: Run, tables: list[Table], paths: dict[str, Path], to: str) -> int:
-    expected = one.tables()
-    done = 0
-    with _progress(sum(expected[table.name] for table in tables)) as advance:
-        for table in tables:
-            temporary = paths[table.name].with_name(f".{paths[table.name].name}.part")
-            try:
-                for count in _write_table(one, table, temporary, to):
-                    done += count
-                    advance(count)
-                os.replace(temporary, paths[table.name])
-            finally:
-                temporary.unlink(missing_ok=True)
-    return done
+def _refuse_existing(path: Path, to: str, *, force: bool) -> None:
+    from stethos.export.table_file import paths_in, tables_to_write
 
-
-def _write_table(one: Run, table: Table, path: Path, to: str) -> Iterator[int]:
-    batches = one.batches(table)
-    writer = _writer(path, batches.schema, to)
-    try:
-        for batch in batches:
-            writer.write_batch(batch)
-            yield batch.num_rows
-    finally:
-        writer.close()
-
-
-def _writer(path: Path, schema: pa.Schema, to: str) -> _Writer:
-    if to == "csv":
-        from pyarrow import csv
-
-        return csv.CSVWriter(str(path), schema)  # type: ignore[no-any-return]
-    from pyarrow import parquet
-
-    return parquet.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)  # type: ignore[no-any-return]
-
-
-class _Advance(Protocol):
-    def __call__(self, count: int) -> None: ...
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[_Advance]:
-    """A progress bar on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
+    if force:
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    paths = paths_in(path, to, tables_to_write()).values() if to in ("parquet", "csv") else [path]
+    existing = [one for one in paths if one.exists()]
+    if existing:
+        raise UsageError(f"{existing[0]} exists", hint="choose another place, or replace files with --force")
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("rows", total=total)
-        yield lambda count: progress.advance(task, count)
+
+def _write(one: Run, arguments: argparse.Namespace, advance: Advance) -> Written:
+    format = FORMATS[arguments.to]
+    if format.module is None:
+        from stethos.export import table_file
+
+        return table_file.write(one, Path(arguments.output), arguments.to, advance=advance)
+    place = arguments.output if format.place == "uri" else Path(arguments.output)
+    written: Written = import_module(format.module).write(one, place, limit=arguments.limit, advance=advance)
+    return written
+
+
+def _send(one: Run, arguments: argparse.Namespace, advance: Advance) -> Written:
+    from stethos.cli.otlp_post import endpoint_of, headers_of, post
+    from stethos.export.otlp import Traces, protobuf_of
+
+    endpoint, headers = endpoint_of(arguments.output), headers_of(arguments.header)
+    traces = Traces(one, arguments.limit)
+    for request in traces.requests(advance):
+        post(endpoint, protobuf_of(request), headers)
+    return Written(endpoint, {"spans": traces.spans}, tuple(traces.notes))
+
+
+def _say(written: Written, arguments: argparse.Namespace, *, is_sent: bool) -> None:
+    format = FORMATS[arguments.to]
+    size = None if is_sent or format.place == "uri" else _size_of(Path(arguments.output), arguments.to)
+    if arguments.json:
+        print_json({"format": arguments.to, "path": written.path, "size_bytes": size, "counts": dict(written.counts),
+                    "notes": list(written.notes), **written.details})  # fmt: skip
+        return
+    total = sum(written.counts.values())
+    if format.module is None:
+        said = f"{count_text(total)} rows in {len(written.counts)} files"
+    else:
+        said = ", ".join(_counted(kind, count) for kind, count in written.counts.items() if count) or "nothing"
+    sys.stdout.write(f"{said}{'' if size is None else ', ' + bytes_text(size)}: {clean(written.path)}\n")
+    for note in written.notes:
+        sys.stderr.write(f"{clean(note)}\n")
+
+
+def _counted(kind: str, count: int) -> str:
+    return f"{count_text(count)} {kind}" if kind.endswith("s") else plural_text(count, kind)
+
+
+def _size_of(path: Path, to: str) -> int:
+    if path.is_dir():
+        pattern = f"*.{to}" if to in ("parquet", "csv") else "**/*"
+        return sum(file.stat().st_size for file in path.glob(pattern) if file.is_file())
+    return path.stat().st_size if path.exists() else 0  # a run without numbers makes no event file

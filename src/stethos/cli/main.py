@@ -39,6 +39,9 @@ COMMANDS: dict[str, str] = {
     "demo": "stethos.cli.demo",
     "collectives": "stethos.cli.collectives",
     "export": "stethos.cli.export",
+    "flame": "stethos.cli.flame",
+    "top": "stethos.cli.top",
+    "alert": "stethos.cli.alert",
     "doctor": "stethos.cli.doctor",
     "rm": "stethos.cli.rm",
     "backtrace": "stethos.cli.backtrace",
@@ -51,8 +54,11 @@ COMMANDS: dict[str, str] = {
     "inspect": "stethos.cli.inspect",
     "attach": "stethos.cli.attach",
     "detach": "stethos.cli.detach",
+    "sync": "stethos.cli.sync",
+    "gateway": "stethos.cli.gateway",
 }
 
+_OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -87,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     target, words = take_target(words)
+    if words and words[0].startswith("--token-file"):  # between target and command, as in the docs
+        size = 1 if "=" in words[0] else 2
+        words = [*words[size : size + 1], *words[:size], *words[size + 1 :]]
     if not words or words[0] in ("-h", "--help", "help"):
         return _help(words[1:])
     if words[0] in ("-V", "--version"):
@@ -99,6 +108,10 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise _unknown(name)
+    if name not in _OWN_WORDS:
+        answered = _ask_gateway(name, target, rest)
+        if answered is not None:
+            return answered
     command = import_module(COMMANDS[name])
     parsed = parser_of(name, command).parse_args(rest)
     if target is not None:
@@ -107,6 +120,25 @@ def _dispatch(words: list[str]) -> int:
         parsed.target = parsed.target or target
     status: int = command.run(parsed)
     return status
+
+
+def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
+    """The exit status of a command whose target lies behind a gateway; None if it does not."""
+    if target is None:
+        place = next((place for place, word in enumerate(rest) if word.split("=")[0] in ("-t", "--target")), None)
+        if place is not None:
+            target, after = take_target(rest[place:])
+            rest = [*rest[:place], *after]
+    if target is None or ":" not in target:
+        return None
+    from stethos.cli.remote import run_remote, take_token_file
+    from stethos.live.target import gateway_of
+
+    address, inner = gateway_of(target)
+    if address is None:
+        return None
+    token, rest = take_token_file(rest)
+    return run_remote(address, inner, name, rest, token)
 
 
 def take_target(words: list[str]) -> tuple[str | None, list[str]]:

@@ -4,6 +4,11 @@
     stethos query - < question.sql
 
 The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and see nothing but the run.
+    stethos all query "SELECT max(step), avg(loss) FROM steps"
+
+With `all`, rank and host stand in front, and a query that does not say `rank` runs for each rank by itself. One that
+does runs over all ranks at once and can join them. A rank that has recorded nothing is named on stderr.
+
 NULL means not measured. In --json, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity",
 since JSON has no such numbers.
 """
@@ -19,9 +24,11 @@ from stethos.cli.grid import Heading, show_grid
 from stethos.cli.target import add_target, open_target
 from stethos.cli.text import clean
 from stethos.errors import UsageError
+from stethos.live.target import take_apart
 
 if TYPE_CHECKING:
     from stethos.store.engine import Rows
+    from stethos.store.run import Run
 
 _SHOWN_ROWS = 1_000
 _PRINTED_ROWS = 1_000_000
@@ -42,8 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     limit: int | None = arguments.limit
     if limit is None:
         limit = _PRINTED_ROWS if arguments.json or arguments.csv else _SHOWN_ROWS
+    wanted = take_apart(arguments.target)
+    missing: dict[int, str] = {}
     with open_target(arguments) as one:
-        result = one.rows(sql, limit_rows=limit or None, timeout_s=arguments.timeout)
+        if wanted.is_all or wanted.rank is not None:
+            result = one.rows_by_rank(sql, wanted.rank, limit_rows=limit or None, timeout_s=arguments.timeout)
+            missing = _missing_from(one) if wanted.is_all else {}
+        else:
+            result = one.rows(sql, limit_rows=limit or None, timeout_s=arguments.timeout)
     if arguments.json:
         from stethos.cli.jsontext import print_json_rows
 
@@ -55,7 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     if result.is_cut:
         sys.stdout.flush()
         sys.stderr.write(f"only the first {limit:,} rows are shown; --limit 0 shows all\n")
+    for rank, why in missing.items():
+        sys.stdout.flush()
+        sys.stderr.write(f"rank {rank} is missing: it {why}\n")
     return 0
+
+
+def _missing_from(one: Run) -> dict[int, str]:
+    """Ranks of the job that have recorded nothing, and those of a live run that are not alive any more."""
+    rows = [row for row in one.processes() if row["rank"] is not None]
+    size = max((int(row["world_size"] or 0) for row in rows), default=0)
+    states = {int(row["rank"]): str(row["state"]) for row in rows}
+    found = {rank: "has not joined the run" for rank in range(size) if rank not in states}
+    if "running" in states.values():
+        found |= {rank: f"is {state}; its rows are shown" for rank, state in states.items() if state != "running"}
+    return dict(sorted(found.items()))
 
 
 def _sql_of(arguments: argparse.Namespace) -> str:

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
     parser.add_argument("--hang-after", metavar="S", type=float, help="seconds without any progress after which a training counts as hung; 0: never (default: 30, or `at_least_s` of `hang` in stethos.toml)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
@@ -67,10 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
     if arguments.name and place.exists() and shared is None:
         raise UsageError(f"run {place.name} exists", hint=f"add to it with --resume {place.name}, or choose a new name")
+    if arguments.alerts is not None:
+        from stethos.act.alert_rule import read_alerts
+
+        read_alerts(arguments.alerts)  # a mistake in it is better known now
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
     try:
-        return Launch(place if is_recording else None, settings, quiet=arguments.quiet).execute(command, is_python)
+        launch = Launch(place if is_recording else None, settings, quiet=arguments.quiet, alerts=arguments.alerts)
+        return launch.execute(command, is_python)
     except CommandNotFoundError:
         _remove(new_paths)
         raise

@@ -66,7 +66,7 @@ def _detach(request: Request) -> dict[str, Any]:
     """Stop observing: torch gets its functions back, the recording ends, and this agent with it."""
     from stethos.live.attached import end_recording
 
-    left = end_recording(request.recording)
+    left = end_recording(request.recording, request.steering)
     return {"left": left, "steps": request.session.steps}
 
 
@@ -137,6 +137,9 @@ class Agent:
         self._connections = set()
         self._lock = threading.Lock()
         self.boundary = Boundary()
+        recording = boot.current()
+        if recording is not None and recording.torch_watch is not None:
+            recording.torch_watch.steps.errand = None  # what was left for its parent
 
     # The agent's threads ------------------------------------------------------------------------
 

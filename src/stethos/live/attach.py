@@ -133,11 +133,12 @@ def _hypno_closed(pid: int) -> str:
 
 def _hypno(pid: int, code: str) -> None:
     import hypno
+    import pyinjector
 
     try:
         hypno.inject_py(pid, code)
-    except hypno.CodeTooLongException as error:
-        raise RuntimeError(str(error)) from None
+    except (hypno.CodeTooLongException, pyinjector.PyInjectorError) as error:
+        raise RuntimeError(str(error).splitlines()[0]) from None
 
 
 RUNGS = (

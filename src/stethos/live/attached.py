@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from stethos.live.steer import Steering
 from stethos.observe import boot
 from stethos.observe.boot import Recording
 from stethos.settings import from_environment, parse_preset
@@ -39,8 +40,8 @@ def _begin(run_dir: str, preset: str, overhead: float, note: str) -> None:
         path.with_suffix(".part").replace(path)
 
 
-def end_recording(recording: Recording) -> list[str]:
-    """Stop and undo everything; what could not be undone is named."""
+def end_recording(recording: Recording, steering: Steering) -> list[str]:
+    """Stop and undo everything but what somebody set on purpose; what could not be undone is named."""
     left = []
     watch = recording.torch_watch
     if watch is not None:
@@ -49,6 +50,8 @@ def end_recording(recording: Recording) -> list[str]:
             watch.steps.on_off()
             left.append("an optimizer step has not ended: our callbacks stay in torch and do nothing")
             recording.session.on_close = [one for one in recording.session.on_close if one != watch.uninstall]
+        else:
+            steering.release()
     boot.end()
     return left
 

@@ -66,8 +66,10 @@ class Boundary:
                 watch.errand = None
             for task in tasks:
                 task.begun.set()
-        for task in tasks:
-            try:
+        try:
+            for task in tasks:
                 task.action(optimizer)
-            finally:
+                task.done.set()
+        finally:  # after a Ctrl-C nobody is to wait for what will not happen
+            for task in tasks:
                 task.done.set()

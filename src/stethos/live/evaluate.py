@@ -17,6 +17,7 @@ from typing import Any
 from stethos.errors import LiveError, UsageError
 from stethos.guard import outcome_of, text_of
 from stethos.live.boundary import Task
+from stethos.live.interrupt import FILE as INTERRUPT_FILE
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from
 from stethos.live.output import CATCHER, Caught
@@ -27,6 +28,7 @@ WAIT_S = 5.0
 LIMIT_S = 10.0
 _GRACE_S = 2.0
 _AGAIN_S = 0.2
+_PURSUE_S = 0.02
 _LONGEST_VALUE = 100_000
 _COUNT = itertools.count(1)
 
@@ -47,6 +49,7 @@ class Evaluation:
     step: int | None = None
     thread: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
+    task: Task | None = None
     stopper: Interruptible = field(default_factory=Interruptible)
 
     def parse(self) -> ast.Module:
@@ -119,9 +122,16 @@ class Evaluation:
 
 
 def outcome_text(error: BaseException, trace: Any) -> list[str]:
-    """A traceback that begins in the code; of an error whose own words fail, its type."""
-    lines = outcome_of(traceback.format_exception, type(error), error, trace, limit=-50)
+    """A traceback that begins in the code and does not end in ours; of an error whose own words fail, its type."""
+    lines = outcome_of(_formatted, error, trace)
     return lines if isinstance(lines, list) else [type(error).__name__]
+
+
+def _formatted(error: BaseException, trace: Any) -> list[str]:
+    if isinstance(error, TimeLimitError):
+        frames = [one for one in traceback.extract_tb(trace, limit=-50) if one.filename != INTERRUPT_FILE]
+        return ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    return traceback.format_exception(type(error), error, trace, limit=-50)
 
 
 def evaluate_code(request: Request) -> dict[str, Any]:
@@ -214,6 +224,7 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
 
         task = Task(act, at_step=at_step, steps=lambda: request.session.steps)
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
+            evaluation.task = task
             return "step", ""
         if request.has_hung_up():
             raise LiveError("given up before a step came")
@@ -233,11 +244,15 @@ def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
     """Wait for the code; after `limit_s` interrupt it, and if it does not even listen say where it is."""
     if evaluation.is_over.wait(limit_s):
         return
+    if evaluation.task is not None and evaluation.task.done.is_set():
+        evaluation.error = {"type": "Interrupted", "message": "the training was interrupted before it", "traceback": ""}
+        return
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline:
         evaluation.stopper.interrupt()
         if evaluation.is_over.wait(_AGAIN_S):
             return
+    threading.Thread(target=_pursue, args=(evaluation,), name="stethos-eval", daemon=True).start()
     frame = sys._current_frames().get(evaluation.thread)
     place = "".join(traceback.format_stack(frame, limit=1)).strip() if frame is not None else "unknown"
     evaluation.error = {
@@ -245,6 +260,12 @@ def _see_to_its_end(evaluation: Evaluation, limit_s: float) -> None:
         "message": f"it ran longer than {limit_s:g} s and cannot be interrupted: it waits in C, or catches everything",
         "traceback": f"it is here, and will be interrupted when it comes back to Python:\n  {place}\n",
     }
+
+
+def _pursue(evaluation: Evaluation) -> None:
+    """Interrupt code that catches everything until it ends, so that the training can go on."""
+    while not evaluation.is_over.wait(_PURSUE_S):
+        evaluation.stopper.interrupt()
 
 
 def _cut(text: str) -> str:

@@ -13,6 +13,8 @@ import signal
 import threading
 from types import FrameType
 
+FILE = __file__
+
 
 class TimeLimitError(BaseException):
     """Raised inside code that has run too long; no `except Exception` of that code catches it."""

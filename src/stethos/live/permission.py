@@ -37,7 +37,7 @@ def why_not_readable(pid: int) -> str:
 def owner_of(pid: int) -> int | None:
     """The effective uid of a process; None if there is none."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("Uid:"):
                 return int(line.split()[2])
     except OSError:
@@ -48,7 +48,7 @@ def owner_of(pid: int) -> int | None:
 def has_ptrace() -> bool:
     """Whether this process has CAP_SYS_PTRACE."""
     try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("CapEff:"):
                 return bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
     except OSError:
@@ -59,7 +59,7 @@ def has_ptrace() -> bool:
 def ptrace_scope() -> int | None:
     """Yama's setting; None where there is no Yama."""
     try:
-        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -30,6 +30,7 @@ class Pulse:
         self.last_sign = self.last_step = now
         self.longest_s = 0.0
         self.not_before = 0.0  # it was looked at, and moved: not again until then
+        self.is_hung = False  # a pause that was a hang is no measure for others
         self._signs: tuple[object, ...] | None = None
         self._steps = 0
         self._last_step_ns = 0
@@ -62,8 +63,10 @@ class Pulse:
         return max(usual_s, min(2 * self.longest_s, _MOST_PAUSES * usual_s))
 
     def _sign(self, now: float, board: RankBoard) -> None:
-        if board.steps > _FEW_STEPS:  # what comes before is the start, which takes as long as it takes
+        is_start = board.steps <= _FEW_STEPS  # which takes as long as it takes
+        if not is_start and not self.is_hung:
             self.longest_s = max(self.longest_s, now - self.last_sign)
+        self.is_hung = False
         self.last_sign = now
 
     def _has_moved_bytes(self, pid: int, now: float) -> bool:

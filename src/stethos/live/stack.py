@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,12 @@ from stethos.live.registry import live_process
 from stethos.record.place import start_ticks
 
 Source = Literal["py-spy", "agent"]
-_OUR_DIRECTORY = str(Path(__file__).resolve().parents[1]) + "/"
-_OUR_THREADS = ("stethos-agent", "stethos-eval", "stethos-collectives")
+OUR_DIRECTORY = str(Path(__file__).resolve().parents[1]) + "/"
+OUR_THREADS = ("stethos-agent", "stethos-eval", "stethos-collectives")
 _SPY_S = 20.0
 _AGENT_S = 5.0
 _ATTEMPTS = 3
+_STILL_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,17 @@ def capture(pid: int, native: bool = False) -> tuple[ThreadStack, ...]:
 
 def _spied(pid: int, native: bool) -> tuple[list[dict[str, Any]] | None, str]:
     """py-spy's reading, or what it said."""
-    spy = _spy()
+    spy = find_spy()
     if spy is None:
         return None, "py-spy is not installed"
     flags = ["--native"] if native else []
     trouble = ""
-    if not native:
-        before = _activity(pid)
+    before = _activity(pid) if not native else None
+    if before is not None:
+        time.sleep(_STILL_S)
+    if before is not None and before == _activity(pid):
         threads, trouble = _run(spy, pid, ["--nonblocking"])
-        if threads is not None and before is not None and before == _activity(pid):
+        if threads is not None and before == _activity(pid):
             return threads, ""
     for _ in range(_ATTEMPTS):
         threads, trouble = _run(spy, pid, flags)
@@ -110,7 +114,7 @@ def _run(spy: str, pid: int, flags: list[str]) -> tuple[list[dict[str, Any]] | N
     return threads, ""
 
 
-def _spy() -> str | None:
+def find_spy() -> str | None:
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -131,7 +135,7 @@ def _activity(pid: int) -> list[bytes] | None:
 
 
 def _stacks(pid: int, threads: Iterable[dict[str, Any]], source: Source) -> tuple[ThreadStack, ...]:
-    found = [_stack(pid, thread, source) for thread in threads if thread.get("thread_name") not in _OUR_THREADS]
+    found = [_stack(pid, thread, source) for thread in threads if thread.get("thread_name") not in OUR_THREADS]
     kept = [stack for stack in found if stack.frames]
     return tuple(sorted(kept, key=lambda stack: not stack.is_main))
 
@@ -156,6 +160,6 @@ def _stack(pid: int, thread: dict[str, Any], source: Source) -> ThreadStack:
         is_main=is_main,
         has_gil=bool(thread.get("owns_gil")),
         is_idle=not thread.get("active", True),
-        frames=tuple(frame for frame in frames if not frame.file.startswith(_OUR_DIRECTORY)),
+        frames=tuple(frame for frame in frames if not frame.file.startswith(OUR_DIRECTORY)),
         source=source,
     )

@@ -25,13 +25,32 @@ WAIT_S = 5.0
 _MOST_UNDO = 100
 
 
+@dataclass(frozen=True, slots=True)
+class GroupReference:
+    """A parameter group, which cannot be referred to weakly itself."""
+
+    optimizer: weakref.ref[Any]
+    index: int
+
+    def group(self) -> dict[str, Any] | None:
+        optimizer = self.optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        return groups[self.index] if self.index < len(groups) else None
+
+
 @dataclass(eq=False)
 class Steering:
     """What was changed and can be taken back."""
 
-    rates: list[list[tuple[weakref.ref[Any], float]]] = field(default_factory=list)
+    rates: list[list[tuple[GroupReference, float]]] = field(default_factory=list)
     clips: list[Any] = field(default_factory=list)
     clip: float | None = None
+
+    def release(self) -> None:
+        """Clip no more."""
+        self.clip = None
+        while self.clips:
+            self.clips.pop().remove()
 
 
 def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: float = WAIT_S) -> dict[str, Any]:
@@ -74,7 +93,7 @@ def _change_rate(request: Request, change: str) -> dict[str, Any]:
         if not history:
             raise LiveError("no learning rate was changed from here", hint="`stethos lr` shows the present ones")
         for reference, rate in history.pop():
-            group = _group_at(reference)
+            group = reference.group()
             if group is not None:
                 _set_rate(group, rate)
         return {"groups": _groups(request), "changed": True}
@@ -83,25 +102,11 @@ def _change_rate(request: Request, change: str) -> dict[str, Any]:
         optimizer = watched.optimizer()
         for index, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
             rate = float(group["lr"])
-            before.append((_GroupReference(weakref.ref(optimizer), index), rate))
+            before.append((GroupReference(weakref.ref(optimizer), index), rate))
             _set_rate(group, _new_rate(change, rate))
-    history.append(before)  # type: ignore[arg-type]
+    history.append(before)
     del history[:-_MOST_UNDO]
     return {"groups": _groups(request), "changed": True}
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupReference:
-    """A parameter group, which cannot be referred to weakly itself."""
-
-    optimizer: weakref.ref[Any]
-    index: int
-
-
-def _group_at(reference: Any) -> dict[str, Any] | None:
-    optimizer = reference.optimizer()
-    groups = optimizer.param_groups if optimizer is not None else []
-    return groups[reference.index] if reference.index < len(groups) else None
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
@@ -154,19 +159,18 @@ def change_clip(request: Request) -> dict[str, Any]:
 
 def _change_clip(request: Request, norm: float | None) -> dict[str, Any]:
     steering = request.steering
-    before, steering.clip = steering.clip, norm
-    while steering.clips:
-        steering.clips.pop().remove()
-    last: dict[str, float] = {}
+    before = steering.clip
+    steering.release()
     if norm is not None:
+        steering.clip = norm
         for watched in request.watched():
             optimizer = watched.optimizer()
             if optimizer is not None:  # its own hooks come after ours, so this very step is clipped already
-                steering.clips.append(optimizer.register_step_pre_hook(_clipper(float(norm), last)))
+                steering.clips.append(optimizer.register_step_pre_hook(_clipper(float(norm))))
     return {"clip": norm, "before": before, "optimizers": len(steering.clips)}
 
 
-def _clipper(norm: float, last: dict[str, float]) -> Callable[..., None]:
+def _clipper(norm: float) -> Callable[..., None]:
     def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         torch_module = sys.modules["torch"]
         parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
@@ -179,7 +183,7 @@ def _clipper(norm: float, last: dict[str, float]) -> Callable[..., None]:
 
 
 def collect_garbage(request: Request) -> dict[str, Any]:
-    """`gc`: collect garbage and give cached device memory back; at once where no step comes."""
+    """`gc`: collect garbage and give cached device memory back."""
 
     def collect(optimizer: Any) -> dict[str, Any]:
         before = _resident_bytes()
@@ -197,7 +201,7 @@ def collect_garbage(request: Request) -> dict[str, Any]:
 
 def _resident_bytes() -> int:
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             return int(file.read().split()[1]) * 4096
     except OSError:
         return 0

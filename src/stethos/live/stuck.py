@@ -64,6 +64,11 @@ class Look:
         return before is None or after is None or before.frames != after.frames
 
     @property
+    def is_at_prompt(self) -> bool:
+        """Whether it waits for somebody at the keyboard: a debugger's prompt, a question."""
+        return self.wait.call in ("read", "poll") and self.wait.about.startswith(("/dev/pts/", "/dev/tty"))
+
+    @property
     def is_busy(self) -> bool:
         return self.cpu_share >= _BUSY
 
@@ -97,6 +102,8 @@ def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
     holder = next((one for one in look.later if one.has_gil), None)
     if look.is_busy:
         return Verdict("busy", place, f"has been busy in {place} all the time")
+    if look.wait.state in ("T", "t"):
+        return Verdict("unknown", place, f"was stopped by a signal or a debugger, in {place}")
     if look.wait.is_on_disk:
         about = f" ({look.wait.call} of {look.wait.about})" if look.wait.about else ""
         return Verdict("disk", place, f"waits for the disk in {place}{about}")

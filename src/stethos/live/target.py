@@ -76,6 +76,14 @@ def take_apart(text: str | None) -> Wanted:
     return Wanted(selected["run"] or None, int(rank) if rank is not None else None, selected["all"] is not None)
 
 
+def gateway_of(text: str) -> tuple[str | None, str | None]:
+    """The address of the gateway in a target, and the target behind it."""
+    found = _GATEWAY.fullmatch(text)
+    if found is None or text.startswith("rank:") or Path(text).exists():
+        return None, text
+    return found["address"], found["rest"] or None
+
+
 def resolve(text: str | None, directory: Path | None = None) -> Target:
     """The processes a target means; RunNotFoundError if it names nothing.
 
@@ -89,6 +97,8 @@ def resolve(text: str | None, directory: Path | None = None) -> Target:
         return _with_pid(wanted, int(wanted.run), directory)
     run = _newest_live(directory) if wanted.run is None else find_run(wanted.run, directory)
     found = live_processes(run.path)
+    if wanted.is_all:  # of a distributed job its ranks; what started them is no part of it
+        found = [process for process in found if process.rank is not None] or found
     if wanted.rank is not None:
         found = [process for process in found if process.rank == wanted.rank]
         if not found:

@@ -61,25 +61,27 @@ def odd_ones(root: Node) -> dict[str, str]:
     return odd
 
 
-def tree_lines(root: Node, titles: str = "rank") -> list[str]:
-    """The tree as text: a step to the right where ways part."""
+def tree_lines(root: Node, title: str = "rank") -> list[str]:
+    """The tree as text: outermost frame first, a step to the right where ways part."""
     lines: list[str] = []
-    _draw(root, "", titles, len(root.members), lines)
+    _draw(root, "", "", title, lines)
     return lines
 
 
-def _draw(node: Node, indent: str, titles: str, total: int, lines: list[str]) -> None:
-    shown: list[str] | None = None
+def _draw(node: Node, first: str, indent: str, title: str, lines: list[str]) -> None:
+    prefix, is_named = first, False
     while True:
         if node.frame is not None:
-            whose = f"  [{members_text(node.members, titles)}]" if shown != node.members else ""
-            lines.append(f"{indent}{place_text(node.frame)}{whose}")
-            shown = node.members
+            whose = "" if is_named else f"  [{members_text(node.members, title)}]"
+            lines.append(f"{prefix}{place_text(node.frame)}{whose}")
+            prefix, is_named = indent, True
         if len(node.children) != 1 or len(node.children[0].members) != len(node.members):
             break
         node = node.children[0]
-    for branch in sorted(node.children, key=lambda branch: -len(branch.members)):
-        _draw(branch, indent + ("  " if lines else ""), titles, total, lines)
+    branches = sorted(node.children, key=lambda branch: -len(branch.members))
+    for place, branch in enumerate(branches):
+        is_last = place == len(branches) - 1
+        _draw(branch, indent + ("└ " if is_last else "├ "), indent + ("  " if is_last else "│ "), title, lines)
 
 
 def place_text(frame: Frame | None) -> str:

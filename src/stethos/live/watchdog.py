@@ -4,7 +4,7 @@ A process whose counters stand still for longer than its limit is looked at twic
 a second apart, together with all others of the run on this machine. Where its
 training went on between the looks, or where a rank that others wait for makes
 progress, it is slow and not hung. Otherwise the hang becomes rows of `hangs` and
-`hang_stacks`, a finding, and a line for `stethos run` to say.
+`stacks`, a finding, and a line for `stethos run` to say.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from stethos.live.stuck import Look, Verdict, judge, place_of, training_thread, 
 from stethos.record.drainer import Drainer
 from stethos.record.layout import Word
 from stethos.record.place import read_json, write_json
-from stethos.schema import HANG_STACKS, HANGS
+from stethos.schema import HANGS
 from stethos.store.boards import Delay, RankBoard, board_of, boards_of, delays_of
+from stethos.store.captures import keep_stacks
 
 if TYPE_CHECKING:
     import psutil
@@ -120,7 +121,7 @@ class Watchdog:
         now: float,
     ) -> list[Row]:
         """What hangs if this process does; nothing if it is only slow."""
-        delay = next((one for one in delays if board.rank is not None and board.rank in one.waiting), None)
+        delay = next((one for one in delays if board.rank in (*one.waiting, *one.missing, *one.mismatched)), None)
         if delay is None:
             if not self._is_still(board, looks, now):
                 return []
@@ -141,7 +142,7 @@ class Watchdog:
             return True
         limit_s = pulse.limit_s(self._limits, board) or self._limits.at_least_s
         silent_s = pulse.silent_s(now)
-        if look.is_moving or silent_s < min(limit_s, self._limits.at_least_s):
+        if look.is_moving or look.is_at_prompt or silent_s < min(limit_s, self._limits.at_least_s):
             return False
         return not look.is_busy or silent_s > _BUSY_TIMES * limit_s
 
@@ -201,14 +202,20 @@ class Watchdog:
             collector = self._drainer.collectors.get(row["process"])
             if collector is not None:
                 collector.add_sample(t_ns, row, HANGS)
-                for sample in stack_rows(stacks.get(row["process"], ())):
-                    collector.add_sample(t_ns, sample, HANG_STACKS)
+        reason = f"hang {rows[0]['hang']}"
+        keep_stacks(self._drainer.run.path, [
+            {**frame, "t_ns": t_ns, "reason": reason, "process": row["process"], "rank": row["rank"]}
+            for row in rows
+            for frame in _frames_of(stacks.get(row["process"], ()))
+        ])  # fmt: skip
         self._rows = [{**row, "t_ns": t_ns} for row in rows]
         self._hung = {
             row["process"]: self._pulses[row["process"]].last_sign
             for row in rows
             if row["process"] in self._pulses and row["role"] != "beside"
         }
+        for name in self._hung:
+            self._pulses[name].is_hung = True
         self._tell(is_over=False)
 
     def _see_whether_it_is_over(self, boards: Mapping[str, RankBoard]) -> None:
@@ -234,7 +241,7 @@ class Watchdog:
         frame = Frame({name: [row.get(name) for row in self._rows] for name in columns})
         later = {
             "process": [row["process"] for row in self._rows],
-            "t_ns": [self._rows[0]["t_ns"] + 1] * len(self._rows),
+            "t_ns": [self._rows[0]["t_ns"] + 10**9] * len(self._rows),
         }
         steps = {"steps": Frame({**later, "step": [row["step"] for row in self._rows]})} if is_over else {}
         found = tuple(Hang().check(Window({"hangs": frame, **steps}, is_live=True)))
@@ -254,12 +261,12 @@ class Watchdog:
         return list(told) if isinstance(told, list) else []
 
 
-def stack_rows(threads: Iterable[ThreadStack]) -> list[Row]:
-    """Stacks as rows of `hang_stacks`."""
+def _frames_of(threads: Iterable[ThreadStack]) -> list[Row]:
+    """Stacks as rows of `stacks`."""
     return [
         {
-            "thread": thread.thread, "thread_id": thread.os_thread_id or thread.thread_id, "main": thread.is_main,
-            "gil": thread.has_gil, "depth": depth, "func": frame.func, "file": frame.file, "lineno": frame.lineno,
+            "thread": "MainThread" if thread.is_main else thread.thread, "depth": depth, "func": frame.func,
+            "file": frame.file, "lineno": frame.lineno or None, "frame_type": "Native" if frame.is_native else "Python",
         }
         for thread in threads
         for depth, frame in enumerate(thread.frames)

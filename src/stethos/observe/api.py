@@ -16,7 +16,15 @@ from stethos.observe.session import Session
 from stethos.observe.spans import Span
 from stethos.record.place import check_name, readable_name
 from stethos.record.provenance import commit_in_files
-from stethos.settings import DEFAULT_OVERHEAD, Preset, Settings, default_runs_dir, from_environment, parse_preset
+from stethos.settings import (
+    DEFAULT_OVERHEAD,
+    Preset,
+    Settings,
+    default_runs_dir,
+    from_environment,
+    hang_after_s,
+    parse_preset,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +117,7 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
         run_dir=(base / check_name(name or readable_name())).absolute(),
         preset=preset,
         overhead=DEFAULT_OVERHEAD[preset] if overhead is None else overhead,
+        hang_after_s=hang_after_s(),
     )
 
 

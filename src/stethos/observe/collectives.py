@@ -74,6 +74,7 @@ class CollectiveWatch:
         self._by_python: dict[str, deque[int]] = {}
         self._names: dict[str, str] = {}  # of groups, by their local number in the flight recorder
         self._last_record = -1
+        self._since_ns = session.now_ns()
         self._next_dump_ns = 0
         self._last_status: dict[str, tuple[int, int]] = {}
         self._stuck_at: dict[str, tuple[int, int]] = {}  # where it was looked at more closely, once
@@ -296,7 +297,7 @@ class CollectiveWatch:
         for one in flights():
             name = shown_name(one.group, one.description)
             self._names[one.group_id] = name
-            if one.record <= last:
+            if one.record <= last or one.begun_ns < self._since_ns:  # the recorder is older than this session
                 continue
             self._last_record = one.record
             if one.sequence not in self._by_python.get(name, ()):

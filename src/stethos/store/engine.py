@@ -77,6 +77,11 @@ class Engine:
     def close(self) -> None:
         self._connection.close()
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """DuckDB itself, for statements of our own."""
+        return self._connection
+
     # Tables ------------------------------------------------------------------------------------
 
     def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None) -> None:
@@ -120,7 +125,7 @@ class Engine:
     def _define_empty(self, table: Table) -> None:
         if table.source is Source.VIEW:
             self._connection.execute(f"CREATE VIEW {table.qualified_name} AS {VIEWS[table.qualified_name]}")
-        elif table.source is Source.CATALOGUE:
+        elif table.source in (Source.CATALOGUE, Source.LIVE):
             columns = ", ".join(f"{_quoted(column.name)} {column.kind.sql_type}" for column in table.all_columns)
             self._connection.execute(f"CREATE TABLE {table.qualified_name} ({columns})")
         else:

@@ -9,7 +9,9 @@ from typing import Any
 from stethos.record.place import is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
+    COLLECTIVES,
     GAPS,
+    HANGS,
     HOST,
     LAYERS,
     LOGS,
@@ -30,6 +32,8 @@ _UNUSED = {
     SPANS.name: "the program marked no stethos.span",
     GAPS.name: "nothing is known to be missing",
     HOST.name: "no sample yet: one is taken each second",
+    COLLECTIVES.name: "the program called no collective of torch.distributed",
+    HANGS.name: "the watchdog saw no hang",
 }
 _DROP_REASONS = {
     "ring_full": "the drainer did not keep up, or was not there",

@@ -37,6 +37,7 @@ from stethos.store.statement import tables_named, with_sources
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from stethos.export.plot import Plots
     from stethos.store.engine import Engine, Rows
 
 Result = TypeVar("Result")
@@ -125,6 +126,28 @@ class Run:
 
         return self._attempt(Engine.rows, query, limit_rows, timeout_s)
 
+    def rows_by_rank(
+        self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
+    ) -> Rows:
+        """As `rows`, with rank and host: of all ranks, or of one. See `store.ranks`."""
+        from stethos.store.ranks import Member, rows_of_ranks
+
+        self._refresh()
+        members: list[Member] = [
+            (reader.name, reader.rank, str(reader.facts.get("host") or ""))
+            for reader in self._readers.values()
+            if reader.rank is not None and (rank is None or reader.rank == rank)
+        ]
+        if not members:
+            members = [(reader.name, None, str(reader.facts.get("host") or "")) for reader in self._readers.values()]
+        members.sort(key=lambda member: (member[1] or 0, member[0]))
+
+        def ask(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
+            self._load(named | {PROCESSES.name})
+            return rows_of_ranks(engine, sql, named, members, is_single=rank is not None, **limits)
+
+        return self._attempt(ask, query, limit_rows, timeout_s)
+
     def batches(self, table: Table) -> pa.RecordBatchReader:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
         self._refresh()
@@ -169,6 +192,13 @@ class Run:
 
             self._engine = Engine(self._place.path, self._memory_bytes)
         return self._engine
+
+    @property
+    def plot(self) -> Plots:
+        """Figures for notebooks and papers: `run.plot.rounds()`, `.clients()`, `.layers()`, `.waterfall()`."""
+        from stethos.export.plot import Plots
+
+        return Plots(self)
 
     # Totals ------------------------------------------------------------------------------------------
 

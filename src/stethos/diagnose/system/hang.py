@@ -38,17 +38,34 @@ class Hang:
     Not a fault when: the program waits on purpose, as for a person or for a federated round. Raise `at_least_s` with
     `stethos run --hang-after`.
 
-    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM hang_stacks"`, or now with `stethos all
+    Next step: look at the stacks of both sides: `stethos query "SELECT * FROM stacks"`, or now with `stethos all
     backtrace`.
     """
 
     code: ClassVar[str] = "SYS016"
     name: ClassVar[str] = "hang"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Needs] = {"hangs": frozenset({"hang", "process", "role", "cause", "words", "t_ns"})}
+    needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
     reads: ClassVar[Needs] = {
         "hangs": frozenset(
-            {"rank", "place", "group", "seq", "op", "missing", "silent_s", "limit_s", "step", "detail", "members"}
+            {
+                "hang",
+                "process",
+                "role",
+                "cause",
+                "words",
+                "t_ns",
+                "rank",
+                "place",
+                "group",
+                "seq",
+                "op",
+                "missing",
+                "silent_s",
+                "limit_s",
+                "step",
+                "detail",
+            }
         ),
         "steps": frozenset({"process", "t_ns", "step"}),
     }
@@ -58,12 +75,14 @@ class Hang:
     times: float = 30.0
 
     def check(self, window: Window) -> Iterator[Finding]:
-        steps = window.frame("steps")
+        hangs, steps = window.frame("hangs"), window.frame("steps")
+        if not len(hangs):
+            return
         last_ns = {
             process: float(frame["t_ns"].max())
             for process, frame in (steps.groups("process") if "process" in steps else {}).items()
         }
-        for number, rows in window.frame("hangs").groups("hang").items():
+        for number, rows in hangs.groups("hang").items():
             yield self._finding(int(number), rows, last_ns)
 
     def _finding(self, number: int, rows: Frame, last_ns: dict[Any, float]) -> Finding:
@@ -75,9 +94,7 @@ class Hang:
         kind = str(rows["cause"][0])
         missing = _list_in(first.get("missing"))
         ranks = tuple(dict.fromkeys(one.rank for one in culprits if one.rank is not None)) or tuple(missing)
-        stacks = (
-            f"SELECT process, thread, depth, func, file, lineno FROM hang_stacks WHERE t_ns = {int(rows['t_ns'].max())}"
-        )
+        stacks = f"SELECT rank, process, thread, depth, func, file, lineno FROM stacks WHERE reason = 'hang {number}'"
         silent_s = max((float(one.get("silent_s") or 0.0) for one in people), default=0.0)
         return Finding(
             self.code,

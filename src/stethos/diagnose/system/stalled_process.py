@@ -26,7 +26,7 @@ class StalledProcess:
     Not a fault when: the program evaluates, writes a checkpoint or waits for a round for the first time. Raise
     `at_least_s`.
 
-    Next step: look at its stack: `py-spy dump --pid PID`; in a distributed job look for the rank that is missing.
+    Next step: look at its stack: `stethos PID backtrace`; in a distributed job look for the rank that is missing.
     """
 
     code: ClassVar[str] = "SYS012"
@@ -83,9 +83,9 @@ class StalledProcess:
                     numbers([*pauses[-40:], silent_s]),
                 ),
             ),
-            next_step=f"look at its stack: py-spy dump --pid {pid}"
+            next_step=f"look at its stack: stethos {pid} backtrace"
             if state == "running"
-            else "look at the log of what it did last; next time: py-spy dump --pid PID while it hangs",
+            else "look at the log of what it did last; next time: `stethos PID backtrace` while it hangs",
             detail={"silent_s": silent_s, "pid": pid},
         )
 

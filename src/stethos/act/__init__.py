@@ -1,0 +1,1 @@
+"""What is done about findings: corrections of a training that goes on, and their record."""

@@ -1,0 +1,141 @@
+"""How a message leaves: by webhook, mail, command, or into a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import smtplib
+import ssl
+import subprocess
+from dataclasses import dataclass
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+from stethos.act.alert_rule import CommandSink, LogSink, MailSink, Sink, WebhookSink
+from stethos.act.webhook import DeliveryError, post
+
+_MOST_ITEMS = 20
+_COLOURS = {"error": 0xC0392B, "warning": 0xD68910, "info": 0x2874A6, "passed": 0x1E8449}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to tell: `key` stays the same while it lasts; `state` is new, again or passed."""
+
+    key: str
+    rule: str
+    state: str
+    severity: str
+    title: str
+    next_step: str = ""
+    clients: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a sink gets at once: all items of a run that came up together."""
+
+    run: str
+    items: tuple[Item, ...]
+
+    @property
+    def subject(self) -> str:
+        first = self.items[0]
+        more = f" and {len(self.items) - 1} more" if len(self.items) > 1 else ""
+        mark = "passed" if first.state == "passed" else first.severity
+        return f"[{mark}] {self.run}: {first.title}{more}"
+
+    @property
+    def text(self) -> str:
+        lines = []
+        for item in self.items[:_MOST_ITEMS]:
+            mark = {"new": item.severity, "again": f"{item.severity}, still", "passed": "passed"}[item.state]
+            lines.append(f"{mark}: {item.title}")
+            if item.next_step and item.state != "passed":
+                lines.append(f"    next: {item.next_step}")
+        if len(self.items) > _MOST_ITEMS:
+            lines.append(f"and {len(self.items) - _MOST_ITEMS} more")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        items = [
+            {"rule": one.rule, "state": one.state, "severity": one.severity, "title": one.title,
+             "next_step": one.next_step, "clients": list(one.clients)}
+            for one in self.items[:_MOST_ITEMS]
+        ]  # fmt: skip
+        return {"source": "stethos", "run": self.run, "subject": self.subject, "count": len(self.items), "items": items}
+
+
+def deliver(sink: Sink, message: Message) -> None:
+    """Send a message; DeliveryError if it did not arrive."""
+    match sink:
+        case WebhookSink():
+            post(sink, _body(sink.format, message))
+        case MailSink():
+            _mail(sink, message)
+        case CommandSink():
+            _command(sink, message)
+        case LogSink():
+            _log(sink, message)
+
+
+def _body(form: str, message: Message) -> dict[str, Any]:
+    if form == "slack":
+        return {"text": f"*{_slack(message.subject)}*\n{_slack(message.text)}"}
+    if form == "discord":
+        first = message.items[0]
+        colour = _COLOURS["passed" if first.state == "passed" else first.severity]
+        embed = {"title": message.subject[:256], "description": message.text[:4000], "color": colour}
+        return {"embeds": [embed], "allowed_mentions": {"parse": []}}
+    return message.as_dict()
+
+
+def _slack(text: str) -> str:
+    """Text as text: a client's name cannot mention people or make links."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _mail(sink: MailSink, message: Message) -> None:
+    mail = EmailMessage()
+    mail["Subject"] = " ".join(message.subject.split())
+    mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
+    mail.set_content(message.text)
+    try:
+        kind = smtplib.SMTP_SSL if sink.encryption == "tls" else smtplib.SMTP
+        with kind(sink.host, sink.port, timeout=sink.timeout_s) as server:
+            if sink.encryption == "starttls":
+                server.starttls(context=ssl.create_default_context())
+            if sink.user:
+                server.login(sink.user, Path(sink.password_file).expanduser().read_text(encoding="utf-8").strip())
+            server.send_message(mail)
+    except (OSError, smtplib.SMTPException) as error:
+        raise DeliveryError(f"mail by {sink.host}:{sink.port}: {error}") from None
+
+
+def _command(sink: CommandSink, message: Message) -> None:
+    try:
+        result = subprocess.run(
+            sink.command, input=json.dumps(message.as_dict()).encode(), timeout=sink.timeout_s, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise DeliveryError(f"{sink.command[0]} took longer than {sink.timeout_s:g} s") from None
+    except OSError as error:
+        raise DeliveryError(f"{sink.command[0]}: {error}") from None
+    if result.returncode:
+        last = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise DeliveryError(f"{sink.command[0]} ended with {result.returncode}: {last[:200]}")
+
+
+def _log(sink: LogSink, message: Message) -> None:
+    line = json.dumps(message.as_dict(), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    try:
+        file = os.open(Path(sink.path).expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            if os.write(file, line) < len(line):
+                raise DeliveryError(f"{sink.path}: the disk is full")
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise DeliveryError(f"{sink.path}: {error.strerror}") from None

@@ -1,0 +1,115 @@
+"""An HTTP POST that cannot be turned against the network it is sent from.
+
+The host is resolved once, every address it has must be public (unless private ones are allowed), the connection
+goes to the address that was checked, and redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stethos.act.alert_rule import WebhookSink
+from stethos.errors import StethosError
+
+_MOST_BYTES = 65_536
+
+
+class DeliveryError(StethosError):
+    """A message did not reach its sink."""
+
+
+def post(sink: WebhookSink, body: dict[str, Any]) -> None:
+    """Send a body as JSON; DeliveryError unless the answer is a success."""
+    parts = urlsplit(sink.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise DeliveryError(f"no webhook address: {sink.url!r}", hint="it begins with https://")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        raise DeliveryError(f"no webhook address: {sink.url!r}", hint="the port is no number") from None
+    deadline = time.monotonic() + sink.timeout_s
+    address = _address(parts.hostname, port, is_private_fine=sink.allow_private)
+    headers = {"Content-Type": "application/json", "User-Agent": "stethos", "Connection": "close"} | _extra(sink)
+    connection = _Connection(parts.hostname, port, address, deadline, is_tls=parts.scheme == "https")
+    at_deadline = threading.Timer(sink.timeout_s, connection.cut)  # a server that sends a byte now and then
+    at_deadline.start()
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, json.dumps(body).encode()[:_MOST_BYTES], headers)
+        answer = connection.getresponse()
+        status = answer.status
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DeliveryError(f"{parts.hostname}: {str(error) or type(error).__name__}") from None
+    finally:
+        at_deadline.cancel()
+        connection.close()
+    if not 200 <= status < 300:
+        extra = "; redirects are not followed" if 300 <= status < 400 else ""
+        raise DeliveryError(f"{parts.hostname} answered {status}{extra}")
+
+
+def _address(host: str, port: int, *, is_private_fine: bool) -> tuple[Any, ...]:
+    """Where to connect to: family and address; DeliveryError if the name stands for any address that is not public."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise DeliveryError(f"{host} cannot be resolved: {error}") from None
+    for _, _, _, _, address in found:
+        if not is_private_fine and not _is_public(str(address[0])):
+            raise DeliveryError(
+                f"{host} is {address[0]}, which is no public address",
+                hint="set allow_private = true in the sink if it is meant",
+            )
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def _is_public(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
+    return (address if mapped is None else mapped).is_global and not address.is_multicast
+
+
+def _extra(sink: WebhookSink) -> dict[str, str]:
+    if not sink.header_file:
+        return {}
+    try:
+        name, colon, value = Path(sink.header_file).expanduser().read_text(encoding="utf-8").strip().partition(":")
+    except OSError as error:
+        raise DeliveryError(f"{sink.header_file} cannot be read: {error}") from None
+    if not colon or "\n" in value:
+        raise DeliveryError(f"{sink.header_file} holds no header", hint="one line: Name: value")
+    return {name.strip(): value.strip()}
+
+
+class _Connection(http.client.HTTPConnection):
+    """To an address that was checked, whatever the name stands for by now; over at the deadline."""
+
+    def __init__(self, host: str, port: int, address: tuple[Any, ...], deadline: float, *, is_tls: bool) -> None:
+        super().__init__(host, port, timeout=max(0.1, deadline - time.monotonic()))
+        self._address = address
+        self._is_tls = is_tls
+
+    def cut(self) -> None:
+        """End it now, from another thread."""
+        with contextlib.suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def connect(self) -> None:
+        family, address = self._address
+        plain = socket.socket(family, socket.SOCK_STREAM)
+        plain.settimeout(self.timeout)
+        plain.connect(address)
+        self.sock = (
+            ssl.create_default_context().wrap_socket(plain, server_hostname=self.host) if self._is_tls else plain
+        )

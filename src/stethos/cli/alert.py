@@ -1,0 +1,128 @@
+"""Tell somebody: rules over findings and numbers, by webhook, mail, command or file.
+
+    stethos alert test alerts.toml              send a test message to every sink
+    stethos alert watch alerts.toml -t RUN      look at a run until it ends, and tell
+    stethos alert once alerts.toml -t RUN       look once
+    stethos alert status -t RUN                 what is open, what waits, what was delivered
+
+`stethos run --alerts FILE` does the same while it records. The state is kept in the run: a restart neither
+repeats what was told nor forgets what could not be delivered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import clean
+from stethos.errors import StethosError, UsageError
+
+_PATIENCE = 4  # so many times as long as a look takes is waited before the next one
+_LAST_TRIES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["test", "watch", "once", "status"])
+    parser.add_argument("file", nargs="?", type=Path, help="the file of rules and sinks, in TOML")
+    parser.add_argument("--sink", help="test this one alone")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_target(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.what == "status":
+        return _status(arguments)
+    if arguments.file is None:
+        raise UsageError(f"`stethos alert {arguments.what}` needs a file", hint="stethos alert test alerts.toml")
+    if arguments.what == "test":
+        return _test(arguments.file, arguments.sink, is_json=arguments.json)
+    return _watch(arguments)
+
+
+def _test(path: Path, only: str | None, *, is_json: bool) -> int:
+    from stethos.act.alert_rule import read_alerts
+    from stethos.act.alert_sink import Item, Message, deliver
+
+    alerts = read_alerts(path)
+    if only is not None and only not in alerts.sinks:
+        raise UsageError(f"no sink {only!r}", hint=f"sinks: {', '.join(alerts.sinks)}")
+    item = Item("test", "test", "new", "info", "a test message: alerts work", "nothing to do")
+    results: dict[str, str | None] = {}
+    for name, sink in alerts.sinks.items():
+        if only in (None, name):
+            try:
+                deliver(sink, Message("test", (item,)))
+                results[name] = None
+            except StethosError as error:
+                results[name] = str(error)
+    if is_json:
+        from stethos.cli.jsontext import print_json
+
+        print_json({name: failure or "delivered" for name, failure in results.items()})
+    else:
+        for name, failure in results.items():
+            sys.stdout.write(f"{name}: {'delivered' if failure is None else clean(failure, keep_lines=True)}\n")
+    return 1 if any(results.values()) else 0
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from stethos.act.alert_rule import read_alerts
+    from stethos.act.alerter import Alerter
+    from stethos.diagnose.api import configured_detectors, look
+
+    alerts, detectors = read_alerts(arguments.file), configured_detectors()
+    with open_target(arguments) as opened:
+        alerter = Alerter(alerts, opened, say=_say)
+        while True:
+            is_over = arguments.what == "once" or not opened.is_live
+            began = time.monotonic()
+            alerter.look(look(opened, detectors))
+            left = alerter.send(is_last=is_over)
+            if is_over:
+                break
+            next_s = began + max(alerts.every_s, _PATIENCE * (time.monotonic() - began))
+            while time.monotonic() < next_s and opened.is_live:
+                time.sleep(min(0.5, alerts.every_s))
+                alerter.send()
+        for number in range(_LAST_TRIES):
+            if not left:
+                break
+            time.sleep(2.0**number)
+            left = alerter.send(is_last=True)
+    if left:
+        _say(f"alerts: {left} could not be delivered; `stethos alert once` tries again")
+    return 1 if left else 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from stethos.act.alert_state import AlertState
+
+    with open_target(arguments) as opened:
+        state = AlertState(opened.path)
+        told, waiting, delivered = list(state.told().values()), state.waiting(), state.delivered()
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        value = {
+            "open": [one._asdict() for one in told],
+            "waiting": [one._asdict() for one in waiting],
+            "delivered": [{"sink": sink, "subject": subject} for sink, subject in delivered],
+        }
+        print_json(value)
+        return 0
+    for one in told:
+        sys.stdout.write(clean(f"open       {one.rule}: {one.title}") + "\n")
+    for late in waiting:
+        sys.stdout.write(clean(f"waiting    {late.sink}: {late.tries} tries, {late.error or 'not yet tried'}") + "\n")
+    for sink, subject in delivered:
+        sys.stdout.write(clean(f"delivered  {sink}: {subject}") + "\n")
+    if not (told or waiting or delivered):
+        sys.stdout.write("nothing was told\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"stethos: {clean(text)}\n")

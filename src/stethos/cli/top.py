@@ -1,0 +1,126 @@
+"""Watch a run in the terminal: rounds, clients, steps, loss, processes, findings, overhead.
+
+    stethos top
+    stethos top -t RUN --once
+
+q or Ctrl-C ends it. It goes on when the run ends, and ends when the run is deleted. With --once (or where
+there is no terminal) one frame is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stethos.cli.target import add_target, open_target
+from stethos.errors import StethosError, UsageError
+
+if TYPE_CHECKING:
+    from stethos.cli.vitals import Monitor
+    from stethos.store.run import Run
+
+_PLAIN_WIDTH = 100
+_SLOWEST_SHARE = 4  # looking takes at most a quarter of the time
+_KEYS = "q quits"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--json", action="store_true", help="print one frame as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from stethos.cli.vitals import Monitor
+
+    if not 0.1 <= arguments.interval <= 3600:
+        raise UsageError(f"--interval {arguments.interval:g} is out of range", hint="give 0.1 to 3600 seconds")
+    with open_target(arguments) as one:
+        monitor = Monitor(one)
+        if arguments.json:
+            from stethos.cli.jsontext import print_json
+
+            print_json(dataclasses.asdict(monitor.look()))
+            return 0
+        if arguments.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _print_once(monitor)
+            return 0
+        said = _watch(one, monitor, arguments.interval)
+    if said:
+        sys.stdout.write(said + "\n")
+    return 0
+
+
+def _print_once(monitor: Monitor) -> None:
+    from rich.console import Console
+
+    from stethos.cli.top_view import draw
+
+    is_terminal = sys.stdout.isatty()
+    console = Console() if is_terminal else Console(width=_PLAIN_WIDTH, color_system=None, file=io.StringIO())
+    console.print(draw(monitor.look(), console.width))
+    if isinstance(console.file, io.StringIO):
+        sys.stdout.write("\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n")
+
+
+def _watch(run: Run, monitor: Monitor, interval_s: float) -> str:
+    """Draw until a key says so, or the run is gone; what to say then."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from stethos.cli.top_view import draw
+
+    console = Console()
+    with _single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    vitals = monitor.look()
+                except (StethosError, OSError):
+                    if run.place.exists():
+                        raise
+                    return f"the run {run.path} has been deleted"
+                if not run.place.exists():
+                    return f"the run {run.path} has been deleted"
+                live.update(draw(vitals, console.width, console.height, _KEYS), refresh=True)
+                wait_s = max(interval_s, _SLOWEST_SHARE * (time.monotonic() - began))
+                if _is_quit_within(keys, wait_s):
+                    return ""
+        except KeyboardInterrupt:
+            return ""
+
+
+@contextmanager
+def _single_keys() -> Iterator[int]:
+    """The keyboard's descriptor, keys arriving one by one and unseen; as it was afterwards."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _is_quit_within(keys: int, seconds: float) -> bool:
+    """Wait; return early and True when q is pressed or the terminal has gone."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([keys], [], [], left)[0]:
+            pressed = os.read(keys, 64)
+            if not pressed or b"q" in pressed.lower():
+                return True
+    return False

@@ -1,0 +1,108 @@
+"""Sampled stacks as a flame graph: a page of its own that needs nothing from outside, and a file for speedscope."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stethos.export.output import printable, replacing
+from stethos.export.speedscope import SCHEMA
+
+_PAGE = Path(__file__).with_name("flame_page.html")
+_MOST_NODES = 20_000
+
+# A stack: labels from the outermost to the innermost, each with the place in the source it stands for.
+Label = tuple[str, str]
+Stacks = Mapping[tuple[Label, ...], int]
+
+
+@dataclass(slots=True)
+class Node:
+    """A function below the ones that called it; `count` includes what it called itself."""
+
+    label: Label
+    count: int = 0
+    children: dict[Label, Node] = field(default_factory=dict)
+
+
+def tree_of(stacks: Stacks) -> Node:
+    """All stacks as one tree."""
+    root = Node(("all", ""))
+    for stack, count in stacks.items():
+        node = root
+        node.count += count
+        for label in stack:
+            node = node.children.setdefault(label, Node(label))
+            node.count += count
+    return root
+
+
+def hottest(stacks: Stacks, most: int = 5) -> list[tuple[Label, float]]:
+    """The functions in which most samples ended, with their share."""
+    total = sum(stacks.values())
+    own: dict[Label, int] = {}
+    for stack, count in stacks.items():
+        if stack:
+            own[stack[-1]] = own.get(stack[-1], 0) + count
+    ranked = sorted(own.items(), key=lambda item: -item[1])[:most]
+    return [(label, count / total) for label, count in ranked] if total else []
+
+
+def write_page(stacks: Stacks, path: Path, title: str, subtitle: str) -> None:
+    """Write the page. Names from the program are text in it, never markup."""
+    data = json.dumps(_packed(tree_of(stacks))).replace("<", "\\u003c").replace("&", "\\u0026")
+    page = _PAGE.read_text(encoding="utf-8")
+    for mark, text in (("@TITLE@", html.escape(printable(title))), ("@SUBTITLE@", html.escape(printable(subtitle)))):
+        page = page.replace(mark, text)
+    with replacing(path) as temporary:
+        temporary.write_text(page.replace("@DATA@", data), encoding="utf-8")
+
+
+def write_speedscope(profiles: Iterable[tuple[str, Stacks]], path: Path, rate: int, title: str) -> None:
+    """Write a sampled profile per entry."""
+    frames: dict[Label, int] = {}
+    written: list[dict[str, Any]] = []
+    for name, stacks in profiles:
+        samples = [[frames.setdefault(label, len(frames)) for label in stack] for stack in stacks]
+        weights = [count / rate for count in stacks.values()]
+        written.append({
+            "type": "sampled", "name": printable(name), "unit": "seconds", "startValue": 0, "endValue": sum(weights),
+            "samples": samples, "weights": weights,
+        })  # fmt: skip
+    shared = [{"name": printable(func), **({"file": printable(place)} if place else {})} for func, place in frames]
+    content = {"$schema": SCHEMA, "exporter": "stethos", "name": printable(title), "shared": {"frames": shared},
+               "profiles": written}  # fmt: skip
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _packed(root: Node) -> dict[str, Any]:
+    """The tree for the page: labels once, nodes as [label, count, children]; twigs too thin to see are left out."""
+    labels: dict[Label, int] = {}
+    least = _least_count(root)
+
+    def pack(node: Node) -> list[Any]:
+        number = labels.setdefault(node.label, len(labels))
+        children = sorted(node.children.values(), key=lambda child: child.label)
+        return [number, node.count, [pack(child) for child in children if child.count >= least]]
+
+    tree = pack(root)
+    return {"labels": [[printable(func), printable(place)] for func, place in labels], "tree": tree}
+
+
+def _least_count(root: Node) -> int:
+    counts = sorted(_counts(root), reverse=True)
+    return counts[_MOST_NODES] + 1 if len(counts) > _MOST_NODES else 0
+
+
+def _counts(root: Node) -> Sequence[int]:
+    counts, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
+        counts.append(node.count)
+        waiting += node.children.values()
+    return counts

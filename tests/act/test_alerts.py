@@ -1,0 +1,386 @@
+"""Alerts reach real receivers, once, in groups, again after a failure and a restart, and when it is over."""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import command, wait_until
+
+import stethos
+from stethos.act.alert_rule import Alerts, LogSink, MailSink, Rule, WebhookSink, read_alerts
+from stethos.act.alert_sink import Item, Message, deliver
+from stethos.act.alert_state import AlertState
+from stethos.act.alerter import Alerter
+from stethos.act.webhook import DeliveryError, _is_public, post
+from stethos.cli.main import main
+from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.finding import Finding, Severity, Subject
+from stethos.errors import UsageError
+from stethos.store.run import Run
+
+
+class Receiver(ThreadingHTTPServer):
+    """A real HTTP server that keeps what it gets, and answers as told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.answers: list[int] = []
+        self.location = ""
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status = receiver.answers.pop(0) if receiver.answers else 200
+                if status < 300:
+                    receiver.bodies.append(json.loads(body))
+                self.send_response(status)
+                if receiver.location:
+                    self.send_header("Location", receiver.location)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+
+class Smtp(socketserver.ThreadingTCPServer):
+    """Enough of SMTP to take a mail."""
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self) -> None:
+        self.mails: list[str] = []
+        server = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                def answer(line: str) -> None:
+                    self.wfile.write(f"{line}\r\n".encode())
+
+                answer("220 here")
+                while line := self.rfile.readline().decode().strip():
+                    if line.upper() == "DATA":
+                        answer("354 go on")
+                        lines = iter(lambda: self.rfile.readline().decode().rstrip("\r\n"), ".")
+                        server.mails.append("\n".join(lines))
+                        answer("250 taken")
+                    elif line.upper() == "QUIT":
+                        answer("221 bye")
+                        break
+                    else:
+                        answer("250 fine")
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def smtp() -> Iterator[Smtp]:
+    server = Smtp()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text(json.dumps({"format": 1, "name": "r", "created_ns": 1}))
+    with stethos.open_run(tmp_path / "r") as opened:
+        yield opened
+
+
+class Hand:
+    """A clock turned by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def finding(client: str = "c7", severity: Severity = Severity.ERROR, **changes: Any) -> Finding:
+    one = Finding("FED001", "faulty-client", "label-flip", severity, f"client {client} has flipped labels",
+                  Subject((client,), first=5), next_step="leave it out")  # fmt: skip
+    return replace(one, **changes)
+
+
+def seen(*findings: Finding) -> Diagnosis:
+    return Diagnosis(findings=findings, checked=("FED001",))
+
+
+def alerts_to(url: str, **rule: Any) -> Alerts:
+    sink = WebhookSink(url, allow_private=True)
+    return Alerts((Rule("faults", ("hook",), **{"repeat_s": 100.0, **rule}),), {"hook": sink}, group_s=0.0)
+
+
+Make = Callable[[Alerts], Alerter]
+
+
+def test_a_finding_is_told_once_again_later_and_when_it_has_passed(run: Run, receiver: Receiver) -> None:
+    clock = Hand()
+    alerter = Alerter(alerts_to(receiver.url), run, clock=clock)
+    for _ in range(3):
+        alerter.look(seen(finding()))
+        assert alerter.send() == 0
+    assert [body["items"][0]["state"] for body in receiver.bodies] == ["new"]
+    clock.now_s += 101
+    alerter.look(seen(finding()))
+    alerter.send()
+    alerter.look(seen())
+    alerter.send()
+    assert [body["items"][0]["state"] for body in receiver.bodies] == ["new", "again", "passed"]
+    first = receiver.bodies[0]
+    assert first["run"] == "r" and first["items"][0]["next_step"] == "leave it out"
+    assert first["items"][0]["clients"] == ["c7"]
+
+
+def test_what_comes_together_goes_in_one_message(run: Run, receiver: Receiver) -> None:
+    clock = Hand()
+    alerter = Alerter(replace(alerts_to(receiver.url), group_s=5.0), run, clock=clock)
+    alerter.look(seen(finding("c1")))
+    assert alerter.send() == 1  # it waits for company
+    clock.now_s += 3
+    alerter.look(seen(finding("c1"), finding("c2")))
+    clock.now_s += 3
+    assert alerter.send() == 0
+    (body,) = receiver.bodies
+    assert body["count"] == 2 and "and 1 more" in body["subject"]
+
+
+def test_a_failed_delivery_is_repeated_with_growing_pauses_and_survives_a_restart(run: Run, receiver: Receiver) -> None:
+    clock, said = Hand(), []
+    receiver.answers = [500, 503]
+    alerter = Alerter(alerts_to(receiver.url), run, clock=clock, say=said.append)
+    alerter.look(seen(finding()))
+    assert alerter.send() == 1 and "answered 500" in said[0]
+    assert alerter.send() == 1 and len(said) == 1  # not yet
+    clock.now_s += 2
+    assert alerter.send() == 1 and "again in 4 s" in said[1]
+    clock.now_s += 4
+    again = Alerter(alerts_to(receiver.url), run, clock=clock)
+    again.look(seen(finding()))
+    assert again.send() == 0 and len(receiver.bodies) == 1
+    assert AlertState(run.path).delivered()[0][0] == "hook"
+
+
+def test_a_detector_that_was_not_checked_says_nothing_about_the_end(run: Run, receiver: Receiver) -> None:
+    alerter = Alerter(alerts_to(receiver.url, code="faulty-client"), run, clock=Hand())
+    alerter.look(seen(finding()))
+    alerter.look(Diagnosis())
+    alerter.send()
+    assert [body["items"][0]["state"] for body in receiver.bodies] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_told"),
+    [({"severity": "error"}, True), ({"client": "c7"}, True), ({"client": "c8"}, False), ({"code": "FED001"}, True),
+     ({"code": "straggler"}, False)],
+)  # fmt: skip
+def test_a_rule_is_narrowed_down(rule: dict[str, Any], is_told: bool, run: Run, receiver: Receiver) -> None:
+    alerter = Alerter(alerts_to(receiver.url, **rule), run, clock=Hand())
+    alerter.look(seen(finding()))
+    alerter.send()
+    assert bool(receiver.bodies) is is_told
+
+
+def test_an_info_is_not_told_by_default(run: Run, receiver: Receiver) -> None:
+    alerter = Alerter(alerts_to(receiver.url), run, clock=Hand())
+    alerter.look(seen(finding(severity=Severity.INFO), finding("c1", is_open=False)))
+    assert alerter.send() == 0 and not receiver.bodies
+
+
+def test_a_query_tells_when_its_number_crosses_the_limit(run: Run, receiver: Receiver) -> None:
+    said: list[str] = []
+    alerts = alerts_to(receiver.url, query="SELECT 4.5", above=3.0)
+    Alerter(alerts, run, clock=Hand()).look(seen())
+    Alerter(alerts, run, clock=Hand()).send()
+    assert receiver.bodies[0]["items"][0]["title"] == "faults: 4.5, above 3"
+    fine = Alerter(alerts_to(receiver.url, query="SELECT 2.5", above=3.0), run, clock=Hand())
+    fine.look(seen())
+    fine.send()
+    assert receiver.bodies[1]["items"][0]["state"] == "passed"
+    Alerter(alerts_to(receiver.url, query="SELECT nonsense", above=3.0), run, say=said.append).look(seen())
+    assert "nonsense" in said[0]
+
+
+def test_slack_and_discord_get_text_as_text(receiver: Receiver) -> None:
+    message = Message("r", (Item("k", "rule", "new", "error", "client <!channel> & @everyone"),))
+    for form in ("slack", "discord"):
+        deliver(WebhookSink(receiver.url, format=form, allow_private=True), message)
+    slack, discord = receiver.bodies
+    assert "<!channel>" not in slack["text"] and "&lt;!channel&gt; &amp;" in slack["text"]
+    assert discord["allowed_mentions"] == {"parse": []} and discord["embeds"][0]["color"]
+
+
+def test_a_mail_arrives(smtp: Smtp) -> None:
+    sink = MailSink("127.0.0.1", "stethos@example.org", ("a@example.org",), port=smtp.server_address[1])
+    deliver(sink, Message("r", (Item("k", "rule", "new", "error", "client x\nBcc: evil@example.org", "go home"),)))
+    (mail,) = smtp.mails
+    header, _, body = mail.partition("\n\n")
+    assert "Subject: [error] r: client x Bcc: evil@example.org" in header and "\nBcc:" not in header
+    assert "next: go home" in body
+
+
+def test_a_command_gets_json_and_its_failure_is_told(tmp_path: Path) -> None:
+    from stethos.act.alert_rule import CommandSink
+
+    message = Message("r", (Item("k", "rule", "new", "error", "title"),))
+    code = f"import sys, pathlib; pathlib.Path({str(tmp_path / 'got')!r}).write_text(sys.stdin.read())"
+    deliver(CommandSink((sys.executable, "-c", code)), message)
+    assert json.loads((tmp_path / "got").read_text())["items"][0]["title"] == "title"
+    with pytest.raises(DeliveryError, match="ended with 3"):
+        deliver(CommandSink((sys.executable, "-c", "import sys; sys.exit(3)")), message)
+    with pytest.raises(DeliveryError, match="longer than"):
+        deliver(CommandSink((sys.executable, "-c", "import time; time.sleep(60)"), timeout_s=0.2), message)
+    deliver(LogSink(str(tmp_path / "log")), message)
+    deliver(LogSink(str(tmp_path / "log")), message)
+    assert len((tmp_path / "log").read_text().splitlines()) == 2
+
+
+def test_a_recorded_program_is_watched_by_itself(receiver: Receiver, tmp_path: Path) -> None:
+    file, script = tmp_path / "a.toml", tmp_path / "job.py"
+    text = FILE.replace("https://example.org/x", receiver.url)
+    text = text.replace('type = "webhook"', 'type = "webhook"\nallow_private = true')
+    file.write_text(text.replace('sinks = ["hook"]', 'sinks = ["hook"]\nquery = "SELECT 5"\nabove = 1'))
+    script.write_text("print(7)")
+    result = command("run", "--dir", tmp_path / "runs", "--name", "r", "--alerts", file, script)
+    assert result.stdout == "7\n"
+    wait_until(lambda: bool(receiver.bodies), "the alert to arrive")
+    assert receiver.bodies[0]["run"] == "r"
+
+
+# A webhook cannot be turned against the network it is sent from --------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1/", "http://localhost/", "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/latest",
+     "http://0.0.0.0/", "http://[::ffff:127.0.0.1]/", "http://2130706433/", "http://0x7f.1/", "http://192.168.1.1:80/",
+     "http://100.64.0.1/", "http://[fe80::1]/", "http://[fd00::1]/", "http://224.0.0.1/", "http://127.1/"],
+)  # fmt: skip
+def test_private_addresses_are_refused(url: str) -> None:
+    with pytest.raises(DeliveryError, match=r"no public address|cannot be resolved"):
+        post(WebhookSink(url), {})
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org", "http://", "nonsense", "http://x:port/"])
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(DeliveryError, match="no webhook address"):
+        post(WebhookSink(url), {})
+
+
+def test_public_is_told_from_private() -> None:
+    assert _is_public("1.1.1.1") and _is_public("2606:4700::1111")
+    assert not any(map(_is_public, ("127.0.0.1", "::1", "::ffff:10.0.0.1", "2002:7f00:1::", "169.254.169.254")))
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    receiver.answers, receiver.location = [302], receiver.url
+    with pytest.raises(DeliveryError, match="redirects are not followed"):
+        post(WebhookSink(receiver.url, allow_private=True), {})
+    assert receiver.bodies == []
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"])
+def test_a_server_that_hangs_or_drips_is_left(drip: bytes) -> None:
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hold() -> None:
+            client, _ = server.accept()
+            with client:
+                while not stop.wait(0.05):
+                    try:
+                        client.sendall(drip)
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            with pytest.raises(DeliveryError):
+                post(WebhookSink(f"http://127.0.0.1:{server.getsockname()[1]}/", allow_private=True, timeout_s=0.3), {})
+        finally:
+            stop.set()
+            thread.join()
+
+
+# The file ------------------------------------------------------------------------------------------
+
+FILE = """
+[[rule]]
+name = "faults"
+sinks = ["hook"]
+[sink.hook]
+type = "webhook"
+url = "https://example.org/x"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('sinks = ["hook"]', 'sinks = ["nobody"]', "no sink 'nobody'"),
+        ('name = "faults"', "", "name is missing"),
+        ('name = "faults"', 'name = "faults"\nquery = "SELECT 1"', "needs above or below"),
+        ('name = "faults"', 'name = "faults"\nseverity = "bad"', "severity is 'bad'"),
+        ('name = "faults"', 'name = "faults"\ncode = "nope"', "no detector 'nope'"),
+        ('name = "faults"', 'name = "faults"\nrepeat_s = "1h"', "repeat_s is '1h'"),
+        ('type = "webhook"', 'type = "pigeon"', "type is 'pigeon'"),
+        ('type = "webhook"', 'type = "webhook"\nformat = "teams"', "format is 'teams'"),
+        ('type = "webhook"', 'type = "webhook"\nurls = "x"', "no setting 'urls'"),
+        ("[[rule]]", "[[rules]]", "no setting 'rules'"),
+        ("[[rule]]", "[[rule]", "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(old: str, new: str, words: str, tmp_path: Path) -> None:
+    assert FILE.count(old) == 1
+    (tmp_path / "a.toml").write_text(FILE.replace(old, new))
+    with pytest.raises(UsageError, match=words):
+        read_alerts(tmp_path / "a.toml")
+
+
+def test_the_command_tests_the_sinks_and_tells_of_a_run(
+    run: Run, receiver: Receiver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.toml"
+    text = FILE.replace("https://example.org/x", receiver.url)
+    text = text.replace('type = "webhook"', 'type = "webhook"\nallow_private = true')
+    file.write_text(text.replace('sinks = ["hook"]', 'sinks = ["hook"]\nquery = "SELECT 5"\nabove = 1'))
+    assert main(["alert", "test", str(file)]) == 0
+    assert "hook: delivered" in capsys.readouterr().out
+    assert main(["alert", "watch", str(file), "-t", str(run.path)]) == 0  # it has ended: one look
+    assert main(["alert", "once", str(file), "-t", str(run.path)]) == 0
+    assert [body["items"][0]["title"] for body in receiver.bodies[1:]] == ["faults: 5, above 1"]
+    assert main(["alert", "status", "-t", str(run.path)]) == 0
+    assert "delivered  hook: [warning] r: faults: 5, above 1" in capsys.readouterr().out
+    file.write_text(text.replace(receiver.url, "http://127.0.0.1:9/").replace("allow_private = true", ""))
+    assert main(["alert", "test", str(file), "--json"]) == 1
+    assert "no public address" in capsys.readouterr().out

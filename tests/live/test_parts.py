@@ -1,0 +1,178 @@
+"""The small parts: targets as typed, the wire, names that code sees, interrupts, kept stacks."""
+
+from __future__ import annotations
+
+import ast
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from builders import RunBuilder
+
+from stethos.errors import LiveError, QueryError, StethosError
+from stethos.live.interrupt import Interruptible, TimeLimitError
+from stethos.live.namespace import Namespace, frames_from, private_names
+from stethos.live.output import Catcher, Caught
+from stethos.live.target import Wanted, take_apart
+from stethos.live.wire import error_from, error_reply, receive, send
+from stethos.store.captures import keep_stacks, read_stacks
+from stethos.store.run import Run
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (None, Wanted()), ("digits", Wanted("digits")), ("runs/digits", Wanted("runs/digits")),
+        ("4711", Wanted("4711")),
+        ("all", Wanted(is_all=True)), ("rank:3", Wanted(rank=3)), ("digits/all", Wanted("digits", is_all=True)),
+        ("runs/digits/rank:12", Wanted("runs/digits", rank=12)), ("/abs/run/all", Wanted("/abs/run", is_all=True)),
+        ("node1:8080", Wanted(gateway="node1:8080")),
+        ("10.0.0.1:8080/digits", Wanted("digits", gateway="10.0.0.1:8080")),
+        ("node1:8080/digits/rank:1", Wanted("digits", rank=1, gateway="node1:8080")),
+        ("node1:8080/all", Wanted(is_all=True, gateway="node1:8080")), ("[::1]:90", Wanted(gateway="[::1]:90")),
+        ("rank:x", Wanted("rank:x")), ("overall", Wanted("overall")),
+    ],
+)  # fmt: skip
+def test_a_target_is_taken_apart(typed: str | None, meant: Wanted) -> None:
+    assert take_apart(typed) == meant
+
+
+def test_messages_have_a_limit_and_errors_keep_their_class() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        send(one, {"op": "x", "text": "ü\ud800"}, 1000)
+        assert (receive(other, 1000) or {})["op"] == "x"
+        with pytest.raises(LiveError, match="more than the 10 allowed"):
+            send(one, {"text": "y" * 100}, 10)
+        send(one, {"text": "y" * 100}, 1000)
+        with pytest.raises(LiveError):
+            receive(other, 50)
+    error = error_from(error_reply(QueryError("wrong", hint="right")))
+    assert type(error) is QueryError and (error.message, error.hint) == ("wrong", "right")
+    for odd in ({}, {"error": 3}, {"error": {"kind": "annotations"}}, {"error": {"kind": "__loader__"}}):
+        assert type(error_from(odd)) is LiveError and isinstance(error_from(odd), StethosError)
+
+
+# Names ----------------------------------------------------------------------------------------------------------
+
+
+def run_in(code: str, frames: list[object] | None = None, *, is_still: bool = True) -> dict[str, object]:
+    made: dict[str, object] = {}
+    tree = ast.parse(code)
+    names = Namespace(tree, frames or [], made, {"optimizer": "known"}, is_still=is_still)  # type: ignore[arg-type]
+    exec(compile(tree, "<test>", "exec"), names, names)
+    names.finish()
+    return {**made, "notes": names.notes}
+
+
+def training(code: str, *, is_still: bool = True) -> tuple[object, object]:
+    weight, count = 1.5, 3
+
+    def step() -> object:
+        return run_in(code, list(frames_from(sys._getframe())), is_still=is_still)
+
+    made = step()
+    return made, (weight, count)
+
+
+def test_locals_are_read_and_set_where_the_training_waits() -> None:
+    made, (weight, count) = training("count = count + 1\nweight += 1")  # type: ignore[misc]
+    assert (weight, count) == (2.5, 4) and made["notes"] == []  # type: ignore[index]
+    made, (weight, count) = training("count = 9", is_still=False)  # type: ignore[misc]
+    assert count == 3 and "keeps its value" in made["notes"][0]  # type: ignore[index]
+
+
+def test_names_bound_by_anything_but_an_assignment_are_private() -> None:
+    code = "import a.b, c as d\nfor e, (f, *g) in x: pass\nwith y as h: pass\n"
+    code += "def i(): pass\nclass j: pass\n(k := 1)\nl = m = 2"
+    assert private_names(ast.parse(code)) == {"a", "d", "e", "f", "g", "h", "i", "j", "k"}
+    _, (weight, count) = training("for count in range(10): pass\nimport os as weight")  # type: ignore[misc]
+    assert (weight, count) == (1.5, 3)
+
+
+def test_functions_see_private_names_and_the_last_resort() -> None:
+    made = run_in("a = 2\ndef f(): return a * 3\nb = [f() for _ in range(a)]\nc = optimizer")
+    assert made["b"] == [6, 6] and made["c"] == "known"
+    with pytest.raises(NameError):
+        run_in("nothing_of_this_name")
+
+
+# Interrupts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_is_interrupted_in_its_code_and_never_after() -> None:
+    for _ in range(20):
+        stopper, seen, ready = Interruptible(), [], threading.Event()
+
+        def work(stopper: Interruptible = stopper, seen: list[str] = seen, ready: threading.Event = ready) -> None:
+            try:
+                stopper.enter()
+                ready.set()
+                try:
+                    while True:
+                        pass
+                except TimeLimitError:
+                    seen.append("interrupted")
+                finally:
+                    stopper.leave()
+                for _ in range(20_000):
+                    pass
+                seen.append("went on")
+            except TimeLimitError:
+                seen.append("hit afterwards")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait()
+        while not seen:
+            stopper.interrupt()
+        for _ in range(50):
+            stopper.interrupt()
+        thread.join()
+        assert seen == ["interrupted", "went on"]
+
+
+def test_the_main_thread_is_woken_from_a_sleep() -> None:
+    stopper = Interruptible()
+    waker = threading.Thread(target=lambda: (time.sleep(0.05), stopper.interrupt()))
+    stopper.enter()
+    waker.start()
+    try:
+        with pytest.raises(TimeLimitError):
+            time.sleep(60)
+    finally:
+        stopper.leave()
+    waker.join()
+    stopper.interrupt()  # nobody there: nothing happens
+
+
+def test_output_is_caught_by_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    catcher, caught = Catcher(), Caught(limit=10)
+    original = sys.stdout
+    catcher.begin(caught)
+    other = threading.Thread(target=lambda: print("from elsewhere"))
+    other.start()
+    other.join()
+    print("12345678901234567890")
+    catcher.end()
+    assert sys.stdout is original and (caught.text(), caught.dropped) == ("1234567890", 11)
+    assert capsys.readouterr().out == "from elsewhere\n"
+
+
+# Kept stacks ----------------------------------------------------------------------------------------------------
+
+
+def test_kept_stacks_are_rows(run: RunBuilder, tmp_path: Path) -> None:
+    process = run.process()
+    process.steps(3)
+    keep_stacks(run.path, [{"t_ns": 5, "reason": "hang", "thread": "MainThread", "depth": 0, "func": "f", "lineno": 3}])
+    with (run.path / "stacks.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    assert len(read_stacks(run.path)) == 1
+    with Run(run.place) as reader:
+        assert reader.rows("SELECT reason, func, lineno, rank FROM stacks").values == [("hang", "f", 3, None)]
+        assert reader.rows("SELECT count(*) FROM python.backtrace").values == [(0,)]
+        assert reader.tables()["stacks"] == 1

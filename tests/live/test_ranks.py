@@ -1,0 +1,288 @@
+"""An unmodified DistributedDataParallel script of two ranks under `stethos run torchrun`: asked, compared, and hung."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import PROGRAMS, environment, start_command, wait_until
+
+from stethos.cli.main import main
+from stethos.live.gateway import Gateway
+from stethos.live.keys import open_keys
+from stethos.live.registry import live_processes
+from stethos.live.target import steps_of
+from stethos.record.place import RunPlace
+from stethos.store.boards import boards_of
+from stethos.store.run import open_run
+
+PATIENCE_S = 120.0
+LIMIT_S = 2.0
+TORCHRUN = Path(sys.executable).parent / "torchrun"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Job:
+    """Two ranks that train until they are told otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.run = RunPlace(directory / "runs" / "two")
+        self.errors = directory / "stderr"
+        with self.errors.open("w", encoding="utf-8") as stderr:
+            self.process: subprocess.Popen[str] = start_command(
+                "run", "--dir", directory / "runs", "--name", "two", "--hang-after", str(LIMIT_S), TORCHRUN,
+                "--nproc-per-node", "2", "--master-port", str(free_port()), PROGRAMS / "two_ranks.py", directory,
+                stderr=stderr, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def mark(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def hangs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in self.run.path.glob("hang-*.json"):
+            found += json.loads(path.read_text(encoding="utf-8"))["hangs"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A registry of our own, also for the commands that run in this process."""
+    directory = tmp_path_factory.mktemp("ranks")
+    directory.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(XDG_RUNTIME_DIR=str(directory)).items():
+            patch.setenv(name, value)
+        patch.setenv("STETHOS_DIR", str(directory / "runs"))
+        yield directory
+
+
+@pytest.fixture(autouse=True)
+def own_registry(private: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of the one of each test."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(private))
+    return private / "stethos"
+
+
+@pytest.fixture(scope="module")
+def job(private: Path) -> Iterator[Job]:
+    one = Job(private)
+    try:
+        wait_until(
+            lambda: (
+                [steps_of(process) > 20 for process in live_processes() if process.rank is not None] == [True, True]
+            ),
+            "steps of both ranks",
+            PATIENCE_S,
+        )
+        yield one
+    finally:
+        for process in live_processes(one.run.path):  # one of them sleeps for an hour
+            os.kill(process.pid, signal.SIGKILL)
+        one.process.kill()
+        one.process.communicate()
+
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(job: Job, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run `stethos WORDS` here; its status, output and errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(list(words))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_every_rank_joins_one_run_by_itself(job: Job) -> None:
+    ranks = {process.rank: process.world_size for process in live_processes(job.run.path)}
+    assert ranks[0] == ranks[1] == 2
+
+
+def test_all_backtrace_is_one_tree(ask: Ask) -> None:
+    status, out, _ = ask("all", "backtrace")
+    assert status == 0
+    assert "<module> (two_ranks.py:" in out
+    assert "[ranks 0-1]" in out
+    assert "torchrun" not in out
+    status, out, _ = ask("all", "backtrace", "--json")
+    assert json.loads(out)["tree"]["members"] == ["0", "1"]
+    assert json.loads(out)["missing"] == {}
+
+
+def test_all_query_runs_for_each_rank(ask: Ask) -> None:
+    status, out, err = ask("all", "query", "--json", "SELECT count(*) > 10 AS many FROM steps")
+    assert (status, err) == (0, "")
+    assert [(row["rank"], bool(row["host"]), row["many"]) for row in json.loads(out)] == [
+        (0, True, True),
+        (1, True, True),
+    ]
+
+
+def test_all_query_joins_ranks(ask: Ask) -> None:
+    sql = (
+        "SELECT a.step, a.loss = b.loss AS same, a.host = b.host AS near FROM steps a JOIN steps b USING (step) "
+        "WHERE a.rank = 0 AND b.rank = 1 AND a.step < 3 ORDER BY step"
+    )
+    _, out, _ = ask("all", "query", "--json", sql)
+    assert [(row["step"], row["same"], row["near"]) for row in json.loads(out)] == [
+        (0, True, True),
+        (1, True, True),
+        (2, True, True),
+    ]
+
+
+def test_all_query_looks_at_the_stacks_of_each_rank(ask: Ask) -> None:
+    _, out, _ = ask("all", "query", "--json", "SELECT func FROM python.backtrace ORDER BY depth DESC LIMIT 1")
+    assert [(row["rank"], row["func"]) for row in json.loads(out)] == [(0, "<module>"), (1, "<module>")]
+
+
+def test_one_rank_is_asked_alone(ask: Ask) -> None:
+    _, out, _ = ask("rank:1", "query", "--json", "SELECT DISTINCT rank FROM steps")
+    assert {row["rank"] for row in json.loads(out)} == {1}
+
+
+def test_all_eval_runs_at_the_same_step(ask: Ask) -> None:
+    status, out, err = ask("all", "eval", "--json", "trainer.current_step, dist.get_rank()")
+    assert status == 0, err
+    replies = json.loads(out)
+    assert [(reply["rank"], reply["where"]) for reply in replies] == [(0, "step"), (1, "step")]
+    assert replies[0]["step"] == replies[1]["step"]
+    assert [reply["value"] for reply in replies] == [f"({replies[0]['step']}, 0)", f"({replies[0]['step']}, 1)"]
+
+
+def test_a_collective_runs_on_all_ranks_or_not_at_all(ask: Ask, job: Job) -> None:
+    code = "tensor = torch.tensor([trainer.current_step])\ndist.all_reduce(tensor)\nprint(tensor.item())"
+    status, _, err = ask("rank:0", "eval", code)
+    assert status == 6
+    assert "dist.all_reduce on one rank of 2 would wait for the others for ever" in err
+    status, out, err = ask("all", "eval", "--json", code)
+    assert status == 0, err
+    replies = json.loads(out)
+    assert {reply["output"] for reply in replies} == {f"{2 * replies[0]['step']}\n"}
+
+
+def test_collectives_are_recorded_and_shown(ask: Ask) -> None:
+    wait_until(lambda: "c++" in ask("collectives", "--calls")[1], "the calls of C++")
+    status, out, _ = ask("collectives", "--json")
+    assert status == 0
+    assert {row["rank"] for row in json.loads(out)["ranks"]} == {0, 1}
+    _, out, _ = ask("collectives", "--calls", "--json")
+    calls = {(row["rank"], row["op"], row["via"]): row for row in json.loads(out)["calls"]}
+    votes = calls[0, "all_reduce", "python"]
+    assert 4 * votes["calls"] <= votes["bytes"] < 5 * votes["calls"]  # and the one that was evaluated
+    gradients = calls[1, "all_reduce", "c++"]
+    assert gradients["bytes"] == gradients["calls"] * 4 * (8 * 2 + 2)
+
+
+def test_both_ranks_count_a_collective_alike(ask: Ask, job: Job) -> None:
+    with open_run(job.run.path) as run:
+        sql = """SELECT count(*) FILTER (a.op = b.op AND a.bytes = b.bytes), count(*) FROM collectives a
+                 JOIN collectives b ON a.seq = b.seq AND a."group" = b."group" AND a.rank = 0 AND b.rank = 1"""
+        ((same, all_of_them),) = run.rows(sql).values
+    assert same == all_of_them > 20
+
+
+def test_the_gateway_serves_the_same(ask: Ask, job: Job, private: Path) -> None:
+    gateway = Gateway(open_keys(private / "keys"), private / "runs")
+    host, port = gateway.listen("127.0.0.1", 0)
+    threading.Thread(target=gateway.serve, daemon=True).start()
+    try:
+        read, act = (str(private / "keys" / f"{right}.token") for right in ("read", "act"))
+        status, out, err = ask("-t", f"{host}:{port}/two/all", "--token-file", read, "backtrace")
+        assert (status, err) == (0, "")
+        assert "[ranks 0-1]" in out
+        sql = "SELECT count(*) > 10 AS many FROM steps"
+        status, out, _ = ask("query", "--json", sql, "-t", f"{host}:{port}/two/all", "--token-file", read)
+        assert [row["rank"] for row in json.loads(out)] == [0, 1]
+        status, _, err = ask("-t", f"{host}:{port}/two/rank:1", "eval", "1 + 1", "--token-file", read)
+        assert (status, err.startswith("this token may read, not eval")) == (6, True)
+        status, out, _ = ask("-t", f"{host}:{port}/two/rank:1", "eval", "dist.get_rank() + 41", "--token-file", act)
+        assert (status, out) == (0, "42\n")
+        status, _, err = ask("-t", f"{host}:{port}", "query", "SELECT 1")
+        assert (status, "there is no token for it" in err) == (2, True)
+    finally:
+        gateway.stop()
+    with open_run(job.run.path) as run:
+        wait_until(lambda: run.rows("SELECT who FROM audit WHERE who LIKE 'gateway%'").values, "the row of the audit")
+        ((who,), *_) = run.rows("SELECT who FROM audit WHERE who LIKE 'gateway%'").values
+    assert who == "gateway act@127.0.0.1"
+
+
+def test_sync_names_the_rank_that_differs(ask: Ask, job: Job) -> None:
+    status, out, _ = ask("sync")
+    assert (status, "the ranks are in step" in out) == (0, True)
+    job.mark("drift")
+    wait_until(lambda: not (job.directory / "drift").exists(), "rank 1 to go its own way")
+    status, out, _ = ask("sync", "--json")
+    assert status == 1
+    assert json.loads(out)["differ"] == {"0": "parameters", "1": "parameters"}  # of two, who could say
+
+
+def test_a_deadlock_is_named_with_the_missing_rank_and_both_places(ask: Ask, job: Job) -> None:
+    assert job.hangs() == []
+    job.mark("stray")
+    wait_until(job.hangs, "the hang", PATIENCE_S)
+    told_ns = time.time_ns()
+    title = job.hangs()[0]["title"]
+    boards = {board.rank: board for board in boards_of(job.run)}
+    seq = boards[0].groups[0].begun
+    assert title.startswith(
+        f"rank 1 is missing from all_reduce {seq} of group world: it sleeps in stray (two_ranks.py:"
+    )
+    assert "rank 0 waits in it, at main (two_ranks.py:" in title
+    assert boards[1].groups[0].begun == seq - 1
+    assert told_ns - boards[0].last_step_ns > LIMIT_S * 1e9
+    wait_until(lambda: title in job.errors.read_text(encoding="utf-8"), "the line of stethos run")
+    _, out, _ = ask("collectives")
+    assert f"rank 0 waits in all_reduce {seq} of group world: rank 1 has not begun it" in out
+    _, out, _ = ask("diagnose", "--json")
+    (finding,) = [one for one in json.loads(out)["findings"] if one["code"] == "SYS016"]
+    assert (finding["kind"], finding["ranks"], finding["open"]) == ("missing-rank", [1], True)
+    with open_run(job.run.path) as run:
+        sql = "SELECT rank, func FROM stacks WHERE reason = 'hang 1' AND thread = 'MainThread' AND func IN ('stray', 'all_reduce')"  # noqa: E501
+        assert sorted(run.rows(sql).values) == [(0, "all_reduce"), (1, "stray")]
+
+
+def test_in_a_deadlock_no_collective_is_begun_and_nobody_is_said_to_be_in_step(ask: Ask, job: Job) -> None:
+    wait_until(job.hangs, "the hang", PATIENCE_S)
+    status, _, err = ask("all", "eval", "dist.barrier()")
+    assert (status, "not all ranks make steps" in err) == (6, True)
+    status, out, _ = ask("all", "backtrace")
+    assert "stray (two_ranks.py:" in out
+    status, out, _ = ask("sync", "--json")
+    assert (status, json.loads(out)["ok"]) == (1, False)
+
+
+def test_a_missing_rank_is_reported(ask: Ask, job: Job) -> None:
+    wait_until(job.hangs, "the hang", PATIENCE_S)
+    (other,) = [process for process in live_processes(job.run.path) if process.rank == 1]
+    registry = other.socket.parent / str(other.pid)
+    kept = registry.read_text(encoding="utf-8")
+    registry.unlink()  # as if it were on another machine
+    try:
+        _, out, _ = ask("all", "backtrace")
+        assert "rank 1 is missing: it is not alive here" in out
+    finally:
+        registry.write_text(kept, encoding="utf-8")

@@ -1,0 +1,59 @@
+"""A plain DistributedDataParallel training: two_ranks.py DIRECTORY. Nothing in here knows about Stethos.
+
+It trains until the file `end` is there. When `stray` is, rank 1 leaves the others alone in a collective; when `drift`
+is, rank 1 goes its own way with its parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+DIRECTORY = Path(sys.argv[1])
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.current_step = 0
+
+
+def stray() -> None:
+    while not (DIRECTORY / "end").exists():
+        time.sleep(3600)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    trainer = Trainer()
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(8, 8)).pow(2).sum().backward()
+        optimizer.step()
+        trainer.current_step += 1
+        time.sleep(0.01)
+        if rank == 1 and (DIRECTORY / "drift").exists():
+            (DIRECTORY / "drift").unlink()
+            with torch.no_grad():
+                model.module.weight.add_(1.0)
+        if rank == 1 and (DIRECTORY / "stray").exists():
+            stray()
+        votes = torch.tensor([float((DIRECTORY / "end").exists())])
+        dist.all_reduce(votes)
+        if votes.item():
+            break
+    dist.destroy_process_group()
+    os.write(1, b"end\n")
+
+
+main()
