@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help web browser demo traindemo test check docs bench faultbench trainbench clean
+.PHONY: help web browser demo traindemo test check docs bench faultbench provebench trainbench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -66,6 +66,10 @@ bench: .venv/.installed $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measur
 faultbench: .venv/.installed  ## find faulty clients in federations with known faults; FULL=1 for all of them (two hours)
 	@$(RUN) -m stethos.lab.fetch mnist
 	@$(RUN) -m benchmarks.faults $(if $(FULL),--full) $(BENCH)
+
+provebench: .venv/.installed  ## prove, blame and correct in federations with known faults; FULL=1 for all of them (hours)
+	@$(RUN) -m stethos.lab.fetch mnist fashion-mnist
+	@$(RUN) -m benchmarks.provebench $(if $(FULL),--full) $(BENCH)
 
 trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
 	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)

@@ -108,6 +108,33 @@ def host(rss: Sequence[float] | Array, *, free: float = 8e9, is_live: bool = Tru
     return Window({"host": frame_of(rows), "steps": frame_of(steps)}, is_live=is_live)
 
 
+def kept(rss: Sequence[float] | Array, *, step_bytes: float) -> Window:
+    """A process with a list that keeps what each of its 200 steps made."""
+    rows = [
+        {"process": "p0", "step": step, "line": "train.py:9", "holder": "history (list) at train.py:17",
+         "allocated_bytes": step_bytes}
+        for step in range(0, 200, 11 if len(rss) > 5 else 199 // 5)
+    ]  # fmt: skip
+    rows.append({**rows[-1], "step": 199})
+    sampled = host(rss)
+    return Window({"host": sampled.frame("host"), "memory": frame_of(rows)}, is_live=True)
+
+
+def gpu(allocated: Sequence[float] | Array, *, is_live: bool = True) -> Window:
+    """A process whose tensors have so many bytes on a GPU of 80 GB, a step a second."""
+    sampled = host([2e9] * len(allocated))
+    rows = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "used_bytes": 70e9, "total_bytes": 80e9}
+        for second in range(len(allocated))
+    ]
+    steps = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "allocated_bytes": value}
+        for second, value in enumerate(allocated)
+    ]
+    frames = {"host": sampled.frame("host"), "gpu": frame_of(rows), "steps": frame_of(steps)}
+    return Window(frames, is_live=is_live)
+
+
 def hog() -> Window:
     return Window(
         {
