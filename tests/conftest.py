@@ -18,7 +18,7 @@ pytest_plugins = ["recorded"]
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 # The only reasons for which a test may be skipped; any other skip is a failure.
-ALLOWED_SKIPS = ("no GPU",)
+ALLOWED_SKIPS = ("no GPU", "no browser")
 
 
 @pytest.hookimpl(wrapper=True)

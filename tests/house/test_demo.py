@@ -1,4 +1,4 @@
-"""`make demo` ends with the right verdict on the hidden client."""
+"""`stethos demo` ends with the right verdict on the hidden client."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 
 import stethos
 
-PROJECT = Path(__file__).resolve().parents[2]
-
 
 def test_the_demo_names_the_hidden_client(tmp_path: Path) -> None:
     source = str(Path(stethos.__file__).resolve().parents[1])
     result = subprocess.run(
-        [sys.executable, str(PROJECT / "examples" / "walkthrough.py"), "--dir", str(tmp_path)],
+        [sys.executable, "-m", "stethos.cli.main", "demo", "--dir", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
@@ -25,3 +23,4 @@ def test_the_demo_names_the_hidden_client(tmp_path: Path) -> None:
     assert "has class 1 labelled as 2" in result.stdout and "label-flip" in result.stdout
     assert "PROVED: without client c5: accuracy" in result.stdout
     assert "the diagnosis named it (exit status 1)" in result.stdout
+    assert f"serve --dir {tmp_path}" in result.stdout

@@ -30,7 +30,7 @@ BELOW: dict[str, frozenset[str]] = {
     "live": frozenset({"record", "store", "observe", "diagnose"}),
     "lab": frozenset({"federate", "observe", "record", "store", "replay", "act"}),
     "adapters": frozenset({"record", "store", "observe", "federate", "replay", "act"}),
-    "web": frozenset({"store", "diagnose", "profile", "export", "act", "live"}),
+    "web": frozenset({"record", "store", "diagnose", "profile", "export", "act", "live"}),
     "cli": frozenset(
         {"record", "store", "observe", "diagnose", "profile", "export", "replay", "act", "live", "lab", "web"}
     ),

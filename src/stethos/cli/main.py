@@ -37,6 +37,8 @@ COMMANDS: dict[str, str] = {
     "rounds": "stethos.cli.rounds",
     "clients": "stethos.cli.clients",
     "compare-clients": "stethos.cli.compare_clients",
+    "serve": "stethos.cli.serve",
+    "demo": "stethos.cli.demo",
     "collectives": "stethos.cli.collectives",
     "replay": "stethos.cli.replay",
     "debug": "stethos.cli.debug",

@@ -53,7 +53,7 @@ class Rows:
 class Engine:
     """One in-memory DuckDB over one run directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
         self._connection = duckdb.connect(
             ":memory:",
             config={
@@ -61,7 +61,7 @@ class Engine:
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "temp_directory": "",
-                "memory_limit": f"{_memory_limit() >> 20}MiB",
+                "memory_limit": f"{(memory_bytes or _memory_limit()) >> 20}MiB",
                 "threads": min(_THREADS, os.cpu_count() or 1),
             },
         )

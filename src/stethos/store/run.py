@@ -58,11 +58,13 @@ class Run:
 
     Every call looks at the directory again, so a growing run is seen as it is
     now. What was read stays in memory as long as it is valid, so keep the
-    object for a series of queries. Not for use by several threads at once.
+    object for a series of queries. Not for use by several threads at once. Queries
+    may use `memory_bytes`, or a quarter of the machine's memory.
     """
 
-    def __init__(self, place: RunPlace) -> None:
+    def __init__(self, place: RunPlace, *, memory_bytes: int | None = None) -> None:
         self._place = place
+        self._memory_bytes = memory_bytes
         self._readers: dict[str, ProcessReader] = {}
         self.examiner = Examiner()
         self._engine: Engine | None = None
@@ -188,7 +190,7 @@ class Run:
         if self._engine is None:
             from stethos.store.engine import Engine
 
-            self._engine = Engine(self._place.path)
+            self._engine = Engine(self._place.path, self._memory_bytes)
         return self._engine
 
     @property

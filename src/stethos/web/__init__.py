@@ -1,0 +1,1 @@
+"""The server side of the dashboard: panels, the JSON under /api/, and the page itself."""

@@ -1,0 +1,93 @@
+"""Server-Sent Events: a run's page is told at once when the run has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from anyio import to_thread
+
+from stethos.errors import RunNotFoundError
+from stethos.web.encode import encode
+from stethos.web.examine import Examiner
+from stethos.web.shelf import Shelf
+
+_LOOK_S = 0.15
+_PAUSE_S = 0.25  # after a change: readers need time, too
+_BEAT_S = 5.0
+
+
+class Watcher:
+    """Looks at one run's files several times a second, for as long as anybody listens."""
+
+    def __init__(self, shelf: Shelf, examiner: Examiner, name: str) -> None:
+        self._shelf = shelf
+        self._examiner = examiner
+        self._name = name
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._listeners = 0
+        self.version = ""
+        self.examined = ""
+        self.is_gone = False
+
+    async def listen(self) -> AsyncIterator[bytes]:
+        """Events as they come: `version` now and after every change, a comment now and then, `gone` at the end."""
+        self._listeners += 1
+        if self._task is None or self._task.done():
+            self.is_gone, self.version = False, await self._look()
+            self._task = asyncio.create_task(self._watch())
+        told: tuple[str, str] = ("", "")
+        try:
+            while not self.is_gone:
+                now = (self.version, self.examined)
+                if now != told:
+                    told = now
+                    yield b"event: version\ndata: " + encode({"version": now[0], "examined": now[1]}) + b"\n\n"
+                try:
+                    async with asyncio.timeout(_BEAT_S), self._changed:
+                        while (self.version, self.examined) == told and not self.is_gone:
+                            await self._changed.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+            yield b"event: gone\ndata: {}\n\n"
+        finally:
+            self._listeners -= 1
+
+    async def _look(self) -> str:
+        return await to_thread.run_sync(self._shelf.version, self._name)
+
+    async def _watch(self) -> None:
+        while self._listeners:
+            start = time.monotonic()
+            try:
+                version = await self._look()
+                rows = await to_thread.run_sync(lambda: self._shelf.version(self._name, with_findings=False))
+            except RunNotFoundError:
+                self.is_gone = True
+            else:
+                known = self._examiner.poke(self._name, rows)
+                examined = f"{known.version}{'…' if known.is_under_way else ''}"
+                if (version, examined) == (self.version, self.examined):
+                    await asyncio.sleep(max(_LOOK_S, 4 * (time.monotonic() - start)))
+                    continue
+                self.version, self.examined = version, examined
+            async with self._changed:
+                self._changed.notify_all()
+            if self.is_gone:
+                return
+            await asyncio.sleep(max(_PAUSE_S, 4 * (time.monotonic() - start)))
+
+
+class Watchers:
+    """One watcher per run, shared by all who listen."""
+
+    def __init__(self, shelf: Shelf, examiner: Examiner) -> None:
+        self._shelf = shelf
+        self._examiner = examiner
+        self._by_run: dict[str, Watcher] = {}
+
+    def of(self, name: str) -> Watcher:
+        self._shelf.place(name)
+        return self._by_run.setdefault(name, Watcher(self._shelf, self._examiner, name))

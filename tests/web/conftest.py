@@ -1,0 +1,96 @@
+"""A page that is built, runs to look at, a server over them, and a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import environment, start, start_command, start_program, wait_for_rest
+from served import Served
+
+from stethos.web.bundle import Bundle
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of these tests are registered."""
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture(scope="session")
+def shown_runs(tmp_path_factory: pytest.TempPathFactory, registry: Path) -> Path:
+    """A directory with one run, `odd`, whose names are as bad as names can be."""
+    directory = tmp_path_factory.mktemp("shown")
+    mine = environment(XDG_RUNTIME_DIR=str(registry))
+    program = start_program("odd_names.py", directory, "odd", env=mine)
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 0, said
+    wait_for_rest(directory / "odd")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def server(shown_runs: Path, registry: Path) -> Iterator[Served]:
+    """A server over these runs."""
+    mine = environment(XDG_RUNTIME_DIR=str(registry))
+    process = start_command("serve", "--dir", shown_runs, "--port", "0", "--json", env=mine, stderr=None)
+    assert process.stdout is not None
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "the server did not start"
+        text += line
+    url, _, token = json.loads(text)["url"].partition("/#token=")
+    try:
+        yield Served(url, token, shown_runs, process)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
+    """A federated training in that directory, slow enough to be watched: run `live`, client c1 faulty from round 5."""
+    words = (
+        "-m",
+        "stethos.lab.demo",
+        "--dir",
+        server.directory,
+        "--name",
+        "live",
+        "--seed",
+        "2",
+        "--pause",
+        "0.25",
+        "--rounds",
+        "16",
+    )
+    process = start(*words, env=environment(XDG_RUNTIME_DIR=str(registry)), stderr=subprocess.DEVNULL)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="session")
+def page_is_built() -> None:
+    """`make test` builds the page; a bare pytest builds it here."""
+    if not Bundle().is_built:
+        project = Path(__file__).resolve().parents[2]
+        subprocess.run([sys.executable, str(project / "hatch_build.py")], check=True, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Debian's Chromium; where it could be installed, missing it is a failure."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        if os.geteuid() == 0 and shutil.which("apt-get"):
+            pytest.fail("Chromium is not installed: `make test` installs it")
+        pytest.skip("no browser")
+    return found

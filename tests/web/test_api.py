@@ -1,0 +1,279 @@
+"""The JSON under /api/: what it tells, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from builders import RunBuilder
+from served import Served
+
+from stethos.errors import QueryError
+from stethos.store.run import open_run
+from stethos.web.app import make_app
+from stethos.web.asker import SQL_ROWS, Asker
+from stethos.web.bundle import Bundle
+from stethos.web.encode import encode
+from stethos.web.panel import evaluate
+from stethos.web.panels import PAGES, PANELS
+from stethos.web.shelf import Shelf
+
+TOKEN = "t"
+
+
+class Caller:
+    """Asks an application over a directory of runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(self, *requests: tuple[str, str, Any] | str) -> list[httpx.Response]:
+        async def ask() -> list[httpx.Response]:
+            app = make_app(self._directory, TOKEN, bundle=Bundle(Path("/nowhere")))
+            headers = {"authorization": f"Bearer {TOKEN}", "origin": "http://localhost"}
+            transport = httpx.ASGITransport(app=app)
+            async with (
+                app.app.router.lifespan_context(app.app),
+                httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
+            ):
+                return [
+                    await (client.get(one) if isinstance(one, str) else client.request(one[0], one[1], json=one[2]))
+                    for one in requests
+                ]
+
+        return asyncio.run(ask())
+
+    def one(self, request: tuple[str, str, Any] | str) -> httpx.Response:
+        return self(request)[0]
+
+    def sql(self, text: str, run: str = "odd") -> httpx.Response:
+        return self.one(("POST", f"/api/runs/{run}/sql", {"sql": text}))
+
+
+@pytest.fixture
+def call(shown_runs: Path) -> Caller:
+    return Caller(shown_runs)
+
+
+@pytest.fixture(scope="module")
+def asker() -> Iterator[Asker]:
+    asker = Asker()
+    yield asker
+    asker.close()
+
+
+def test_every_panel_has_what_its_chart_needs(shown_runs: Path) -> None:
+    with open_run(shown_runs / "odd") as run:
+        for panel in PANELS.values():
+            assert panel.page in PAGES
+            choices = [{one.name: key} for one in panel.parameters for key in one.options]
+            for given in ({}, *choices):
+                columns = evaluate(run, panel, **given)
+                needed = {panel.x, *panel.y, panel.by, *panel.band, *panel.selects} - {""}
+                if panel.chart == "heat":
+                    needed = {panel.x, *panel.y, "value"}
+                assert needed - set(panel.selects.values()) <= set(columns.names), panel.name
+
+
+def test_every_panel_can_be_asked_for_and_shows_its_sql(call: Caller) -> None:
+    names = list(PANELS)
+    for name, answer in zip(names, call(*(f"/api/runs/odd/panels/{name}" for name in names)), strict=True):
+        assert answer.status_code == 200, name
+        assert answer.json()["sql"] == PANELS[name].query()
+
+
+def test_a_panel_says_the_same_as_its_sql_asked_by_hand(call: Caller) -> None:
+    shown = call.one("/api/runs/odd/panels/client-map?measure=loss").json()
+    asked = call.sql(shown["sql"]).json()
+    assert shown["values"] == asked["values"] and shown["rows"] == 18
+
+
+def test_runs_are_listed_with_state_and_health(call: Caller) -> None:
+    (row,) = [row for row in call.one("/api/runs").json()["runs"] if row["run"] == "odd"]
+    assert (row["state"], row["last_round"], row["accuracy"]) == ("ended", 3, 0.5)
+
+
+def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
+    nasty = "'; DROP TABLE steps; --"
+    answer = call.one(httpx.URL("/api/runs/odd/panels/client-norm", params={"client": nasty}).raw_path.decode())
+    columns = answer.json()
+    assert len(columns["values"][columns["names"].index("client")]) == 3
+    values = call.one("/api/runs/odd/panels/client-norm/values/client").json()["values"]
+    assert nasty in values and "<script>alert(1)</script>" in values
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/runs/odd/panels/nothing", 400),
+        ("/api/runs/odd/panels/client-map?measure=size", 400),
+        ("/api/runs/odd/panels/client-map?self=1&run=2", 400),
+        ("/api/runs/odd/panels/waterfall?round=1;drop", 400),
+        ("/api/runs/odd/panels/summary/values/x", 404),
+        ("/api/runs/nothing/panels/summary", 404),
+        ("/api/runs/nothing/findings", 404),
+        ("/api/runs/nothing/events", 404),
+        ("/api/runs/nothing/stacks", 404),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_a_hint(call: Caller, path: str, status: int) -> None:
+    answer = call.one(path)
+    assert answer.status_code == status and answer.json()["error"] and "hint" in answer.json()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", "%2e%2e", "%252e%252e", "..%2fodd", "%2e%2e%2f%2e%2e%2fetc", "odd%2f..%2fodd", "..%5codd", "odd%00",
+     "%ff", "linked", ".hidden"],
+)  # fmt: skip
+def test_no_name_leads_out_of_the_directory(shown_runs: Path, tmp_path: Path, name: str) -> None:
+    inside = tmp_path / "inside"
+    shutil.copytree(shown_runs / "odd", inside / "odd")
+    shutil.copytree(shown_runs / "odd", tmp_path / "outside")
+    shutil.copytree(shown_runs / "odd", inside / ".hidden")
+    (inside / "linked").symlink_to(tmp_path / "outside")
+    call = Caller(inside)
+    answer = call.one(f"/api/runs/{name}/panels/summary")
+    assert answer.status_code == 404, answer.text
+    assert [row["run"] for row in call.one("/api/runs").json()["runs"]] == ["odd"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP TABLE findings",
+        "INSERT INTO runs SELECT * FROM runs",
+        "COPY steps TO '/tmp/stethos-out.csv'",
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_text('/proc/self/environ')",
+        "SELECT * FROM '/etc/passwd'",
+        "ATTACH '/tmp/other.db'",
+        "INSTALL httpfs",
+        "SET memory_limit = '100GB'",
+        "PRAGMA database_list; SELECT 1",
+        "SELECT 1; SELECT 2",
+        "WITH x AS (COPY steps TO '/tmp/x') SELECT 1",
+        "SELECT getenv('HOME')",
+        "CALL pragma_version()",
+        "EXPORT DATABASE '/tmp/x'",
+        "nonsense",
+        "",
+    ],
+)
+def test_a_query_reads_the_run_and_nothing_else(asker: Asker, shown_runs: Path, sql: str) -> None:
+    with pytest.raises(QueryError) as refusal:
+        asker.ask(shown_runs / "odd", sql)
+    assert refusal.value.hint
+
+
+def test_a_refusal_is_told_to_the_page(call: Caller) -> None:
+    answer = call.sql("DROP TABLE findings")
+    assert answer.status_code == 400 and set(answer.json()) == {"error", "hint"}
+
+
+def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stethos.web.asker.PROCESS_MEMORY_BYTES", 500 << 20)
+    asker, odd = Asker(), shown_runs / "odd"
+    many = json.loads(asker.ask(odd, "SELECT * FROM range(1000000000)"))
+    assert (many["rows"], many["is_cut"]) == (SQL_ROWS, True)
+    with pytest.raises(QueryError, match="took longer"):
+        asker.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
+    with pytest.raises(QueryError):
+        asker.ask(odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1")
+    with pytest.raises(QueryError, match="memory"):
+        asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)")
+    with pytest.raises(QueryError, match="larger than"):
+        asker.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)")
+    assert json.loads(asker.ask(odd, "SELECT 1 AS one"))["values"] == [[1]]  # and it goes on
+    asker.close()
+
+
+def test_a_request_that_is_no_query_is_refused(call: Caller) -> None:
+    for content in ([], {"sql": 7}, {"query": "SELECT 1"}, {"sql": "SELECT '" + "x" * 70_000 + "'"}):
+        assert call.one(("POST", "/api/runs/odd/sql", content)).status_code == 400
+
+
+def test_numbers_that_javascript_does_not_have_are_texts() -> None:
+    content = {"a": [float("nan"), float("inf"), -float("inf"), 2**53 + 1, 1.5, None, True, b"\x01"]}
+    assert json.loads(encode(content)) == {"a": ["NaN", "Infinity", "-Infinity", str(2**53 + 1), 1.5, None, True, "01"]}
+    assert json.loads(encode("\ud800")) == "?"
+
+
+def test_an_empty_a_damaged_and_a_foreign_directory_are_told(tmp_path: Path) -> None:
+    with RunBuilder(tmp_path / "empty"):
+        pass
+    with RunBuilder(tmp_path / "damaged") as builder:
+        process = builder.process(is_alive=False)
+        process.steps(50)
+        process.finish()
+    (parquet,) = (tmp_path / "damaged").rglob("*.steps.parquet")
+    parquet.write_bytes(b"not a table" * 10)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "run.json").write_text("[]")
+    (tmp_path / "file.txt").write_text("nothing to see")
+    call = Caller(tmp_path)
+    assert {row["run"] for row in call.one("/api/runs").json()["runs"]} == {"empty", "damaged", "foreign"}
+    for run in ("empty", "damaged", "foreign"):
+        answers = call(*(f"/api/runs/{run}/panels/{name}" for name in PANELS))
+        assert {answer.status_code for answer in answers} <= {200, 400}, run
+    assert call.one("/api/runs/empty/panels/step-loss").json()["rows"] == 0
+
+
+def test_a_run_that_is_deleted_meanwhile_is_gone(shown_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(shown_runs / "odd", tmp_path / "copy")
+    shelf = Shelf(tmp_path)
+    assert shelf.answer("copy", ("a",), lambda run: run.name.encode()) == b"odd"
+    shutil.rmtree(tmp_path / "copy")
+    answers = Caller(tmp_path)("/api/runs/copy/panels/summary", "/api/runs")
+    assert [answer.status_code for answer in answers] == [404, 200]
+    assert answers[1].json() == {"runs": []}
+
+
+def test_an_answer_is_made_once_for_each_version(shown_runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(shown_runs / "odd", tmp_path / "copy")
+    shelf, made = Shelf(tmp_path), []
+
+    def make(run: object) -> bytes:
+        made.append(run)
+        return b"answer"
+
+    for _ in range(3):
+        assert shelf.answer("copy", ("a",), make) == b"answer"
+    assert len(made) == 1
+    (tmp_path / "copy" / "launcher-1.json").write_text("{}")
+    shelf.answer("copy", ("a",), make)
+    assert len(made) == 2
+
+
+def test_twenty_readers_at_once_get_the_same_answer(server: Served) -> None:
+    async def ask() -> list[httpx.Response]:
+        headers = {"authorization": f"Bearer {server.token}"}
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+            paths = [f"/api/runs/odd/panels/{name}" for name in ("client-map", "gradient-flow", "summary")]
+            return await asyncio.gather(*(client.get(path) for _ in range(20) for path in paths))
+
+    answers = asyncio.run(ask())
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 3
+
+
+def test_events_begin_with_the_version(server: Served) -> None:
+    headers = {"authorization": f"Bearer {server.token}"}
+    with httpx.stream("GET", f"{server.url}/api/runs/odd/events", headers=headers, timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+        assert next(lines) == "event: version"
+        assert json.loads(next(lines).removeprefix("data: "))["version"]
+
+
+def test_the_server_says_nothing_about_who_came(server: Served) -> None:
+    httpx.get(f"{server.url}/api/runs", headers={"authorization": f"Bearer {server.token}"}, timeout=30)
+    assert server.process.poll() is None
+    arguments = Path(f"/proc/{server.process.pid}/cmdline").read_text()
+    assert server.token not in arguments

@@ -1,0 +1,211 @@
+"""The page in a real browser: a live run, the faulty client, SQL, and names that are no markup."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from processes import wait_until
+from served import FLAGS, Served
+
+PATIENCE_MS = 60_000
+SCRIPT = "<script>alert(1)</script>"
+RUN_PAGES = ("overview", "clients", "layers", "time", "memory", "findings", "live", "sql")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, page_is_built: None) -> Iterator[Browser]:
+    """Headless, with an empty profile."""
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Window:
+    """One tab, and everything that goes wrong in it."""
+
+    def __init__(self, context: BrowserContext, server: Served) -> None:
+        self.server = server
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        self.loads = 0
+        context.set_default_timeout(PATIENCE_MS)
+        self.page: Page = context.new_page()
+        self.page.on("console", lambda said: self.troubles.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.troubles.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("load", self._loaded)
+
+    def _loaded(self, _: Page) -> None:
+        self.loads += 1
+
+    def go(self, address: str) -> Page:
+        """Open an address of the page, and wait until everything in it is drawn."""
+        self.page.goto("about:blank")
+        self.page.goto(self.server.page(address))
+        self.settle()
+        return self.page
+
+    def settle(self) -> None:
+        expect(self.page.locator("main .card").first).to_be_visible(timeout=PATIENCE_MS)
+        expect(self.page.locator(".skeleton, [aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
+
+    def tile(self, name: str) -> Locator:
+        title = self.page.locator("dt", has_text=re.compile(f"^{name}$"))
+        return self.page.locator("[data-panel=summary] dl > div", has=title).locator("dd")
+
+
+@pytest.fixture
+def window(browser: Browser, server: Served) -> Iterator[Window]:
+    """A tab in which nothing may go wrong, and from which nothing goes out."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    window = Window(context, server)
+    yield window
+    context.close()
+    assert window.troubles == []
+    outside = [url for url in window.requests if not url.startswith((f"{server.url}/", "about:", "blob:", "data:"))]
+    assert outside == []
+
+
+def colours_of(canvas: Locator) -> int:
+    """How many different values a drawing has: an empty one has one or two."""
+    count: int = canvas.evaluate(
+        "one => new Set(one.getContext('2d').getImageData(0, 0, one.width, one.height).data).size"
+    )
+    return count
+
+
+def test_a_live_run_is_watched_and_its_faulty_client_found_by_clicking(
+    window: Window, training: subprocess.Popen[str]
+) -> None:
+    live = window.server.directory / "live"
+    wait_until(lambda: any(live.glob("*/process.json")), "the run to begin")
+    page = window.go("/run/live/overview")
+    expect(page.locator(".top .state")).to_have_text("running")
+    seen = window.tile("rounds").inner_text()
+    expect(window.tile("rounds")).not_to_have_text(seen, timeout=PATIENCE_MS)  # a new round, without a reload
+    assert int(window.tile("rounds").inner_text()) > int(seen)
+    assert training.wait(timeout=120) == 0
+    expect(page.locator(".top .state")).to_have_text("ended", timeout=PATIENCE_MS)
+    expect(window.tile("rounds")).to_have_text("16", timeout=PATIENCE_MS)
+    assert window.loads == 2  # about:blank and the page
+
+    page.get_by_role("link", name="Clients").click()
+    window.settle()
+    page.get_by_role("radio", name="cosine").click()
+    expect(page).to_have_url(re.compile("measure=cosine"))
+    window.settle()
+    canvas = page.locator("[data-panel=client-map] canvas")
+    assert colours_of(canvas) > 20
+    box = canvas.bounding_box()
+    assert box is not None
+    canvas.click(position={"x": box["width"] * 0.9, "y": 6 + 26 * 1.5})  # the second row: c1
+    expect(page.locator("#one-client")).to_contain_text("c1")
+    window.settle()
+    assert colours_of(page.locator("[data-panel=client-cosine] canvas")) > 5
+    page.get_by_role("link", name="Overview").click()
+    expect(page.locator(".verdict-word")).to_contain_text("c1", timeout=PATIENCE_MS)
+    page.get_by_role("link", name="Findings").click()
+    expect(page.locator(".finding.is-error").first).to_contain_text("c1")
+
+
+def test_sql_is_asked_and_drawn(window: Window) -> None:
+    page = window.go("/run/odd/sql")
+    page.get_by_label("SQL", exact=True).fill("SELECT round, loss FROM rounds ORDER BY round")
+    page.keyboard.press("Control+Enter")
+    result = page.locator("[data-panel=result]")
+    expect(result.locator("tbody tr")).to_have_count(3)
+    result.get_by_role("radio", name="line").click()
+    assert colours_of(result.locator("canvas")) > 5
+    expect(page).to_have_url(re.compile(r"as=line"))
+    page.reload()  # a deep link
+    expect(page.locator("[data-panel=result] canvas")).to_be_visible()
+
+
+def test_wrong_sql_is_explained(browser: Browser, server: Served) -> None:
+    context = browser.new_context()
+    page = Window(context, server).go("/run/odd/sql")
+    page.get_by_label("SQL", exact=True).fill("SELECT los FROM steps")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".trouble")).to_contain_text("los")
+    context.close()
+
+
+def test_names_are_text_on_every_page(window: Window) -> None:
+    page = window.page
+    for name in RUN_PAGES:
+        window.go(f"/run/odd/{name}")
+        assert page.locator("main script, main img, main s, main u").count() == 0, name
+    window.go("/run/odd/clients")
+    expect(page.locator("[data-panel=client-table]").get_by_role("button", name=SCRIPT)).to_be_visible()
+    page.locator("[data-panel=client-table]").get_by_role("button", name=SCRIPT).click()
+    expect(page.locator("#one-client")).to_contain_text(SCRIPT)
+    window.go("/run/odd/live")
+    expect(page.locator("[data-panel=logs]")).to_contain_text("<script>alert(4)</script>")
+
+
+def test_the_keys_reach_the_map(window: Window) -> None:
+    page = window.go("/run/odd/clients")
+    canvas = page.locator("[data-panel=client-map] canvas")
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    expect(page.locator("#one-client")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement !== document.body")
+
+
+def test_every_panel_shows_its_sql_and_its_json(window: Window) -> None:
+    page = window.go("/run/odd/overview")
+    panel = page.locator("[data-panel=round-loss]")
+    panel.get_by_role("button", name="SQL", exact=True).click()
+    expect(panel.locator("pre")).to_contain_text("FROM rounds")
+    with page.expect_popup() as opened:
+        panel.get_by_role("link", name="JSON").click()
+    expect(opened.value.locator("body")).to_contain_text('"panel": "round-loss"')
+    panel.get_by_role("link", name="SQL page").click()
+    expect(page.locator("[data-panel=result] tbody tr")).to_have_count(3)
+
+
+def test_the_address_loses_the_token_and_other_tabs_have_it(window: Window, browser: Browser) -> None:
+    page = window.go("/runs")
+    assert window.server.token not in page.url and page.url.endswith("#/runs")
+    expect(page.get_by_role("link", name="odd")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(f"{window.server.url}/#/run/odd/overview")
+    expect(other.locator(".verdict-word")).to_be_visible()
+    assert not [url for url in window.requests if window.server.token in url.partition("#")[0]]
+
+
+def test_without_a_token_nothing_is_shown(browser: Browser, server: Served) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{server.url}/#/run/odd/overview")
+    expect(page.get_by_role("heading")).to_have_text("Who is there?")
+    assert "odd" not in page.inner_text("body")
+    context.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_fit_a_phone_in_both_themes(browser: Browser, server: Served, theme: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=theme)  # type: ignore[arg-type]
+    window = Window(context, server)
+    for name in ("overview", "clients", "layers", "time"):
+        page = window.go(f"/run/odd/{name}")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    assert window.troubles == []
+    context.close()
+
+
+def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> None:
+    wait_until(lambda: Path(window.server.directory / "live" / "run.json").exists(), "the second run")
+    page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
+    expect(page.locator("table.facts thead th")).to_have_count(3)
+    expect(page.locator(".plot canvas").first).to_be_visible()

@@ -1,0 +1,60 @@
+"""Starting and ending the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from processes import command, start_command
+
+from stethos.errors import UsageError
+from stethos.web.door import new_token
+from stethos.web.serve import DEFAULT_PORT, address_of, is_open_to_others, listen
+
+
+def test_a_taken_port_is_told() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(UsageError, match="cannot listen") as refusal:
+        taken.listen()
+        listen("127.0.0.1", taken.getsockname()[1])
+    assert "--port" in refusal.value.hint
+
+
+def test_without_a_port_any_free_one_will_do() -> None:
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", DEFAULT_PORT))
+            other.listen()
+        except OSError:
+            pass  # somebody else has it already
+        with listen("127.0.0.1", None) as found:
+            assert found.getsockname()[1] != DEFAULT_PORT
+            assert address_of(found) == f"http://127.0.0.1:{found.getsockname()[1]}"
+
+
+def test_who_can_connect() -> None:
+    assert not is_open_to_others("127.0.0.1") and is_open_to_others("0.0.0.0")
+
+
+def test_tokens_differ_and_are_long() -> None:
+    assert len({new_token() for _ in range(100)}) == 100 and len(new_token()) >= 40
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_what_is_no_port_is_refused(tmp_path: Path, port: str) -> None:
+    result = command("serve", "--dir", tmp_path, f"--port={port}")
+    assert result.returncode == 2 and "hint:" in result.stderr
+
+
+def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
+    process = start_command("serve", "--dir", tmp_path / "nothing-here", "--port", "0", "--json")
+    assert process.stdout is not None
+    text = ""
+    while not text.rstrip().endswith("}"):
+        text += process.stdout.readline()
+    assert json.loads(text)["url"].startswith("http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")

@@ -1,0 +1,154 @@
+"""Take the pictures of docs/images: every page of the dashboard, from runs that the demo leaves.
+
+python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
+
+Without DIR the runs are made first: two demos with different faults, and a training that goes wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import quote
+
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+FLAGS = (
+    "--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+LAPTOP: ViewportSize = {"width": 1280, "height": 800}
+TALL: ViewportSize = {"width": 1280, "height": 1100}
+LOW: ViewportSize = {"width": 1280, "height": 420}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+_PATIENCE_MS = 90_000
+_STETHOS = (sys.executable, "-m", "stethos.cli.main")
+
+
+class Shot(NamedTuple):
+    """One picture: its name, the address of the page, and how it is looked at."""
+
+    name: str
+    address: str
+    size: ViewportSize = TALL
+    theme: Literal["light", "dark"] = "light"
+
+
+ASKED = "SELECT round, client, cos_centre AS cosine\nFROM updates\nWHERE layer IS NULL AND client IS NOT NULL"
+SHOTS = (
+    Shot("runs", "/runs", LOW),
+    Shot("overview", "/run/hidden-1/overview"),
+    Shot("overview-dark", "/run/hidden-1/overview", theme="dark"),
+    Shot("overview-phone", "/run/hidden-1/overview", PHONE),
+    Shot("overview-training", "/run/digits-1/overview"),
+    Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c1"),
+    Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c1", theme="dark"),
+    Shot("layers", "/run/digits-1/layers"),
+    Shot("time", "/run/hidden-1/time"),
+    Shot("memory", "/run/hidden-1/memory"),
+    Shot("findings", "/run/hidden-1/findings", LAPTOP),
+    Shot("live", "/run/live-1/live"),
+    Shot("compare", "/compare?runs=hidden-1,hidden-2"),
+    Shot("sql", f"/run/hidden-1/sql?q={quote(ASKED)}&as=heat&x=round&y=cosine&by=client"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, nargs="?", default=IMAGES)
+    parser.add_argument("--runs", type=Path, help="a directory that already has the runs")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    choice = parser.parse_args()
+    choice.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stethos-shots-", ignore_cleanup_errors=True) as scratch:
+        runs = choice.runs or Path(scratch) / "runs"
+        make_runs(runs)
+        shots = [shot for shot in SHOTS if not choice.only or shot.name in choice.only]
+        with served(runs) as url, sync_playwright() as play:
+            browser = play.chromium.launch(executable_path=choice.chromium, args=list(FLAGS))
+            for shot in shots:
+                context = browser.new_context(viewport=shot.size, color_scheme=shot.theme)
+                page = context.new_page()
+                if shot.name == "live":
+                    with training(runs):
+                        page.goto(f"{url}&to={quote(shot.address)}")
+                        take_stacks(page)
+                        page.screenshot(path=choice.out / "live.png")
+                else:
+                    page.goto(f"{url}&to={quote(shot.address)}")
+                    settle(page)
+                    page.screenshot(path=choice.out / f"{shot.name}.png")
+                context.close()
+            browser.close()
+
+
+def make_runs(runs: Path) -> None:
+    runs.mkdir(parents=True, exist_ok=True)
+    for seed, name in ((2, "hidden-1"), (7, "hidden-2")):
+        if not (runs / name).exists():
+            words = ("demo", "--dir", runs.name, "--seed", str(seed), "--json")
+            subprocess.run([*_STETHOS, *words], check=True, stdout=subprocess.DEVNULL, cwd=runs.parent)
+    if not (runs / "digits-1").exists():
+        words = ("run", "--dir", str(runs.resolve()), "--name", "digits-1", "examples/demo.py")
+        subprocess.run([*_STETHOS, *words], check=True, capture_output=True, cwd=ROOT)
+
+
+@contextmanager
+def training(runs: Path) -> Iterator[None]:
+    """A federated training that goes on while it is looked at."""
+    shutil.rmtree(runs / "live-1", ignore_errors=True)
+    words = ("--dir", str(runs), "--name", "live-1", "--seed", "2", "--pause", "0.5", "--rounds", "400")
+    process = subprocess.Popen([sys.executable, "-m", "stethos.lab.demo", *words], stderr=subprocess.DEVNULL)
+    try:
+        while not any((runs / "live-1").glob("*/000001.seg")):
+            time.sleep(0.1)
+        time.sleep(12)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def take_stacks(page: Page) -> None:
+    settle(page)
+    page.get_by_role("button", name="Take the stacks").click()
+    expect(page.locator(".branch").first).to_be_visible(timeout=_PATIENCE_MS)
+    page.wait_for_timeout(300)
+
+
+def settle(page: Page) -> None:
+    """Wait until every panel has its numbers and the diagnosis has ended."""
+    expect(page.locator("main .card").first).to_be_visible(timeout=_PATIENCE_MS)
+    expect(page.locator(".skeleton, [aria-busy=true], .verdict.is-looking")).to_have_count(0, timeout=_PATIENCE_MS)
+    page.wait_for_timeout(600)
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[str]:
+    """The address of a server over a directory of runs, token included."""
+    words = [*_STETHOS, "serve", "--dir", runs.name, "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=runs.resolve().parent) as server:
+        assert server.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += server.stdout.readline() or sys.exit("the server did not start")
+        try:
+            yield json.loads(text)["url"]
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

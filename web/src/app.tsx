@@ -1,0 +1,219 @@
+// The frame of the page: where one is, where one can go, light or dark.
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { State } from "./charts/small";
+import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion } from "./context";
+import { column, type Catalogue } from "./model";
+import { ComparePage } from "./pages/compare";
+import { RunPage } from "./pages/run";
+import { RunsPage } from "./pages/runs";
+import { SqlPage } from "./pages/sql";
+import { Trouble } from "./panel";
+import { address, useRoute, type Route } from "./route";
+import type { Complaint, Source } from "./source";
+
+const THEME = "stethos-theme";
+
+export function App({ source }: { source: Source }) {
+  const { answer, complaint } = useAsked(() => source.catalogue(), "");
+  const [theme, turn] = useTheme();
+  if (answer === null) return complaint === null ? null : <Refused complaint={complaint} />;
+  return <Inside source={source} catalogue={answer} theme={theme} turn={turn} />;
+}
+
+interface Framed {
+  source: Source;
+  catalogue: Catalogue;
+  theme: string;
+  turn: () => void;
+}
+
+function Inside({ source, catalogue, theme, turn }: Framed) {
+  const route = useRoute();
+  const around = useMemo(() => ({ source, catalogue, theme }), [source, catalogue, theme]);
+  useEffect(() => {
+    document.title = route.run === "" ? "Stethos" : `${route.run} · Stethos`;
+  }, [route.run]);
+  return (
+    <Around.Provider value={around}>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
+        Skip to the content
+      </a>
+      {route.run === "" ? <Outer route={route} theme={theme} turn={turn} /> : <InRun key={route.run} route={route} theme={theme} turn={turn} />}
+    </Around.Provider>
+  );
+}
+
+interface Shown {
+  route: Route;
+  theme: string;
+  turn: () => void;
+}
+
+function Outer({ route, theme, turn }: Shown) {
+  return (
+    <Frame route={route} theme={theme} turn={turn} title={route.page === "compare" ? "Compare" : "Runs"} version="">
+      {route.page === "compare" ? <ComparePage route={route} /> : <div class="grid"><RunsPage /></div>}
+    </Frame>
+  );
+}
+
+function InRun({ route, theme, turn }: Shown) {
+  const { source } = useAround();
+  const { version, isGone } = useVersion(route.run);
+  const diagnosis = useDiagnosis(route.run, version);
+  const summary = usePanel(route.run, "summary", {}, version);
+  const state = summary.answer === null ? "" : String(column(summary.answer, "state")[0] ?? "");
+  const wrong = (diagnosis.answer?.findings ?? []).filter((one) => one.open && one.severity !== "info");
+  return (
+    <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={wrong.length} worst={wrong[0]?.severity ?? ""}>
+      {(isGone || (summary.complaint?.status === 404 && summary.answer === null)) && (
+        <p class="trouble" role="alert">
+          {summary.answer === null ? "There is no such run (yet)." : "This run is gone: its directory has been deleted. What you see is what was known last."}
+          <small>
+            <a href={address({ page: "runs", run: "", given: {} })}>All runs</a>
+          </small>
+        </p>
+      )}
+      {summary.complaint !== null && summary.complaint.status !== 404 && <Trouble complaint={summary.complaint} />}
+      {route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
+    </Frame>
+  );
+}
+
+interface FrameProps extends Shown {
+  title: string;
+  state?: string;
+  version: string;
+  wrong?: number;
+  worst?: string;
+  children: preact.ComponentChildren;
+}
+
+function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", children }: FrameProps) {
+  const { catalogue, source } = useAround();
+  const pages = Object.entries(catalogue.pages);
+  const keep = (page: string): Record<string, string> => (page === route.page ? route.given : {});
+  return (
+    <div class="frame">
+      <nav class="side" aria-label="Pages">
+        <a class="brand" href={address({ page: "runs", run: "", given: {} })} aria-label="Stethos: all runs">
+          <Logo />
+          <span>Stethos</span>
+        </a>
+        {!source.isReport && (
+          <div class="nav-group">
+            <Link route={route} to={{ page: "runs", run: "", given: {} }} title="Runs" />
+            <Link route={route} to={{ page: "compare", run: "", given: route.run === "" ? {} : {} }} title="Compare" />
+          </div>
+        )}
+        {route.run !== "" && (
+          <div class="nav-group">
+            <span class="nav-title">{route.run}</span>
+            {pages.map(([page, name]) => (
+              <Link
+                key={page} route={route} to={{ page, run: route.run, given: keep(page) }} title={name}
+                badge={page === "findings" && wrong > 0 ? String(wrong) : ""} severity={worst}
+              />
+            ))}
+            {!source.isReport && <Link route={route} to={{ page: "sql", run: route.run, given: {} }} title="SQL" />}
+          </div>
+        )}
+        <div class="side-foot">
+          <button type="button" onClick={turn} title="Light or dark">
+            {theme === "dark" ? "☀ light" : "☾ dark"}
+          </button>
+          <span class="muted">{catalogue.version}</span>
+        </div>
+      </nav>
+      <main id="main" tabIndex={-1}>
+        <div class="top">
+          <h1>{title}</h1>
+          {state !== "" && <State state={state} />}
+          {route.run !== "" && <span class="crumb">{route.page === "sql" ? "SQL" : catalogue.pages[route.page]}</span>}
+        </div>
+        {children}
+      </main>
+    </div>
+  );
+}
+
+interface Linked {
+  route: Route;
+  to: Route;
+  title: string;
+  badge?: string;
+  severity?: string;
+}
+
+function Link({ route, to, title, badge = "", severity = "" }: Linked) {
+  const isHere = route.page === to.page && route.run === to.run;
+  return (
+    <a href={address(to)} aria-current={isHere ? "page" : undefined}>
+      {title}
+      {badge !== "" && <span class={`badge is-${severity}`}>{badge}</span>}
+    </a>
+  );
+}
+
+function Refused({ complaint }: { complaint: Complaint }) {
+  const [token, setToken] = useState("");
+  const enter = (event: Event): void => {
+    event.preventDefault();
+    location.hash = `token=${encodeURIComponent(token.replace(/.*token=/, ""))}`;
+    location.reload();
+  };
+  return (
+    <div class="refused card">
+      <Logo />
+      <h1>{complaint.status === 401 ? "Who is there?" : "No answer"}</h1>
+      <p>{complaint.message}</p>
+      <p class="muted">{complaint.hint}</p>
+      {complaint.status === 401 && (
+        <form onSubmit={enter}>
+          <label>
+            Token, or the whole address
+            <input type="password" autocomplete="off" value={token} onInput={(event) => setToken(event.currentTarget.value)} />
+          </label>
+          <button class="button" type="submit">Enter</button>
+        </form>
+      )}
+    </div>
+  );
+}
+
+function Logo() {
+  return (
+    <svg class="logo" viewBox="0 0 32 32" aria-hidden="true">
+      <path d="M6 4H4v7a7 7 0 0 0 14 0V4h-2" />
+      <path d="M11 18v3.5a6.5 6.5 0 0 0 13 0V18" />
+      <circle cx="24" cy="14.5" r="3.2" />
+    </svg>
+  );
+}
+
+function useTheme(): [string, () => void] {
+  const preferred = matchMedia("(prefers-color-scheme: dark)");
+  const wanted = (): string => localStorage.getItem(THEME) ?? (preferred.matches ? "dark" : "light");
+  const [theme, setTheme] = useState(() => {
+    document.documentElement.dataset.theme = wanted();
+    return wanted();
+  });
+  useEffect(() => {
+    const changed = (): void => show(wanted());
+    preferred.addEventListener("change", changed);
+    return () => preferred.removeEventListener("change", changed);
+  }, []);
+  const show = (next: string): void => {
+    document.documentElement.dataset.theme = next;
+    setTheme(next);
+  };
+  return [
+    theme,
+    () => {
+      const next = theme === "dark" ? "light" : "dark";
+      localStorage.setItem(THEME, next);
+      show(next);
+    },
+  ];
+}
+

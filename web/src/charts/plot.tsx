@@ -1,0 +1,314 @@
+// Lines and stacks over a dense x axis, drawn by uPlot.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { faded, phaseColour, seriesColour, themeColour } from "../colour";
+import { clock, heading, measured, moment, plain, short } from "../format";
+import { column, number, type Columns, type Finding, type Panel } from "../model";
+
+export interface Curve {
+  name: string;
+  values: (number | null)[];
+  low?: (number | null)[];
+  high?: (number | null)[];
+  isFaint?: boolean;
+}
+
+export interface Curves {
+  x: number[];
+  curves: Curve[];
+}
+
+const MOST_CURVES = 40;
+
+/** The curves of a panel: one per y column, or one per value of the column it is split by. */
+export function curvesOf(panel: Panel, columns: Columns, names: Record<string, string> = {}): Curves {
+  const places = column(columns, panel.x).map((value) => number(value) ?? Number.NaN);
+  const x = [...new Set(places)].sort((a, b) => a - b);
+  const index = new Map(x.map((value, place) => [value, place]));
+  const spread = (name: string, wanted: (row: number) => boolean): (number | null)[] => {
+    const spreadOut: (number | null)[] = new Array<number | null>(x.length).fill(null);
+    column(columns, name).forEach((value, row) => {
+      if (!wanted(row)) return;
+      const known = number(value);
+      const usable = known !== null && Number.isFinite(known) && (panel.scale !== "log" || known > 0);
+      spreadOut[index.get(places[row] as number) as number] = usable ? known : null;
+    });
+    return spreadOut;
+  };
+  const [low, high] = panel.band;
+  const curve = (name: string, y: string, wanted: (row: number) => boolean, hasBand: boolean): Curve => ({
+    name,
+    values: spread(y, wanted),
+    ...(hasBand && low !== undefined && high !== undefined ? { low: spread(low, wanted), high: spread(high, wanted) } : {}),
+  });
+  if (panel.by !== "") {
+    const groups = column(columns, panel.by).map(String);
+    const distinct = [...new Set(groups)].slice(0, MOST_CURVES);
+    const [y = ""] = panel.y;
+    const isAlone = distinct.length === 1;
+    return {
+      x,
+      curves: distinct.map((group) =>
+        curve(isAlone ? (names[y] ?? heading(y)) : group, y, (row) => groups[row] === group, distinct.length <= 6),
+      ),
+    };
+  }
+  const curves = panel.y.map((y, place) => ({
+    ...curve(names[y] ?? heading(y), y, () => true, place === panel.y.length - (y === "layer" || panel.y.includes("others") ? 1 : panel.y.length)),
+    isFaint: y === "others",
+  }));
+  return { x, curves: curves.filter((one) => one.values.some((value) => value !== null)) };
+}
+
+interface Drawn {
+  panel: Pick<Panel, "x" | "y" | "unit" | "scale" | "marks" | "chart">;
+  data: Curves;
+  findings?: Finding[];
+  height?: number;
+  theme: string;
+  onPick?: ((x: number) => void) | undefined;
+  label: string;
+}
+
+export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label }: Drawn) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef({ findings, data, onPick });
+  latest.current = { findings, data, onPick };
+  const isStack = panel.chart === "stack";
+  const shape = [theme, panel.x, isStack, panel.scale, data.curves.map((one) => one.name).join("|")].join();
+
+  useEffect(() => {
+    const element = place.current;
+    if (element === null) return;
+    const options = optionsOf(panel, latest, element.clientWidth, height, isStack);
+    const made = new uPlot(options, tableOf(latest.current.data, isStack, panel.x), element);
+    plot.current = made;
+    const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+    watcher.observe(element);
+    const clicked = (): void => {
+      const picked = made.cursor.idx;
+      if (picked !== null && picked !== undefined) latest.current.onPick?.(latest.current.data.x[picked] as number);
+    };
+    made.over.addEventListener("click", clicked);
+    return () => {
+      watcher.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape, height]);
+
+  useEffect(() => {
+    plot.current?.setData(tableOf(data, isStack, panel.x));
+  }, [data, findings]);
+
+  const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack) }));
+  return (
+    <div class="plot-frame">
+      {names.length > 1 && (
+        <div class="legend-steps">
+          {names.slice(0, 16).map(({ name, colour }) => (
+            <span key={name}>
+              <i style={{ background: colour }} />
+              {name}
+            </span>
+          ))}
+          {names.length > 16 && <span class="muted">and {names.length - 16} more</span>}
+        </div>
+      )}
+      <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" aria-label={label} />
+    </div>
+  );
+}
+
+function colourOf(curve: Curve, index: number, isStack: boolean): string {
+  if (curve.isFaint) return themeColour("muted");
+  return isStack ? phaseColour(curve.name, index) : seriesColour(index);
+}
+
+function tableOf(data: Curves, isStack: boolean, x: string): uPlot.AlignedData {
+  const places = x.endsWith("_ns") ? data.x.map((value) => value / 1e9) : data.x;
+  if (!isStack) return [places, ...data.curves.flatMap((one) => (one.low && one.high ? [one.values, one.high, one.low] : [one.values]))];
+  const sums: number[][] = [];
+  data.curves.forEach((one, index) => {
+    const below = sums[index - 1];
+    sums.push(one.values.map((value, row) => (value ?? 0) + (below?.[row] ?? 0)));
+  });
+  return [places, ...sums.reverse()];
+}
+
+function optionsOf(
+  panel: Drawn["panel"],
+  latest: { current: { findings: Finding[]; data: Curves } },
+  width: number,
+  height: number,
+  isStack: boolean,
+): uPlot.Options {
+  const data = latest.current.data;
+  const grid = themeColour("grid");
+  const ink = themeColour("muted");
+  const font = `11px ${themeColour("font")}`;
+  const unitName = panel.y[0] ?? "";
+  const series: uPlot.Series[] = [{ label: heading(panel.x) }];
+  const bands: uPlot.Band[] = [];
+  const few = data.x.length <= 80;
+  if (isStack) {
+    [...data.curves].reverse().forEach((one, order) => {
+      const index = data.curves.length - 1 - order;
+      const colour = colourOf(one, index, true);
+      series.push({
+        label: one.name,
+        stroke: colour,
+        width: few ? 0 : 1,
+        fill: few ? colour : faded(colour, 0.8),
+        paths: few ? (uPlot.paths.bars?.({ size: [0.82, 40], radius: 0.12 }) as uPlot.Series.PathBuilder) : (uPlot.paths.stepped?.({ align: 1 }) as uPlot.Series.PathBuilder),
+        points: { show: false },
+      });
+    });
+  } else {
+    data.curves.forEach((one, index) => {
+      const colour = colourOf(one, index, false);
+      series.push({
+        label: one.name,
+        stroke: colour,
+        width: one.isFaint ? 1.5 : 2,
+        ...(one.isFaint ? { dash: [5, 4] } : {}),
+        points: { show: data.x.length <= 60, size: 5, fill: colour },
+        spanGaps: true,
+      });
+      if (one.low && one.high) {
+        const hidden = { width: 0, points: { show: false }, spanGaps: true };
+        series.push({ ...hidden, label: "highest" }, { ...hidden, label: "lowest" });
+        bands.push({ series: [series.length - 2, series.length - 1], fill: faded(one.isFaint ? "#808890" : colour, 0.16) });
+      }
+    });
+  }
+  const axis = { stroke: ink, font, labelFont: font, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1, size: 4 } };
+  return {
+    width,
+    height,
+    series,
+    bands,
+    padding: [12, panel.x.endsWith("_ns") ? 26 : 14, 0, 0],
+    cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
+    legend: { show: false },
+    plugins: [tip(panel, latest, isStack)],
+    scales: {
+      x: {
+        time: panel.x.endsWith("_ns"),
+        range: (_, low, high) => (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
+      },
+      y: panel.scale === "log" ? { distr: 3 } : isStack ? { range: (_, __, high) => [0, high * 1.05 || 1] } : {},
+    },
+    axes: [
+      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
+      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
+    ],
+    hooks: {
+      drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
+      draw: [(plot) => mark(plot, latest.current.findings, panel.marks, false)],
+    },
+  };
+}
+
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9];
+
+/** Of the many lines of a logarithmic scale only those of powers of ten, unless there are few. */
+function decades(_: uPlot, splits: number[]): (number | null)[] {
+  if (splits.length < 24) return splits;
+  return splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-9 ? value : null));
+}
+
+function xText(name: string, value: number | null): string {
+  if (value === null || value === undefined) return "–";
+  return name.endsWith("_ns") ? moment(value * 1e9) : plain(value);
+}
+
+function shown(value: number | null | undefined, name: string, unit: string): string {
+  return value === null || value === undefined ? "–" : measured(value, name, unit);
+}
+
+/** What the cursor is over, in a small box beside it. */
+function tip(panel: Drawn["panel"], latest: { current: { data: Curves } }, isStack: boolean): uPlot.Plugin {
+  const box = document.createElement("div");
+  box.className = "tip";
+  const line = (text: string, value: string, colour: string): HTMLElement => {
+    const row = document.createElement("div");
+    const mark = document.createElement("i");
+    mark.style.background = colour;
+    const name = document.createElement("span");
+    name.textContent = text;
+    const number = document.createElement("b");
+    number.textContent = value;
+    row.append(mark, name, number);
+    return row;
+  };
+  return {
+    hooks: {
+      init: (plot) => plot.over.append(box),
+      setCursor: (plot) => {
+        const { idx, left = -1 } = plot.cursor;
+        const data = latest.current.data;
+        if (idx === null || idx === undefined || left < 0) {
+          box.style.display = "none";
+          return;
+        }
+        const title = document.createElement("em");
+        title.textContent = panel.x.endsWith("_ns") ? moment(data.x[idx] ?? 0) : `${heading(panel.x)} ${xText(panel.x, data.x[idx] ?? null)}`;
+        const rows = data.curves
+          .map((one, index) => ({ one, index }))
+          .filter(({ one }) => one.values[idx] !== null && one.values[idx] !== undefined)
+          .slice(0, 12)
+          .map(({ one, index }) => line(one.name, shown(one.values[idx], panel.y[0] ?? "", panel.unit), colourOf(one, index, isStack)));
+        box.replaceChildren(title, ...rows);
+        box.style.display = "block";
+        const isRight = left > plot.over.clientWidth / 2;
+        box.style.left = isRight ? "" : `${left + 14}px`;
+        box.style.right = isRight ? `${plot.over.clientWidth - left + 14}px` : "";
+      },
+    },
+  };
+}
+
+/** Findings on the time line: from where each began, a flag and a shade. */
+function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean): void {
+  if (unit === "") return;
+  const { ctx, bbox } = plot;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  const begins = new Map<number, number>();
+  for (const one of findings) {
+    if (one.unit !== unit || one.first === null || one.severity === "info") continue;
+    const from = Math.max(bbox.left, plot.valToPos(one.first, "x", true));
+    const to = one.last === null ? bbox.left + bbox.width : Math.min(bbox.left + bbox.width, plot.valToPos(one.last, "x", true));
+    if (from > bbox.left + bbox.width || to < bbox.left) continue;
+    const colour = themeColour(one.severity);
+    if (isBehind) {
+      ctx.fillStyle = faded(colour, 0.08);
+      ctx.fillRect(from, bbox.top, Math.max(0, to - from), bbox.height);
+      continue;
+    }
+    ctx.strokeStyle = colour;
+    ctx.lineWidth = 1.5 * ratio;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.beginPath();
+    ctx.moveTo(from, bbox.top);
+    ctx.lineTo(from, bbox.top + bbox.height);
+    ctx.stroke();
+    const row = begins.get(Math.round(from)) ?? 0;
+    begins.set(Math.round(from), row + 1);
+    if (row > 2) continue;
+    const words = `${one.kind}${one.clients.length > 0 ? ` · ${one.clients.slice(0, 2).join(", ")}` : ""}`;
+    ctx.font = `600 ${10.5 * ratio}px ${themeColour("font")}`;
+    const wide = ctx.measureText(words).width + 10 * ratio;
+    const left = Math.min(from, bbox.left + bbox.width - wide);
+    const top = bbox.top + row * 18 * ratio;
+    ctx.fillStyle = colour;
+    ctx.fillRect(left, top, wide, 16 * ratio);
+    ctx.fillStyle = themeColour("on-severity");
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    ctx.fillText(words, left + 5 * ratio, top + 8.5 * ratio);
+  }
+  ctx.restore();
+}

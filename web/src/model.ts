@@ -1,0 +1,144 @@
+// What the server sends.
+
+export type Cell = number | string | boolean | null | Cell[] | { [key: string]: Cell };
+export type Scale = "linear" | "log" | "diverging" | "category";
+export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "findings";
+
+export interface Option {
+  title: string;
+  scale: Scale;
+  unit: string;
+}
+
+export interface Parameter {
+  name: string;
+  title: string;
+  kind: "text" | "number" | "choice";
+  options: Record<string, Option>;
+  listed: boolean;
+}
+
+export interface Panel {
+  name: string;
+  page: string;
+  title: string;
+  chart: Chart;
+  note: string;
+  x: string;
+  y: string[];
+  by: string;
+  band: string[];
+  scale: Scale;
+  unit: string;
+  parameters: Parameter[];
+  selects: Record<string, string>;
+  marks: string;
+  wide: boolean;
+  optional: boolean;
+  comparable: boolean;
+}
+
+export interface Table {
+  name: string;
+  per: string;
+  doc: string;
+  columns: [string, string][];
+}
+
+export interface Catalogue {
+  version: string;
+  directory: string;
+  pages: Record<string, string>;
+  panels: Panel[];
+  tables: Table[];
+}
+
+export interface Columns {
+  sql: string;
+  names: string[];
+  types: string[];
+  values: Cell[][];
+  rows: number;
+  is_cut: boolean;
+}
+
+export interface Health {
+  error: number;
+  warning: number;
+  info: number;
+}
+
+export interface RunRow {
+  run: string;
+  is_known: boolean;
+  state?: string;
+  command?: string | null;
+  host?: string | null;
+  started_ns?: number | string | null;
+  ended_ns?: number | string | null;
+  steps?: number;
+  processes?: number;
+  last_round?: number | null;
+  loss?: number | string | null;
+  accuracy?: number | string | null;
+  overhead_share?: number | null;
+  rows_stored?: number;
+  rows_missing?: number;
+  size_bytes?: number;
+  health?: Health | null;
+  error?: string;
+}
+
+export interface Evidence {
+  text: string;
+  sql: string;
+  series: Cell[];
+  others: Cell[];
+}
+
+export interface Finding {
+  code: string;
+  name: string;
+  kind: string;
+  severity: "info" | "warning" | "error";
+  title: string;
+  clients: string[];
+  ranks: number[];
+  layers: string[];
+  process: string | null;
+  first: number | null;
+  last: number | null;
+  unit: string;
+  confidence: number;
+  evidence: Evidence[];
+  next_step: string;
+  consequences: Finding[];
+  open: boolean;
+}
+
+export interface Diagnosis {
+  findings: Finding[];
+  checked: string[];
+  not_checked: { code: string; name: string; reason: string }[];
+  is_diagnosed: boolean;
+  is_under_way: boolean;
+  error: string;
+}
+
+export type Given = Record<string, string>;
+
+/** A column's values by its name; empty if the result has no such column. */
+export function column(columns: Columns, name: string): Cell[] {
+  const index = columns.names.indexOf(name);
+  return index < 0 ? [] : (columns.values[index] ?? []);
+}
+
+/** A value as a number; null where it is none. NaN and infinities come as text. */
+export function number(value: Cell | undefined): number | null {
+  if (typeof value === "number") return value;
+  if (typeof value === "string" && value !== "") {
+    const parsed = Number(value);
+    return Number.isNaN(parsed) && value !== "NaN" ? null : parsed;
+  }
+  return null;
+}

@@ -1,0 +1,148 @@
+// Pages about one run that are made of panels, with what some of them add.
+import { useEffect, useState } from "preact/hooks";
+import { useAround, useAsked, type Asked } from "../context";
+import { FindingCard, Verdict } from "../findings";
+import type { Diagnosis } from "../model";
+import { PanelCard, Trouble } from "../panel";
+import type { Route } from "../route";
+
+interface Shown {
+  route: Route;
+  version: string;
+  state: string;
+  diagnosis: Asked<Diagnosis>;
+}
+
+export function RunPage({ route, version, state, diagnosis }: Shown) {
+  const { catalogue } = useAround();
+  const panels = catalogue.panels.filter((panel) => panel.page === route.page && panel.chart !== "findings");
+  const isAboutOne = route.page === "clients";
+  const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
+  const hasClient = (route.given.client ?? "") !== "";
+  return (
+    <div class="grid">
+      {route.page === "overview" && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
+      {panels.map((panel) => {
+        if (needsClient(panel.name) && !hasClient) return null;
+        return (
+          <>
+            {needsClient(panel.name) && panel.name === "client-norm" && (
+              <h2 class="divider is-wide" id="one-client">
+                {route.given.client} <span class="muted">beside the others</span>
+              </h2>
+            )}
+            <PanelCard key={`${route.run}/${panel.name}`} panel={panel} route={route} version={version} diagnosis={diagnosis.answer} />
+          </>
+        );
+      })}
+      {route.page === "live" && <Stacks run={route.run} isLive={state === "running"} />}
+    </div>
+  );
+}
+
+function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string }) {
+  const { answer, complaint } = diagnosis;
+  if (answer === null) return <div class="card is-wide">{complaint === null ? <div class="skeleton" /> : <Trouble complaint={complaint} />}</div>;
+  return (
+    <section class="card is-wide findings" aria-label="Findings">
+      <header>
+        <h2>What was found</h2>
+        <p class="note">
+          {answer.is_under_way ? "Listening …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : `${answer.checked.length || "All"} checks made.`}
+        </p>
+      </header>
+      {answer.findings.length === 0 && <p class="nothing">{answer.is_diagnosed ? "Nothing wrong found." : "Nobody has looked yet; a diagnosis is under way."}</p>}
+      {answer.findings.map((one) => (
+        <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} />
+      ))}
+      {answer.not_checked.length > 0 && (
+        <details>
+          <summary>{answer.not_checked.length} checks were not possible</summary>
+          <ul class="plain">
+            {answer.not_checked.map((one) => (
+              <li key={one.code}>
+                <b>{one.name}</b> <span class="muted">{one.code}</span>: {one.reason}
+              </li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </section>
+  );
+}
+
+interface Frame {
+  func?: string;
+  file?: string;
+  lineno?: number;
+  members: string[];
+  children: Frame[];
+}
+
+interface Captured {
+  tree: Frame;
+  odd: Record<string, string>;
+  errors: Record<string, string>;
+  processes: number;
+  left_out: number;
+}
+
+/** The stacks of all processes, merged: where everybody is, and who is somewhere else. */
+function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
+  const { source } = useAround();
+  const [turn, setTurn] = useState(0);
+  const { answer, complaint, isAsking } = useAsked(() => (isLive && turn > 0 ? source.stacks(run) : Promise.resolve(null)), `${run} ${turn} ${isLive}`);
+  useEffect(() => setTurn(0), [run]);
+  const captured = answer as Captured | null;
+  return (
+    <section class="card is-wide" aria-label="Stacks" data-panel="stacks">
+      <header>
+        <h2>Where every process is right now</h2>
+        {isLive && (
+          <button type="button" class="button" disabled={isAsking} onClick={() => setTurn(turn + 1)}>
+            {turn === 0 ? "Take the stacks" : "Take them again"}
+          </button>
+        )}
+      </header>
+      <p class="note">Read from outside; the training is not touched. The same as stethos backtrace -t {run}</p>
+      {complaint !== null && <Trouble complaint={complaint} />}
+      {!isLive && <p class="nothing">The run is over: no process to look into.</p>}
+      {isLive && captured === null && complaint === null && <p class="nothing">Stacks are taken only when you ask.</p>}
+      {captured !== null && captured.processes === 0 && <p class="nothing">No process of this run is alive on this machine.</p>}
+      {captured !== null &&
+        Object.entries(captured.odd).map(([who, where]) => (
+          <p class="odd" key={who}>
+            <b>{who}</b> is not where most are: <code>{where}</code>
+          </p>
+        ))}
+      {captured !== null && captured.tree.children.map((one) => <Branch key={keyOf(one)} frame={one} above={[]} />)}
+      {captured !== null &&
+        Object.entries(captured.errors).map(([who, why]) => (
+          <p class="trouble" key={who}>
+            {who}: {why}
+          </p>
+        ))}
+    </section>
+  );
+}
+
+function keyOf(frame: Frame): string {
+  return `${frame.file}:${frame.lineno}:${frame.func}`;
+}
+
+/** One way through the code; it is only indented where ways part. */
+function Branch({ frame, above }: { frame: Frame; above: string[] }) {
+  const isSame = frame.members.join() === above.join();
+  const [only] = frame.children;
+  const goesOn = frame.children.length === 1 && only !== undefined && only.members.length === frame.members.length;
+  return (
+    <div class={isSame ? "" : "branch"}>
+      <code title={frame.file}>
+        <b>{frame.func}</b> <span class="muted">{frame.file?.split("/").slice(-2).join("/")}:{frame.lineno}</span>{" "}
+        {!isSame && <span class="chip">{frame.members.join(", ")}</span>}
+      </code>
+      {goesOn ? <Branch frame={only} above={frame.members} /> : frame.children.map((one) => <Branch key={keyOf(one)} frame={one} above={frame.members} />)}
+    </div>
+  );
+}

@@ -1,0 +1,261 @@
+// The frame of a panel: title, choices, drawing, and the SQL behind it.
+import { useState } from "preact/hooks";
+import { Heat } from "./charts/heat";
+import { curvesOf, Plot } from "./charts/plot";
+import { Bars, DataTable, Tiles } from "./charts/small";
+import { Waterfall } from "./charts/waterfall";
+import { useAround, useAsked, usePanel } from "./context";
+import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
+import { address, go, type Route } from "./route";
+import { panelAddress, Server, type Complaint } from "./source";
+
+interface Framed {
+  panel: Panel;
+  route: Route;
+  version: string;
+  diagnosis: Diagnosis | null;
+}
+
+/** The parameters of a panel that the address gives. */
+export function givenTo(panel: Panel, route: Route): Given {
+  const names = panel.parameters.map((parameter) => parameter.name);
+  return Object.fromEntries(Object.entries(route.given).filter(([name]) => names.includes(name)));
+}
+
+export function PanelCard({ panel, route, version, diagnosis }: Framed) {
+  const given = givenTo(panel, route);
+  const { answer, complaint, isAsking } = usePanel(route.run, panel.name, given, version);
+  if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
+  const choose = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } });
+  const findings = diagnosis?.findings ?? [];
+  return (
+    <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>
+      <header>
+        <h2 id={`title-${panel.name}`}>{panel.title}</h2>
+        <Choices panel={panel} route={route} given={given} version={version} choose={choose} />
+      </header>
+      {panel.note !== "" && <p class="note">{panel.note}</p>}
+      {complaint !== null && <Trouble complaint={complaint} />}
+      {answer === null ? (
+        complaint === null && <div class="skeleton" aria-hidden="true" />
+      ) : answer.rows === 0 ? (
+        <Nothing panel={panel} />
+      ) : (
+        <Drawing panel={panel} columns={answer} given={given} route={route} findings={findings} choose={choose} />
+      )}
+      {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} />}
+    </section>
+  );
+}
+
+function Nothing({ panel }: { panel: Panel }) {
+  const words: Record<string, string> = {
+    "client-map": "No federated client has been seen in this run. Rows come from stethos.federation(...), Flower or NVFlare.",
+    "gradient-flow": "No layer has been sampled: the recorder takes samples within its overhead budget. Try --preset deep.",
+    findings: "Nothing has been found.",
+  };
+  return <p class="nothing">{words[panel.name] ?? "Nothing recorded."}</p>;
+}
+
+interface Drawable {
+  panel: Panel;
+  columns: Columns;
+  given: Given;
+  route: Route;
+  findings: Finding[];
+  choose: (changes: Given) => void;
+}
+
+function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
+  const { theme } = useAround();
+  const selects = Object.entries(panel.selects);
+  const selecting = (name: string): string | undefined => selects.find(([, parameter]) => parameter === name)?.[0];
+  const toClient = (client: string): void =>
+    route.page === "clients" ? choose({ client }) : go({ run: route.run, page: "clients", given: { client } });
+  switch (panel.chart) {
+    case "tiles":
+      return <Tiles columns={columns} />;
+    case "line":
+    case "stack": {
+      const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
+      const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
+      const data = curvesOf({ ...panel, scale }, columns, names);
+      const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
+      const shown = { ...panel, scale };
+      return <Plot panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`} />;
+    }
+    case "heat": {
+      const { scale, unit, title } = scaleOf(panel, given);
+      const [key] = Object.keys(panel.selects);
+      const parameter = key === undefined ? "" : (panel.selects[key] ?? "");
+      return (
+        <Heat
+          panel={panel} columns={columns} scale={scale} unit={unit} title={title} findings={findings} theme={theme}
+          selected={route.given[parameter]}
+          onPick={(row) => parameter !== "" && choose({ [parameter]: row === route.given[parameter] ? "" : row })}
+        />
+      );
+    }
+    case "bars":
+      return <Bars panel={panel} columns={columns} onPick={selecting("client") === undefined ? undefined : toClient} />;
+    case "waterfall":
+      return <Waterfall columns={columns} onPick={toClient} />;
+    case "table": {
+      const [entry] = selects;
+      const parameter = entry?.[1] ?? "";
+      return (
+        <DataTable
+          columns={columns} selects={entry?.[0]} selected={route.given[parameter]}
+          onPick={entry === undefined ? undefined : (value) => choose({ [parameter]: value })}
+        />
+      );
+    }
+    case "findings":
+      return null;
+  }
+}
+
+/** A curve that leaps by orders of magnitude, as a loss that diverges, is only seen on a logarithmic scale. */
+function fitting(scale: Panel["scale"], columns: Columns, panel: Panel): Panel["scale"] {
+  if (scale !== "linear") return scale;
+  const values = panel.y.flatMap((name) => column(columns, name).map(number)).filter((value): value is number => value !== null && Number.isFinite(value));
+  if (values.length < 4 || values.some((value) => value <= 0)) return scale;
+  const sorted = values.sort((a, b) => a - b);
+  return (sorted.at(-1) ?? 1) / (sorted[sorted.length >> 1] ?? 1) > 1e3 ? "log" : scale;
+}
+
+/** How the values are scaled: the option that says something about it, else the panel. */
+function scaleOf(panel: Panel, given: Given): { scale: Panel["scale"]; unit: string; title: string } {
+  for (const parameter of [...panel.parameters].reverse()) {
+    const chosen = parameter.options[given[parameter.name] ?? ""] ?? Object.values(parameter.options)[0];
+    if (chosen !== undefined) {
+      const scale = panel.chart === "line" && chosen.scale === "diverging" ? "linear" : chosen.scale;
+      return { scale, unit: chosen.unit, title: chosen.title };
+    }
+  }
+  return { scale: panel.scale, unit: panel.unit, title: panel.note.replace(/\.$/, "") };
+}
+
+interface Chosen {
+  panel: Panel;
+  route: Route;
+  given: Given;
+  version: string;
+  choose: (changes: Given) => void;
+}
+
+function Choices({ panel, route, given, version, choose }: Chosen) {
+  const { source } = useAround();
+  // One picker per page is enough: panels that follow another one's choice do not repeat it.
+  const repeats = panel.name !== "client-norm" && panel.parameters.some((one) => one.name === "client") && panel.page === "clients";
+  const shown = panel.parameters.filter(
+    (one) => !(repeats && one.name === "client") && !(panel.name === "layer-series" && one.name === "statistic") && !(panel.name === "update-ratio"),
+  );
+  if (shown.length === 0) return null;
+  if (source.isReport && !shown.some((one) => one.kind === "choice")) return null;
+  return (
+    <div class="choices">
+      {shown.map((parameter) =>
+        parameter.kind === "choice" ? (
+          <div class="segments" role="radiogroup" aria-label={parameter.title} key={parameter.name}>
+            {Object.entries(parameter.options).map(([key, option], index) => {
+              const isChosen = (given[parameter.name] ?? "") === key || (given[parameter.name] === undefined && index === 0);
+              return (
+                <button type="button" role="radio" aria-checked={isChosen} key={key} title={option.title} onClick={() => choose({ [parameter.name]: index === 0 ? "" : key })}>
+                  {key}
+                </button>
+              );
+            })}
+          </div>
+        ) : (
+          <Picker key={parameter.name} panel={panel} parameter={parameter} route={route} version={version} value={given[parameter.name] ?? ""} choose={choose} />
+        ),
+      )}
+    </div>
+  );
+}
+
+interface Picked {
+  panel: Panel;
+  parameter: Parameter;
+  route: Route;
+  version: string;
+  value: string;
+  choose: (changes: Given) => void;
+}
+
+function Picker({ panel, parameter, route, version, value, choose }: Picked) {
+  const { source } = useAround();
+  const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
+  const none: Record<string, string> = { round: "the last", client: "none", layer: "the largest" };
+  const values = (answer ?? []).map(String);
+  if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);
+  return (
+    <label>
+      {parameter.title}{" "}
+      <select value={value} onChange={(event) => choose({ [parameter.name]: event.currentTarget.value })}>
+        <option value="">{none[parameter.name] ?? "all"}</option>
+        {value !== "" && !values.includes(value) && <option value={value}>{value}</option>}
+        {values.map((one) => (
+          <option key={one} value={one}>
+            {one}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+export function Trouble({ complaint }: { complaint: Complaint }) {
+  return (
+    <p class="trouble" role="alert">
+      {complaint.message}
+      {complaint.hint !== "" && <small>{complaint.hint}</small>}
+    </p>
+  );
+}
+
+/** The SQL of a panel, and the ways to it. */
+function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean }) {
+  const { source } = useAround();
+  const [isOpen, setOpen] = useState(false);
+  const path = panelAddress(run, panel.name, given);
+  const open = async (event: Event): Promise<void> => {
+    if (!(source instanceof Server)) return;
+    event.preventDefault();
+    const blob = new Blob([await source.text(path)], { type: "application/json" });
+    window.open(URL.createObjectURL(blob), "_blank", "noopener");
+  };
+  return (
+    <footer>
+      {isCut && <span class="cut">more rows than a page takes: cut</span>}
+      <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+        SQL
+      </button>
+      {!source.isReport && (
+        <>
+          <a href={address({ run, page: "sql", given: { q: sql } })}>SQL page</a>
+          <a href={path} onClick={open}>
+            JSON
+          </a>
+        </>
+      )}
+      {isOpen && <Code text={sql} />}
+    </footer>
+  );
+}
+
+export function Code({ text }: { text: string }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = (): void => {
+    void navigator.clipboard?.writeText(text).then(() => setCopied(true));
+  };
+  return (
+    <div class="code">
+      <pre tabIndex={0}>{text}</pre>
+      <button type="button" onClick={copy}>
+        {isCopied ? "copied" : "copy"}
+      </button>
+    </div>
+  );
+}

@@ -1,0 +1,212 @@
+// Where the page gets its numbers: the server, or what a report carries with it.
+import type { Catalogue, Columns, Diagnosis, Given, RunRow } from "./model";
+
+export class Complaint extends Error {
+  constructor(
+    message: string,
+    readonly hint: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+export interface Source {
+  readonly isReport: boolean;
+  catalogue(): Promise<Catalogue>;
+  runs(): Promise<RunRow[]>;
+  panel(run: string, panel: string, given: Given): Promise<Columns>;
+  values(run: string, panel: string, parameter: string): Promise<(string | number)[]>;
+  findings(run: string): Promise<Diagnosis>;
+  sql(run: string, text: string): Promise<Columns>;
+  stacks(run: string): Promise<unknown>;
+  /** Calls back with every new version of a run until the returned function is called. */
+  follow(run: string, changed: (version: string) => void, gone: () => void): () => void;
+}
+
+const KEPT = "stethos-token";
+
+/** The token from the address, kept for further tabs; the address loses it at once. */
+export function takeToken(): string {
+  const given = new URLSearchParams(location.hash.replace(/^#/, ""));
+  const token = given.get("token");
+  if (token !== null) {
+    localStorage.setItem(KEPT, token);
+    history.replaceState(null, "", `${location.pathname}#${given.get("to") ?? "/"}`);
+  }
+  return localStorage.getItem(KEPT) ?? "";
+}
+
+export function panelAddress(run: string, panel: string, given: Given): string {
+  const query = new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "")).toString();
+  return `/api/runs/${encodeURIComponent(run)}/panels/${panel}${query === "" ? "" : `?${query}`}`;
+}
+
+export class Server implements Source {
+  readonly isReport = false;
+
+  constructor(private readonly token: string) {}
+
+  async catalogue(): Promise<Catalogue> {
+    return (await this.get("/api/panels")) as Catalogue;
+  }
+
+  async runs(): Promise<RunRow[]> {
+    return ((await this.get("/api/runs")) as { runs: RunRow[] }).runs;
+  }
+
+  async panel(run: string, panel: string, given: Given): Promise<Columns> {
+    return (await this.get(panelAddress(run, panel, given))) as Columns;
+  }
+
+  async values(run: string, panel: string, parameter: string): Promise<(string | number)[]> {
+    const path = `/api/runs/${encodeURIComponent(run)}/panels/${panel}/values/${parameter}`;
+    return ((await this.get(path)) as { values: (string | number)[] }).values;
+  }
+
+  async findings(run: string): Promise<Diagnosis> {
+    return (await this.get(`/api/runs/${encodeURIComponent(run)}/findings`)) as Diagnosis;
+  }
+
+  async stacks(run: string): Promise<unknown> {
+    return this.get(`/api/runs/${encodeURIComponent(run)}/stacks`);
+  }
+
+  async sql(run: string, text: string): Promise<Columns> {
+    const path = `/api/runs/${encodeURIComponent(run)}/sql`;
+    return (await this.send(path, { method: "POST", body: JSON.stringify({ sql: text }) })) as Columns;
+  }
+
+  follow(run: string, changed: (version: string) => void, gone: () => void): () => void {
+    let stop = new AbortController();
+    let isOver = false;
+    const listen = async (): Promise<void> => {
+      while (!isOver && !document.hidden) {
+        try {
+          const answer = await this.open(`/api/runs/${encodeURIComponent(run)}/events`, { signal: stop.signal });
+          await read(answer, (event, data) => (event === "gone" ? gone() : changed(data)));
+        } catch (error) {
+          if (error instanceof Complaint && error.status === 404) gone(); // it may come back, or be about to begin
+        }
+        if (!isOver) await new Promise((resume) => setTimeout(resume, 1000));
+      }
+    };
+    // A hidden tab gives its connection back: a browser has only a few for each server.
+    const turned = (): void => {
+      stop.abort();
+      stop = new AbortController();
+      if (!document.hidden) void listen();
+    };
+    document.addEventListener("visibilitychange", turned);
+    void listen();
+    return () => {
+      isOver = true;
+      document.removeEventListener("visibilitychange", turned);
+      stop.abort();
+    };
+  }
+
+  /** The answer's text, for a tab of its own. */
+  async text(path: string): Promise<string> {
+    return JSON.stringify(await this.get(path), null, 1);
+  }
+
+  private get(path: string): Promise<unknown> {
+    return this.send(path, {});
+  }
+
+  private async send(path: string, options: RequestInit): Promise<unknown> {
+    return (await this.open(path, options)).json();
+  }
+
+  private async open(path: string, options: RequestInit): Promise<Response> {
+    const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
+    let answer: Response;
+    try {
+      answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+    } catch (error) {
+      if (error instanceof DOMException && error.name === "AbortError") throw error;
+      throw new Complaint("the server does not answer", "is `stethos serve` still running?", 0);
+    }
+    if (answer.ok) return answer;
+    const told = (await answer.json().catch(() => ({}))) as { error?: string; hint?: string };
+    throw new Complaint(told.error ?? `the server said ${answer.status}`, told.hint ?? "", answer.status);
+  }
+}
+
+/** Server-Sent Events from a response; EventSource cannot send a token. */
+async function read(answer: Response, told: (event: string, data: string) => void): Promise<void> {
+  const reader = answer.body?.pipeThrough(new TextDecoderStream()).getReader();
+  if (reader === undefined) return;
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop() ?? "";
+    for (const part of parts) {
+      const lines = part.split("\n");
+      const data = lines.find((line) => line.startsWith("data: "));
+      const event = lines.find((line) => line.startsWith("event: "));
+      if (data !== undefined) told(event?.slice(7) ?? "message", data.slice(6));
+    }
+  }
+}
+
+interface Carried {
+  catalogue: Catalogue;
+  runs: RunRow[];
+  /** By the address that the server would have: panelAddress(run, panel, given). */
+  panels: Record<string, Columns>;
+  values: Record<string, (string | number)[]>;
+  findings: Record<string, Diagnosis>;
+}
+
+/** A report: what was put into the page when it was made. */
+export class Report implements Source {
+  readonly isReport = true;
+
+  constructor(private readonly carried: Carried) {}
+
+  /** The report in this document, if it is one. */
+  static find(): Report | null {
+    const element = document.getElementById("stethos-report");
+    return element === null ? null : new Report(JSON.parse(element.textContent ?? "{}") as Carried);
+  }
+
+  async catalogue(): Promise<Catalogue> {
+    return this.carried.catalogue;
+  }
+
+  async runs(): Promise<RunRow[]> {
+    return this.carried.runs;
+  }
+
+  async panel(run: string, panel: string, given: Given): Promise<Columns> {
+    const found = this.carried.panels[panelAddress(run, panel, given)];
+    if (found === undefined) throw new Complaint("not part of this report", "open the run with `stethos serve`", 404);
+    return found;
+  }
+
+  async values(run: string, panel: string, parameter: string): Promise<(string | number)[]> {
+    return this.carried.values[`${run}/${panel}/${parameter}`] ?? [];
+  }
+
+  async findings(run: string): Promise<Diagnosis> {
+    const found = this.carried.findings[run];
+    if (found === undefined) throw new Complaint("not part of this report", "", 404);
+    return found;
+  }
+
+  async sql(): Promise<Columns> {
+    throw new Complaint("a report cannot be asked", "open the run with `stethos serve`", 404);
+  }
+
+  async stacks(): Promise<unknown> {
+    throw new Complaint("a report is not live", "", 404);
+  }
+
+  follow(): () => void {
+    return () => undefined;
+  }
+}
