@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help web browser demo traindemo test check docs bench faultbench trainbench clean
+.PHONY: help web browser demo traindemo test check docs bench faultbench provebench trainbench profilebench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -67,8 +67,15 @@ faultbench: .venv/.installed  ## find faulty clients in federations with known f
 	@$(RUN) -m stethos.lab.fetch mnist
 	@$(RUN) -m benchmarks.faults $(if $(FULL),--full) $(BENCH)
 
+provebench: .venv/.installed  ## prove, blame and correct in federations with known faults; FULL=1 for all of them (hours)
+	@$(RUN) -m stethos.lab.fetch mnist fashion-mnist
+	@$(RUN) -m benchmarks.provebench $(if $(FULL),--full) $(BENCH)
+
 trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
 	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)
+
+profilebench: .venv/.installed  ## plant bottlenecks and count which the profile names; PROFILEBENCH=--quick is short
+	@$(RUN) -m benchmarks.profilebench $(PROFILEBENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

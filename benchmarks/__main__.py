@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from benchmarks import commands, federated, footprint, live, overhead, store, web
+from benchmarks import capture, commands, federated, footprint, gpu, live, overhead, profiling, store, web
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.scale import FULL, QUICK, Scale
 
@@ -25,6 +25,9 @@ SECTIONS: dict[str, Callable[[Scale, Path], list[Grid]]] = {
     "commands": commands.measure,
     "live": live.measure,
     "federated": federated.measure,
+    "capture": capture.measure,
+    "gpu": gpu.measure,
+    "profile": profiling.measure,
     "web": web.measure,
 }
 

@@ -108,6 +108,33 @@ def host(rss: Sequence[float] | Array, *, free: float = 8e9, is_live: bool = Tru
     return Window({"host": frame_of(rows), "steps": frame_of(steps)}, is_live=is_live)
 
 
+def kept(rss: Sequence[float] | Array, *, step_bytes: float) -> Window:
+    """A process with a list that keeps what each of its 200 steps made."""
+    rows = [
+        {"process": "p0", "step": step, "line": "train.py:9", "holder": "history (list) at train.py:17",
+         "allocated_bytes": step_bytes}
+        for step in range(0, 200, 11 if len(rss) > 5 else 199 // 5)
+    ]  # fmt: skip
+    rows.append({**rows[-1], "step": 199})
+    sampled = host(rss)
+    return Window({"host": sampled.frame("host"), "memory": frame_of(rows)}, is_live=True)
+
+
+def gpu(allocated: Sequence[float] | Array, *, is_live: bool = True) -> Window:
+    """A process whose tensors have so many bytes on a GPU of 80 GB, a step a second."""
+    sampled = host([2e9] * len(allocated))
+    rows = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "used_bytes": 70e9, "total_bytes": 80e9}
+        for second in range(len(allocated))
+    ]
+    steps = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "allocated_bytes": value}
+        for second, value in enumerate(allocated)
+    ]
+    frames = {"host": sampled.frame("host"), "gpu": frame_of(rows), "steps": frame_of(steps)}
+    return Window(frames, is_live=is_live)
+
+
 def hog() -> Window:
     return Window(
         {
@@ -239,6 +266,48 @@ def turned() -> Window:
     return Window({"updates": frame_of(rows), "client_rounds": turns()})
 
 
+def paced(
+    change: Callable[[str, int, dict[str, Any]], Mapping[str, Any]] | None = None, *, aggregate_ms: float = 20.0
+) -> Window:
+    """A federation whose clients work side by side; `change` as in `turns`."""
+    table = turns(change)
+    longest: dict[int, float] = {}
+    for number, duration in zip(table["round"].tolist(), table["duration_ms"].tolist(), strict=True):
+        longest[int(number)] = max(longest.get(int(number), 0.0), duration)
+    rows = [
+        {"round": number, "federation": None, "t_ns": T0_NS + number * S_NS, "wait_ms": 100.0,
+         "duration_ms": longest[number] + aggregate_ms, "aggregate_ms": aggregate_ms, "evaluate_ms": None,
+         "select_ms": None, "download_ms": None, "compute_ms": None, "upload_ms": None}
+        for number in ROUNDS
+    ]  # fmt: skip
+    return Window({"client_rounds": table, "rounds": frame_of(rows)})
+
+
+def linked(client: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Links that take nine tenths of a turn."""
+    return {"download_ms": 400.0, "upload_ms": 500.0, "compute_ms": row["duration_ms"] - 900}
+
+
+def stepped(count: int = 200, **parts: Any) -> Window:
+    """Steps of one process, or with `samples` as a list, of several ranks."""
+    every = parts.pop("samples", 32)
+    row = {"data_ms": 1.0, "forward_ms": 30.0, "backward_ms": 60.0, "optimizer_ms": 5.0, "step_ms": 100.0, **parts}
+    ranks = every if isinstance(every, list) else [every]
+    rows = [
+        {"process": f"p{rank}", "rank": rank if len(ranks) > 1 else None, "step": step, "local_step": step,
+         "samples": samples, **row}
+        for step in range(count)
+        for rank, samples in enumerate(ranks)
+    ]  # fmt: skip
+    return Window({"steps": frame_of(rows)})
+
+
+def launching() -> Window:
+    gpu = frame_of([{"device": 0, "busy_share": 0.2 + 0.01 * (second % 5)} for second in range(60)])
+    steps = stepped(forward_ms=4.0, backward_ms=3.0, optimizer_ms=2.0, step_ms=10.0).frame("steps")
+    return Window({"steps": steps, "gpu": gpu})
+
+
 def deadlock() -> Window:
     """Rank 1 sleeps, and rank 0 waits for it in an all-reduce."""
     shared = {
@@ -257,6 +326,17 @@ def deadlock() -> Window:
 
 
 CASES: dict[str, Callable[[], Window]] = {
+    "PRF001": lambda: stepped(forward_ms=30.0, backward_ms=64.0),
+    "PRF002": lambda: paced(linked),
+    "PRF003": lambda: paced(aggregate_ms=900.0),
+    "PRF004": lambda: paced(
+        lambda client, number, row: (
+            {"duration_ms": row["duration_ms"] + 700, "upload_ms": row["upload_ms"] + 700} if client == "c3" else {}
+        )
+    ),
+    "PRF005": lambda: stepped(forward_ms=0.4, backward_ms=0.5, optimizer_ms=0.9, step_ms=2.0, data_ms=0.1, samples=2),
+    "PRF006": launching,
+    "PRF007": lambda: stepped(samples=[32, 64]),
     "FED001": turned,
     "FED010": labels,
     "FED011": amounts,

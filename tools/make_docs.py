@@ -121,6 +121,7 @@ FAMILIES = {
     "NUM": "Numbers",
     "CON": "Convergence",
     "SYS": "Machines, links, processes, and the recording",
+    "PRF": "Performance",
 }
 
 
@@ -181,10 +182,10 @@ def _listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "nothing"
 
 
-# Words of commands that need a live training, a person or another machine.
+# Words of commands that need a live training, a capture, a person or another machine.
 _ALIVE = frozenset({
     "all", "attach", "backtrace", "checkpoint", "clip", "detach", "eval", "gateway", "gc", "inspect", "lr", "repl",
-    "sync",
+    "sync", "replay", "debug",
 })  # fmt: skip
 
 

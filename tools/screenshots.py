@@ -109,7 +109,7 @@ def make_runs(runs: Path) -> None:
 def training(runs: Path) -> Iterator[None]:
     """A federated training that goes on while it is looked at."""
     shutil.rmtree(runs / "live-1", ignore_errors=True)
-    words = ("--dir", str(runs), "--name", "live-1", "--pause", "0.5", "--rounds", "400")
+    words = ("--dir", str(runs), "--name", "live-1", "--seed", "2", "--pause", "0.5", "--rounds", "400")
     process = subprocess.Popen([sys.executable, "-m", "stethos.lab.demo", *words], stderr=subprocess.DEVNULL)
     try:
         while not any((runs / "live-1").glob("*/000001.seg")):

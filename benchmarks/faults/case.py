@@ -37,6 +37,10 @@ class Case:
     samples: int = 300  # of a client, where the data set has that many
     options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2, "batch": 32, "lr": 0.1})
 
+    @property
+    def data_name(self) -> str:
+        return self.data if isinstance(self.data, str) else self.data.name
+
 
 @dataclass(frozen=True, eq=False)
 class Played:
@@ -66,7 +70,7 @@ def play(case: Case) -> Played:
         for kind, client, strength in case.faults
     ]
     result = lab.federate(
-        _data(case), clients=case.clients, rounds=case.rounds, split=case.split, faults=faults, seed=case.seed,
+        data_of(case), clients=case.clients, rounds=case.rounds, split=case.split, faults=faults, seed=case.seed,
         engine="stacked", observe=False, each_round=watcher.see, **case.options,
     )  # fmt: skip
     return Played(case, watcher.cohort(), result, watcher.bases, watcher.sent, watcher.layout)
@@ -77,7 +81,7 @@ def _images(name: str) -> Any:
     return read(name)
 
 
-def _data(case: Case) -> str | Data:
+def data_of(case: Case) -> str | Data:
     """Small data sets as they are; of large ones as many samples as the clients need, chosen by the seed."""
     if isinstance(case.data, Data) or case.data not in _IMAGES:
         return case.data

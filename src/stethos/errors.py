@@ -57,3 +57,15 @@ class LiveError(StethosError):
     """A live process cannot be reached, does not answer, or refuses."""
 
     exit_code = 6
+
+
+class CaptureError(StethosError):
+    """A captured state is missing, was dropped, or is damaged; the message says which and why."""
+
+    exit_code = 7
+
+
+class ReplayError(StethosError):
+    """Something that was recorded cannot be repeated; the message says why."""
+
+    exit_code = 7

@@ -93,6 +93,14 @@ def attempt(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | 
         return None
 
 
+def tried(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, Exception | None]:
+    """Call something of the user's, in a command that the user gave: what it returns, or what it raises."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:
+        return None, error
+
+
 def text_of(value: object, words: Callable[[Any], str] = str) -> str:
     """A value in words, or that it has none."""
     text = attempt(words, value)

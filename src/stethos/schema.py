@@ -337,6 +337,22 @@ UPDATES = Table(
     """),
     is_bulk=True,
 )
+COMPRESSION = Table(
+    "compression",
+    17,
+    Source.FRAME,
+    "measured update x layer x method, and one with layer NULL for the whole update",
+    "What updates would become if they were sent smaller, measured on some real ones where "
+    "`federation(measure_compression=True)` asks for it.",
+    _columns("""
+    federation  name  name of the federation
+    layer       name  name in the state dict; NULL: all weights together
+    method      name  fp16, int8, top-1% or rank-4
+    raw_bytes   i64   bytes as they are
+    bytes       i64   bytes this way
+    error       f64   2-norm of what is lost, relative to that of the update; NULL for one that changes nothing
+    """),
+)
 AUDIT = Table(
     "audit",
     16,
@@ -354,6 +370,31 @@ AUDIT = Table(
     detail       text  the code, or the arguments as a JSON object
     outcome      text  why it was refused
     """),
+)
+_ACTION = """
+    federation   name  name of the federation; NULL outside one
+    action       i64   number of the action; `stethos actions --undo` takes it
+    what         name  drop-update, clip-update, quarantine, down-weight, robust-aggregate, roll-back, skip-step, ...
+    mode         name  on, or dry-run: then nothing was done
+    state        name  active, proposed (dry run), over, undone, or refused: held back by the bounds
+    kind         name  kind of the fault that it answers
+    first        i64   first round (or step, see unit) of it
+    last         i64   last one so far
+    unit         name  what first and last count: round or step
+    times        i64   in how many rounds or steps it was applied
+    reason       text  why
+    evidence     text  the numbers behind it as a JSON object
+    norm_before  f64   length of the round's average change without it, in its first round
+    norm_after   f64   the same with all corrections of that round
+    effect       text  what it did
+"""
+ACTION_EVENTS = Table(
+    "action_events",
+    18,
+    Source.FRAME,
+    "action x round or step in which something became of it",
+    "What a correction did or, in a dry run, would have done, as it happened. `actions` has the newest of each.",
+    _columns(_ACTION),
 )
 HOST = Table(
     "host",
@@ -416,6 +457,49 @@ HANGS = Table(
     words         text  what happened, in one sentence
     detail        text  further facts as a JSON object
     """),
+)
+MEMORY = Table(
+    "memory",
+    12,
+    Source.FRAME,
+    "class of tensors, operator, or place of growth x sampled step",
+    "Tensor memory on sampled steps. Rows with a class: the storages alive, each counted once. Rows with an op: what "
+    "the operator allocated and freed in that step. Rows with a line: tensors that outlive their steps, and the line "
+    "that makes them.",
+    _columns("""
+    class            name  model, gradient, optimizer, activation, buffer, other; on CUDA cached: reserved but unused
+    device           name  cpu, cuda:0, ...
+    module           name  rows of an operator: the module that ran it; backward and optimizer outside of modules
+    op               name  rows of an operator: its name, as aten.mm
+    line             name  rows of growth: file:line of the program that makes tensors which stay alive
+    holder           name  rows of growth: what keeps them, as far as it has a name
+    bytes            i64   alive after the step (activations: when its backward began); growth: of the sampled steps
+    peak_bytes       i64   largest so far; activations: at any moment; cached: most that was ever reserved
+    count            i64   storages alive; rows of an operator: calls
+    allocated_bytes  i64   rows of an operator: allocated by it; rows of growth: what one step leaves behind
+    freed_bytes      i64   rows of an operator: freed while it ran
+    """),
+    is_bulk=True,
+)
+GPU = Table(
+    "gpu",
+    13,
+    Source.DRAINER,
+    "process x GPU x second",
+    "Samples of the NVIDIA GPUs that a training process uses, taken from outside about once a second.",
+    _columns("""
+    device             i32   number of the GPU on its machine
+    busy_share         f64   share of the last moments in which a kernel ran, 0 to 1
+    memory_busy_share  f64   share in which its memory was read or written, 0 to 1
+    process_bytes      i64   GPU memory of the process; NULL where the driver does not tell
+    used_bytes         i64   memory in use on the GPU by everybody
+    total_bytes        i64   its memory
+    power_w            f64   power drawn
+    power_limit_w      f64   power at which it is throttled
+    temperature_c      f64   temperature
+    clock_mhz          f64   clock of its processors
+    """),
+    is_bulk=True,
 )
 PROCESSES = Table(
     "processes",
@@ -504,6 +588,8 @@ FINDINGS = Table(
     opened_ns    i64   wall-clock time of the diagnosis that saw it first
     updated_ns   i64   wall-clock time of the last diagnosis that saw it
     closed_ns    i64   wall-clock time of the diagnosis that saw it gone; NULL while open
+    proof        text  proved, refuted or undecided by `stethos prove`; NULL if not tried
+    proof_detail text  the effect and its intervals as a JSON object
     """),
 )
 _FRAME = """
@@ -556,6 +642,24 @@ CLIENT_ROUNDS = Table(
     ),
     reads=("client_reports",),
 )
+ACTIONS = Table(
+    "actions",
+    35,
+    Source.VIEW,
+    "correction",
+    "What was done about a problem while the training went on, or in a dry run would have been: why, how far, and what "
+    "came of it.",
+    (
+        *_columns("""
+    process      name  the process that acted
+    client       name  client that it is about; NULL if about all
+    t_ns         i64   wall-clock time it began
+    updated_ns   i64   wall-clock time of the last news of it
+        """),
+        *_columns(_ACTION),
+    ),
+    reads=("action_events",),
+)
 TORCH_TRACE = Table(
     "torch_trace",
     30,
@@ -580,8 +684,9 @@ TORCH_TRACE = Table(
 TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
-        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, LOGS, SPANS, GAPS, HOST,
-        COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS,
+        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
+        HOST, GPU, COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE,
+        STACKS, COMPRESSION,
     )
 }  # fmt: skip
 

@@ -16,6 +16,8 @@ from typing import Literal, get_args
 from stethos.errors import UsageError
 
 Preset = Literal["light", "standard", "deep"]
+CaptureMode = Literal["rounds", "suspects", "all"]
+DEFAULT_CAPTURE_BYTES = 1 << 30
 DEFAULT_OVERHEAD: Mapping[Preset, float] = {"light": 0.01, "standard": 0.01, "deep": 0.05}
 DEFAULT_LIMIT_BYTES = 4 << 30
 DEFAULT_HANG_S, DEFAULT_HANG_TIMES = 30.0, 30.0
@@ -41,6 +43,8 @@ class Settings:
     hang_times: float = DEFAULT_HANG_TIMES
     agent: bool = True
     evaluation: bool | None = None  # None: allowed, but not in a federated client
+    capture: CaptureMode | None = None
+    capture_bytes: int = DEFAULT_CAPTURE_BYTES
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -52,6 +56,9 @@ class Settings:
         environment[_PREFIX + "HANG_TIMES"] = repr(self.hang_times)
         if self.scratch is not None:
             environment[_PREFIX + "SCRATCH"] = str(self.scratch)
+        if self.capture is not None:
+            environment[_PREFIX + "CAPTURE"] = self.capture
+            environment[_PREFIX + "CAPTURE_BYTES"] = str(self.capture_bytes)
 
 
 def from_environment() -> Settings:
@@ -71,6 +78,8 @@ def from_environment() -> Settings:
         hang_times=float(os.environ.get(_PREFIX + "HANG_TIMES", DEFAULT_HANG_TIMES)),
         agent=os.environ.get(_PREFIX + "AGENT", "1") != "0",
         evaluation=_evaluation_allowed(),
+        capture=parse_capture(os.environ.get(_PREFIX + "CAPTURE")),
+        capture_bytes=int(os.environ.get(_PREFIX + "CAPTURE_BYTES", DEFAULT_CAPTURE_BYTES)),
     )
 
 
@@ -207,6 +216,16 @@ def parse_preset(text: str) -> Preset:
         if text == preset:
             return preset  # type: ignore[no-any-return]
     raise UsageError(f"unknown preset {text!r}", hint=f"choose one of {', '.join(get_args(Preset))}")
+
+
+def parse_capture(text: str | None) -> CaptureMode | None:
+    """What of a federation is captured; None for nothing."""
+    if not text:
+        return None
+    for mode in get_args(CaptureMode):
+        if text == mode:
+            return mode  # type: ignore[no-any-return]
+    raise UsageError(f"unknown capture {text!r}", hint=f"choose one of {', '.join(get_args(CaptureMode))}")
 
 
 def parse_share(text: str) -> float:

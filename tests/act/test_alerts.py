@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import command, wait_until
+from processes import command, finish, start_command, wait_until
 
 import stethos
 from stethos.act.alert_rule import Alerts, LogSink, MailSink, Rule, WebhookSink, read_alerts
@@ -274,6 +274,24 @@ def test_a_recorded_program_is_watched_by_itself(receiver: Receiver, tmp_path: P
     assert result.stdout == "7\n"
     wait_until(lambda: bool(receiver.bodies), "the alert to arrive")
     assert receiver.bodies[0]["run"] == "r"
+
+
+def test_all_live_runs_of_a_directory_are_watched(receiver: Receiver, tmp_path: Path) -> None:
+    file, script = tmp_path / "a.toml", tmp_path / "job.py"
+    text = FILE.replace("https://example.org/x", receiver.url)
+    text = "every_s = 0.1\n" + text.replace('type = "webhook"', 'type = "webhook"\nallow_private = true')
+    file.write_text(text.replace('sinks = ["hook"]', 'sinks = ["hook"]\nquery = "SELECT 5"\nabove = 1'))
+    script.write_text("input()")
+    watching = start_command("alert", "watch", file, "--all", "--dir", tmp_path / "runs")
+    job = start_command("run", "--dir", tmp_path / "runs", "--name", "r", script)
+    try:
+        wait_until(lambda: bool(receiver.bodies), "the alert to arrive")
+        assert watching.poll() is None
+    finally:
+        watching.terminate()
+        finish(watching)
+        finish(job, "\n")
+    assert [body["run"] for body in receiver.bodies] == ["r"]
 
 
 # A webhook cannot be turned against the network it is sent from --------------------------------------

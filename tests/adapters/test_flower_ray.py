@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flower_runs import Rows, recorded, run_on_ray
+from flower_runs import Rows, flower_environment, recorded, run_on_ray
+from processes import PROGRAMS, command
 
 PARTS = ["plain", "observed", "failing", "unwritable", "own_loop"]
 
@@ -150,3 +151,13 @@ def test_a_client_too_slow_for_an_own_loop_has_timed_out(directory: Path, said: 
     (error,) = rows.one("SELECT error FROM client_rounds WHERE status = 'timeout'")
     assert error.startswith("no reply within ")
     assert rows("SELECT round, selected, reported, failed, drift > 0 FROM rounds") == [(7, 3, 2, 1, True)]
+
+
+def test_a_client_app_is_called_again_with_the_recorded_message(directory: Path, rows: Rows) -> None:
+    words = ["replay", "-t", directory / "observed", "--client-app", f"{PROGRAMS / 'flower_app.py'}:client_app"]
+    own = flower_environment(directory)
+    for number, label in ((1, 0), (3, 2)):
+        again = command(*words, "--round", str(number), "--client", rows.client(label), env=own)
+        assert again.returncode == 0 and "the recorded bits" in again.stdout, again.stdout + again.stderr
+    refused = command(*words, "--round", "2", "--client", rows.client(2), env=own)
+    assert refused.returncode == 6 and "does not exist: it failed" in refused.stderr

@@ -117,7 +117,7 @@ def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) ->
         (("query", "DROP VIEW steps"), 4, "DROP is not allowed"),
         (("query", "SELECT 1", "-t", "dmo"), 3, "did you mean demo?"),
         (("query", "SELECT 1", "--limit", "x"), 2, "hint: see `stethos query --help`"),
-        (("qurey", "SELECT 1"), 2, "did you mean query?"),
+        (("qurey", "SELECT 1"), 2, "did you mean query"),
         (("tables", "stepz"), 2, "did you mean steps?"),
         (("ls", "-t", "demo"), 2, "hint: see `stethos ls --help`"),
         (("-t",), 2, "needs a target"),

@@ -150,3 +150,28 @@ def test_a_few_lost_rows_and_the_size_limit_are_information() -> None:
     assert one.severity is Severity.INFO and "size limit" in one.evidence[0].text
     assert not found("SYS015", cases.processes(cases.process()))
     assert found("SYS015", cases.processes(cases.process(rows_dropped=900, drops="not json")))
+
+
+# Kept memory ---------------------------------------------------------------------------------------
+
+
+def test_the_line_that_keeps_tensors_is_named() -> None:
+    (one,) = found("SYS009", cases.kept(np.linspace(2e9, 4e9, 200), step_bytes=8e6))
+    assert "train.py:9" in one.title and "history (list) at train.py:17" in one.title and "a minute" in one.title
+    assert one.detail["line"] == "train.py:9" and "train.py:17" in one.next_step and len(one.evidence) == 2
+
+
+def test_kept_tensors_are_found_before_the_process_was_watched_for_long() -> None:
+    (one,) = found("SYS009", cases.kept([2e9] * 5, step_bytes=8e6))
+    assert one.title.startswith("tensors made at train.py:9 stay alive") and "1,592 MB" in one.title
+
+
+def test_a_list_of_small_losses_is_no_leak() -> None:
+    assert not found("SYS009", cases.kept([2e9] * 90, step_bytes=4.0))
+
+
+def test_tensors_that_fill_a_gpu_are_forecast() -> None:
+    (one,) = found("SYS010", cases.gpu(np.linspace(20e9, 60e9, 300)))
+    assert "GPU" in one.title and one.detail["left_s"] == pytest.approx(155, rel=0.1)
+    assert not found("SYS010", cases.gpu([20e9] * 300))
+    assert not found("SYS010", cases.gpu(np.linspace(20e9, 60e9, 300), is_live=False))

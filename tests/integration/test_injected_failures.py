@@ -29,6 +29,7 @@ ENTRANCES = {
     *(f"observe.spans.Span.{name}" for name in ("__init__", "__enter__", "__exit__")),
     "observe.boot.current",
     "observe.boot.current_session",
+    "observe.memory_trace.MemoryTrace.__torch_dispatch__",
     "observe.ending.EndWatch._hook",
     "record.place.check_name",
 }
@@ -41,9 +42,17 @@ ENTRANCES_AT_START = {
 # What the training of `programs/injected.py` does not come to, and why.
 UNREACHED = {
     "another machine": {
-        *(f"observe.device_loss.DeviceLosses.{name}" for name in ("copy", "put_later", "flush")),
-        *(f"observe.device_loss.DeviceLosses.{name}" for name in ("_has_arrived", "_write")),
-        "observe.stepwatch.StepWatch.put_later",
+        *(f"observe.late_row.LateRows.{name}" for name in ("copy", "put_later", "flush", "_has_arrived", "_write")),
+        *(f"observe.late_row.LateStep.{name}" for name in ("__init__", "mark")),
+        *(f"observe.late_row.{name}" for name in ("recorded_event", "_spent_ns")),
+        *(f"observe.stepwatch.StepWatch.{name}" for name in ("put_later", "batch_came", "backward_ended", "_hold_for")),
+        *(f"observe.device_row.{name}" for name in ("wide_of", "rows_of", "_column_of", "joined", "columns_of")),
+        "observe.device_row.distances_of",
+        *(f"observe.device_statistic.LateTable.{name}" for name in ("begin", "end", "expect_rows", "expect_drift")),
+        "observe.device_statistic.LateTable.hold",
+        *(f"observe.device_statistic.DeviceStatistics.{name}" for name in ("_start", "_start_drift")),
+        *(f"observe.device_statistic.{name}" for name in ("_places", "_fills_memory", "_to_host", "_recorded_event")),
+        "observe.sample.LayerSampler.start_norm",
         "observe.statistic._put_device",
         "record.ring.Ring._fence",
     },
@@ -54,6 +63,7 @@ UNREACHED = {
         *(f"observe.boot._Loader.{name}" for name in ("__init__", "create_module", "exec_module", "__getattr__")),
     },
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
+    "only with corrections, see tests/act": {"observe.api._correct_steps"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
     "only in a distributed job, see tests/observe/test_collectives.py": {
         *(f"observe.collectives.CollectiveWatch.{name}" for name in (
@@ -64,6 +74,12 @@ UNREACHED = {
         *(f"observe.flight.{name}" for name in ("last_flights", "flights", "_flight", "_size_of", "_recorder")),
     },
     "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
+    "only where something leaks": {
+        *(f"observe.holder.{name}" for name in ("holder_of", "_own_frames", "_named", "_container_of", "_owner_of")),
+        *(f"observe.holder.{name}" for name in ("_attribute", "_described")),
+        *(f"observe.program_line.{name}" for name in ("filling_line", "_fills", "_is_named")),
+        *(f"observe.memory_sample.{name}" for name in ("MemorySampler._holder", "_shown")),
+    },
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
         "observe.spans.ids_in", "observe.spans.traceparent", "observe.session.Session.mark_turn",
@@ -139,6 +155,7 @@ def test_ctrl_c_comes_out_of_every_function(outcomes: list[dict[str, Any]]) -> N
         "observe.session.Session._after_fork", "observe.stepwatch.StepWatch.after_fork",
         "observe.stepwatch.StepWatch._forget", "record.ring.Ring.release",
         "observe.collectives.CollectiveWatch.after_fork",
+        "observe.memory_trace.MemoryTrace._free",
     }  # fmt: skip
 
 

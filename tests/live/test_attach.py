@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import command, environment, start_program, wait_until
+from processes import command, environment, start, start_program, wait_until
 
 from stethos.live import attach as ladder
-from stethos.live import permission
+from stethos.live import injection, permission
 from stethos.live.ask import ask
 from stethos.live.registry import live_process
 
@@ -85,6 +85,20 @@ def test_without_an_injector_the_way_to_get_one_is_named(
     with pytest.raises(ladder.LiveError, match="hypno is not installed") as error:
         ladder.attach(pid, tmp_path / "run", "light", 0.01)
     assert 'pip install "stethos[attach]"' in error.value.hint and "backtrace" in error.value.hint
+
+
+def test_a_process_that_never_pauses_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    process = start("-c", "print(flush=True)\nwhile True: pass")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        monkeypatch.setattr(injection, "_PATIENCE_S", 0.2)
+        with pytest.raises(ladder.LiveError, match="computes without a pause"):
+            ladder.attach(process.pid, tmp_path / "run", "light", 0.01)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_one_rank_is_asked_alone(ask: Ask) -> None:
 
 
 def test_all_eval_runs_at_the_same_step(ask: Ask) -> None:
-    status, out, err = ask("all", "eval", "--json", "trainer.current_step, dist.get_rank()")
+    status, out, err = ask("all", "eval", "--wait", "60", "--json", "trainer.current_step, dist.get_rank()")
     assert status == 0, err
     replies = json.loads(out)
     assert [(reply["rank"], reply["where"]) for reply in replies] == [(0, "step"), (1, "step")]
@@ -177,7 +177,7 @@ def test_a_collective_runs_on_all_ranks_or_not_at_all(ask: Ask, job: Job) -> Non
     status, _, err = ask("rank:0", "eval", code)
     assert status == 6
     assert "dist.all_reduce on one rank of 2 would wait for the others for ever" in err
-    status, out, err = ask("all", "eval", "--json", code)
+    status, out, err = ask("all", "eval", "--wait", "60", "--json", code)
     assert status == 0, err
     replies = json.loads(out)
     assert {reply["output"] for reply in replies} == {f"{2 * replies[0]['step']}\n"}
@@ -238,6 +238,12 @@ def test_sync_names_the_rank_that_differs(ask: Ask, job: Job) -> None:
     status, out, _ = ask("sync", "--json")
     assert status == 1
     assert json.loads(out)["differ"] == {"0": "parameters", "1": "parameters"}  # of two, who could say
+
+
+def test_ranks_that_wait_for_one_that_evaluates_do_not_hang(job: Job) -> None:
+    job.mark("evaluate")
+    wait_until(lambda: not (job.directory / "evaluate").exists(), "the end of the evaluation", PATIENCE_S)
+    assert job.hangs() == []
 
 
 def test_a_deadlock_is_named_with_the_missing_rank_and_both_places(ask: Ask, job: Job) -> None:

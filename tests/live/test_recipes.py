@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from living import Living
-from processes import PROGRAMS, environment, finish, start_command, wait_until
+from processes import DEADLINE_S, PROGRAMS, environment, finish, start_command, wait_until
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console live\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -383,11 +383,11 @@ def test_reading_changes_no_bit(tmp_path: Path) -> None:
 
     (tmp_path / "bare").mkdir()
     (tmp_path / "seen").mkdir()
-    bare = start_program("live_training.py", "globals", tmp_path / "bare", "400", cwd=tmp_path / "bare")
-    seen = Living("globals", tmp_path / "seen", "400")
-    wait_until(lambda: seen.all_processes() and seen.steps() > 2, "its first steps")
+    bare = start_program("live_training.py", "globals", tmp_path / "bare", "250", "0.01", cwd=tmp_path / "bare")
+    seen = Living("globals", tmp_path / "seen", "250", "0.01")
+    wait_until(lambda: seen.launcher.poll() is not None or seen.steps() > 2, "its first steps", 3 * DEADLINE_S)
     looks = 0
-    while seen.launcher.poll() is None and seen.steps() < 350 and looks < 25:
+    while seen.launcher.poll() is None and seen.steps() < 220 and looks < 12:
         looks += 1
         seen.say("backtrace")
         seen.say("eval", "for i, x in enumerate(model.parameters()): print(x.grad.norm())\nfor loss in range(3): pass")

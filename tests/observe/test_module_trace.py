@@ -365,10 +365,10 @@ def test_activations_are_the_leaves_first_outputs_before_they_are_overwritten():
     trace.start()
     out = model(x)
     trace.stop()
-    names, table = trace.take_activations(module_names(model))
+    names, late = trace.take_activations(module_names(model))
     assert names == ["0", "1"]
-    np.testing.assert_array_equal(table, statistics_of([model[0](x), out]))
-    assert trace.take_activations()[1].shape == (len(STATISTICS), 0)
+    np.testing.assert_array_equal(late.table, statistics_of([model[0](x), out]))
+    assert trace.take_activations()[1].table.shape == (len(STATISTICS), 0)
 
 
 def test_a_model_with_a_compiled_part_switches_the_trace_off_before_it_runs():

@@ -144,7 +144,7 @@ def plain(grid: Grid) -> None:
 
 
 def observed(grid: Grid) -> None:
-    strategy = observe_strategy(fedavg(), dir=SETTINGS["dir"], run="observed", config={"rate": 0.1})
+    strategy = observe_strategy(fedavg(), dir=SETTINGS["dir"], run="observed", config={"rate": 0.1}, capture="all")
     assert isinstance(strategy, OrderedFedAvg) and type(strategy).__name__ == "OrderedFedAvg"
     save("observed", start(strategy, grid, SETTINGS["rounds"]))
 

@@ -1,4 +1,4 @@
-"""A training to be looked into while it runs: live_training.py globals|main DIRECTORY [STEPS].
+"""A training to be looked into while it runs: live_training.py globals|main DIRECTORY [STEPS PAUSE_S].
 
 Its names are globals of the program or locals of `main()`. It trains until the file `stop` is in the directory (or
 for that many steps, and then prints a fingerprint of its parameters); while there is a file `stall` its data set
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 DIRECTORY = Path(sys.argv[2])
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+PAUSE_S = float(sys.argv[4]) if len(sys.argv) > 4 else 0.001
 
 
 class Trainer:
@@ -68,7 +69,7 @@ def main() -> None:
             trainer.current_step += 1
             if marker > 0:
                 (DIRECTORY / "marker").write_text(str(marker))
-            time.sleep(0.001)
+            time.sleep(PAUSE_S)
     print(fingerprint_of(model))
 
 
@@ -87,5 +88,5 @@ else:
             trainer.current_step += 1
             if marker > 0:
                 (DIRECTORY / "marker").write_text(str(marker))
-            time.sleep(0.001)
+            time.sleep(PAUSE_S)
     print(fingerprint_of(model))

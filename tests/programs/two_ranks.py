@@ -1,7 +1,7 @@
 """A plain DistributedDataParallel training: two_ranks.py DIRECTORY. Nothing in here knows about Stethos.
 
 It trains until the file `end` is there. When `stray` is, rank 1 leaves the others alone in a collective; when `drift`
-is, rank 1 goes its own way with its parameters.
+is, rank 1 goes its own way with its parameters; when `evaluate` is, rank 0 evaluates, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 DIRECTORY = Path(sys.argv[1])
+EVALUATION_S = 5.0
 
 
 class Trainer:
@@ -26,6 +27,15 @@ class Trainer:
 def stray() -> None:
     while not (DIRECTORY / "end").exists():
         time.sleep(3600)
+
+
+def evaluate(model: torch.nn.Module) -> None:
+    """Without a data loader: nothing is to be seen of it but that it computes."""
+    end = time.monotonic() + EVALUATION_S
+    with torch.no_grad():
+        while time.monotonic() < end:
+            model(torch.randn(64, 8))
+    (DIRECTORY / "evaluate").unlink()
 
 
 def main() -> None:
@@ -46,6 +56,8 @@ def main() -> None:
             (DIRECTORY / "drift").unlink()
             with torch.no_grad():
                 model.module.weight.add_(1.0)
+        if rank == 0 and (DIRECTORY / "evaluate").exists():
+            evaluate(model.module)
         if rank == 1 and (DIRECTORY / "stray").exists():
             stray()
         votes = torch.tensor([float((DIRECTORY / "end").exists())])

@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from builders import ProcessBuilder, RunBuilder
+from builders import T0_NS, ProcessBuilder, RunBuilder
 from processes import checked_books
 
 from stethos.record.collector import Collector
 from stethos.record.layout import TABLE_END, TABLE_FACTS, Word
-from stethos.schema import NULL_F64
-from stethos.store.run import Run
+from stethos.schema import GPU, NULL_F64
+from stethos.store.run import Run, open_run
 from stethos.store.sealed import Sealed
 
 
@@ -267,3 +267,19 @@ def test_the_counters_of_a_dead_process_are_in_its_manifest_and_its_ring_is_gone
     manifest = process.place.manifest()
     assert manifest["counters"]["spent_ns"] == 123 and manifest["counters"]["slots"] == 3
     assert sorted(path.name for path in process.place.path.iterdir()) == ["000001.steps.parquet", "manifest.json", "process.json"]  # fmt: skip  # noqa: E501
+
+
+def test_samples_of_gpus_are_rows_of_their_own(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(2)
+    process.host_sample()
+    names = [column.name for column in GPU.columns]
+    for device in (0, 1):
+        process.collector.add_sample(T0_NS + device, {**dict.fromkeys(names, 0.5), "device": device}, GPU)
+    process.collector.add_sample(T0_NS + 2, {**dict.fromkeys(names, NULL_F64), "device": 0}, GPU)
+    process.finish()
+    with open_run(run.path) as reader:
+        rows = reader.rows("SELECT process, device, busy_share, power_w FROM gpu ORDER BY t_ns").values
+        assert [tuple(row) for row in rows] == [("p0", 0, 0.5, 0.5), ("p0", 1, 0.5, 0.5), ("p0", 0, None, None)]
+        summary = reader.summary()
+        assert summary["rows_produced"] == summary["rows_stored"] == 2 + 1 + 3 and summary["rows_lost"] == 0

@@ -57,7 +57,20 @@ def server(shown_runs: Path, registry: Path) -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
     """A federated training in that directory, slow enough to be watched: run `live`, client c1 faulty from round 5."""
-    words = ("-m", "stethos.lab.demo", "--dir", server.directory, "--name", "live", "--pause", "0.25", "--rounds", "16")
+    words = (
+        "-m",
+        "stethos.lab.demo",
+        "--dir",
+        server.directory,
+        "--name",
+        "live",
+        "--seed",
+        "2",
+        "--pause",
+        "0.25",
+        "--rounds",
+        "16",
+    )
     process = start(*words, env=environment(XDG_RUNTIME_DIR=str(registry)), stderr=subprocess.DEVNULL)
     yield process
     process.kill()

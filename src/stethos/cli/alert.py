@@ -2,6 +2,7 @@
 
     stethos alert test alerts.toml              send a test message to every sink
     stethos alert watch alerts.toml -t RUN      look at a run until it ends, and tell
+    stethos alert watch alerts.toml --all       every run of the directory that is or becomes live, until Ctrl-C
     stethos alert once alerts.toml -t RUN       look once
     stethos alert status -t RUN                 what is open, what waits, what was delivered
 
@@ -27,6 +28,7 @@ _LAST_TRIES = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["test", "watch", "once", "status"])
     parser.add_argument("file", nargs="?", type=Path, help="the file of rules and sinks, in TOML")
+    parser.add_argument("--all", action="store_true", help="watch every live run of the directory, and those to come")
     parser.add_argument("--sink", help="test this one alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_target(parser)
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"`stethos alert {arguments.what}` needs a file", hint="stethos alert test alerts.toml")
     if arguments.what == "test":
         return _test(arguments.file, arguments.sink, is_json=arguments.json)
-    return _watch(arguments)
+    return _watch_all(arguments) if arguments.all else _watch(arguments)
 
 
 def _test(path: Path, only: str | None, *, is_json: bool) -> int:
@@ -95,6 +97,34 @@ def _watch(arguments: argparse.Namespace) -> int:
     if left:
         _say(f"alerts: {left} could not be delivered; `stethos alert once` tries again")
     return 1 if left else 0
+
+
+def _watch_all(arguments: argparse.Namespace) -> int:
+    """Look at each live run in turn, and once more at those that have ended meanwhile."""
+    from stethos.act.alert_rule import read_alerts
+    from stethos.act.alerter import Alerter
+    from stethos.diagnose.api import configured_detectors, look
+    from stethos.record.place import RunPlace
+    from stethos.settings import default_runs_dir
+    from stethos.store.find import is_live, list_runs
+    from stethos.store.run import Run
+
+    alerts, detectors = read_alerts(arguments.file), configured_detectors()
+    directory = arguments.dir or default_runs_dir()
+    known: dict[str, RunPlace] = {}
+    while True:
+        began = time.monotonic()
+        live = {place.name: place for place in list_runs(directory) if is_live(place)}
+        for name, place in {**known, **live}.items():
+            try:
+                with Run(place) as opened:
+                    alerter = Alerter(alerts, opened, say=_say)
+                    alerter.look(look(opened, detectors))
+                    alerter.send(is_last=name not in live)
+            except StethosError as error:  # it was deleted, or cannot be read: the others go on
+                _say(f"alerts: {name}: {error.message}")
+        known = live
+        time.sleep(max(alerts.every_s, _PATIENCE * (time.monotonic() - began)))
 
 
 def _status(arguments: argparse.Namespace) -> int:

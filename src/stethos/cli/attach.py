@@ -4,8 +4,9 @@
     stethos detach 4711
 
 From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer let us
-in by themselves; for older versions install the injector: pip install "stethos[attach]". If that is not allowed,
-the message says which permission is missing and how to grant it.
+in by themselves; for older versions install the injector: pip install "stethos[attach]". It waits for a moment at
+which the main thread sleeps or waits, since anywhere else the process might crash. If it is not allowed, the message
+says which permission is missing and how to grant it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, help="directory for runs (default: ./runs)")
     parser.add_argument("--name", help="name of the run (default: a readable unique one)")
     parser.add_argument("--preset", default="standard", help="light, standard or deep (default: standard)")
+    parser.add_argument("--force", action="store_true", help="also where it never pauses: may crash it")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
@@ -32,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     preset = parse_preset(arguments.preset)
     base = arguments.dir if arguments.dir is not None else default_runs_dir()
     run_dir = (base / check_name(arguments.name or readable_name())).absolute()
-    process, rung = attach(arguments.pid, run_dir, preset, DEFAULT_OVERHEAD[preset])
+    overhead = DEFAULT_OVERHEAD[preset]
+    process, rung = attach(arguments.pid, run_dir, preset, overhead, is_forced=arguments.force)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from stethos.errors import UsageError
 
-DEFAULT_SEED = 2
+DEFAULT_SEED = 49
 _PAUSE_S = 1.0
 _STETHOS = (sys.executable, "-m", "stethos.cli.main")
 _TRAINING = (sys.executable, "-m", "stethos.lab.demo")
@@ -96,6 +96,12 @@ def _look_closer(stage: Stage) -> None:
         stage.stethos("diagnose", *stage.target, "--client", client)
 
 
+def _prove(stage: Stage) -> None:
+    for client in stage.accused[:1]:
+        stage.title(f"5. Prove it: the training again without {client}, and without somebody else")
+        stage.stethos("prove", *stage.target)
+
+
 def _tell_the_truth(stage: Stage) -> None:
     stage.title("The truth")
     guilty, kind, start = truth_of(stage.seed)
@@ -104,11 +110,11 @@ def _tell_the_truth(stage: Stage) -> None:
 
 
 # What the demo does, in order.
-STEPS: tuple[Callable[[Stage], None], ...] = (_train, _rounds, _diagnose, _look_closer, _tell_the_truth)
+STEPS: tuple[Callable[[Stage], None], ...] = (_train, _rounds, _diagnose, _look_closer, _prove, _tell_the_truth)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="which client, and what is wrong with it (default: 2)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="which client, and what is wrong with it (default: 49)")  # fmt: skip  # noqa: E501
     parser.add_argument("--dir", type=Path, default=Path("runs"), metavar="DIR", help="directory for the run (default: runs)")  # fmt: skip  # noqa: E501
     parser.add_argument("--serve", action="store_true", help="show the run in the browser while it trains, a second per round, until Ctrl-C")  # fmt: skip  # noqa: E501
     parser.add_argument("--port", type=int, metavar="P", help="with --serve: where to listen")

@@ -83,6 +83,9 @@ def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
 
 
 def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
+    from stethos.diagnose.life import with_proofs
+
+    diagnosis = with_proofs(diagnosis, one.path)
     target = str(one.path) if arguments.dir else arguments.target or one.name
     if arguments.client is not None:
         from stethos.cli.patient import show_client

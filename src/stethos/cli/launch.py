@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stethos.cli.text import clean
 from stethos.errors import CommandNotFoundError
 from stethos.record.layout import HEADER_BYTES, Word
 from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, read_json, start_ticks, write_json
@@ -129,14 +130,18 @@ class Launch:
         if self._place is None:
             return
         told = read_json(self._place.path / f"hang-{host_key()}.json").get("hangs")
-        for hang in told if isinstance(told, list) else ():
+        for hang in [one for one in told if isinstance(one, dict)] if isinstance(told, list) else ():
             number, is_over = hang.get("hang"), bool(hang.get("is_over"))
             if (number, is_over) in self._told or hang.get("t_ns", 0) < self._facts["started_ns"]:
                 continue
             self._told |= {(number, is_over), (number, False)}
-            self._say(f"hang {number} is over: the training goes on" if is_over else f"hang {number}: {hang['title']}")
+            self._say(
+                f"hang {number} is over: the training goes on"
+                if is_over
+                else f"hang {number}: {clean(str(hang.get('title')))}"
+            )
             if not is_over:
-                self._say(f"next: {hang['next_step']}")
+                self._say(f"next: {clean(str(hang.get('next_step')))}")
 
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""

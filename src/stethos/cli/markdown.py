@@ -100,6 +100,8 @@ def _finding(one: Finding) -> Iterator[str]:
     sure = f"{sure_text(one.confidence)} sure" if one.severity >= Severity.WARNING else ""
     yield escape(", ".join(filter(None, (f"{one.name} ({one.code})", when_text(one), sure))))
     yield ""
+    if proof := one.detail.get("proof"):
+        yield f"- proof: {escape(str(proof['verdict']))}: {escape(str(proof['words']))}"
     for evidence in one.evidence[:3]:
         yield f"- seen: {escape(evidence.text)}"
         if len(evidence.series) > 1:

@@ -28,6 +28,7 @@ from stethos.settings import (
     Settings,
     default_runs_dir,
     parse_bytes,
+    parse_capture,
     parse_preset,
     parse_share,
     shared_run_name,
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
     parser.add_argument("--hang-after", metavar="S", type=float, help="seconds without any progress after which a training counts as hung; 0: never (default: 30, or `at_least_s` of `hang` in stethos.toml)")  # fmt: skip  # noqa: E501
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
+    parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
+    parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
@@ -62,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         overhead=parse_share(arguments.overhead) if arguments.overhead else DEFAULT_OVERHEAD[preset],
         limit_bytes=parse_bytes(arguments.max_size),
         scratch=arguments.scratch.absolute() if arguments.scratch else None,
+        capture=parse_capture(arguments.capture),
+        capture_bytes=parse_bytes(arguments.capture_bytes),
     )
     settings = _with_hang_limits(settings, arguments.hang_after)
     if arguments.resume and not place.exists():

@@ -2,6 +2,7 @@
 
     stethos serve
     stethos serve --dir /data/runs --port 9000
+    stethos serve --alerts alerts.toml      and tell somebody what is wrong, see `stethos alert`
     ssh -L 8780:localhost:8780 machine      then open the printed address at home
 
 The page is only for whoever has the printed address: it holds a token that is new at every start. Nobody can change
@@ -11,7 +12,10 @@ a run through it. Every panel shows the SQL behind it. Needs the extra `web`: pi
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stethos.cli.target import add_directory
@@ -23,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, metavar="P", help="where to listen (default: 8780, or any that is free)")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="which address to listen at (default: 127.0.0.1, this machine only)")  # fmt: skip  # noqa: E501
     parser.add_argument("--name", action="append", default=[], metavar="NAME", help="a further name by which browsers call this machine; can be given again")  # fmt: skip  # noqa: E501
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings of live runs, as this file says")  # fmt: skip  # noqa: E501
     parser.add_argument("--open", action="store_true", help="open a browser")
     parser.add_argument("--json", action="store_true", help="print the address as one object")
 
@@ -30,11 +35,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from stethos.settings import default_runs_dir
 
-    serve_directory(
-        arguments.dir or default_runs_dir(), arguments.host, arguments.port, names=tuple(arguments.name),
-        opens=arguments.open, as_json=arguments.json,
-    )  # fmt: skip
+    directory = arguments.dir or default_runs_dir()
+    with _alerting(arguments.alerts, directory):
+        serve_directory(
+            directory, arguments.host, arguments.port, names=tuple(arguments.name), opens=arguments.open,
+            as_json=arguments.json,
+        )  # fmt: skip
     return 0
+
+
+@contextmanager
+def _alerting(file: Path | None, directory: Path) -> Iterator[None]:
+    """A process beside the server that looks at the live runs and tells; it ends with the server."""
+    if file is None:
+        yield
+        return
+    from stethos.act.alert_rule import read_alerts
+
+    read_alerts(file)  # a mistake in it is better known now
+    words = ["alert", "watch", str(file.absolute()), "--all", "--dir", str(directory)]
+    process = subprocess.Popen([sys.executable, "-m", "stethos.cli.main", *words], stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def serve_directory(

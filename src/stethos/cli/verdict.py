@@ -113,6 +113,8 @@ def finding_lines(
         yield from _entry("since", since, width)
     if one.severity >= Severity.WARNING:
         yield from _entry("sure", sure_text(one.confidence), width)
+    if proof := one.detail.get("proof"):
+        yield from _entry("proof", f"{proof['verdict']}: {proof['words']}", width, most=3)
     for place, evidence in enumerate(one.evidence[:evidences]):
         yield from _entry("seen" if place == 0 else "", evidence.text, width, most=3)
         yield from _picture(one, evidence, width)
@@ -172,7 +174,12 @@ def _title(one: Finding, width: int) -> Iterator[Line]:
 
 def _short_lines(one: Finding, width: int) -> Iterator[Line]:
     yield from _title(one, width)
-    facts = [f"{one.name} ({one.code})", when_text(one), f"{sure_text(one.confidence)} sure"]
+    facts = [
+        f"{one.name} ({one.code})",
+        when_text(one),
+        f"{sure_text(one.confidence)} sure",
+        one.detail.get("proof", {}).get("verdict", ""),
+    ]
     yield from _entry("", " · ".join(filter(None, facts)), width, most=1)
     if one.consequences:
         yield from _entry("so", "; ".join(effect.title for effect in one.consequences), width, most=1)

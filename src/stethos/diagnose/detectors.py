@@ -35,6 +35,13 @@ from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
 from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
+from stethos.diagnose.performance.aggregation_bound import AggregationBound
+from stethos.diagnose.performance.communication_bound import CommunicationBound
+from stethos.diagnose.performance.compute_bound import ComputeBound
+from stethos.diagnose.performance.critical_client import CriticalClient
+from stethos.diagnose.performance.launch_bound import LaunchBound
+from stethos.diagnose.performance.small_batches import SmallBatches
+from stethos.diagnose.performance.uneven_ranks import UnevenRanks
 from stethos.diagnose.system.client_memory import ClientMemory
 from stethos.diagnose.system.communication_failure import CommunicationFailure
 from stethos.diagnose.system.data_loader_stall import DataLoaderStall
@@ -68,6 +75,8 @@ DETECTORS: dict[str, type[Detector]] = {
         Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
         DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,
         RowLoss, Hang,
+        # performance
+        ComputeBound, CommunicationBound, AggregationBound, CriticalClient, SmallBatches, LaunchBound, UnevenRanks,
     )
 }  # fmt: skip
 

@@ -6,12 +6,13 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stethos.diagnose.engine import Diagnosis
 from stethos.diagnose.finding import Finding
-from stethos.store.findings import Change, keep_findings
+from stethos.store.findings import Change, keep_findings, read_proofs
 
 
 def keep(diagnosis: Diagnosis, directory: Path, now_ns: int | None = None) -> list[Change]:
@@ -21,6 +22,26 @@ def keep(diagnosis: Diagnosis, directory: Path, now_ns: int | None = None) -> li
     """
     rows = {key_text(one): row_of(one, cause) for one, cause in _with_causes(diagnosis.findings)}
     return keep_findings(directory, rows, diagnosis.checked, time.time_ns() if now_ns is None else now_ns)
+
+
+def with_proofs(diagnosis: Diagnosis, directory: Path) -> Diagnosis:
+    """The diagnosis with what `stethos prove` said about its findings, as `detail["proof"]`."""
+    proofs = read_proofs(directory)
+    if not proofs:
+        return diagnosis
+
+    def proved(one: Finding) -> Finding:
+        row = proofs.get(key_text(one))
+        if row is None:
+            return one
+        try:
+            detail = json.loads(row["proof_detail"] or "{}")
+        except ValueError:
+            detail = {}
+        words = detail.get("words", "") if isinstance(detail, dict) else ""
+        return replace(one, detail={**one.detail, "proof": {"verdict": row["proof"], "words": str(words)}})
+
+    return replace(diagnosis, findings=tuple(proved(one) for one in diagnosis.findings))
 
 
 def key_text(finding: Finding) -> str:

@@ -17,15 +17,17 @@ but for arguments that make no sense and updates that do not fit the model.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stethos.errors import UsageError
+from stethos.errors import StethosError, UsageError
 from stethos.federate.carry import CARRIER
+from stethos.federate.compression import Compressor
+from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
 from stethos.federate.history import History
 from stethos.federate.progress import Progress
@@ -35,13 +37,15 @@ from stethos.federate.structure import State, Structure
 from stethos.observe import boot
 from stethos.observe.api import Watch, watch
 from stethos.observe.session import Session
-from stethos.settings import Preset
+from stethos.settings import CaptureMode, Preset, parse_capture
 
 if TYPE_CHECKING:
     from stethos.federate.response import Responder
+    from stethos.replay.capture import Capture
     from stethos.store.run import Run
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _RECENT = 12
 _BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
 
@@ -60,6 +64,10 @@ def federation(
     seed: int = 0,
     read_everything: bool = False,
     respond_to: Sequence[int] | None = None,
+    correct: str = "off",
+    capture: CaptureMode | None = None,
+    capture_bytes: int | None = None,
+    measure_compression: bool = False,
 ) -> Federation:
     """Record a federated training; a context manager.
 
@@ -68,15 +76,24 @@ def federation(
     how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
     `watch`, `run` being the run's name. `read_everything` reads every element of large layers
     instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
-    made from the global model are recorded (`updates.response`). The progress bar shows on terminals
-    unless `progress` says otherwise.
+    made from the global model are recorded (`updates.response`). `measure_compression` measures on one update a
+    round what smaller ones would save and lose (`compression`). The progress bar shows on terminals
+    unless `progress` says otherwise. `correct` is "off", "dry-run" or "on": what `Round.corrected` and
+    `Round.aggregate` do about updates that are not what they should be. `capture` keeps
+    models bit by bit, for `stethos replay`: "rounds" the global ones, "all" also every update, "suspects" those of
+    odd clients and a sample of the others; `capture_bytes` is how much disk that may take.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a federation needs a name, not {name!r}")
-    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config)
+    mode = parse_capture(capture)
+    if capture_bytes is not None and capture_bytes < 1:
+        raise UsageError(f"capture_bytes={capture_bytes!r}", hint="a number of bytes, such as 1 << 30")
+    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config, correct=correct)
     return Federation(
         name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
-        read_everything=read_everything, respond_to=respond_to,
+        correct=correct, read_everything=read_everything, respond_to=respond_to, capture=mode,
+        capture_bytes=capture_bytes, config=config,
+        measure_compression=measure_compression,
     )  # fmt: skip
 
 
@@ -86,6 +103,10 @@ class Federation:
     def __init__(
         self, name: str, handle: Watch, *, model: Any = None, clients: int | None = None,
         progress: Progress, seed: int = 0, read_everything: bool = False, respond_to: Sequence[int] | None = None,
+        correct: str = "off",
+        capture: CaptureMode | None = None, capture_bytes: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        measure_compression: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.clients = clients
@@ -99,11 +120,17 @@ class Federation:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
         self._open: Round | None = None
         self._is_open = True
+        self.registered: dict[str, Callable[..., Any]] = {}
+        self.compressor = Compressor(name) if measure_compression else None
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)
+        self.correcting = Correcting(correct, name, handle.path) if correct != "off" else None
         if self.session is not None:
             self.session.guard.run("layers", self._write_start, self.session)
+        self.capture: Capture | None = None
+        if self.session is not None:
+            self.session.guard.run("capture", self._begin_capture, self.session, capture, capture_bytes, config)
         CARRIER.install()
 
     @property
@@ -154,6 +181,61 @@ class Federation:
 
         put_weights(session, dict(model.named_parameters()))
 
+    # Captures --------------------------------------------------------------------------------------
+
+    def _begin_capture(
+        self, session: Session, mode: CaptureMode | None, limit_bytes: int | None, config: Mapping[str, Any] | None
+    ) -> None:
+        """Begin to keep models, if this call or the command line asked for it."""
+        mode = mode or session.settings.capture
+        if mode is None or self.path is None or session.open() is None:
+            return
+        from stethos.replay.capture import Capture
+
+        try:
+            self.capture = Capture(
+                self.path, federation=self.name, mode=mode, seed=self._seed, config=config,
+                limit_bytes=session.settings.capture_bytes if limit_bytes is None else limit_bytes,
+            )  # fmt: skip
+        except (OSError, StethosError) as error:
+            session.note_gap("capture", f"nothing is captured: {error}")
+            return
+        session.on_close.append(self.capture.close)
+
+    def trainer(self, function: _Function) -> _Function:
+        """Register how a client trains, for `stethos replay`; also a decorator. Its name is captured, not its code.
+
+        It is called with the global state, the client's name and the round; it returns the state that is sent.
+        """
+        return self._register("trainer", function)
+
+    def evaluator(self, function: _Function) -> _Function:
+        """Register how the global model is judged: called with a state, it returns numbers by name."""
+        return self._register("evaluator", function)
+
+    def aggregator(self, function: _Function) -> _Function:
+        """Register how the server aggregates: called with the global state, the clients' states and their samples."""
+        return self._register("aggregator", function)
+
+    def _register(self, what: str, function: _Function) -> _Function:
+        if not callable(function):
+            raise UsageError(f"a {what} is a function, not a {type(function).__name__}")
+        self.registered[what] = function
+        if self.session is not None:
+            self.session.guard.run("capture", self._note_function, what, function)
+        return function
+
+    def _note_function(self, what: str, function: Callable[..., Any]) -> None:
+        from stethos.replay.capture import source_of
+
+        self.note_settings({what: source_of(function)})
+
+    def note_settings(self, facts: Mapping[str, Any]) -> None:
+        """Add to what a capture says about itself."""
+        if self.capture is not None:
+            self.capture.settings.update(facts)
+            self.capture.write_settings()
+
     # What a round needs ----------------------------------------------------------------------------
 
     def global_state(self) -> State | None:
@@ -168,6 +250,16 @@ class Federation:
             return made
         given: State = self._model
         return given
+
+    def named(self, state: State) -> Mapping[str, Any]:
+        """A state by the names of its layers, whatever form it came in."""
+        if isinstance(state, Mapping):
+            return state
+        structure = self._plan.structure if self._plan is not None else None
+        for names in (structure.entries, structure.parameters) if structure is not None else ():
+            if len(names) == len(state):
+                return dict(zip(names, state, strict=True))
+        return {str(number): value for number, value in enumerate(state)}
 
     def plan_for(self, state: State) -> Plan:
         """How updates of this federation are read; made when the first model or update is seen."""
@@ -184,6 +276,14 @@ class Federation:
     def history(self) -> History:
         return self._history
 
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Put the global model back to a state; False if it was not given as a module."""
+        model = _module(self._model)
+        if model is None:
+            return False
+        model.load_state_dict(state)
+        return True
+
     def base_row(self, state: State | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         if state is None:
             return None
@@ -195,6 +295,8 @@ class Federation:
         """End the recording, if it began with this federation. Safe to call twice."""
         if self._is_open:
             self._is_open = False
+            if self.capture is not None and self.session is not None:
+                self.session.guard.run("capture", self.capture.close)
             CARRIER.remove()
             self.progress.end()
             self._handle.close()

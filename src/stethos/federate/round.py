@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import UpdateMismatchError, UsageError
+from stethos.federate.captured import RoundCapture
 from stethos.federate.cohort import Comparison, compare, quantities_of
 from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, fingerprint_of
 from stethos.federate.invitation import Invitation
+from stethos.federate.odd import odd_clients
 from stethos.federate.row import put_row
 from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
 from stethos.federate.sketch import Plan
@@ -65,6 +67,8 @@ class Round:
         self._observe_ns = 0
         self._start_ns = 0
         self._is_ended = False
+        self._capture = RoundCapture(federation, number)
+        self._odd: list[str] = []  # clients whose updates stand out
 
     # The round -------------------------------------------------------------------------------------
 
@@ -76,6 +80,7 @@ class Round:
         self._stack.enter_context(self._span)
         self._start_ns = time.monotonic_ns()
         self._guarded(self._read_base)
+        self._capture.begin(self._base_state)
         self._show()
         return self
 
@@ -90,13 +95,18 @@ class Round:
             self._facts.setdefault("duration_ms", (time.monotonic_ns() - self._start_ns) * 1e-6)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The round is over; write its rows. Later calls do nothing."""
+        """The round is over; write its rows and, with a capture, what it was made of. Later calls do nothing."""
         if self._is_ended:
             return
         self._is_ended = True
         duration_ms = (time.monotonic_ns() - self._start_ns) * 1e-6
         self._facts.setdefault("duration_ms", duration_ms)
+        if self._federation.correcting is not None and error is None:
+            self._federation.correcting.settle(self, self._federation, self._result, self._facts.get("loss"))
         self._guarded(self._write, duration_ms)
+        if error is None:
+            known: dict[str, float] = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}
+            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._odd)
         self._show(is_final=self.number == self._of)
         with contextlib.suppress(ValueError):
             self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -106,6 +116,8 @@ class Round:
     def select(self, clients: Sequence[object] | int) -> None:
         """Say who, or how many, were asked to take part."""
         self._selected = clients if isinstance(clients, int) else len(clients)
+        if not isinstance(clients, int):
+            self._capture.select(clients)
 
     def client(self, client: object, *, label: str | None = None) -> Site:
         """A client's turn, for `with`: timed, its rows marked; a failure is recorded, then raised."""
@@ -158,7 +170,11 @@ class Round:
         with self._lock:
             turn = self._turns[client]
             self._turns[client] += 1
-        return Site(self.invite(client), side="server", turn=turn, on_update=self._take, on_end=self._turn_ended)
+        return Site(
+            self.invite(client), side="server", turn=turn, on_update=self._take, on_end=self._turn_ended,
+            on_start=self._capture.begin_turn if self._capture.is_on else None,
+            wants_traces=self._capture.wants_traces,
+        )  # fmt: skip
 
     def _turn_ended(self, site: Site) -> None:
         with self._lock:
@@ -173,6 +189,7 @@ class Round:
         start_ns = time.monotonic_ns()
         try:
             self._guarded(self._read, update)
+            self._capture.update(update)
         finally:
             self._observe_ns += time.monotonic_ns() - start_ns
 
@@ -189,6 +206,10 @@ class Round:
                 one = replace(one, response=responder.response(update.state, base, plan.structure))
         with self._lock:
             self._prints.append(one)
+        compressor, session = self._federation.compressor, self._federation.session
+        if compressor is not None and session is not None:
+            with self._lock:
+                compressor.measure(session, plan.structure, update.client, update.state, is_delta=update.is_delta)
 
     def odd_layers(self, client: object) -> list[tuple[str, int, int]]:
         """Layers of a client's last update that hold NaN or infinite elements, with the number of each."""
@@ -231,6 +252,23 @@ class Round:
         here = {one.client for one in self._prints}
         verdicts = verdicts_on(cohort_in(rows), probability)
         found.extend(one for one in verdicts if one.client in here and one.last is None)
+        self._odd += [one.client for one in found]
+
+    @property
+    def base(self) -> State | None:
+        """The global model that the round began with, as long as the caller has not changed it."""
+        return self._given_base if self._given_base is not None else self._federation.global_state()
+
+    def facts_of(self) -> dict[str, dict[str, Any]]:
+        """What clients report of their training, by client."""
+        names = ("entry_loss", "exit_loss", "samples")
+        return {
+            site.client: {
+                **{name: site.facts.get(name) for name in names},
+                "confusion": _matrix_in(site.facts.get("confusion")),
+            }
+            for site in self._sites
+        }
 
     def _row(self, plan: Plan, compared: Comparison) -> dict[str, Any]:
         """This round as `cohort_in` wants it."""
@@ -246,9 +284,34 @@ class Round:
             },
         }
 
+    def corrected(self) -> list[Update]:
+        """The updates to average: all of them, unless `federation(correct="on")` has reason to change or drop some.
+
+        Ask before the global model changes; what was done stands in `actions`.
+        """
+        correcting = self._federation.correcting
+        return correcting.corrected(self) if correcting is not None else list(self.updates)
+
+    def aggregate(self) -> dict[str, Any]:
+        """The mean of `corrected()`, weighted by samples: the new global weights, to be loaded by the caller.
+
+        With `correct="on"` a robust average takes its place while more clients are
+        accused than may be left out, and the global model itself where no update can be used.
+        """
+        from stethos.federate.correcting import averaged
+
+        return averaged(self._federation, self)
+
     def result(self, state: State | None) -> None:
         """The new global model, where the federation was not given one to look at."""
         self._result = state
+
+    def server_state(self, state: State) -> None:
+        """What the server remembers besides the global model, such as an optimizer's moments, before it aggregates.
+
+        For captures only: with it an aggregation can be repeated.
+        """
+        self._capture.server_state(state)
 
     def evaluate(self, **numbers: float) -> None:
         """Numbers of the new global model: `loss`, `accuracy`, and any other."""
@@ -271,11 +334,20 @@ class Round:
 
     # Rows ------------------------------------------------------------------------------------------
 
+    def _base_state(self) -> State | None:
+        return self._given_base if self._given_base is not None else self._federation.global_state()
+
+    def _new_state(self) -> State | None:
+        return self._result if self._result is not None else self._federation.global_state()
+
     def _read_base(self) -> None:
-        state = self._given_base if self._given_base is not None else self._federation.global_state()
+        state = self._base_state()
         self._base = self._federation.base_row(state)
         if self._federation.responder is not None and state is not None:
             self._federation.responder.prepare(state)
+        if self._federation.compressor is not None:
+            plan = self._federation.plan
+            self._federation.compressor.begin(self.number, state, None if plan is None else plan.structure)
 
     def _write(self, duration_ms: float) -> None:
         session, plan = self._federation.session, self._federation.plan
@@ -312,13 +384,14 @@ class Round:
 
     def _write_updates(self, session: Session, plan: Plan, duration_ms: float) -> None:
         history, name = self._federation.history, self._federation.name
-        state = self._result if self._result is not None else self._federation.global_state()
+        state = self._new_state()
         after = None if state is None else fingerprint_of(plan, self._base, state, GLOBAL)
         if after is not None:
             self._look_closer(plan, state, after)
         rows = UpdateRows(session, plan, name, self.number, self._base)
         if self._prints:
             compared = compare(plan, self._prints, history)
+            self._odd += odd_clients(self._prints, compared) if self._capture.is_on else []
             rows.put(self._prints, compared, duration_ms * 1e-3 * _PATIENCE_SHARE)
             self._federation.recent.append(self._row(plan, compared))
         if after is not None and self._base is not None:

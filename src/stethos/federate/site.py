@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
+
+import numpy as np
 
 from stethos.errors import UsageError
 from stethos.federate.invitation import Invitation
@@ -56,6 +60,7 @@ class Site:
     def __init__(
         self, invitation: Invitation, *, side: Literal["server", "client"], turn: int = 0,
         on_update: Callable[[Update], None] | None = None, on_end: Callable[[Site], None] | None = None,
+        on_start: Callable[[Site], None] | None = None, wants_traces: bool = False,
     ) -> None:  # fmt: skip
         self.invitation = invitation
         self.client = invitation.client
@@ -65,6 +70,9 @@ class Site:
         self._turn = turn
         self._on_update = on_update
         self._on_end = on_end
+        self._on_start = on_start
+        self._wants_traces = wants_traces
+        self.traces: dict[str, Any] = {}
         self._tally = Tally()
         self._confusion: dict[tuple[int, int], int] = {}
         self._stack = ExitStack()
@@ -95,7 +103,7 @@ class Site:
         for name, value in numbers.items():
             if value is None:
                 continue
-            number = attempt(_number_in, value)
+            number = attempt(number_in, value)
             if name in NOTABLE:
                 self.facts[name] = number
             else:
@@ -114,6 +122,18 @@ class Site:
         """Add the incoming global model's answers for local samples, by local label. Tensors, arrays or lists."""
         for label, answer in zip(_integers(labels), _integers(predictions), strict=True):
             self._confusion[label, answer] = self._confusion.get((label, answer), 0) + 1
+
+    def trace(self, *, losses: Sequence[float] | None = None, order: Any = None) -> None:
+        """For captures: the loss of every local step, and the numbers of the samples in the order of their use.
+
+        Of the order, which may also be a function that gives it, a digest is kept. They tell where a
+        repetition parts from what was recorded. Without a capture this does nothing.
+        """
+        if losses is not None and self._wants_traces:
+            self.traces["losses"] = attempt(lambda: [number_in(loss) for loss in losses])
+        if order is not None and self._wants_traces:
+            later = functools.partial(_digest_or_none, order)
+            self.traces["order"] = later if callable(order) else later()
 
     def drop(self, reason: str = "") -> None:
         """The client dropped out of this round."""
@@ -144,6 +164,8 @@ class Site:
         self._stack.enter_context(self._span)
         self._start_rss = _resident_bytes()
         self._mark(is_open=True)
+        if self._on_start is not None:
+            self._on_start(self)
         self._start_ns = time.monotonic_ns()
         return self
 
@@ -246,7 +268,23 @@ def _mean_loss(losses: Any) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _number_in(value: Any) -> float:
+def _digest_or_none(order: Any) -> str | None:
+    return attempt(lambda: digest_of_order(order() if callable(order) else order))
+
+
+def digest_of_order(order: Any) -> str:
+    """A digest of sample numbers in their order: one sequence, or one per batch."""
+    parts = [order] if hasattr(order, "dtype") else list(order)
+    if parts and not hasattr(parts[0], "__len__"):
+        parts = [parts]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(np.asarray(part, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def number_in(value: Any) -> float:
+    """A number, also a tensor's."""
     return float(value.item() if hasattr(value, "item") else value)
 
 

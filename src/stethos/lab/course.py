@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stethos.act.correction import Corrector
 from stethos.lab.clock import VirtualClock
+from stethos.lab.corrected import Reply, review, settle
 from stethos.lab.data import Data
 from stethos.lab.engine import Engine
 from stethos.lab.fate import Fate, foresee
@@ -40,23 +43,34 @@ class Setup:
     clock: VirtualClock
     seed: int
     each_round: Callable[[Exchange], None] | None
+    order: Callable[[int, int, int], Sequence[NDArray[np.int64]]]
 
 
-@dataclass(frozen=True, eq=False)
-class _Reply:
-    """What a client sent, and the samples it was asked about."""
+class _Past(dict[int, State]):
+    """Global models by the round after which they were, fetched when they are asked for."""
 
-    record: ClientRecord
-    state: State
-    labels: NDArray[np.int64]
-    answers: NDArray[np.int64] | None
+    def __init__(self, fetch: Callable[[int], State]) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def __missing__(self, number: int) -> State:
+        self[number] = self._fetch(number)
+        return self[number]
 
 
 class Course:
-    """Plays round after round with one engine; `state` is the global model, which `model` follows."""
+    """Plays round after round with one engine; `state` is the global model, which `model` follows.
 
-    def __init__(self, setup: Setup, model: nn.Module, engine: Engine) -> None:
+    Clients in `without` are never asked: for histories that might have been.
+    """
+
+    def __init__(
+        self, setup: Setup, model: nn.Module, engine: Engine, corrector: Corrector | None = None,
+        without: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self._setup = setup
+        self._corrector = corrector
+        self._without = without
         self._model = model
         self._engine = engine
         self.layout = Layout.of(model)
@@ -64,11 +78,19 @@ class Course:
         self._state_bytes = self.layout.bytes_of(self.state.counters)
         self._trained = self.layout.parameters
         self._memory: Memory = {}
-        self._past = {0: self.state}  # by the round after which it was the global model
-        self._reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
+        self._past: dict[int, State] = {0: self.state}  # by the round after which it was the global model
+        self.reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
 
-    def play(self, number: int, log: RoundLog) -> RoundRecord:
-        """Play one round and report it as it goes."""
+    def begin(self, first: int, past: Mapping[int, State], memory: Memory) -> None:
+        """Take up a history before round `first`: earlier global models by round (0 the initial one), and the server's
+        memory."""
+        self._past = dict(past)
+        self._memory = dict(memory)
+        self.state = self._past[first - 1]
+        self.layout.write(self.state, self._model)
+
+    def play(self, number: int, log: RoundLog, *, is_examined: bool = True) -> RoundRecord:
+        """Play one round and report it as it goes; unless it is examined, loss and accuracy are NaN."""
         setup = self._setup
         chosen = self._chosen(number)
         log.select([f"c{client}" for client in chosen])
@@ -81,23 +103,72 @@ class Course:
             records.append(reply.record if reply is not None else self._record(fate, number))
             if reply is not None:
                 replies.append(reply)
+        log.server_state(self._memory)
         with log.phase("aggregate"):
             if replies:
                 self.state = self._combined(number, replies)
                 self.layout.write(self.state, self._model)
         self._past[number] = self.state
-        self._past.pop(number - 1 - self._reach, None)
+        self._past.pop(number - 1 - self.reach, None)
         aggregate_ms = setup.clock.timing.aggregate_ms
         log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
-        loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        loss = accuracy = math.nan
+        if is_examined:
+            loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        if self._corrector is not None and replies:
+            good = self._past[number - 1]
+            self.state = settle(self._corrector, number, good, self.state, loss)
+            if self.state is good:
+                self._past[number] = good
+                self.layout.write(good, self._model)
+                loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
         return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
+
+    # Again --------------------------------------------------------------------------------------------
+
+    def sent_by(self, client: int, number: int, past: Callable[[int], State]) -> tuple[State, Trained]:
+        """What a client sends in a round, and how it trained; `past` gives the global model after a round.
+
+        Depends on nothing else: the rounds before need not have been played.
+        """
+        self._past = _Past(past)
+        self.state = past(number - 1)
+        outlook = foresee(self._setup.clock, self._setup.faults, self._chosen(number), number, self._setup.seed)
+        replying = [fate.client for fate in outlook.fates if fate.status == "ok"]
+        if client not in replying:
+            replying = [client]  # asked what it would have sent
+        turns = {one: self._silent_turn(one, number) for one in replying}
+        self._engine.begin(list(turns.values()) if self._engine.trains_together else [turns[client]])
+        trained = self._engine.result(turns[client])
+        return self._sent(turns[client], trained, self._active(client, number)), trained
+
+    def combined(
+        self, number: int, current: State, sent: Sequence[tuple[int, State]], memory: Memory
+    ) -> tuple[State, Memory]:
+        """The new global model, and what the server remembers after it."""
+        self.state, self._memory = current, dict(memory)
+        replies = [
+            Reply(ClientRecord(f"c{client}", "ok"), state, self._setup.shelf.labels(client).numpy(), None)
+            for client, state in sent
+        ]
+        return self._combined(number, replies), self._memory
+
+    def evaluated(self, state: State) -> tuple[float, float]:
+        """Loss and accuracy of a global model."""
+        self.layout.write(state, self._model)
+        return evaluated(self._model, self._setup.data.test_x, self._setup.data.test_y)
+
+    def _silent_turn(self, client: int, number: int) -> Turn:
+        return Turn(client, number, self._past[self._base_round(client, number)])
+
+    # Parts of a round ---------------------------------------------------------------------------------
 
     def _chosen(self, number: int) -> list[int]:
         everybody = len(self._setup.shelf)
         count = max(1, round(self._setup.participation * everybody))
         draw = generator(self._setup.seed, "participation", number)
-        return sorted(draw.permutation(everybody)[:count].tolist())
+        return sorted(set(draw.permutation(everybody)[:count].tolist()) - self._without)
 
     def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
         invited = log.invite(f"c{client}")
@@ -117,7 +188,7 @@ class Course:
         kinds = tuple(fault.kind for _, fault in self._active(fate.client, number))
         return ClientRecord(f"c{fate.client}", fate.status, kinds)
 
-    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> _Reply | None:
+    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> Reply | None:
         """A client's turn; None if no update came of it."""
         name = f"c{fate.client}"
         try:
@@ -134,7 +205,7 @@ class Course:
             return None  # recorded where it passed through
         return None
 
-    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> _Reply:
+    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> Reply:
         trip = fate.trip
         assert trip is not None
         trained = self._engine.result(turn)
@@ -160,8 +231,9 @@ class Course:
         )
         state = self._sent(turn, trained, active)
         self._report(site, record, trained, labels, trip.total_ms)
+        site.trace(losses=trained.losses, order=lambda: self._setup.order(turn.client, turn.number, len(labels)))
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
-        return _Reply(record, state, labels, trained.answers)
+        return Reply(record, state, labels, trained.answers)
 
     def _report(
         self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64], duration_ms: float
@@ -196,17 +268,24 @@ class Course:
                 vector = spoil_update(fault, vector, sending, draw)
         return State(vector, trained.state.counters)
 
-    def _combined(self, number: int, replies: Sequence[_Reply]) -> State:
+    def _combined(self, number: int, replies: Sequence[Reply]) -> State:
         """The new global state: the strategy's for what is trained, the mean for buffers, the largest counters."""
         sent = torch.stack([reply.state.vector for reply in replies])
         samples = torch.tensor([len(reply.labels) for reply in replies], dtype=torch.float64)
         if self._setup.each_round is not None:
             self._setup.each_round(self._exchange(number, replies, sent, samples))
+        strategy = self._setup.strategy
+        if self._corrector is not None:
+            sent, samples, strategy = review(
+                self._corrector, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
+            )
+            if not len(sent):
+                return self.state
         if bool(self._trained.all()):
-            vector = self._setup.strategy.combine(self.state.vector, sent, samples, self._memory)
+            vector = strategy.combine(self.state.vector, sent, samples, self._memory)
         else:
             vector = (samples / samples.sum()).to(sent.dtype) @ sent
-            vector[self._trained] = self._setup.strategy.combine(
+            vector[self._trained] = strategy.combine(
                 self.state.vector[self._trained], sent[:, self._trained], samples, self._memory
             )
         counters = {
@@ -215,7 +294,7 @@ class Course:
         }
         return State(vector, counters)
 
-    def _exchange(self, number: int, replies: Sequence[_Reply], sent: Tensor, samples: Tensor) -> Exchange:
+    def _exchange(self, number: int, replies: Sequence[Reply], sent: Tensor, samples: Tensor) -> Exchange:
         return Exchange(
             number,
             tuple(reply.record.client for reply in replies),

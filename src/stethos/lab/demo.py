@@ -32,13 +32,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stethos.lab.demo", description=__doc__)
     parser.add_argument("--dir", default="runs")
     parser.add_argument("--name", default="hidden-fault")
-    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=49)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--pause", type=float, default=0.0, metavar="S", help="seconds before each aggregation")
     choice = parser.parse_args()
     result = federate(
         "digits", clients=CLIENTS, rounds=choice.rounds, split=Dirichlet(0.7), seed=choice.seed,
-        faults=[fault_of(choice.seed)], dir=choice.dir, run=choice.name,
+        faults=[fault_of(choice.seed)], dir=choice.dir, run=choice.name, capture="all",
         each_round=(lambda _: time.sleep(choice.pause)) if choice.pause else None,
     )  # fmt: skip
     first, last = result.accuracies[0], result.accuracy

@@ -27,6 +27,10 @@ Parts = tuple[Recipe, Shelf, Training]
 
 
 class Engine(Protocol):
+    @property
+    def trains_together(self) -> bool:
+        """Whether a client's bits may depend on which others train with it."""
+
     def begin(self, turns: Sequence[Turn]) -> None: ...
     def result(self, turn: Turn) -> Trained: ...
     def close(self) -> None: ...
@@ -34,6 +38,8 @@ class Engine(Protocol):
 
 class Loop:
     """One client after another, in this process."""
+
+    trains_together = False
 
     def __init__(self, parts: Parts) -> None:
         self._trainer = LocalTrainer(*parts)
@@ -50,6 +56,8 @@ class Loop:
 
 class Stacked:
     """All clients of a round at once."""
+
+    trains_together = True
 
     def __init__(self, parts: Parts) -> None:
         self._trainer = StackedTrainer(*parts)
@@ -71,6 +79,8 @@ class Processes:
 
     What travels is pickled by hand: torch would pass tensors as open files.
     """
+
+    trains_together = False
 
     def __init__(self, parts: Parts, processes: int) -> None:
         try:

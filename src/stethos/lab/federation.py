@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from stethos.errors import UsageError
+from stethos.act.action import Mode, parse_mode
+from stethos.act.correction import Corrector
+from stethos.act.recording import recorded_corrector
 from stethos.lab import observed
-from stethos.lab.choice import choose
-from stethos.lab.clock import Timing, VirtualClock
-from stethos.lab.course import Course, Setup
-from stethos.lab.data import Data, load
-from stethos.lab.engine import Engine, Loop, Parts, Processes, Stacked
-from stethos.lab.fault import Fault, resolved
-from stethos.lab.flat import Layout
-from stethos.lab.local import OPTIMIZERS, Training
-from stethos.lab.model import Factory, recipe_of
+from stethos.lab.clock import Timing
+from stethos.lab.course import Course
+from stethos.lab.data import Data
+from stethos.lab.fault import Fault
+from stethos.lab.model import Factory
+from stethos.lab.prepare import Choices, EngineName, check_count, engine_of, prepare
 from stethos.lab.result import Exchange, LabResult
-from stethos.lab.seed import generator
-from stethos.lab.server import Strategy, strategy_of
-from stethos.lab.shelf import Shelf
-from stethos.lab.split import IID, Split, deal, split_of
-from stethos.lab.spoil import check_layers
-
-EngineName = Literal["loop", "stacked"]
-_COPIES = {"sgd": 3, "adam": 5}  # of the model, in a client's memory: weights, gradients, what came in, moments
+from stethos.lab.server import Strategy
+from stethos.lab.spec import spec_of
+from stethos.lab.split import IID, Split
+from stethos.settings import CaptureMode
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Small matrices gain nothing from several threads, and one thread adds up in the same order everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,7 +38,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@_one_thread()
+@one_thread()
 def federate(
     data: str | Data = "digits",
     *,
@@ -68,6 +62,9 @@ def federate(
     run: str | None = None,
     progress: bool | None = None,
     each_round: Callable[[Exchange], None] | None = None,
+    capture: CaptureMode | None = None,
+    capture_bytes: int | None = None,
+    correct: Mode | Corrector = "off",
 ) -> LabResult:
     """Train a model over clients "c0", "c1", ... and return what came of it; by default it is recorded as a run.
 
@@ -75,68 +72,39 @@ def federate(
     several, whatever random numbers were drawn before. The engine "stacked"
     trains all clients of a round at once, for many runs of small models; it
     agrees with "loop" up to rounding, and has no step rows. `each_round` is
-    shown what the server saw, before it aggregates.
+    shown what the server saw, before it aggregates. `capture` and `capture_bytes` are those of
+    `stethos.federation`: with "all", `stethos replay` repeats any round and any client's training.
+    `correct` is "off", "dry-run" or "on": see `docs/correcting.md`.
     """
-    _check(
-        clients=clients, rounds=rounds, local_epochs=local_epochs, batch=batch, processes=processes,
-        participation=participation, lr=lr, seed=seed,
+    choices = Choices(
+        data, clients, rounds, split, model, strategy, tuple(faults), participation, local_epochs, batch, lr, optimizer,
+        timing, seed, engine,
     )  # fmt: skip
-    choose("optimizer", optimizer, OPTIMIZERS)
-    choose("engine", engine, dict.fromkeys(get_args(EngineName)))
-    server = strategy_of(strategy)
-    task = load(data, seed=seed) if isinstance(data, str) else data
-    labels = task.train_y.numpy()
-    parts = deal(split_of(split), labels, clients, generator(seed, "split"))
-    own_labels = {f"c{client}": labels[part] for client, part in enumerate(parts)}
-    truth = resolved(faults, own_labels, task.classes)
-    recipe = recipe_of(model, task, seed)
-    shelf = Shelf(task, parts, truth, seed)
-    wants_answers = observe or each_round is not None
-    training = Training(local_epochs, batch, lr, optimizer, server.proximal, seed, wants_answers)
+    check_count("processes", processes)
+    mode = correct.mode if isinstance(correct, Corrector) else parse_mode(correct)
+    wants_answers = observe or each_round is not None or mode != "off"
+    made = prepare(choices, wants_answers=wants_answers, each_round=each_round)
+    task = made.task
     config = {
         "data": task.name, "clients": clients, "rounds": rounds, "split": str(split), "strategy": str(strategy),
         "model": model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__),
         "participation": participation, "local_epochs": local_epochs, "batch": batch, "lr": lr,
-        "optimizer": optimizer, "engine": engine, "seed": seed,
+        "optimizer": optimizer, "engine": engine, "seed": seed, "timing": asdict(timing),
     }  # fmt: skip
-    global_model = recipe.build()
-    layout = Layout.of(global_model)
-    check_layers(truth, layout)
-    state_bytes = layout.bytes_of(layout.read(global_model).counters)
-    clock = VirtualClock(timing, [len(part) * local_epochs for part in parts], state_bytes, seed)
-    setup = Setup(
-        task, shelf, truth, server, participation, local_epochs, _COPIES[optimizer], clock, seed, each_round
-    )  # fmt: skip
-    worker = _engine(engine, processes, (recipe, shelf, training))
+    worker = engine_of(engine, processes, made.parts)
     with (
         torch.enable_grad(),
         observed.opened(
-            task.name, observe=observe, model=global_model, clients=clients, config=config,
-            dir=dir, run=run, progress=progress,
+            task.name, observe=observe, model=made.model, clients=clients, config=config,
+            dir=dir, run=run, progress=progress, capture=capture, capture_bytes=capture_bytes,
         ) as federation,
         closing(worker),
     ):  # fmt: skip
-        course = Course(setup, global_model, worker)
+        federation.note_settings({"lab": spec_of(choices, made)})
+        corrector = correct if isinstance(correct, Corrector) else None
+        if corrector is None and mode != "off":
+            corrector = recorded_corrector(mode, task.name, federation.path)
+        course = Course(made.setup, made.model, worker, corrector)
         history = tuple(course.play(number, log) for number, log in enumerate(federation.rounds(rounds), start=1))
-    counts = {name: tuple(np.bincount(own, minlength=task.classes).tolist()) for name, own in own_labels.items()}
-    return LabResult(task.name, course.layout.as_dict(course.state), history, counts, truth, federation.path)
-
-
-def _engine(name: EngineName, processes: int, parts: Parts) -> Engine:
-    if name == "stacked":
-        if processes > 1:
-            raise UsageError(f"engine='stacked' with processes={processes}", hint="it uses one process: leave it out")
-        return Stacked(parts)
-    return Loop(parts) if processes == 1 else Processes(parts, processes)
-
-
-def _check(*, participation: float, lr: float, seed: int, **counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number from 1")
-    if not 0 < participation <= 1:
-        raise UsageError(f"participation={participation!r}", hint="a share of the clients: above 0, at most 1")
-    if not (math.isfinite(lr) and lr > 0):
-        raise UsageError(f"lr={lr!r}", hint="a learning rate is above 0")
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise UsageError(f"seed={seed!r}", hint="a seed is a whole number from 0")
+    counts = {name: tuple(np.bincount(own, minlength=task.classes).tolist()) for name, own in made.labels.items()}
+    return LabResult(task.name, course.layout.as_dict(course.state), history, counts, made.faults, federation.path)

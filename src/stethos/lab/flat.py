@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -88,3 +89,10 @@ class Layout:
             for entry in self.entries
         }
         return {**tensors, **state.counters}
+
+    def from_dict(self, named: Mapping[str, Tensor]) -> State:
+        """What `as_dict` made a state dict of."""
+        parts = [named[entry.name].reshape(-1).to(self.dtype) for entry in self.entries]
+        names = {entry.name for entry in self.entries}
+        counters = {name: tensor for name, tensor in named.items() if name not in names}
+        return State(torch.cat(parts) if parts else torch.empty(0), counters)

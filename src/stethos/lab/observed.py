@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor, nn
 
 from stethos.federate.federation import federation
+from stethos.settings import CaptureMode
 
 
 class SiteLog(Protocol):
@@ -18,6 +19,7 @@ class SiteLog(Protocol):
     def confusion(self, labels: Any, predictions: Any, /) -> object: ...
     def note(self, **columns: Any) -> object: ...
     def update(self, state: Mapping[str, Tensor], /, *, samples: int, loss: float, accuracy: float) -> object: ...
+    def trace(self, *, losses: Sequence[float], order: Callable[[], Sequence[Any]]) -> object: ...
     def drop(self, reason: str, /) -> object: ...
     def timeout(self, reason: str, /) -> object: ...
 
@@ -36,6 +38,7 @@ class RoundLog(Protocol):
     def client(self, name: str, /) -> AbstractContextManager[SiteLog]: ...
     def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[object]: ...
     def note(self, **columns: Any) -> object: ...
+    def server_state(self, state: Mapping[str, Tensor], /) -> object: ...
     def evaluate(self, *, loss: float, accuracy: float) -> object: ...
 
 
@@ -45,6 +48,7 @@ class FederationLog(Protocol):
     @property
     def path(self) -> Path | None: ...
     def rounds(self, count: int, /) -> Iterator[RoundLog]: ...
+    def note_settings(self, facts: Mapping[str, Any], /) -> object: ...
 
 
 class _SilentSite:
@@ -55,6 +59,9 @@ class _SilentSite:
         pass
 
     def update(self, state: Mapping[str, Tensor], /, *, samples: int, loss: float, accuracy: float) -> None:
+        pass
+
+    def trace(self, *, losses: Sequence[float], order: Callable[[], Sequence[Any]]) -> None:
         pass
 
     def drop(self, reason: str, /) -> None:
@@ -80,8 +87,16 @@ class _SilentRound:
     def note(self, **columns: Any) -> None:
         pass
 
+    def server_state(self, state: Mapping[str, Tensor], /) -> None:
+        pass
+
     def evaluate(self, *, loss: float, accuracy: float) -> None:
         pass
+
+
+def silent_round() -> RoundLog:
+    """A round that nobody records."""
+    return _SilentRound()
 
 
 class _SilentFederation:
@@ -89,6 +104,9 @@ class _SilentFederation:
 
     def rounds(self, count: int, /) -> Iterator[RoundLog]:
         return iter([_SilentRound()] * count)
+
+    def note_settings(self, facts: Mapping[str, Any], /) -> None:
+        pass
 
 
 def opened(
@@ -101,8 +119,13 @@ def opened(
     dir: str | Path | None,
     run: str | None,
     progress: bool | None,
+    capture: CaptureMode | None,
+    capture_bytes: int | None,
 ) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`."""
     if not observe:
         return nullcontext(_SilentFederation())
-    return federation(name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress)
+    return federation(
+        name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
+        capture_bytes=capture_bytes,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from stethos.live.ask import address_of
 from stethos.live.audit import Audit
 from stethos.live.boundary import Boundary
 from stethos.live.checkpoint import save_checkpoint
+from stethos.live.deep_capture import capture_steps
 from stethos.live.evaluate import evaluate_code
 from stethos.live.inside import thread_stacks
 from stethos.live.registry import socket_path
@@ -80,6 +81,7 @@ OPS: dict[str, Operation] = {
     "clip": Operation(change_clip, "act"),
     "gc": Operation(collect_garbage, "act"),
     "checkpoint": Operation(save_checkpoint, "act"),
+    "profile": Operation(capture_steps, "act"),
     "detach": Operation(_detach, "act"),
 }
 

@@ -40,15 +40,20 @@ begin_recording({run_dir!r}, {preset!r}, {overhead!r}, {note!r})
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One way in. `why_closed(pid)` is empty if it is open; `inject(pid, code)` runs code in the process."""
+    """One way in. `why_closed(pid)` is empty if it is open; `inject(pid, code, is_forced)` runs code in the process."""
 
     name: str
     why_closed: Callable[[int], str]
-    inject: Callable[[int, str], None]
+    inject: Callable[[int, str, bool], None]
 
 
-def attach(pid: int, run_dir: Path, preset: str, overhead: float) -> tuple[LiveProcess, str]:
-    """Begin recording in a process; it, and the rung that was taken. A StethosError says what is in the way."""
+def attach(
+    pid: int, run_dir: Path, preset: str, overhead: float, *, is_forced: bool = False
+) -> tuple[LiveProcess, str]:
+    """Begin recording in a process; it, and the rung that was taken. A StethosError says what is in the way.
+
+    Forced, an injector does not wait for a safe moment for ever.
+    """
     if start_ticks(pid) is None:
         raise RunNotFoundError(f"no process with pid {pid}", hint="list what is alive with `stethos ls`")
     known = live_process(pid)
@@ -62,7 +67,7 @@ def attach(pid: int, run_dir: Path, preset: str, overhead: float) -> tuple[LiveP
         if reason:
             reasons.append(f"{rung.name}: {reason}")
             continue
-        _enter(rung, pid, run_dir, preset, overhead)
+        _enter(rung, pid, is_forced, run_dir, preset, overhead)
         return _arrived(pid), rung.name
     raise LiveError(
         f"cannot get into process {pid}: {'; '.join(reasons)}",
@@ -70,7 +75,7 @@ def attach(pid: int, run_dir: Path, preset: str, overhead: float) -> tuple[LiveP
     )
 
 
-def _enter(rung: Rung, pid: int, run_dir: Path, preset: str, overhead: float) -> None:
+def _enter(rung: Rung, pid: int, is_forced: bool, run_dir: Path, preset: str, overhead: float) -> None:
     with tempfile.TemporaryDirectory(prefix="stethos-attach-") as scratch:
         note = Path(scratch) / "note"
         code = _CODE.format(
@@ -78,8 +83,8 @@ def _enter(rung: Rung, pid: int, run_dir: Path, preset: str, overhead: float) ->
             overhead=overhead, note=str(note),
         )  # fmt: skip
         try:
-            rung.inject(pid, code)
-        except (OSError, RuntimeError) as error:
+            rung.inject(pid, code, is_forced)
+        except (OSError, RuntimeError, ValueError) as error:
             raise LiveError(f"{rung.name} could not get into process {pid}: {error}", hint=_remedy(pid)) from None
         deadline = time.monotonic() + _PATIENCE_S
         while not note.exists():
@@ -118,7 +123,7 @@ def _remote_exec_closed(pid: int) -> str:
     return _forbidden(pid)
 
 
-def _remote_exec(pid: int, code: str) -> None:
+def _remote_exec(pid: int, code: str, is_forced: bool) -> None:
     descriptor, name = tempfile.mkstemp(prefix="stethos-attach-", suffix=".py")  # read later: it stays behind
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(code + f"\nimport os\nos.unlink({name!r})\n")
@@ -131,14 +136,10 @@ def _hypno_closed(pid: int) -> str:
     return _forbidden(pid)
 
 
-def _hypno(pid: int, code: str) -> None:
-    import hypno
-    import pyinjector
+def _hypno(pid: int, code: str, is_forced: bool) -> None:
+    from stethos.live.injection import inject_safely
 
-    try:
-        hypno.inject_py(pid, code)
-    except (hypno.CodeTooLongException, pyinjector.PyInjectorError) as error:
-        raise RuntimeError(str(error).splitlines()[0]) from None
+    inject_safely(pid, code, is_forced)
 
 
 RUNGS = (

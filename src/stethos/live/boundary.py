@@ -56,6 +56,12 @@ class Boundary:
                         return False
         return True
 
+    def leave_next(self, watch: StepWatch, task: Task) -> None:
+        """Leave a task for the next step without waiting for it; also from within a task."""
+        with self._lock:
+            self._tasks.append(task)
+            watch.errand = lambda optimizer: self._run(watch, optimizer)
+
     def _run(self, watch: StepWatch, optimizer: torch.optim.Optimizer) -> None:
         """On the training thread: everything that has been left up to now, for this step."""
         with self._lock:

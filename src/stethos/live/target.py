@@ -98,7 +98,8 @@ def resolve(text: str | None, directory: Path | None = None) -> Target:
     run = _newest_live(directory) if wanted.run is None else find_run(wanted.run, directory)
     found = live_processes(run.path)
     if wanted.is_all:  # of a distributed job its ranks; what started them is no part of it
-        found = [process for process in found if process.rank is not None] or found
+        ranked = [process for process in found if process.rank is not None]
+        found = sorted(ranked, key=lambda process: process.rank or 0) or found
     if wanted.rank is not None:
         found = [process for process in found if process.rank == wanted.rank]
         if not found:

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import StethosError
@@ -48,7 +49,7 @@ class Watchdog:
         self._pulses: dict[str, Pulse] = {}
         self._next = 0.0
         self._first: dict[str, tuple[ThreadStack, ...]] = {}
-        self._cpu_s: dict[str, float] = {}
+        self._work: dict[str, tuple[float, float]] = {}
         self._first_at = 0.0
         self._hung: dict[str, float] = {}  # processes of the hang that goes on, and when each gave its last sign
         self._rows: list[Row] = []
@@ -85,7 +86,9 @@ class Watchdog:
     def _look_first(self, boards: Mapping[str, RankBoard], now: float) -> None:
         watched = {name: board for name, board in boards.items() if _trains(board)}
         self._first = _captured(watched)
-        self._cpu_s = {name: _cpu_s(board.pid) for name, board in watched.items()}
+        self._work = {
+            name: _work_of(board.pid, _thread_of(self._first.get(name, ()))) for name, board in watched.items()
+        }
         self._first_at = time.monotonic()
         self._next = now + _BETWEEN_S
 
@@ -97,7 +100,7 @@ class Watchdog:
         later = _captured(watched)
         between_s = time.monotonic() - self._first_at
         looks = {
-            name: _look(board, self._first.get(name, ()), later.get(name, ()), self._cpu_s.get(name, 0.0), between_s)
+            name: _look(board, self._first.get(name, ()), later.get(name, ()), self._work.get(name), between_s)
             for name, board in watched.items()
         }
         self._first = {}
@@ -198,16 +201,6 @@ class Watchdog:
 
     def _report(self, rows: list[Row], stacks: Mapping[str, tuple[ThreadStack, ...]]) -> None:
         t_ns = time.time_ns()
-        for row in rows:
-            collector = self._drainer.collectors.get(row["process"])
-            if collector is not None:
-                collector.add_sample(t_ns, row, HANGS)
-        reason = f"hang {rows[0]['hang']}"
-        keep_stacks(self._drainer.run.path, [
-            {**frame, "t_ns": t_ns, "reason": reason, "process": row["process"], "rank": row["rank"]}
-            for row in rows
-            for frame in _frames_of(stacks.get(row["process"], ()))
-        ])  # fmt: skip
         self._rows = [{**row, "t_ns": t_ns} for row in rows]
         self._hung = {
             row["process"]: self._pulses[row["process"]].last_sign
@@ -216,7 +209,18 @@ class Watchdog:
         }
         for name in self._hung:
             self._pulses[name].is_hung = True
+        for row in rows:
+            collector = self._drainer.collectors.get(row["process"])
+            if collector is not None:
+                collector.add_sample(t_ns, row, HANGS)
         self._tell(is_over=False)
+        about = {"t_ns": t_ns, "reason": f"hang {rows[0]['hang']}"}
+        frames = [
+            {**frame, **about, "process": row["process"], "rank": row["rank"]}
+            for row in rows
+            for frame in _frames_of(stacks.get(row["process"], ()))
+        ]
+        keep_stacks(self._drainer.run.path, frames)
 
     def _see_whether_it_is_over(self, boards: Mapping[str, RankBoard]) -> None:
         moved = [
@@ -297,23 +301,34 @@ def _stacks_of(pid: int, read: Callable[[int], tuple[ThreadStack, ...]] = captur
 
 
 def _look(
-    board: RankBoard, first: tuple[ThreadStack, ...], later: tuple[ThreadStack, ...], cpu_s: float, between_s: float
-) -> Look:
-    thread = training_thread(later)
-    wait = wait_of(board.pid, thread.os_thread_id if thread is not None else None)
-    share = (_cpu_s(board.pid) - cpu_s) / max(between_s, 1e-3)
-    return Look(first, later, wait, share)
+    board: RankBoard, first: tuple[ThreadStack, ...], later: tuple[ThreadStack, ...],
+    before: tuple[float, float] | None, between_s: float,
+) -> Look:  # fmt: skip
+    after = _work_of(board.pid, _thread_of(first))
+    worked_s = max((late - early for early, late in zip(before, after, strict=True)), default=0.0) if before else 0.0
+    return Look(first, later, wait_of(board.pid, _thread_of(later)), worked_s / max(between_s, 1e-3))
 
 
-def _cpu_s(pid: int) -> float:
-    """Processor time of a process so far."""
+def _thread_of(threads: tuple[ThreadStack, ...]) -> int | None:
+    thread = training_thread(threads)
+    return thread.os_thread_id if thread is not None else None
+
+
+def _work_of(pid: int, thread: int | None) -> tuple[float, float]:
+    """Processor time of a process so far, and the time its training thread has run or wanted to.
+
+    On a machine with more work than cores a thread that computes may hardly get to run.
+    """
     import psutil
 
     try:
         times = psutil.Process(pid).cpu_times()
+        words = Path(f"/proc/{pid}/task/{thread or pid}/schedstat").read_text(encoding="ascii").split()
     except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+        return 0.0, 0.0
+    except OSError:
+        return float(times.user + times.system), 0.0
+    return float(times.user + times.system), (int(words[0]) + int(words[1])) / 1e9
 
 
 def _workers_of(pid: int) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from stethos.errors import RecordingError
+from stethos.errors import RecordingError, UsageError
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.session import Session
@@ -38,8 +38,11 @@ class Watch:
     `recording` is None if it could not be begun.
     """
 
-    def __init__(self, recording: boot.Recording | None, *, owns_recording: bool) -> None:
+    def __init__(
+        self, recording: boot.Recording | None, *, owns_recording: bool, stop: Callable[[], None] | None = None
+    ) -> None:
         self._recording = recording
+        self._stop = stop
         self._owns_recording = owns_recording
 
     @property
@@ -56,6 +59,9 @@ class Watch:
         return open_run(self.path)
 
     def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
         if self._owns_recording and self._recording is not None:
             self._recording.session.guard.run("close", boot.end)
 
@@ -76,6 +82,7 @@ def watch(
     preset: Preset = "standard",
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
+    correct: str = "off",
 ) -> Watch:
     """Record this process's training from here on; return a handle that undoes everything.
 
@@ -84,7 +91,11 @@ def watch(
     start; without it they are found at the first step. Raises only for
     arguments that make no sense; if the directory cannot be written, or
     anything else fails, it says so on stderr and the training goes on.
+    `correct` is "off", "dry-run" or "on": what is done about steps whose gradients
+    are not finite or far too large; see `docs/correcting.md`.
     """
+    if correct not in ("off", "dry-run", "on"):
+        raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
     recording = boot.current()
     owns = recording is None
     if recording is None:
@@ -103,7 +114,17 @@ def watch(
     if model is not None and recording.torch_watch is not None:
         guard.run("names", recording.torch_watch.names.know, model)
     guard.run("open", recording.session.open)
-    return Watch(recording, owns_recording=owns)
+    stop = guard.run("actions", _correct_steps, correct, recording.session) if correct != "off" else None
+    return Watch(recording, owns_recording=owns, stop=stop)
+
+
+def _correct_steps(mode: str, session: Session) -> Callable[[], None]:
+    from stethos.act.action import parse_mode
+    from stethos.act.recording import teller
+    from stethos.act.step import StepCorrector
+
+    corrector = StepCorrector(parse_mode(mode), tell=teller(None))
+    return corrector.install(lambda function: session.guard.wrap("actions", function))
 
 
 def _note_config(session: Session, config: Mapping[str, Any]) -> None:

@@ -33,10 +33,11 @@ class Purse:
     saved_ns: float = 0.0
     cost_ns: float = 0.0
     payments: int = 0
+    late_ns: float = 0.0  # what a device spends on one, told later
     unseen_ns: float = 0.0  # what one costs beyond its clock, on average; below 0 it is noise
 
     def can_afford(self) -> bool:
-        return self.saved_ns >= self.cost_ns
+        return self.saved_ns >= self.cost_ns + self.late_ns
 
     def learn_unseen(self, unseen_ns: float, clocked_ns: float) -> None:
         """One sample seems to have cost that much beyond its clock.
@@ -47,20 +48,28 @@ class Purse:
         most = _LARGEST_UNSEEN_NS + clocked_ns
         self.unseen_ns += _SMOOTH_UNSEEN * (min(max(unseen_ns, -most), most) - self.unseen_ns)
 
-    def pay(self, clocked_ns: float) -> int:
+    def pay(self, clocked_ns: float, *, is_cold: bool = False) -> int:
         """Take the cost of a sample out of the savings, and return it.
 
         The first one is free, as a cold start says little about the next; it
-        sets the expectation only where it is large.
+        sets the expectation only where it is large, and not at all if it
+        `is_cold`: on a GPU it loads the kernel and makes room for the results.
         """
         self.payments += 1
         spent_ns = clocked_ns + max(self.unseen_ns, 0.0)
         if self.payments == 1:
-            self.cost_ns = spent_ns / 2
+            self.cost_ns = 0.0 if is_cold else spent_ns / 2
             return int(spent_ns)
         self.saved_ns = max(self.saved_ns - spent_ns, -_WORST_DEBT_NS)
         self.cost_ns = spent_ns if self.payments == 2 else self.cost_ns + _SMOOTH * (spent_ns - self.cost_ns)
         return int(spent_ns)
+
+    def pay_more(self, late_ns: float) -> int:
+        """A sample that was paid for has cost a device this much besides, as is known only now."""
+        if self.payments > 1:
+            self.saved_ns = max(self.saved_ns - late_ns, -_WORST_DEBT_NS)
+            self.late_ns += late_ns if not self.late_ns else _SMOOTH * (late_ns - self.late_ns)
+        return int(late_ns)
 
 
 class Pace:
@@ -134,6 +143,6 @@ class Budget:
         spill = 0.0
         for purse in self.purses.values():
             saved = purse.saved_ns + earned * purse.share + spill
-            limit = _MOST_SAVED * purse.cost_ns
+            limit = _MOST_SAVED * (purse.cost_ns + purse.late_ns)
             spill = max(saved - limit, 0.0)
             purse.saved_ns = min(saved, limit)

@@ -23,6 +23,8 @@ import torch
 
 from stethos.clock import monotonic_ns
 from stethos.observe.context import turn
+from stethos.observe.epoch import note_begin, note_end
+from stethos.observe.late_row import Mark
 from stethos.observe.stepwatch import StepWatch
 from stethos.schema import NULL_F64
 
@@ -30,15 +32,23 @@ _LONG_NS = 1_000_000_000  # after the time for housekeeping: steps have become r
 
 
 def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data never does."""
+    """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data ends an epoch."""
     clock, local, failed, Tensor = monotonic_ns, watch.local, watch.failed, torch.Tensor
+    session = watch.session
     is_training, ident, home = torch.is_grad_enabled, get_ident, watch.local.home
 
     def next_batch(iterator: Any) -> Any:
         start_ns = clock()
-        batch = original(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            if watch.is_active:
+                session.guard.run("epochs", note_end, session, iterator, clock())
+            raise
         try:
             if is_training() and watch.is_active:
+                if iterator._num_yielded == 1:
+                    note_begin(session, iterator, start_ns)
                 iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
@@ -46,6 +56,8 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
                     watch.beat()
                 first = batch[0] if type(batch) is list else batch
                 iteration.batch_samples = first.size(0) if type(first) is Tensor else watch.samples_in(batch)
+                if iteration.device_mark is not None:
+                    watch.batch_came(iteration)
             elif watch.is_active:  # an evaluation: let it be seen from outside that it goes on
                 watch.beat()
         except IndexError:  # a batch of nothing, or of a scalar
@@ -139,6 +151,8 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
             iteration.mark_ns = now = clock()
             if completed == iteration.completed:  # else an optimizer stepped inside, and its row is written
                 iteration.backward_ns += now - start_ns
+            if iteration.pending is not None:
+                guard("device", watch.backward_ended, iteration)
             if iteration.is_traced:
                 guard("modules", tracer.backward_ended)
 
@@ -149,6 +163,7 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
     """Before an optimizer's step: gradients are ready, take what samples are due."""
     clock, local, failed = monotonic_ns, watch.local, watch.failed
     ident, home = get_ident, watch.local.home
+    OPTIMIZER = Mark.OPTIMIZER
 
     def step_begins(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -170,6 +185,8 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 watch.sample(watched, iteration)
             if watch.errand is not None:
                 watch.errand(optimizer)
+            if iteration.pending is not None:
+                iteration.pending.mark(OPTIMIZER)
             iteration.optimizer_start_ns = clock()
         except Exception as error:
             failed("steps", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stethos.observe.budget import Pace
 from stethos.schema import NULL_F64
@@ -13,6 +13,7 @@ from stethos.schema import NULL_F64
 if TYPE_CHECKING:
     import torch
 
+    from stethos.observe.late_row import LateStep
     from stethos.observe.stepwatch import Watched
 
 
@@ -26,8 +27,8 @@ class Iteration:
 
     __slots__ = (
         "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_samples", "closure_backwards",
-        "completed", "counted", "data_ns", "depth", "forward_ns", "has_stepped", "house_ns", "in_backward",
-        "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
+        "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
+        "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
         "pace", "pending", "samples", "scaled", "skipped", "spent_ns", "step", "watched",
     )  # fmt: skip
 
@@ -40,7 +41,8 @@ class Iteration:
         self.loss = self.norm = NULL_F64
         # True losses by the id of what a gradient scaler made of them, with a reference to it: ids are used again.
         self.scaled: dict[int, tuple[weakref.ref[torch.Tensor], float | torch.Tensor]] = {}
-        self.pending: list[int] | None = None  # places of losses that are still on a device
+        self.pending: LateStep | None = None  # numbers of the step in progress that are still on a device
+        self.device_mark: Any = None  # an event where the device may begin with forward work
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = _NEVER_NS
         self.optimizer_start_ns = self.kept_ns = self.house_ns = self.spent_ns = 0

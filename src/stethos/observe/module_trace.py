@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from stethos.clock import monotonic_ns
-from stethos.observe.statistic import STATISTICS, statistics_of
+from stethos.observe.device_statistic import Column, LateTable, gathered, started_column
 
 Stage = Literal["forward", "backward"]
 F = TypeVar("F", bound=Callable[..., object])
@@ -106,12 +104,13 @@ class ModuleTrace:
 
     Every callback given to torch is passed through `guarded` first; none returns
     a value, draws a random number or keeps a tensor. With `activations` the
-    statistics of each leaf module's first output are taken as well; for tensors
-    on a device that waits for the device.
+    statistics of each leaf module's first output are taken as well; those of
+    tensors on a GPU stay there until the trace is taken.
     """
 
     def __init__(self, guarded: Callable[[F], F], *, activations: bool = False) -> None:
         self.in_backward = False
+        self.on_overrun: Callable[[], object] = lambda: None  # no step has come for long
         self._guarded: Callable[[Any], Any] = guarded
         self._activations = activations
         self._thread = 0
@@ -126,12 +125,17 @@ class ModuleTrace:
         self._done: list[_Call] = []
         self._leaves: list[tuple[int, str]] = []
         self.tops: list[weakref.ref[torch.nn.Module]] = []  # the outermost modules called
-        self._columns: list[npt.NDArray[np.float64]] = []
+        self._columns: list[Column] = []
 
     @property
     def own_ns(self) -> int:
         """Time spent in these hooks since `start()`."""
         return self._own_ns
+
+    @property
+    def innermost(self) -> int | None:
+        """The id of the module whose forward runs now."""
+        return self._open[-1].module_id if self._open else None
 
     @property
     def is_on(self) -> bool:
@@ -180,13 +184,12 @@ class ModuleTrace:
         backward.sort(key=lambda call: call.backward_start_ns)
         return spans + [call.backward_span(names) for call in backward]
 
-    def take_activations(self, names: Mapping[int, str] | None = None) -> tuple[list[str], npt.NDArray[np.float64]]:
-        """Return the leaf modules' names and `STATISTICS` of their first outputs, one column per call."""
+    def take_activations(self, names: Mapping[int, str] | None = None) -> tuple[list[str], LateTable]:
+        """Return the leaf modules' names and the statistics of their first outputs, one column per call."""
         names = names or {}
         leaves, self._leaves = self._leaves, []
         columns, self._columns = self._columns, []
-        table = np.hstack(columns) if columns else np.empty((len(STATISTICS), 0))
-        return [names.get(module_id, kind) for module_id, kind in leaves], table
+        return [names.get(module_id, kind) for module_id, kind in leaves], gathered(columns)
 
     def _is_watching(self) -> bool:
         """Whether a forward call seen now counts. Must stay cheap: every module call asks twice.
@@ -208,6 +211,7 @@ class ModuleTrace:
         self._calls += 1
         if self._calls > _CALLS_PER_TRACE:
             self.stop()
+            self.on_overrun()
         if not self._is_watching():
             return
         began = monotonic_ns()
@@ -251,7 +255,7 @@ class ModuleTrace:
         self._watch_backward(call, outputs)
         if self._activations and outputs and not module._modules and _is_readable(outputs[0]):
             self._leaves.append((call.module_id, call.kind))
-            self._columns.append(statistics_of(outputs[:1]))
+            self._columns.append(started_column(outputs[0]))
         self._done.append(call)
         self._own_ns += monotonic_ns() - began
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stethos.observe.budget import Purse
+from stethos.observe.context import turn
+from stethos.observe.device_statistic import DeviceStatistics, LateTable
+from stethos.observe.late_row import LAST_WAIT_S
 from stethos.observe.session import Session
-from stethos.observe.statistic import STATISTICS, drift_of, statistics_of
-from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, Kind
+from stethos.observe.statistic import STATISTICS, statistics_of
+from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
 
 if TYPE_CHECKING:
     from stethos.observe.stepwatch import Watched
@@ -23,11 +29,47 @@ _NUMBERS = [column.name for column in LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F6
 assert [*STATISTICS, "drift", "size"] == _NUMBERS
 
 
+class LateSample:
+    """Statistics of gradients and what is to be done with them when they are all here."""
+
+    __slots__ = ("_gradients", "_late", "_norm", "_purse", "_spent_ns", "_write")
+
+    def __init__(self, late: LateTable, gradients: int, purse: Purse, write: Callable[[], None] | None) -> None:
+        self._late = late
+        self._gradients = gradients
+        self._purse = purse
+        self._write = write
+        self._norm: float | None = None
+        self._spent_ns = 0
+
+    def is_there(self) -> bool:
+        return self._norm is not None or self._late.is_there()
+
+    def norm(self) -> float:
+        """The norm of all gradients. Read once it `is_there`."""
+        if self._norm is None:
+            self._finish()
+        return NULL_F64 if self._norm is None else self._norm
+
+    def take_spent_ns(self) -> int:
+        """What the device spent on it, told once."""
+        spent_ns, self._spent_ns = self._spent_ns, 0
+        return spent_ns
+
+    def _finish(self) -> None:
+        self._spent_ns = self._purse.pay_more(self._late.read())
+        self._norm = _total_norm(self._late.table[:, : self._gradients])
+        if self._write is not None:
+            self._write()
+
+
 class LayerSampler:
     """Gradient and weight statistics; `spent_ns` is what samples cost since it was last set to 0."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._device = DeviceStatistics(session.guard.run)
+        self._waiting: deque[LateSample] = deque()
         self.spent_ns = 0
 
     def copy_of_start(self, params: list[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -39,30 +81,63 @@ class LayerSampler:
         with _disable_current_modes():
             return [param.detach().clone() for param in params]
 
-    def take(self, watched: Watched, step: int) -> float:
-        """Record gradients and weights now; return the norm of all gradients."""
+    def take(self, watched: Watched, step: int, purse: Purse) -> LateSample | None:
+        """Record gradients and weights: now if they are in CPU memory, else when the device has them.
+
+        None if the device is not to be asked now.
+        """
         params = watched.params
-        gradients = statistics_of([param.grad for param in params])
-        weights = statistics_of(list(params))
         count = len(params)
-        numbers = np.full((len(_NUMBERS), 2 * count), NULL_F64)
-        numbers[: len(STATISTICS), :count] = gradients
-        numbers[: len(STATISTICS), count:] = weights
-        if watched.start is not None:
-            numbers[-2, count:] = drift_of(params, watched.start)
-        numbers[-1] = [param.numel() for param in params] * 2
-        self.put(
-            np.array(watched.layer_ids * 2, dtype=np.int32),
-            np.repeat(np.array([self._kind("gradient"), self._kind("weight")], dtype=np.int32), count),
-            numbers,
-            watched.number,
-            step,
-        )
-        return _total_norm(gradients)
+        gradients = [param.grad for param in params]
+        if not self._device.is_free(params):
+            return None
+        starts = None if watched.start is None else [*[None] * count, *watched.start]
+        late = self._device.start([*gradients, *params], starts)
+        whose, t_ns = turn()[:2], self._session.now_ns()
+
+        def write() -> None:
+            numbers = np.full((len(_NUMBERS), 2 * count), NULL_F64)
+            numbers[: len(STATISTICS)] = late.table
+            numbers[-2] = late.drift
+            numbers[-1] = sizes
+            self.put(layers, kinds, numbers, number, step, whose=whose, t_ns=t_ns)
+
+        sizes = [param.numel() for param in params] * 2
+        layers = np.array(watched.layer_ids * 2, dtype=np.int32)
+        kinds = np.repeat(np.array([self._kind("gradient"), self._kind("weight")], dtype=np.int32), count)
+        number = watched.number
+        return self._begun(LateSample(late, count, purse, write))
+
+    def start_norm(self, gradients: list[torch.Tensor | None], purse: Purse) -> LateSample | None:
+        """The norm of gradients on a device, when it is there."""
+        if not self._device.is_free(gradients):
+            return None
+        return self._begun(LateSample(self._device.start(gradients), len(gradients), purse, None))
+
+    def _begun(self, sample: LateSample) -> LateSample:
+        self._waiting.append(sample)
+        self.flush()
+        return sample
+
+    def flush(self) -> None:
+        """Record the samples that have come."""
+        while self._waiting and self._waiting[0].is_there():
+            sample = self._waiting.popleft()
+            sample.norm()
+            self.spent_ns += sample.take_spent_ns()
+
+    def finish(self) -> None:
+        """Recording ends: wait a moment for what is still on its way."""
+        deadline = time.monotonic() + LAST_WAIT_S
+        while self._waiting and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.001)
+        self._waiting.clear()
 
     def put(
         self, layers: np.ndarray[tuple[int], np.dtype[np.int32]], kinds: np.ndarray[tuple[int], np.dtype[np.int32]],
-        numbers: np.ndarray[tuple[int, int], np.dtype[np.float64]], optimizer: int, step: int,
+        numbers: np.ndarray[tuple[int, int], np.dtype[np.float64]], optimizer: int, step: int, *,
+        whose: tuple[int, int] | None = None, t_ns: int | None = None,
     ) -> None:  # fmt: skip
         """Rows of `layers` as whole vectors, in frames of bounded size."""
         for first in range(0, len(layers), _ROWS_PER_FRAME):
@@ -74,6 +149,8 @@ class LayerSampler:
                 rows=len(layers[part]),
                 optimizer=optimizer,
                 step=step,
+                whose=whose,
+                t_ns=t_ns,
             )
 
     def _kind(self, name: str) -> int:
@@ -112,6 +189,11 @@ def tensor_bytes_of(optimizer: torch.optim.Optimizer, params: list[torch.Tensor]
         if isinstance(state, dict):
             total += sum(map(_bytes_of, state.values()))
     return total
+
+
+def cuda_peak_of(params: list[torch.Tensor]) -> int:
+    """The largest tensor memory that CUDA's allocator has held so far; NULL for parameters in CPU memory."""
+    return int(torch.cuda.max_memory_allocated(params[0].device)) if params and params[0].is_cuda else NULL_I64
 
 
 def _bytes_of(value: object) -> int:

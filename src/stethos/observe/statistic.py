@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stethos.observe.device_row import columns_of, distances_of, joined, rows_of
 from stethos.schema import NULL_F64
 
 STATISTICS: tuple[str, ...] = ("norm", "mean", "std", "min", "max", "zero_share", "nan", "inf")
@@ -30,7 +31,6 @@ Column = tuple[float, float, float, float, float, float, float, float]
 
 _SMALL = 8192  # elements; below it the calls cost more than the reading
 _BLOCK = 65536  # elements; 256 KiB of float32 stay in the second-level cache
-_DEVICE_BLOCK = 1 << 24  # elements; bounds the float64 copies made on a device
 _TINY = 1e-22  # a float32 sum of squares below this has lost digits to underflow
 _TINY_F64 = 1e-280
 _CANCELLED = 0.05  # variance / mean square below which float32 loses the variance
@@ -58,14 +58,14 @@ def statistics_of(tensors: Sequence[torch.Tensor | None]) -> npt.NDArray[np.floa
 
     CPU tensors cost no torch operation on their elements beyond one gathering
     of the small ones. Tensors of another device are reduced there and copied
-    here once, which waits for the device (twice if something is not finite).
+    here once, which waits for the device; `device_statistic` does not.
     """
     table = np.full((len(STATISTICS), len(tensors)), NULL_F64)
     small: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
     devices: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     with torch.no_grad():
         for index, given in enumerate(tensors):
-            tensor = None if given is None else _dense(given)
+            tensor = None if given is None else dense_of(given)
             if tensor is None:
                 continue
             size = tensor.numel()
@@ -125,7 +125,7 @@ def drift_of(now: Sequence[torch.Tensor], start: Sequence[torch.Tensor]) -> npt.
     small: list[tuple[int, torch.Tensor]] = []
     with torch.no_grad(), np.errstate(all="ignore"):
         for index, (given, given_start) in enumerate(zip(now, start, strict=True)):
-            a, b = _dense(given), _dense(given_start)
+            a, b = dense_of(given), dense_of(given_start)
             if a is None or b is None or a.shape != b.shape or not a.numel():
                 continue
             if a.numel() <= _SMALL and a.dtype is b.dtype is _F32 and a.is_cpu and b.is_cpu:
@@ -161,7 +161,7 @@ def _numbers(tensor: torch.Tensor) -> Array:
     return np.from_dlpack(_Export(tensor)).ravel(order="K")
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
+def dense_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The strided real tensor that holds the elements; None where there are none to read."""
     if type(tensor) not in _PLAIN:
         to_local = getattr(tensor.detach(), "to_local", None)
@@ -184,11 +184,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     return tensor.resolve_neg() if tensor.is_neg() else tensor
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    """The widest float the tensor's device computes with."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def _blocks(tensor: torch.Tensor) -> Iterator[Array]:
@@ -290,13 +285,13 @@ def _centred(tensor: torch.Tensor, mean: float) -> tuple[float, float]:
 
 
 def _of_odd(tensor: torch.Tensor) -> Column:
-    """The column of a tensor with non-finite, huge or tiny elements: float64, three passes.
+    """The column of a CPU tensor with non-finite, huge or tiny elements: float64, three passes.
 
     Elements are divided by the largest magnitude before they are squared.
     """
-    wide = _wide(tensor)
+    wide = torch.float64
     flat = tensor.reshape(-1)
-    blocks = torch.split(flat, _BLOCK if flat.is_cpu else _DEVICE_BLOCK)
+    blocks = torch.split(flat, _BLOCK)
     infinity = torch.tensor(math.inf, dtype=wide, device=flat.device)
     first = []
     for block in blocks:
@@ -305,7 +300,7 @@ def _of_odd(tensor: torch.Tensor) -> Column:
         lo_hi = (torch.where(is_finite, x, infinity).amin(), torch.where(is_finite, x, -infinity).amax())
         counts = (x.isnan().sum(), x.isinf().sum(), (x == 0).sum())
         first.append(torch.stack([*lo_hi, *(count.to(wide) for count in counts)]))
-    seen = torch.stack(first).cpu().numpy()
+    seen = torch.stack(first).numpy()
     lo, hi = float(seen[:, 0].min()), float(seen[:, 1].max())
     nan, inf, zeros = (float(count) for count in seen[:, 2:].sum(axis=0))
     size = flat.numel()
@@ -327,20 +322,10 @@ def _of_odd(tensor: torch.Tensor) -> Column:
 
 def _put_device(table: npt.NDArray[np.float64], group: list[tuple[int, torch.Tensor]]) -> None:
     """Fill the columns of tensors that live on one device, with one copy to the host."""
-    wide = _wide(group[0][1])
-    tensors = [t if t.dtype in _FLOATS else t.to(torch.float32 if t.is_floating_point() else wide) for _, t in group]
-    norms = torch._foreach_norm(tensors, 2.0)
-    rows = []
-    for tensor, norm in zip(tensors, norms, strict=True):
-        variance, mean = torch.var_mean(tensor, correction=0)
-        values = (norm, mean, variance, *torch.aminmax(tensor), tensor.count_nonzero())
-        rows.append(torch.stack([value.to(wide) for value in values]))
-    seen = torch.stack(rows).to("cpu", torch.float64).tolist()
-    for (index, _), tensor, (norm, mean, variance, lo, hi, nonzero) in zip(group, tensors, seen, strict=True):
-        is_exact = norm < math.inf and (norm > math.sqrt(_TINY) or lo == hi == 0.0)
-        share = 1.0 - nonzero / tensor.numel()
-        exact: Column = (norm, mean, math.sqrt(max(variance, 0.0)), lo, hi, share, 0.0, 0.0)
-        table[:, index] = exact if is_exact else _of_odd(tensor)
+    tensors = [tensor for _, tensor in group]
+    rows, blocks = rows_of(tensors)
+    seen = joined(rows.to("cpu", torch.float64).numpy(), blocks)
+    table[:, [index for index, _ in group]] = columns_of(seen, [tensor.numel() for tensor in tensors])
 
 
 def _norm_by_block(tensors: Iterable[torch.Tensor | None]) -> float:
@@ -348,7 +333,7 @@ def _norm_by_block(tensors: Iterable[torch.Tensor | None]) -> float:
     norms = []
     with torch.no_grad(), np.errstate(all="ignore"):
         for given in tensors:
-            tensor = None if given is None else _dense(given)
+            tensor = None if given is None else dense_of(given)
             if given is not None and (tensor is None or not tensor.is_cpu):
                 return NULL_F64
             if tensor is None or tensor.numel() == 0:
@@ -372,10 +357,7 @@ def _norm(x: Array) -> float:
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """The 2-norm of the difference of two flat tensors of one size."""
     if not a.is_cpu:
-        parts = zip(torch.split(a, _DEVICE_BLOCK), torch.split(b, _DEVICE_BLOCK), strict=True)
-        wide = _wide(a)
-        norms = [torch.linalg.vector_norm(x.to(wide) - y.to(a.device, wide)) for x, y in parts]
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
+        return float(distances_of([(a, b)]))
     norms64 = []
     for x, y in zip(_blocks(a), _blocks(b.cpu()), strict=True):
         change = x - y

@@ -23,10 +23,11 @@ from stethos.clock import monotonic_ns
 from stethos.observe.alarm import Alarm
 from stethos.observe.budget import Budget
 from stethos.observe.context import Turn
-from stethos.observe.device_loss import DeviceLosses
 from stethos.observe.iteration import Iteration, Iterations
+from stethos.observe.late_row import LateRows, LateStep, Mark, recorded_event
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
-from stethos.observe.sample import LayerSampler, tensor_bytes_of
+from stethos.observe.memory_sample import MemorySampler
+from stethos.observe.sample import LateSample, LayerSampler, cuda_peak_of, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
 from stethos.observe.tracer import ModuleTracer
@@ -38,6 +39,7 @@ _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
 _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
+_SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
 _UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
 
 
@@ -51,6 +53,7 @@ class Watched:
     named: Named = Named("", (), None)
     alarm: Alarm = field(default_factory=Alarm)
     is_new_structure: bool = False
+    was_sampled: bool = False
     start: list[torch.Tensor] | None = None
     # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
     table_client: int = 0
@@ -83,12 +86,13 @@ class StepWatch:
         self.is_active = False
         self.errand: Callable[[torch.optim.Optimizer], object] | None = None  # for the next step's beginning, once
         self.on_off: Callable[[], object] = lambda: None
-        shares = {"norm": 1.0} if session.settings.preset == "light" else {"norm": 0.3, "layers": 0.45, "modules": 0.25}
+        shares = {"norm": 1.0} if session.settings.preset == "light" else _SHARES
         self.budget = Budget(session.settings.overhead, shares)
         self.layers = LayerSampler(session)
-        self.tracer = ModuleTracer(session, self.budget.purses.get("modules"))
+        purses = self.budget.purses
+        self.tracer = ModuleTracer(session, purses.get("modules"), MemorySampler(session, purses.get("memory")))
         self.peak_bytes = NULL_I64
-        self.device_losses = DeviceLosses()
+        self.late_rows = LateRows()
         self.is_due = False
         self.put: Callable[..., bool] | None = None
         self.ring: Ring | None = None
@@ -123,20 +127,37 @@ class StepWatch:
             return NULL_F64
         if raw.is_cpu:
             return _number_in(raw)
-        place = self.device_losses.copy(raw)
+        place = self.late_rows.copy(raw)
         if place is not None:
-            if iteration.pending is None or iteration.has_stepped:
-                iteration.pending = []
-            iteration.pending.append(place)
+            late = iteration.pending
+            if late is None or iteration.has_stepped:
+                late = iteration.pending = LateStep()
+            if iteration.device_mark is not None:
+                late.marks.append((Mark.BEFORE, iteration.device_mark))
+                iteration.device_mark = None
+            late.mark(Mark.BACKWARD)
+            late.losses.append(place)
         return NULL_F64
 
+    def batch_came(self, iteration: Iteration) -> None:
+        """A batch has come, and the last steps were a device's: its forward work begins here at the earliest."""
+        iteration.device_mark = recorded_event()
+
+    def backward_ended(self, iteration: Iteration) -> None:
+        """A backward of a device's loss has been queued."""
+        if iteration.pending is not None:
+            iteration.pending.mark(Mark.BEFORE)
+
     def put_later(self, iteration: Iteration, put: Callable[..., bool] | None) -> Callable[..., Any] | None:
-        """A stand-in for the ring's writer that waits for the losses of this step."""
-        places, later = iteration.pending, self.device_losses
-        if put is None or places is None:
-            return put
+        """A stand-in for the ring's writer that waits for the numbers of this step."""
+        late, later = iteration.pending, self.late_rows
         iteration.pending = None
-        return lambda *values: later.put_later(places, put, values)
+        if put is None or late is None:
+            return put
+        late.mark(Mark.END)
+        if late.marks:
+            iteration.device_mark = late.marks[-1][1]
+        return lambda *values: later.put_later(late, put, values)
 
     def add_loss(self, iteration: Iteration, loss: float) -> None:
         """A further backward before the step: accumulation adds up, a closure's first loss is the step's."""
@@ -218,8 +239,9 @@ class StepWatch:
 
     def finish(self) -> None:
         """Recording ends: write what was held back, and the final counts."""
-        self.tracer.stop()
-        self.device_losses.finish()
+        self.tracer.finish()
+        self.layers.finish()
+        self.late_rows.finish()
         if self.ring is not None:
             self.ring.set_word(Word.STEPS, self.session.steps)
 
@@ -245,6 +267,7 @@ class StepWatch:
         optimizer_ns = now - iteration.optimizer_start_ns
         self.session.guard.run("modules", self.tracer.step_ended, watched, iteration, optimizer_ns, step)
         iteration.is_traced = self.tracer.is_tracing()
+        self.session.guard.run("layers", self.layers.flush)
         sampled_ns = self.layers.spent_ns + self.tracer.spent_ns
         self.layers.spent_ns = self.tracer.spent_ns = 0
         always_on_ns = _UNSEEN * max(iteration.spent_ns, 0)
@@ -280,24 +303,47 @@ class StepWatch:
 
     def _sample_norm(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
-        iteration.norm = norm_of([param.grad for param in self._params_now(watched)])
-        self._pay("norm", iteration, monotonic_ns() - start)
+        gradients = [param.grad for param in self._params_now(watched)]
+        if any(gradient is not None and gradient.is_cuda for gradient in gradients):
+            sample = self.layers.start_norm(gradients, self.budget.purses["norm"])
+            if sample is None:
+                return
+            self._hold_for(iteration, sample)
+        else:
+            iteration.norm = norm_of(gradients)
+        self._pay("norm", iteration, monotonic_ns() - start, is_cold=iteration.pending is not None)
 
     def _sample_layers(self, watched: Watched, iteration: Iteration) -> None:
         start = monotonic_ns()
         self._params_now(watched)
-        iteration.norm = self.layers.take(watched, iteration.step)
-        watched.alarm.learn_norm(iteration.norm)
+        sample = self.layers.take(watched, iteration.step, self.budget.purses["layers"])
+        if sample is None:  # the device is not to be asked now; a first sample is not given up for that
+            watched.is_new_structure = self.is_due = watched.is_new_structure or not watched.was_sampled
+            return
+        watched.was_sampled = True
+        is_late = not sample.is_there()
+        if not is_late:
+            iteration.norm = sample.norm()
+            watched.alarm.learn_norm(iteration.norm)
+        else:
+            self._hold_for(iteration, sample)
         optimizer = watched.optimizer()
         if optimizer is not None:
             watched.allocated_bytes = tensor_bytes_of(optimizer, watched.params)
-            self.peak_bytes = max(self.peak_bytes, watched.allocated_bytes, self.tracer.peak_bytes)
+            peak = max(watched.allocated_bytes, cuda_peak_of(watched.params))
+            self.peak_bytes = max(self.peak_bytes, peak, self.tracer.peak_bytes)
         self.session.look_after_drainer()
-        self._pay("layers", iteration, monotonic_ns() - start)
+        self._pay("layers", iteration, monotonic_ns() - start, is_cold=is_late)
 
-    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int) -> None:
+    def _hold_for(self, iteration: Iteration, sample: LateSample) -> None:
+        """The step's row waits for a sample that a device is still busy with."""
+        if iteration.pending is None:
+            iteration.pending = LateStep()
+        iteration.pending.sample = sample
+
+    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int, *, is_cold: bool) -> None:
         purse = self.budget.purses[kind]
-        self.layers.spent_ns += purse.pay(clocked_ns)
+        self.layers.spent_ns += purse.pay(clocked_ns, is_cold=is_cold)
         iteration.pace.note(purse, clocked_ns)
 
     # Optimizers --------------------------------------------------------------------------------------

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stethos.clock import monotonic_ns
 from stethos.observe.budget import Purse
+from stethos.observe.context import turn
+from stethos.observe.device_statistic import LateTable
+from stethos.observe.late_row import LAST_WAIT_S
 from stethos.observe.layer_name import module_names
+from stethos.observe.memory_sample import MemorySampler
+from stethos.observe.memory_trace import Place
 from stethos.observe.module_trace import ModuleTrace, Span
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS
@@ -21,25 +30,31 @@ if TYPE_CHECKING:
 
 _HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks; the pace adds to it
 _START_NS = 20_000
+_TURNS = 4  # of so many traces one is of memory, where both can be paid for
+_OPERATOR_NS = 15_000  # what the dispatch mode costs an operator
 _LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
 
 
 class ModuleTracer:
     """At most one iteration of one thread is traced at a time, when the budget has saved up for it."""
 
-    def __init__(self, session: Session, purse: Purse | None) -> None:
+    def __init__(self, session: Session, purse: Purse | None, memory: MemorySampler) -> None:
         self._session = session
         self._purse = purse
+        self.memory = memory
+        self._traces = 0
         self._trace = ModuleTrace(
             lambda callback: session.guard.wrap("modules", callback),
             activations=session.settings.preset == "deep",
         )
+        self._trace.on_overrun = memory.stop
         self._thread = 0
         self._owner: threading.Thread | None = None
         self.is_on = False  # asked at every step
         self.is_refused = purse is None
         self.spent_ns = 0
         self.peak_bytes = NULL_I64
+        self._late: deque[tuple[LateTable, Callable[[], None]]] = deque()
 
     def refuse(self, reason: str) -> None:
         """Never trace in this process, and say why in the run."""
@@ -51,6 +66,7 @@ class ModuleTracer:
     def backward_begins(self) -> None:
         if self._thread == threading.get_ident():
             self._trace.in_backward = True
+            self.memory.backward_begins()
 
     def backward_ended(self) -> None:
         if self._thread == threading.get_ident():
@@ -61,24 +77,55 @@ class ModuleTracer:
         """Whether this thread is the one that is traced."""
         return self.is_on and self._thread == threading.get_ident()
 
+    def flush(self) -> None:
+        """Record the activations that have come from a device."""
+        while self._late and self._late[0][0].is_there():
+            late, write = self._late.popleft()
+            late.read()
+            write()
+
+    def finish(self) -> None:
+        """Recording ends: wait a moment for what is still on its way."""
+        self.stop()
+        deadline = time.monotonic() + LAST_WAIT_S
+        while self._late and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.001)
+        self._late.clear()
+
     def step_ended(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         """Finish the trace of the iteration that ends here, or begin one for the next."""
+        self.flush()
         if self._owner is not None and not self._owner.is_alive():
             self.stop()
         if self._thread:
             if self._thread == threading.get_ident():
                 self._finish(watched, iteration, optimizer_ns, step)
-        elif not self.is_refused and self._purse is not None and self._purse.can_afford():
-            if self._trace.start(max(watched.allocated_bytes, 0)):
-                self._thread = threading.get_ident()
-                self._owner = threading.current_thread()
-                self.is_on = True
-                iteration.pace.note(self._purse)
-            else:
-                self.refuse("torch.compile is in use: module hooks would change its graphs")
+        elif not self.is_refused:
+            self._begin(watched, iteration)
+
+    def _begin(self, watched: Watched, iteration: Iteration) -> None:
+        """Trace the next iteration for times or, in turns, for memory: tracing operators makes the times worthless."""
+        purse, memory = self._purse, self.memory.purse
+        is_modules = purse is not None and purse.can_afford()
+        is_memory = self.memory.can_begin() and (self._traces % _TURNS == 1 or not is_modules)
+        chosen = memory if is_memory else purse if is_modules else None
+        if chosen is None:
+            return
+        if not self._trace.start(max(watched.allocated_bytes, 0)):
+            self.refuse("torch.compile is in use: module hooks would change its graphs")
+            return
+        self._traces += 1
+        self._thread = threading.get_ident()
+        self._owner = threading.current_thread()
+        self.is_on = True
+        iteration.pace.note(chosen)
+        if is_memory:
+            self.memory.begin(functools.partial(_place_in, iteration, self._trace))
 
     def stop(self) -> None:
         """Take the hooks away; what was seen stays for `_finish`."""
+        self.memory.stop()
         self._thread = 0
         self._owner = None
         self.is_on = False
@@ -86,6 +133,9 @@ class ModuleTracer:
 
     def _finish(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         began_ns = monotonic_ns()
+        if self.memory.is_on:
+            self._finish_memory(watched, iteration, step)
+            return
         self.stop()
         names = self._names(watched)
         spans = self._trace.take(names)
@@ -95,6 +145,17 @@ class ModuleTracer:
         clocked_ns = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans) + monotonic_ns() - began_ns
         if self._purse is not None:
             self.spent_ns += self._purse.pay(clocked_ns)
+            iteration.pace.note_price(clocked_ns)
+
+    def _finish_memory(self, watched: Watched, iteration: Iteration, step: int) -> None:
+        began_ns = monotonic_ns()
+        self.memory.end(watched, step, self._names(watched))
+        calls = self.memory.calls
+        self.stop()
+        self._trace.take()
+        clocked_ns = self._trace.own_ns + _START_NS + _OPERATOR_NS * calls + monotonic_ns() - began_ns
+        if self.memory.purse is not None:
+            self.spent_ns += self.memory.purse.pay(clocked_ns)
             iteration.pace.note_price(clocked_ns)
 
     def _names(self, watched: Watched) -> dict[int, str]:
@@ -132,20 +193,33 @@ class ModuleTracer:
             step=step,
         )
 
-    def _record_activations(
-        self, modules: list[str], table: np.ndarray[tuple[int, ...], np.dtype[np.float64]], watched: Watched, step: int
-    ) -> None:
+    def _record_activations(self, modules: list[str], late: LateTable, watched: Watched, step: int) -> None:
         if not modules:
             return
-        numbers = np.full((_LAYER_NUMBERS, len(modules)), NULL_F64)
-        numbers[: len(STATISTICS)] = table
         ids = [self._session.name_id(module) for module in modules]
         kinds = [self._session.name_id("activation")] * len(modules)
-        self._session.put_frame(
-            LAYERS.number,
-            np.array([ids, kinds], dtype=np.int32).tobytes(),
-            numbers.tobytes(),
-            rows=len(modules),
-            optimizer=watched.number,
-            step=step,
-        )
+        number, whose, t_ns = watched.number, turn()[:2], self._session.now_ns()
+
+        def write() -> None:
+            numbers = np.full((_LAYER_NUMBERS, len(modules)), NULL_F64)
+            numbers[: len(STATISTICS)] = late.table
+            self._session.put_frame(
+                LAYERS.number,
+                np.array([ids, kinds], dtype=np.int32).tobytes(),
+                numbers.tobytes(),
+                rows=len(modules),
+                optimizer=number,
+                step=step,
+                whose=whose,
+                t_ns=t_ns,
+            )
+
+        self._late.append((late, write))
+        self.flush()
+
+
+def _place_in(iteration: Iteration, trace: ModuleTrace) -> Place:
+    """Where in its iteration a thread is."""
+    if iteration.in_backward:
+        return "backward"
+    return "optimizer" if iteration.depth else trace.innermost

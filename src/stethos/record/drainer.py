@@ -13,17 +13,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from stethos.guard import Guard
 from stethos.record.collector import SEGMENT_BYTES, Collector, remove_leftovers, retire_file
+from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
 from stethos.record.layout import State, Word
 from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive
 from stethos.record.spawn import take_lock
-from stethos.schema import TABLES
+from stethos.schema import GPU, TABLES
 from stethos.settings import DEFAULT_LIMIT_BYTES, registry_dir
 
 VISIT_S = 0.1
@@ -33,6 +35,8 @@ HOLE_S = 1.0
 LINGER_S = 1.0
 GIVE_UP_S = 30.0
 LEAST_SEGMENT_BYTES = 256 << 10
+CAPTURES = "capture"  # a run's directory of captures, and who packs them
+PACKER = ("stethos.replay.pack", "Packer")
 _DRAIN, _SEAL, _SYNC, _FINISH = "drain", "seal", "sync", "finish"
 
 
@@ -54,9 +58,11 @@ class Drainer:
         self._holes: dict[str, tuple[int, float]] = {}
         self._dead_since: dict[str, float] = {}
         self._sampler = HostSampler()
+        self._gpu_sampler = GpuSampler()
         self._guard = Guard(self._note_failure)
         self._next_drain = self._next_sync = 0.0
         self.watchers: list[Callable[[float], object]] = []  # called at every visit
+        self._packer: Any = None
 
     def serve(self) -> None:
         """Work until the run has ended."""
@@ -75,6 +81,10 @@ class Drainer:
             self._attempt(_DRAIN, name, self._drain_fully)
             self._attempt(_SYNC, name, Collector.sync)
         self._guard.run("size limit", self._careful, self._keep_limit)
+        self._guard.run("captures", self._accompany)
+        if self._packer is not None:
+            self._guard.run("captures", self._packer.end)
+            self._packer = None
 
     def has_newcomers(self) -> bool:
         """Whether a process has joined the run that this drainer has not seen yet."""
@@ -111,6 +121,7 @@ class Drainer:
                 self._released.add(name)  # at the next visit: a thread may be writing its last row
         if is_sync_due:
             self._guard.run("size limit", self._careful, self._keep_limit)
+            self._guard.run("captures", self._accompany)
         for watcher in self.watchers:
             self._guard.run("watchdog", watcher, now)
         return bool(self.collectors) or self._has_launcher()
@@ -124,6 +135,12 @@ class Drainer:
         except OSError:
             return True
         return now.st_ino != os.fstat(self.lock).st_ino
+
+    def _accompany(self) -> None:
+        """Have the captures of the run packed, if it has any, by a thread of this process."""
+        if self._packer is None and (self.run.path / CAPTURES).is_dir():
+            module, name = PACKER
+            self._packer = getattr(import_module(module), name)(self.run.path)
 
     # One process ---------------------------------------------------------------------------------
 
@@ -252,6 +269,11 @@ class Drainer:
             sample = self._guard.run("host", self._sampler.sample, collector.facts["pid"])
             if sample is not None:
                 collector.add_sample(time.time_ns(), sample)
+            for row in self._guard.run("gpu", self._sample_gpus, collector) or ():
+                collector.add_sample(time.time_ns(), row, GPU)
+
+    def _sample_gpus(self, collector: Collector) -> list[dict[str, float]]:
+        return self._gpu_sampler.sample(collector.facts["pid"], is_alone=len(self.collectors) == 1)
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""

@@ -76,12 +76,33 @@ def read_findings(directory: Path) -> list[Row]:
         return []
     try:
         with _reading(directory / FILE) as connection:
-            rows = connection.execute(f"SELECT {', '.join(map(_quoted, _NAMES))} FROM findings ORDER BY finding")
-            return [dict(row) for row in rows]
+            rows = connection.execute("SELECT * FROM findings ORDER BY finding")
+            known = [dict(row) for row in rows]  # an older version may have had fewer columns
+            return [{name: row.get(name) for name in _NAMES} for row in known]
     except sqlite3.Error as error:
         raise QueryError(
             f"{directory / FILE} cannot be read: {error}", hint="delete it; `stethos diagnose` makes it anew"
         ) from None
+
+
+def keep_proof(directory: Path, finding: int, verdict: str, detail: str) -> None:
+    """Write down what a proof said about a finding."""
+    with _writing(directory / FILE) as connection:
+        connection.execute(
+            "UPDATE findings SET proof = ?, proof_detail = ? WHERE finding = ?", (verdict, detail, finding)
+        )
+
+
+def read_proofs(directory: Path) -> dict[str, Row]:
+    """Findings that a proof was tried of, by key; the newest of each. Empty if they cannot be read."""
+    if not (directory / FILE).exists():
+        return {}
+    try:
+        with _reading(directory / FILE) as connection:
+            rows = connection.execute("SELECT * FROM findings WHERE proof IS NOT NULL ORDER BY finding").fetchall()
+            return {row["key"]: dict(row) for row in rows}
+    except sqlite3.Error:
+        return {}
 
 
 def count_findings(directory: Path) -> int:
@@ -140,6 +161,10 @@ def _define(connection: sqlite3.Connection) -> None:
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS findings (finding INTEGER PRIMARY KEY, {', '.join(columns)}, key TEXT NOT NULL)"
     )
+    known = {row["name"] for row in connection.execute("PRAGMA table_info(findings)")}
+    for column in FINDINGS.columns:
+        if column.name not in known:  # an older version made the file
+            connection.execute(f"ALTER TABLE findings ADD COLUMN {_quoted(column.name)} {_SQL_TYPES[column.kind]}")
     connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS open_findings ON findings (key) WHERE state = 'open'")
 
 

@@ -11,10 +11,12 @@ from stethos.record.spawn import is_drained
 from stethos.schema import (
     COLLECTIVES,
     GAPS,
+    GPU,
     HANGS,
     HOST,
     LAYERS,
     LOGS,
+    MEMORY,
     METRICS,
     MODULES,
     RECORDED,
@@ -34,6 +36,7 @@ _UNUSED = {
     HOST.name: "no sample yet: one is taken each second",
     COLLECTIVES.name: "the program called no collective of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
+    GPU.name: "no training process uses an NVIDIA GPU here",
 }
 _DROP_REASONS = {
     "ring_full": "the drainer did not keep up, or was not there",
@@ -139,9 +142,9 @@ def _why_empty(table: Table, processes: list[Row]) -> str:
         return "torch was not imported"
     if not any(process["steps"] for process in processes):
         return "no optimizer step was seen"
-    if table in (LAYERS, MODULES) and all(process["preset"] == "light" for process in processes):
+    if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
-    if table in (LAYERS, MODULES):
+    if table in (LAYERS, MODULES, MEMORY):
         return "no step was sampled within the overhead budget yet"
     return "the step rows have not been collected yet" if table is STEPS else "no rows yet"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stethos.schema import CLIENT_REPORTS, CLIENT_ROUNDS, TORCH_TRACE
+from stethos.schema import ACTIONS, CLIENT_REPORTS, CLIENT_ROUNDS, TORCH_TRACE
 
 _TORCH_TRACE_SQL = (
     "SELECT process, rank, step, module, stage, duration_ms / 1000 AS duration, "
@@ -40,7 +40,21 @@ def _first_known(name: str, *conditions: str) -> str:
     return f"coalesce({', '.join([*preferred, f'any_value({name})'])}) AS {name}"
 
 
+def _actions_sql() -> str:
+    """The newest event of each action, with the time of the first."""
+    own = "PARTITION BY process, federation, action"
+    names = ", ".join(
+        {"t_ns": "began_ns AS t_ns", "updated_ns": "t_ns AS updated_ns"}.get(column.name, column.name)
+        for column in ACTIONS.columns
+    )
+    return (
+        f"SELECT {names} FROM (SELECT *, row_number() OVER ({own} ORDER BY t_ns DESC) AS place, "
+        f"min(t_ns) OVER ({own}) AS began_ns FROM main.action_events) WHERE place = 1"
+    )
+
+
 VIEWS: dict[str, str] = {
+    ACTIONS.qualified_name: _actions_sql(),
     CLIENT_ROUNDS.qualified_name: _client_rounds_sql(),
     TORCH_TRACE.qualified_name: _TORCH_TRACE_SQL,
 }

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stethos.errors import RunNotFoundError
+from stethos.errors import QueryError, RunNotFoundError
 from stethos.settings import clean_environment
 from stethos.store.findings import read_findings
 from stethos.web.shelf import Shelf
@@ -94,14 +94,18 @@ class Examiner:
 def findings_of(shelf: Shelf, name: str, known: Examination) -> dict[str, Any]:
     """The findings of a run: those of the last diagnosis, else those that were kept, with what is being done."""
     result = known.result or {}
-    findings = result["findings"] if result else kept_findings(shelf, name)
+    error = known.error
+    try:
+        findings = result["findings"] if result else kept_findings(shelf, name)
+    except QueryError as trouble:  # being written just now, or damaged
+        findings, error = [], trouble.message
     return {
         "findings": findings,
         "checked": result.get("checked", []),
         "not_checked": result.get("not_checked", []),
         "is_diagnosed": known.result is not None or (shelf.place(name).path / "findings.db").exists(),
         "is_under_way": known.is_under_way,
-        "error": known.error,
+        "error": error,
         "took_s": known.took_s,
     }
 

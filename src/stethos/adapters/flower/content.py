@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from stethos.federate.site import Status
 
@@ -50,6 +50,20 @@ def _bytes_of(record: ArrayRecord | ConfigRecord | MetricRecord) -> int:
         return record.count_bytes()
     values = [one for value in record.values() for one in (value if isinstance(value, list) else [value])]
     return sum(map(len, record)) + sum(len(one) if isinstance(one, str | bytes) else 8 for one in values)
+
+
+def message_facts(message: Message) -> dict[str, Any]:
+    """What a capture keeps of a message besides its arrays: its kind and its configuration."""
+    configs = {
+        name: {key: value for key, value in record.items() if isinstance(value, str | int | float | bool)}
+        for name, record in message.content.config_records.items()
+    }
+    return {
+        "type": message.metadata.message_type,
+        "group": message.metadata.group_id,
+        "arrays": list(message.content.array_records),
+        "configs": configs,
+    }
 
 
 # Arrays ---------------------------------------------------------------------------------------------

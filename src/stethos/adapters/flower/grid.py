@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from stethos.adapters.flower.observer import Choices, Observer, observer_of
 from stethos.federate.round import Round
-from stethos.settings import Preset
+from stethos.settings import CaptureMode, Preset
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
@@ -44,10 +44,13 @@ class ObservedGrid(Grid):
     def __init__(
         self, grid: Grid, strategy: object | None = None, *, name: str = "flower", dir: str | Path | None = None,
         run: str | None = None, preset: Preset = "standard", overhead: float | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None, capture: CaptureMode | None = None,
+        capture_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self._grid = grid
-        self._observer = observer_of(strategy) or Observer(Choices(name, dir, run, preset, overhead, config))
+        self._observer = observer_of(strategy) or Observer(
+            Choices(name, dir, run, preset, overhead, config, (), capture, capture_bytes)
+        )
 
     # Rounds of an own loop ------------------------------------------------------------------------
 

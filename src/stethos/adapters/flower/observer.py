@@ -14,12 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from stethos.act.action import Mode, parse_mode
+from stethos.act.correction import Correction
 from stethos.adapters.flower.content import (
     ACCURACIES,
     KEY,
     LOSSES,
     SAMPLES,
     bytes_in,
+    message_facts,
     numbers_in,
     plain_numbers,
     refusal_in,
@@ -38,7 +41,7 @@ from stethos.federate.structure import shape_of
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.record.place import boot_id, check_name
-from stethos.settings import Preset, parse_preset
+from stethos.settings import CaptureMode, Preset, parse_capture, parse_preset
 
 logger = logging.getLogger("stethos.flower")
 _FEW = 3
@@ -56,12 +59,17 @@ class Choices:
     overhead: float | None = None
     config: Mapping[str, Any] | None = None
     layers: Sequence[str] = ()
+    capture: CaptureMode | None = None
+    capture_bytes: int | None = None
+    correct: Mode = "off"
 
     def check(self) -> None:
         """UsageError now, and not in the middle of a training."""
         if not self.name:
             raise UsageError("a federation needs a name")
         parse_preset(self.preset)
+        parse_mode(self.correct)
+        parse_capture(self.capture)
         if self.run is not None:
             check_name(self.run)
 
@@ -85,6 +93,7 @@ class Turn:
     stack: ExitStack
     ours: ConfigRecord
     base: dict[str, Any] | None
+    arrays: ArrayRecord | None = None
     selected: int = 0
     asked: dict[str, Asked] = field(default_factory=dict)
     evaluation: ExitStack = field(default_factory=ExitStack)
@@ -116,7 +125,8 @@ class Observer:
             choices = self._choices
             self._federation = attempt(
                 federation, choices.name, dir=choices.dir, run=choices.run, preset=choices.preset,
-                overhead=choices.overhead, config=choices.config, progress=False,
+                overhead=choices.overhead, config=choices.config, progress=False, correct=choices.correct,
+                capture=choices.capture, capture_bytes=choices.capture_bytes,
             )  # fmt: skip
 
     def close(self, error: BaseException | None = None) -> None:
@@ -140,7 +150,7 @@ class Observer:
         stack = ExitStack()
         rnd = stack.enter_context(self._federation.round(number, base=base))
         ours = ConfigRecord(dict(rnd.invite("").to_fields()))
-        self._turn = Turn(rnd, stack, ours, base)
+        self._turn = Turn(rnd, stack, ours, base, records[0] if len(records) == 1 else None)
 
     def close_round(self, error: BaseException | None = None) -> None:
         """The round is over; whoever has not answered did not do so in time."""
@@ -189,6 +199,9 @@ class Observer:
             client = str(message.metadata.dst_node_id)
             turn.asked[message.metadata.message_id] = Asked(client, is_train, sizes[records], *sent_at)
             turn.selected += is_train
+            capture = self._federation.capture if self._federation is not None else None
+            if is_train and capture is not None:
+                capture.note_turn(client, {"message": message_facts(message)})
         turn.rnd.select(turn.selected)
 
     def take_reply(self, reply: Message) -> None:
@@ -275,6 +288,22 @@ class Observer:
         except BaseException as error:
             self.close_round(error)
             raise
+
+    def correction(self) -> tuple[Correction, ArrayRecord] | None:
+        """What to do about the replies of the open round, and the model they started from; None if nothing."""
+        turn = self._turn
+        correcting = self._federation.correcting if self._federation is not None else None
+        if turn is None or turn.arrays is None or correcting is None:
+            return None
+        made = correcting.correction_of(turn.rnd)
+        return (made, turn.arrays) if made is not None and made.is_applied else None
+
+    def is_spoilt(self, arrays: ArrayRecord) -> bool:
+        """Whether the strategy's new model must give way to the one before it."""
+        turn = self._turn
+        correcting = self._federation.correcting if self._federation is not None else None
+        state = attempt(state_in, [arrays], self._choices.layers)
+        return correcting.is_spoilt(turn.rnd, state) if turn and correcting and state else False
 
     def open_evaluation(self) -> None:
         if self._turn is not None:

@@ -13,12 +13,14 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from stethos.act.action import Mode
+from stethos.adapters.flower.correct import corrected_replies, corrected_results, median_of
 from stethos.adapters.flower.grid import ObservedGrid
 from stethos.adapters.flower.observer import Choices, Observer, observer_of
 from stethos.adapters.flower.waiting import said
 from stethos.errors import UsageError
 from stethos.guard import attempt
-from stethos.settings import Preset
+from stethos.settings import CaptureMode, Preset
 
 S = TypeVar("S")
 _CentralEvaluation = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -34,16 +36,20 @@ def observe_strategy(
     preset: Preset = "standard",
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
+    correct: Mode = "off",
+    capture: CaptureMode | None = None,
+    capture_bytes: int | None = None,
 ) -> S:
     """Observe the rounds that a strategy makes; return it, of a class that is a child of its own.
 
     For strategies of the Message API and for legacy ones. The strategy computes
-    what it would have computed; where nothing can be recorded it runs as ever. `model` gives
+    what it would have computed, unless `correct` is "on"; where nothing can be recorded it runs as ever. `model` gives
     legacy parameters, which have no names, those of its state dict. The other arguments are those
     of `stethos.federation`. Where strategies are wrapped in each other, observe the outermost.
     """
     layers = tuple(model.state_dict()) if hasattr(model, "state_dict") else ()
-    observer = Observer(Choices(name, dir, run, preset, overhead, config, layers))
+    choices = Choices(name, dir, run, preset, overhead, config, layers, capture, capture_bytes, correct)
+    observer = Observer(choices)
     if observer_of(strategy) is not None:
         return strategy
     kind: Any = type(strategy)
@@ -91,7 +97,14 @@ def _message_members(kind: Any, observer: Observer) -> dict[str, Any]:
         self: Any, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         with observer.phase("aggregate"):
+            correction = observer.correction()
+            if correction is not None:
+                replies = corrected_replies(list(replies), correction[1], correction[0])
             made: tuple[ArrayRecord | None, MetricRecord | None] = kind.aggregate_train(self, server_round, replies)
+            if correction is not None and correction[0].is_robust:
+                made = (median_of(list(replies)) or made[0], made[1])
+            if correction is not None and made[0] is not None and observer.is_spoilt(made[0]):
+                made = (correction[1], made[1])
         observer.result([made[0]] if made[0] is not None else None)
         return made
 
@@ -148,6 +161,9 @@ def _legacy_members(kind: Any, observer: Observer) -> dict[str, Any]:
     @functools.wraps(kind.aggregate_fit)
     def aggregate_fit(self: Any, server_round: int, results: Any, failures: Any) -> tuple[Any, dict[str, Any]]:
         with observer.phase("aggregate"):
+            correction = observer.correction()
+            if correction is not None:
+                results = corrected_results(results, correction[1], correction[0])
             made: tuple[Any, dict[str, Any]] = kind.aggregate_fit(self, server_round, results, failures)
         observer.result(attempt(_records_of, made[0]) if made[0] is not None else None)
         return made

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.system.kept_memory import KEPT_COLUMNS, Kept, kept_in
 from stethos.diagnose.system.trend import trend_of
 from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
@@ -18,7 +21,8 @@ class MemoryGrowth:
     """The memory of a process keeps growing, long after the start.
 
     What it looks at: resident memory, sampled each second from outside. The second half of the run is cut into
-    stretches; it grows if nearly every stretch is above the one before.
+    stretches; it grows if nearly every stretch is above the one before. And tensors that outlive the sampled steps
+    in which they were made (`memory` by line): they name the line, and are a finding of their own once they add up.
 
     Why it matters: a leak ends in a killed process, usually at night. Typical are losses or outputs kept in a list
     with their graph (`losses.append(loss)` instead of `loss.item()`), caches without a bound, and data sets that are
@@ -26,14 +30,14 @@ class MemoryGrowth:
 
     Not a fault when: the data set is being cached on purpose, and fits.
 
-    Next step: look for what is kept across steps; compare with the growth per step.
+    Next step: the line that is named, and what keeps its tensors; else look for what is kept across steps.
     """
 
     code: ClassVar[str] = "SYS009"
     name: ClassVar[str] = "memory-growth"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes"})}
-    reads: ClassVar[Needs] = {"host": frozenset({"machine_free_bytes"})}
+    reads: ClassVar[Needs] = {"host": frozenset({"machine_free_bytes"}), "memory": KEPT_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"out-of-memory-risk"})
 
     samples: int = 60
@@ -43,17 +47,19 @@ class MemoryGrowth:
 
     def check(self, window: Window) -> Iterator[Finding]:
         for process, frame in window.frame("host").groups("process").items():
-            trend = trend_of(frame, self.samples)
-            if trend is None or trend.rising < self.rising:
+            trend, kept = trend_of(frame, self.samples), kept_in(window, str(process))
+            is_growing = trend is not None and trend.rising >= self.rising
+            if trend is None or not is_growing or trend.grown_bytes < self._least(trend.start_bytes):
+                if kept is not None and kept.grown_bytes >= self._least(float(np.nanmin(frame["rss_bytes"]))):
+                    yield self._of_kept(str(process), kept)
                 continue
-            if trend.grown_bytes < max(self.at_least_bytes, self.growth * trend.start_bytes):
-                continue
+            where = "" if kept is None else f": {kept.words}"
             yield Finding(
                 self.code,
                 self.name,
                 self.name,
                 self.severity,
-                f"memory of process {process} grows by {trend.bytes_per_s * 60 / 1e6:,.0f} MB a minute",
+                f"memory of process {process} grows by {trend.bytes_per_s * 60 / 1e6:,.0f} MB a minute{where}",
                 Subject(process=str(process), first=trend.first_s, unit="second"),
                 confidence=0.9,
                 evidence=(
@@ -64,7 +70,36 @@ class MemoryGrowth:
                         f"WHERE process = {sql_text(str(process))} ORDER BY t_ns",
                         trend.series,
                     ),
+                    *(() if kept is None else (kept.evidence,)),
                 ),
-                next_step="look for what is kept across steps: losses with their graph, outputs in lists, caches",
-                detail={"bytes_per_s": trend.bytes_per_s},
+                next_step=_next_step(kept),
+                detail={"bytes_per_s": trend.bytes_per_s, **_place(kept)},
             )
+
+    def _least(self, start_bytes: float) -> float:
+        return max(self.at_least_bytes, self.growth * start_bytes)
+
+    def _of_kept(self, process: str, kept: Kept) -> Finding:
+        """Tensors add up to much before the process has been watched for long."""
+        return Finding(
+            self.code,
+            self.name,
+            self.name,
+            self.severity,
+            f"{kept.words}: about {kept.grown_bytes / 1e6:,.0f} MB so far",
+            Subject(process=process, unit="step"),
+            confidence=0.85,
+            evidence=(kept.evidence,),
+            next_step=_next_step(kept),
+            detail={"bytes_per_step": kept.step_bytes, **_place(kept)},
+        )
+
+
+def _place(kept: Kept | None) -> dict[str, str]:
+    return {} if kept is None else {"line": kept.line, "holder": kept.holder}
+
+
+def _next_step(kept: Kept | None) -> str:
+    if kept is None:
+        return "look for what is kept across steps: losses with their graph, outputs in lists, caches"
+    return f"keep numbers instead of tensors (`.item()`, `.detach()`), or fewer of them: see {kept.holder or kept.line}"

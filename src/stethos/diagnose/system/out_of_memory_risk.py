@@ -16,9 +16,10 @@ from stethos.diagnose.window import Frame, Window
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryRisk:
-    """The machine has little memory left, or will have at the present rate.
+    """The machine or a GPU has little memory left, or will have at the present rate.
 
-    What it looks at: the memory available on the machine, sampled each second, and the growth of the process.
+    What it looks at: the memory available on the machine, sampled each second, and the growth of the process. On a
+    GPU: the growth of the tensor memory of its steps, and how much the GPU has beyond what is in use.
 
     Why it matters: the system kills a process without a word when memory is gone.
 
@@ -31,7 +32,10 @@ class OutOfMemoryRisk:
     name: ClassVar[str] = "out-of-memory-risk"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes", "machine_free_bytes"})}
-    reads: ClassVar[Needs] = {}
+    reads: ClassVar[Needs] = {
+        "gpu": frozenset({"process", "t_ns", "used_bytes", "total_bytes"}),
+        "steps": frozenset({"process", "t_ns", "allocated_bytes"}),
+    }
     explains: ClassVar[frozenset[str]] = frozenset()
 
     samples: int = 60
@@ -47,6 +51,44 @@ class OutOfMemoryRisk:
                 worst = found
         if worst is not None:  # the machine's memory is one: one finding, about the process that matters most
             yield worst
+        if window.is_live and window.has("gpu", self.reads["gpu"]) and window.has("steps", self.reads["steps"]):
+            steps = window.frame("steps").groups("process")
+            for process, frame in window.frame("gpu").groups("process").items():
+                yield from self._of_gpu(str(process), frame.sorted_by("t_ns"), steps.get(process))
+
+    def _of_gpu(self, process: str, frame: Frame, steps: Frame | None) -> Iterator[Finding]:
+        """A GPU is full of cached memory as a rule: only tensors that keep growing tell when it is over."""
+        if steps is None:
+            return
+        trend = trend_of(Frame({"t_ns": steps["t_ns"], "rss_bytes": steps["allocated_bytes"]}), self.samples)
+        total = middle(frame["total_bytes"][-5:])
+        if trend is None or trend.rising < 0.8 or trend.grown_bytes <= self.growth * trend.start_bytes:
+            return
+        left = total - trend.end_bytes
+        left_s = left / trend.bytes_per_s if trend.bytes_per_s > 0 else math.inf
+        if left_s > self.within_s:
+            return
+        yield Finding(
+            self.code,
+            self.name,
+            self.name,
+            Severity.ERROR if left_s < self.within_s / 6 else self.severity,
+            f"the GPU's memory runs out in {left_s / 60:,.0f} minutes: tensors have {trend.end_bytes / 1e9:.1f} of "
+            f"{total / 1e9:.1f} GB",
+            Subject(process=process, first=trend.first_s, unit="second"),
+            confidence=0.8,
+            evidence=(
+                Evidence(
+                    f"its tensors grew from {trend.start_bytes / 1e9:.2f} to {trend.end_bytes / 1e9:.2f} GB "
+                    f"in {trend.duration_s:,.0f} s",
+                    f"SELECT t_ns, allocated_bytes, peak_bytes FROM steps "
+                    f"WHERE process = {sql_text(process)} ORDER BY step",
+                    trend.series,
+                ),
+            ),
+            next_step="write a checkpoint now; then see `SELECT * FROM memory WHERE line IS NOT NULL`",
+            detail={"left_bytes": left, "left_s": left_s},
+        )
 
     def _of_process(self, process: str, frame: Frame, *, is_live: bool) -> Finding | None:
         frame = frame.sorted_by("t_ns")

@@ -10,8 +10,10 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.performance.path import ROUNDS_READ, rounds_in
 from stethos.diagnose.turn import Grid, Turns, column_medians, middle, numbers, others_median, turns_of
 from stethos.diagnose.window import Array, Window
+from stethos.profile.what_if import slowness_of
 
 _PHASES = {"its training": ("compute_ms",), "its link": ("download_ms", "upload_ms")}
 
@@ -35,11 +37,7 @@ class Straggler:
     name: ClassVar[str] = "straggler"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"client_rounds": frozenset({"client", "round", "duration_ms"})}
-    reads: ClassVar[Needs] = {
-        "client_rounds": frozenset(
-            {"federation", "t_ns", "status", "samples", "download_ms", "compute_ms", "upload_ms"}
-        )
-    }
+    reads: ClassVar[Needs] = ROUNDS_READ
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation"})
 
     times: float = 2.5
@@ -56,7 +54,8 @@ class Straggler:
                 late = (duration > self.times * expected) & (duration - others > self.at_least_ms)
             for place, client in enumerate(turns.clients):
                 if self._is_straggler(late[place], duration[place]):
-                    yield self._finding(turns, client, duration, others, late[place])
+                    share = _what_if(window, turns.federation, client)
+                    yield self._finding(turns, client, duration, others, late[place], share)
 
     def _is_straggler(self, late: Array, duration: Array) -> bool:
         if late.sum() < self.rounds:
@@ -65,7 +64,9 @@ class Straggler:
         known = ~np.isnan(duration[since:])
         return bool(late.sum() >= self.share * known.sum())
 
-    def _finding(self, turns: Turns, client: str, duration: Grid, others: Grid, late: Array) -> Finding:
+    def _finding(
+        self, turns: Turns, client: str, duration: Grid, others: Grid, late: Array, share: float | None
+    ) -> Finding:
         place = turns.clients.index(client)
         first, last = (turns.rounds[at] for at in np.flatnonzero(late)[[0, -1]])
         own_ms, usual_ms = middle(duration[place][late]), middle(others[place][late])
@@ -74,6 +75,7 @@ class Straggler:
         waited_s = float(np.nansum(np.where(late, duration[place] - others[place], 0))) / 1000
         victims = [name for name in turns.clients if name != client]
         text = f"{client} takes {own_ms:,.0f} ms where the others take {usual_ms:,.0f} ms"
+        gain = f"; rounds would be {share:.0%} shorter if it were like the others" if share is not None else ""
         return Finding(
             self.code,
             self.name,
@@ -84,7 +86,7 @@ class Straggler:
             confidence=min(0.99, 0.8 + 0.03 * int(late.sum())),
             evidence=(
                 Evidence(
-                    f"{text}, in {int(late.sum())} rounds; the others waited {waited_s:,.1f} s for it in all",
+                    f"{text}, in {int(late.sum())} rounds; the others waited {waited_s:,.1f} s for it in all" + gain,
                     "SELECT round, client, duration_ms, download_ms, compute_ms, upload_ms, wait_ms "
                     f"FROM client_rounds {turns.where(f'round >= {first}')}"
                     "ORDER BY round, duration_ms DESC",
@@ -93,9 +95,18 @@ class Straggler:
                 ),
             ),
             next_step=f"look at {client}'s machine or link; leave it out, set a deadline, or give it less local work",
-            detail={"times": own_ms / usual_ms, "victims": victims, "waited_s": waited_s},
+            detail={"times": own_ms / usual_ms, "victims": victims, "waited_s": waited_s, "share": share},
             is_open=is_open,
         )
+
+
+def _what_if(window: Window, federation: str | None, client: str) -> float | None:
+    """By how much rounds would be shorter at the others' pace; None where rounds were not recorded."""
+    for one in rounds_in(window):
+        if one.federation == federation:
+            slow = slowness_of(one, client)
+            return slow.share if slow is not None else None
+    return None
 
 
 def _expected(turns: Turns, duration: Grid) -> Grid:

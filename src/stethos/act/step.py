@@ -1,0 +1,158 @@
+"""Corrections of single optimizer steps: `stethos.watch(correct=...)`.
+
+Looks at the gradients just before each step. What is exact counts at once: a
+gradient that is not finite is not applied. A gradient far beyond the usual is
+shortened. The learning rate is lowered only where two independent witnesses
+agree: gradients out of bounds again and again, and weights that have grown. On
+a GPU each look waits for the device; a dry run only looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from stethos.act.action import Action, Limits, Mode, What
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+_FIRST_NUMBER = 1000  # of our actions: those of a federation count from 1
+_USUAL = 50
+_FEWEST = 10  # steps before anything is usual
+_FAR = 10.0  # times the usual: a gradient is shortened
+_ALLOWED = 3.0  # to so many times the usual
+_TROUBLES = 3  # within the last
+_LATELY = 20  # steps, and
+_GROWN = 1.5  # weights so many times as long as they were: the rate is too high
+_CUT = 0.5
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is known of one optimizer."""
+
+    steps: int = 0
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
+    troubles: deque[int] = field(default_factory=deque)
+    skips: deque[int] = field(default_factory=deque)
+    weight_norm: float | None = None
+    cuts: int = 0
+
+
+class StepCorrector:
+    """A hook before every optimizer step of this process; `tell` is given every action."""
+
+    def __init__(self, mode: Mode, *, limits: Limits = Limits(), tell: Callable[[Action], None] | None = None) -> None:  # noqa: B008
+        self.mode = mode
+        self.limits = limits
+        self.actions: list[Action] = []
+        self._tell = tell or (lambda action: None)
+        self._courses: WeakKeyDictionary[Any, _Course] = WeakKeyDictionary()
+
+    def install(self, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+        """Begin; returns what ends it. `guarded` makes a callback that never raises."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        before = guarded(self.before_step)
+        return register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: before(optimizer)).remove
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Gradients are ready and the step is about to be taken."""
+        course = self._courses.setdefault(optimizer, _Course())
+        course.steps += 1
+        gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
+        if not gradients:
+            return
+        norm = _norm(gradients)
+        usual = sorted(course.norms)[len(course.norms) // 2] if len(course.norms) >= _FEWEST else None
+        if not math.isfinite(norm):
+            course.troubles.append(course.steps)
+            self._skip(optimizer, course)
+        elif usual is not None and norm > _FAR * usual > 0:
+            course.troubles.append(course.steps)
+            self._clip(gradients, norm, usual, course)
+        else:
+            course.norms.append(norm)
+            if course.weight_norm is None and len(course.norms) >= _FEWEST:
+                course.weight_norm = _norm(list(_parameters(optimizer)))
+        while course.troubles and course.troubles[0] <= course.steps - _LATELY:
+            course.troubles.popleft()
+        if len(course.troubles) >= _TROUBLES:
+            self._lower(optimizer, course)
+
+    def _skip(self, optimizer: Optimizer, course: _Course) -> None:
+        while course.skips and course.skips[0] <= course.steps - 100:
+            course.skips.popleft()
+        reason = "the gradient is not finite"
+        if len(course.skips) >= self.limits.skips:
+            self._note(
+                "skip-step", course, f"{reason}; {self.limits.skips} of the last 100 steps were left out", refused=True
+            )
+            return
+        course.skips.append(course.steps)
+        if self.mode == "on":
+            for parameter in _parameters(optimizer):
+                parameter.grad = None
+        self._note("skip-step", course, reason, effect="left the step out: weights and momentum stay as they were")
+
+    def _clip(self, gradients: list[Tensor], norm: float, usual: float, course: _Course) -> None:
+        scale = _ALLOWED * usual / norm
+        if self.mode == "on":
+            for gradient in gradients:
+                gradient.mul_(scale)
+        reason = f"the gradient is {norm / usual:.0f} times as long as usual"
+        self._note("clip-gradient", course, reason, effect=f"shortened it to {100 * scale:.2g} %")
+
+    def _lower(self, optimizer: Optimizer, course: _Course) -> None:
+        if course.weight_norm is None:
+            return
+        grown = _norm(list(_parameters(optimizer))) / max(course.weight_norm, 1e-12)
+        if not grown >= _GROWN:
+            return
+        reason = (
+            f"{len(course.troubles)} gradients out of bounds in {_LATELY} steps, "
+            f"and the weights are {grown:.1f} times as long as they were"
+        )
+        course.troubles.clear()
+        if course.cuts >= self.limits.rate_cuts:
+            self._note("lower-rate", course, f"{reason}; it was lowered {course.cuts} times before", refused=True)
+            return
+        course.cuts += 1
+        before = float(optimizer.param_groups[0]["lr"])
+        if self.mode == "on":
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * _CUT
+        self._note("lower-rate", course, reason, effect=f"learning rate {before:.3g} -> {before * _CUT:.3g}")
+
+    def _note(self, what: What, course: _Course, reason: str, *, effect: str = "", refused: bool = False) -> None:
+        last = next((one for one in reversed(self.actions) if one.what == what), None)
+        if last is not None and (last.state == "refused") == refused and course.steps - last.last <= _LATELY:
+            last.last, last.times = course.steps, last.times + 1  # the same trouble goes on
+        else:
+            last = Action(
+                _FIRST_NUMBER + len(self.actions), what, self.mode,
+                "refused" if refused else "active" if self.mode == "on" else "proposed",
+                reason, course.steps, course.steps, unit="step",
+                effect=effect if self.mode == "on" or not effect else f"would have: {effect}",
+            )  # fmt: skip
+            self.actions.append(last)
+        self._tell(last)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    import torch
+
+    dense = [one.detach().coalesce().values() if one.is_sparse else one.detach() for one in tensors]
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in dense if one.is_floating_point()]
+    return float(torch.linalg.vector_norm(torch.stack([norm.cpu() for norm in norms]))) if norms else 0.0

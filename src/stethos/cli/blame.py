@@ -1,0 +1,106 @@
+"""Say which clients' updates made the global model give this answer to an input.
+
+    stethos blame --input digit.npy
+    stethos blame --input digit.npy --output 7 -t fed-1
+    stethos blame --input 12                          the twelfth sample of the lab's test, from 0
+
+Needs a capture with all updates (`capture="all"`). The input is what the model gets, after all preprocessing: one
+sample in a .npy or .safetensors file. Without --output it is about the answer that the model gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import clean
+from stethos.errors import UsageError
+
+if TYPE_CHECKING:
+    from stethos.replay.provenance import Provenance
+
+_SHOWN = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample")  # fmt: skip  # noqa: E501
+    parser.add_argument("--output", metavar="CLASS", type=int, help="the answer in question (default: the model's)")
+    add_target(parser)
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from stethos.lab.counterfactual import LabWorld
+    from stethos.replay.bundle import open_bundle
+    from stethos.replay.past import turnouts_of
+    from stethos.replay.provenance import ROUNDS, provenance_of
+
+    with open_target(arguments) as one:
+        bundle = open_bundle(one.path)
+        world = LabWorld(bundle)
+        x = world.sample(_given(arguments.input))
+        start = time.perf_counter()
+        found = provenance_of(world, turnouts_of(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))]), x, arguments.output)  # fmt: skip  # noqa: E501
+        took_ms = 1e3 * (time.perf_counter() - start)
+    if arguments.json:
+        from dataclasses import asdict
+
+        from stethos.cli.jsontext import print_json
+
+        print_json({**asdict(found), "duration_ms": took_ms})
+    else:
+        _show(found, took_ms)
+    return 0
+
+
+def _given(text: str) -> Any:
+    """The number of a sample, or the array in a file; nothing in a file is executed."""
+    import numpy as np
+
+    if text.isdecimal() and not Path(text).exists():
+        return int(text)
+    path = Path(text)
+    try:
+        if path.suffix == ".safetensors":
+            return _in_safetensors(path)
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"no file {clean(text)}", hint="a .npy or .safetensors file, or a number") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(
+            f"{clean(text)} holds no array: {clean(str(error))[:200]}", hint="numpy.save(file, array) makes one"
+        ) from None
+
+
+def _in_safetensors(path: Path) -> Any:
+    from stethos.replay.place import read_file
+    from stethos.replay.tensorfile import array_in, parse
+
+    file = read_file(path)
+    entries, _ = parse(file)
+    if len(entries) != 1:
+        raise UsageError(f"{clean(path.name)} holds {len(entries)} tensors", hint="one, of one sample")
+    return array_in(file, next(iter(entries.values())))
+
+
+def _show(found: Provenance, took_ms: float) -> None:
+    first = found.shares[0]
+    answer = "" if found.answer == found.output else f" (its answer is {found.answer})"
+    sys.stdout.write(
+        f"the global model gives class {found.output} a probability of {found.probability:.3f}{answer}\n"
+        f"most responsible: client {clean(first.client)}\n\n"
+        f"{'client':12} {'added to log-odds':>18} {'its own belief':>15} {'without it':>11} {'answer then':>12}\n"
+    )
+    for share in found.shares[:_SHOWN]:
+        sys.stdout.write(
+            f"{clean(share.client):12} {share.effect:18.2f} {share.belief:15.3f} {share.without:11.3f} "
+            f"{share.answer:12}\n"
+        )
+    if len(found.shares) > _SHOWN:
+        sys.stdout.write(f"and {len(found.shares) - _SHOWN} more: --json\n")
+    span = f"rounds {found.rounds[0]} to {found.rounds[-1]}"
+    sys.stdout.write(f"\n{span}, each aggregated again without each client; {took_ms:.0f} ms\n")

@@ -1,0 +1,61 @@
+"""What `stethos profile --capture` shows: torch's profiler over a few steps of a live training."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stethos.cli.target import live_target
+from stethos.cli.text import bytes_text, clean, count_text
+from stethos.live.ask import ask
+from stethos.settings import parse_bytes
+
+_PATIENCE_S = 900.0
+_SHOWN = 15
+_WIDTH = 44
+
+
+def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `stethos profile` that look into a live process."""
+    parser.add_argument("--capture", type=int, metavar="STEPS", help="run torch's profiler for so many steps of a live process")  # fmt: skip  # noqa: E501
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="with --capture: where its trace goes (.json.gz)")
+    parser.add_argument("--trace-limit", type=parse_bytes, default=64 << 20, metavar="SIZE", help="cut the trace to this size [64MB]")  # fmt: skip  # noqa: E501
+    parser.add_argument("--force", action="store_true", help="with --trace: overwrite the file if it exists")
+
+
+def capture(arguments: argparse.Namespace) -> int:
+    """Ask a live process for a profile of its next steps, and show it."""
+    process = live_target(arguments).one()
+    reply = ask(
+        process, "profile", timeout_s=_PATIENCE_S, steps=arguments.capture, limit_bytes=arguments.trace_limit,
+        path=str(arguments.trace.absolute()) if arguments.trace else "", force=arguments.force,
+    )  # fmt: skip
+    if arguments.json:
+        from stethos.cli.jsontext import print_json
+
+        print_json({"pid": process.pid, "rank": process.rank, **reply})
+    else:
+        print("\n".join(capture_lines(process.pid, reply)))
+    return 0
+
+
+def capture_lines(pid: int, reply: dict[str, Any]) -> list[str]:
+    """The profile as text: the largest operators by time, then by memory."""
+    per_step = reply["duration_ms"] / reply["steps"]
+    lines = [
+        f"process {pid}, {reply['steps']} steps from step {count_text(reply['first_step'])}: {per_step:,.2f} ms each "
+        f"while profiled, {count_text(reply['operators'])} operators",
+        "", f"{'by time':<{_WIDTH}} {'calls':>8} {'self ms':>10} {'device ms':>10}",
+    ]  # fmt: skip
+    for row in reply["by_time"][:_SHOWN]:
+        lines.append(f"{clean(row['op'])[:_WIDTH]:<{_WIDTH}} {row['calls']:>8,} {row['self_ms']:>10.3f} {row['device_ms']:>10.3f}")  # fmt: skip  # noqa: E501
+    lines += ["", f"{'by memory allocated':<{_WIDTH}} {'calls':>8} {'memory':>10}"]
+    for row in reply["by_memory"][:_SHOWN]:
+        size = bytes_text(row["allocated_bytes"])
+        lines.append(f"{clean(row['op'])[:_WIDTH]:<{_WIDTH}} {row['calls']:>8,} {size:>10}")
+    if "path" in reply:
+        left_out = reply["events_left_out"]
+        cut = f"; {count_text(left_out)} short events left out" if left_out else ""
+        lines += ["", f"trace {clean(reply['path'])}: {count_text(reply['events'])} events, {bytes_text(reply['bytes'])}{cut}"]  # fmt: skip  # noqa: E501
+    return lines

@@ -1,0 +1,161 @@
+"""Prove a finding: replay the history without the accused client, and as a control without another one.
+
+    stethos prove                     every open finding about a client
+    stethos prove 3                   the finding of that number
+    stethos prove c7                  what is found against a client, or any client you suspect
+    stethos prove c7 --fast           from the recorded updates alone, nothing is trained
+
+Needs a capture with all updates (`capture="all"`). First the recorded rounds are aggregated again without the client,
+then the rounds since the accusation are trained again, with several orders of the samples. The finding becomes proved,
+refuted or undecided, and `stethos diagnose` says so. Ctrl-C keeps what was trained; the same command takes it up again.
+The exit status is 0 if all was decided, 1 if something stayed undecided.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stethos.cli.target import add_target, open_target
+from stethos.cli.text import clean
+from stethos.errors import RecordingError, UsageError
+
+if TYPE_CHECKING:
+    from stethos.replay.proof import Accusation, Proof
+    from stethos.store.run import Run
+
+_WIDTH = 78
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("finding", metavar="FINDING", nargs="?", help="a finding's number, or a client")
+    add_target(parser)
+    parser.add_argument("--fast", action="store_true", help="aggregate again, but train nothing")
+    parser.add_argument("--seeds", metavar="N", type=int, default=8, help="train with at most so many orders of the samples (default: 8)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--evaluator", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict to booleans, one per test sample")  # fmt: skip  # noqa: E501
+    parser.add_argument("--trainer", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict, a client and a round to the state it sends")  # fmt: skip  # noqa: E501
+    parser.add_argument("--json", action="store_true", help="print one object per line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.seeds < 2:
+        raise UsageError(f"--seeds {arguments.seeds}", hint="an interval needs two at least")
+    with open_target(arguments) as one:
+        cases = _cases(one, arguments.finding)
+        if not cases:
+            sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")
+            return 0
+        from stethos.lab.proving import Prover
+        from stethos.replay.workshop import function_named
+
+        evaluator, trainer = (
+            function_named(text) if text is not None else None for text in (arguments.evaluator, arguments.trainer)
+        )
+        prover = Prover(
+            one.path, most_seeds=arguments.seeds, may_train=not arguments.fast, evaluator=evaluator, trainer=trainer
+        )
+        is_decided = True
+        for number, title, accusation in cases:
+            if not arguments.json:
+                sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
+            proof = prover.prove(accusation, _line(arguments), _Progress(is_on=sys.stderr.isatty()))
+            is_decided &= proof.verdict != "undecided"
+            if number is not None:
+                _keep(one.path, number, proof)
+            if arguments.json:
+                from stethos.cli.jsontext import print_json
+
+                print_json({"finding": number, "title": title, **proof.as_dict()})
+            else:
+                _show(proof)
+        return 0 if is_decided else 1
+
+
+def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusation]]:
+    """Which accusations are meant: finding, title, accusation."""
+    import json
+
+    from stethos.diagnose.api import diagnose
+    from stethos.replay.proof import Accusation
+    from stethos.store.findings import read_findings
+
+    try:
+        diagnose(one, keep=True)
+    except RecordingError as error:
+        sys.stderr.write(f"note: {clean(error.message)}\n")
+    rows = [row for row in read_findings(one.path) if len(json.loads(row["clients"] or "[]")) == 1]
+    faulty = {row["finding"]: json.loads(row["clients"])[0] for row in rows if row["code"] == "FED001"}
+    open_ones = {client for row in rows if row["state"] == "open" and (client := faulty.get(row["finding"]))}
+
+    def case(row: dict[str, Any]) -> tuple[int | None, str, Accusation]:
+        client = json.loads(row["clients"])[0]
+        others = tuple(sorted(open_ones - {client}))
+        first = row["first"] if row["unit"] == "round" and row["first"] else 1
+        source = json.loads(row["detail"] or "{}").get("source")
+        focus = source if isinstance(source, int) else None
+        return row["finding"], row["title"], Accusation((client,), row["kind"], first, None, others, focus)
+
+    if wanted is None:
+        return [case(row) for row in rows if row["finding"] in faulty and row["state"] == "open"]
+    if wanted.isdecimal():
+        found = [row for row in rows if row["finding"] == int(wanted)]
+        if not found:
+            listed = ", ".join(str(row["finding"]) for row in rows) or "none"
+            raise UsageError(f"no finding {wanted} is about a client", hint=f"those about one client: {listed}")
+        return [case(found[0])]
+    about = [row for row in rows if row["finding"] in faulty and faulty[row["finding"]] == wanted]
+    if about:
+        return [case(about[-1])]
+    return [(None, f"client {wanted}, whom nothing was found against", Accusation((wanted,), "", 1))]
+
+
+def _line(arguments: argparse.Namespace) -> Any:
+    def say(proof: Proof) -> None:
+        if not arguments.json:
+            sys.stdout.write(f"  {proof.way:15} {_extent(proof)}: {proof.verdict}\n")
+            sys.stdout.flush()
+
+    return say
+
+
+def _extent(proof: Proof) -> str:
+    what = f"rounds {proof.first} to {proof.last}, {proof.samples} test samples"
+    return what if proof.way == "re-aggregation" else f"{what}, {proof.repetitions} seeds"
+
+
+def _show(proof: Proof) -> None:
+    import textwrap
+
+    others = f" (left out on both sides: {', '.join(proof.others)})" if proof.others else ""
+    for line in textwrap.wrap(f"{proof.verdict.upper()}: {clean(proof.words)}{clean(others)}", _WIDTH):
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"  gain beyond the control {proof.excess}; {proof.reason}\n")
+
+
+def _keep(path: Path, number: int, proof: Proof) -> None:
+    import json
+
+    from stethos.store.findings import keep_proof
+
+    try:
+        keep_proof(path, number, proof.verdict, json.dumps(proof.as_dict()))
+    except RecordingError as error:
+        sys.stderr.write(f"note: {clean(error.message)}\n")
+
+
+class _Progress:
+    """One line on a terminal that says how far the training is."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self._is_on = is_on
+
+    def __call__(self, done: int, total: int, words: str) -> None:
+        if self._is_on:
+            sys.stderr.write(f"\r\x1b[K  training {done + 1} of {max(total, done + 1)}: {clean(words)}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._is_on:
+            sys.stderr.write("\r\x1b[K")

@@ -1,0 +1,136 @@
+"""Corrections of a federation whose caller asked for them: `federation(correct=...)`.
+
+They are made by `stethos.act`, which is loaded when a federation asks for it.
+If they fail themselves, the updates stay as they were sent, and the failure is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from stethos.federate.structure import State, flat_of, is_float
+from stethos.guard import attempt
+from stethos.observe import boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stethos.act.correction import Correction
+    from stethos.federate.federation import Federation
+    from stethos.federate.round import Round
+    from stethos.federate.site import Update
+
+Made = TypeVar("Made")
+
+
+class Correcting:
+    """The corrector of one federation, and the last global model that was good."""
+
+    def __init__(self, mode: str, name: str, path: Path | None) -> None:
+        from stethos.act.action import parse_mode
+        from stethos.act.recording import recorded_corrector
+
+        self.corrector = recorded_corrector(parse_mode(mode), name, path)
+        self._made: dict[int, Correction] = {}
+        self._good: dict[str, Any] | None = None
+        self._base: dict[str, Any] | None = None
+        self._settled: int | None = None
+
+    def correction_of(self, rnd: Round) -> Correction | None:
+        """What to do about the updates in hand; asked once per round, None if it cannot be told."""
+        if rnd.number not in self._made:
+            made = _guarded(self._review, rnd)
+            if made is None:
+                return None
+            self._made = {rnd.number: made}
+        return self._made[rnd.number]
+
+    def _review(self, rnd: Round) -> Correction | None:
+        base = rnd.base
+        if base is None:
+            return None
+        if isinstance(base, Mapping):
+            self._base = _copied(base)
+        return self.corrector.review(rnd.number, base, rnd.updates, rnd.facts_of())
+
+    def corrected(self, rnd: Round) -> list[Update]:
+        from stethos.act.aggregate import treated
+
+        made, base = self.correction_of(rnd), rnd.base
+        if made is None or base is None or not made.is_applied or not made.treatments:
+            return list(rnd.updates)
+        found = _guarded(treated, rnd.updates, base, made)
+        return list(rnd.updates) if found is None else found
+
+    def is_spoilt(self, rnd: Round, state: State) -> bool:
+        """Whether a new global model must give way to the one before it, where the caller can see to that."""
+        self._settled = rnd.number
+        base = self._base
+        drift = _distance(state, base) if base is not None and isinstance(state, Mapping) else None
+        odd = _odd_in(state) if isinstance(state, Mapping) else 0
+        return bool(_guarded(lambda: self.corrector.settle(rnd.number, odd=odd, loss=None, drift=drift)))
+
+    def settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
+        """The round is over: keep the new global model as the last good one, or put the last good one back."""
+        if self._settled != rnd.number:
+            _guarded(self._settle, rnd, federation, result, loss)
+
+    def _settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
+        state = result if result is not None else federation.global_state()
+        if not isinstance(state, Mapping):
+            return
+        good = self._good if self._good is not None else self._base
+        odd, drift = _odd_in(state), _distance(state, self._base) if self._base is not None else None
+        if self.corrector.settle(rnd.number, odd=odd, loss=loss, drift=drift):
+            if good is not None and not federation.restore(good):
+                self.corrector.refuse_last("the federation was not given a module to put back: federation(model=...)")
+            return
+        if not odd:
+            self._good = _copied(state)
+
+
+def averaged(federation: Federation, rnd: Round) -> dict[str, Any]:
+    """The new global weights; see `Round.aggregate`."""
+    from stethos.act.aggregate import average
+
+    base = rnd.base
+    correcting = federation.correcting
+    made = correcting.correction_of(rnd) if correcting is not None else None
+    updates = rnd.corrected()
+    if not updates and made is not None and isinstance(base, Mapping):
+        return dict(base)
+    is_robust = made is not None and made.is_applied and made.is_robust
+    return average(updates, base if base is not None else {}, is_robust=is_robust)
+
+
+def _guarded(function: Callable[..., Made], *args: Any) -> Made | None:
+    session = boot.current_session()
+    if session is None:
+        return attempt(function, *args)
+    found: list[Made] = []
+    session.guard.run("actions", lambda: found.append(function(*args)))
+    return found[0] if found else None
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.detach().clone() if hasattr(value, "detach") else np.array(value) for name, value in state.items()
+    }
+
+
+def _odd_in(state: Mapping[str, Any]) -> int:
+    return sum(int((~np.isfinite(flat_of(value))).sum()) for value in state.values() if is_float(value))
+
+
+def _distance(state: Mapping[str, Any], base: Mapping[str, Any]) -> float:
+    with np.errstate(all="ignore"):
+        squares = [
+            float(np.square(flat_of(value).astype(np.float64) - flat_of(base[name])).sum())
+            for name, value in state.items()
+            if is_float(value) and name in base
+        ]
+    return float(np.sqrt(sum(squares)))

@@ -1,0 +1,1 @@
+"""What needs Triton, and is imported only where there is a GPU."""

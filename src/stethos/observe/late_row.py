@@ -1,0 +1,139 @@
+"""Rows of steps whose numbers are still on a device: held back until they have come, then written whole.
+
+`.item()` on a CUDA tensor waits for everything queued before it. Here a loss
+is copied into pinned memory behind the training's own work, the gradient norm
+comes with the layer statistics, and how long forward, backward and optimizer
+took on the device is told by events between them. What is still on its way
+when the process is killed is lost with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stethos.schema import NULL_F64
+
+if TYPE_CHECKING:
+    from stethos.observe.sample import LateSample
+
+_SLOTS = 256
+_MOST_MARKS = 256  # of one step: with more backwards the host's times stay
+LAST_WAIT_S = 0.5
+# Positions among the values of a row of `steps`.
+LOSS_AT, NORM_AT, FORWARD_AT, BACKWARD_AT, OPTIMIZER_AT = 5, 7, 10, 11, 12
+
+
+class Mark(Enum):
+    """What begins on the device where an event was recorded."""
+
+    BEFORE = 0  # forward work may begin: a batch has come, or the last step or backward has ended
+    BACKWARD = 1
+    OPTIMIZER = 2
+    END = 3
+
+
+class LateStep:
+    """What one step waits for."""
+
+    __slots__ = ("losses", "marks", "sample")
+
+    def __init__(self) -> None:
+        self.losses: list[int] = []  # places in the pinned buffer
+        self.marks: list[tuple[Mark, Any]] = []
+        self.sample: LateSample | None = None
+
+    def mark(self, what: Mark) -> None:
+        """Note that the device comes to this point of the step. Called on the training thread."""
+        event = recorded_event() if len(self.marks) < _MOST_MARKS else None
+        if event is not None:
+            self.marks.append((what, event))
+
+
+class LateRows:
+    """Holds rows of `steps` until their numbers have reached the host."""
+
+    def __init__(self) -> None:
+        self._buffer: torch.Tensor | None = None
+        self._events: list[Any] = []
+        self._next = 0
+        self._waiting: deque[tuple[LateStep, Callable[..., bool], tuple[Any, ...]]] = deque()
+
+    def copy(self, loss: torch.Tensor) -> int | None:
+        """Start copying a loss; return its place, or None where that is not possible."""
+        if not loss.is_cuda or loss.numel() != 1 or torch.cuda.is_current_stream_capturing():
+            return None
+        if self._buffer is None:
+            self._buffer = torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
+            self._events = [torch.cuda.Event() for _ in range(_SLOTS)]  # type: ignore[no-untyped-call]
+        place = self._next % _SLOTS
+        self._next += 1
+        self._buffer[place : place + 1].copy_(loss.detach().reshape(1), non_blocking=True)
+        self._events[place].record()
+        return place
+
+    def put_later(self, late: LateStep, put: Callable[..., bool], values: tuple[Any, ...]) -> None:
+        """Hold a row back; earlier ones whose numbers have arrived are written now."""
+        self._waiting.append((late, put, values))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._waiting and self._has_arrived(self._waiting[0][0]):
+            self._write(is_known=True)
+        while len(self._waiting) > _SLOTS // 2:
+            self._write(is_known=False)
+
+    def finish(self) -> None:
+        """Write everything, waiting a moment for what is still on its way."""
+        deadline = time.monotonic() + LAST_WAIT_S
+        while self._waiting and time.monotonic() < deadline:
+            self.flush()
+            time.sleep(0.001)
+        while self._waiting:
+            self._write(is_known=False)
+
+    def _has_arrived(self, late: LateStep) -> bool:
+        if late.marks and not late.marks[-1][1].query():
+            return False
+        if late.sample is not None and not late.sample.is_there():
+            return False
+        return all(self._events[place].query() for place in late.losses)
+
+    def _write(self, *, is_known: bool) -> None:
+        late, put, values = self._waiting.popleft()
+        row = list(values)
+        if late.losses:
+            row[LOSS_AT] = NULL_F64
+            if is_known and self._buffer is not None:
+                row[LOSS_AT] = sum(float(self._buffer[place]) for place in late.losses)
+        if is_known:
+            if late.sample is not None:
+                row[NORM_AT] = late.sample.norm()
+            if len(late.marks) < _MOST_MARKS:
+                row[FORWARD_AT : OPTIMIZER_AT + 1] = _spent_ns(late.marks, row[FORWARD_AT : OPTIMIZER_AT + 1])
+        put(*row)
+
+
+def recorded_event() -> Any:
+    """An event on this thread's stream, with the time; None while a graph is captured."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _spent_ns(marks: list[tuple[Mark, Any]], host_ns: list[int]) -> list[int]:
+    """Time of the device in forward, backward and optimizer; where no marks were set what the host saw."""
+    spent = [0, 0, 0]
+    for (what, began), (following, ended) in itertools.pairwise(marks):
+        place = {Mark.BEFORE: 0, Mark.BACKWARD: 1, Mark.OPTIMIZER: 2}.get(what)
+        if place is not None and (place or following is Mark.BACKWARD):  # forward work ends in a backward
+            spent[place] += int(began.elapsed_time(ended) * 1e6)
+    return [mine or seen for mine, seen in zip(spent, host_ns, strict=True)]

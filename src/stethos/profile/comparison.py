@@ -1,0 +1,351 @@
+"""How runs differ: in their settings, and in convergence, time, memory, bytes and findings.
+
+Loss and accuracy are compared round by round (stretch by stretch of steps) over the last quarter; times and bytes by
+their medians. Intervals come from the block bootstrap, and say how sure a difference between these runs is. What
+another seed would have done only several runs of each setting tell: where there are such, the spread between them
+is used instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from stethos.profile.column import Array, known_or_none, median_of
+from stethos.profile.measure import Measures
+from stethos.profile.resample import FEWEST, Interval, log_ratio_of_medians, mean_interval
+from stethos.profile.setting import Difference, differences_of
+
+Word = Literal["better", "worse", "no difference shown", "too little to tell", "equal", "not judged", "chance"]
+_CURVES = ("final loss", "final accuracy")
+_CALLED = ("better", "worse")
+SMALLEST = 0.01  # of a quantity: less is never called a difference
+_NUMBER_TOLERANCE = 0.05  # where there is one number per run and no interval
+_TAIL = 0.25
+# Two-sided 95 % points of Student's t for 1 to 10 degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One thing in which a run is compared with the first: `change` is relative, above 0 where it is larger."""
+
+    name: str
+    unit: str
+    first: float | None
+    second: float | None
+    change: Interval
+    is_lower_better: bool = True
+    paired: int = 0
+    is_judged: bool = True
+
+    @property
+    def word(self) -> Word:
+        if not self.is_judged:
+            return "not judged"
+        if not math.isfinite(self.change.value):
+            return "too little to tell"
+        low, high = self._bounds()
+        if low is None or high is None:
+            return "too little to tell"
+        if self.first == self.second and low == high == 0:
+            return "equal"
+        if low > SMALLEST or high < -SMALLEST:
+            return "worse" if (low > 0) == self.is_lower_better else "better"
+        return "no difference shown"
+
+    def is_worse_than(self, gate: float) -> bool:
+        """Whether it is worse by more than `gate`, with the whole interval."""
+        low, high = self._bounds()
+        if low is None or high is None or self.word != "worse":
+            return False
+        return low > gate if self.is_lower_better else -high > gate
+
+    def _bounds(self) -> tuple[float | None, float | None]:
+        if self.change.is_known:
+            return self.change.low, self.change.high
+        if self.paired:
+            return None, None
+        value = self.change.value
+        return value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value), value
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "quantity": self.name, "unit": self.unit, "first": self.first, "second": self.second,
+            "change": known_or_none(self.change.value), "low": self.change.low, "high": self.change.high,
+            "verdict": self.word, "lower_is_better": self.is_lower_better,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run against the first one."""
+
+    first: str
+    second: str
+    differences: tuple[Difference, ...]
+    quantities: tuple[Quantity, ...]
+    new_findings: tuple[str, ...]
+    gone_findings: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_seed_only(self) -> bool:
+        return bool(self.differences) and all(one.is_seed or one.is_place for one in self.differences) and any(
+            one.is_seed for one in self.differences
+        )  # fmt: skip
+
+    @property
+    def cause(self) -> str:
+        """In what the two were started differently, in words."""
+        settings = [one for one in self.differences if not one.is_place]
+        if not settings:
+            return "nothing that was recorded"
+        seeds = [one for one in settings if one.is_seed]
+        listed = ", ".join(_told(one) for one in settings[:4])
+        more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
+        if len(seeds) == len(settings):
+            return f"the seed only ({listed})"
+        return f"{listed}{more}"
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in one sentence."""
+        words = [(one, self.word_of(one)) for one in self.quantities]
+        called = [f"{one.name} {ratio_words(one.change.value)} ({word})" for one, word in words if word in _CALLED]
+        if not called:
+            is_known = any(word not in ("too little to tell", "not judged") for _, word in words)
+            called = ["no difference shown" if is_known else "too little was recorded to compare"]
+        chance = [f"{one.name} {ratio_words(one.change.value)}" for one, word in words if word == "chance"]
+        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "")
+
+    def word_of(self, one: Quantity) -> Word:
+        """The word for a quantity: where nothing but the seed differs, curves that differ do so by chance."""
+        is_chance = self.is_seed_only and one.name in _CURVES and one.word in _CALLED
+        return "chance" if is_chance else one.word
+
+    def worse_than(self, gate: float) -> list[Quantity]:
+        return [one for one in self.quantities if one.is_worse_than(gate)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "verdict": self.verdict,
+            "differ_in": [{"name": one.name, "values": list(one.values)} for one in self.differences],
+            "seed_only": self.is_seed_only,
+            "quantities": [{**one.as_dict(), "verdict": self.word_of(one)} for one in self.quantities],
+            "new_findings": list(self.new_findings),
+            "gone_findings": list(self.gone_findings),
+            "notes": list(self.notes),
+        }
+
+
+def compare(runs: Sequence[Measures]) -> list[Pair]:
+    """Every further run against the first; runs that differ in their seed only are taken as repetitions."""
+    groups = grouped(runs)
+    if len(groups) == 2 and len(runs) > 2 and min(len(group) for group in groups) >= 2:
+        return [compare_groups(*groups)]
+    return [compare_pair(runs[0], other) for other in runs[1:]]
+
+
+def compare_pair(first: Measures, second: Measures) -> Pair:
+    """Two runs."""
+    differences = tuple(differences_of([first.settings, second.settings]))
+    notes = []
+    if first.unit != second.unit:
+        notes.append(f"one run has rounds, the other only steps: {first.run} counts {first.unit}s")
+    quantities = [*_convergence(first, second), *_costs(first, second)]
+    pair = Pair(
+        first.run, second.run, differences, tuple(quantities), _beyond(second, first), _beyond(first, second)
+    )  # fmt: skip
+    changed = [one for one in quantities if one.word in _CALLED]
+    if pair.is_seed_only and changed:
+        notes.append("nothing but the seed differs: other seeds would differ as much, one way or the other")
+    elif changed and any(one.is_seed and None not in one.values for one in differences):
+        notes.append("the seed differs too: one run each cannot tell the setting from chance; compare several of each")
+    elif changed and not [one for one in differences if not one.is_place]:
+        notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")
+    return Pair(
+        pair.first, pair.second, differences, pair.quantities, pair.new_findings, pair.gone_findings, tuple(notes)
+    )  # fmt: skip
+
+
+def _beyond(one: Measures, other: Measures) -> tuple[str, ...]:
+    """Findings and bottlenecks of one run whose like the other does not have; the first words tell them apart."""
+    known = {text.partition(":")[0] for text in (*other.findings, *other.bottlenecks)}
+    return tuple(text for text in (*one.findings, *one.bottlenecks) if text.partition(":")[0] not in known)
+
+
+# Convergence -------------------------------------------------------------------------------------------
+
+
+def _convergence(first: Measures, second: Measures) -> list[Quantity]:
+    found = []
+    if first.unit == second.unit:
+        for name, is_lower in (("loss", True), ("accuracy", False)):
+            one = _curve(first, second, name, is_lower)
+            if one is not None:
+                found.append(one)
+    target = _to_target(first, second)
+    return [*found, target] if target is not None else found
+
+
+def _curve(first: Measures, second: Measures, name: str, is_lower: bool) -> Quantity | None:
+    """The end of a curve: relative differences at the same round."""
+    at, one, two = _common(first, second, name)
+    if not len(at):
+        return None
+    tail = slice(len(at) - max(min(len(at), FEWEST), math.ceil(_TAIL * len(at))), None)
+    one, two = one[tail], two[tail]
+    usual = float(np.abs(one).mean())
+    differences = (two - one) / usual if usual > 0 else two - one
+    return Quantity(
+        f"final {name}", "", median_of(one), median_of(two), mean_interval(differences), is_lower, len(differences)
+    )
+
+
+def _common(first: Measures, second: Measures, name: str) -> tuple[Array, Array, Array]:
+    """The two series at the rounds both have; steps of runs of different length by their share of the shorter one."""
+    one, two = getattr(first, name), getattr(second, name)
+    if first.unit == "step":
+        known = [np.isfinite(values) for values in (one, two)]
+        end = min((at[use].max() if use.any() else -1.0) for at, use in zip((first.at, second.at), known, strict=True))
+        grid = first.at[known[0] & (first.at <= end)] if end >= 0 else np.array([])
+        if not len(grid):
+            return grid, grid, grid
+        left, right = (
+            np.interp(grid, run.at[use], values[use])
+            for run, values, use in zip((first, second), (one, two), known, strict=True)
+        )
+        return grid, left, right
+    _, left, right = np.intersect1d(first.at, second.at, return_indices=True)
+    use = np.isfinite(one[left]) & np.isfinite(two[right])
+    return first.at[left][use], one[left][use], two[right][use]
+
+
+def _to_target(first: Measures, second: Measures) -> Quantity | None:
+    """How long each took to get to where the worse one ended; a single number each, without an interval."""
+    if first.unit != second.unit:
+        return None
+    runs = [(one.at[np.isfinite(one.loss)], one.loss[np.isfinite(one.loss)]) for one in (first, second)]
+    if min(len(at) for at, _ in runs) < FEWEST:
+        return None
+    target = max(float(loss[-max(1, len(loss) // 10) :].mean()) for _, loss in runs)
+    reached = [
+        float(at[np.flatnonzero(loss <= target)[0]]) if (loss <= target).any() else math.nan for at, loss in runs
+    ]
+    one, two = reached
+    change = math.nan if not (math.isfinite(one) and math.isfinite(two) and one > 0) else two / one - 1
+    unit = f"{first.unit}s"
+    return Quantity(
+        f"{unit} to loss {target:.3g}", unit, known_or_none(one), known_or_none(two), Interval(change), is_judged=False
+    )
+
+
+# Costs -------------------------------------------------------------------------------------------------
+
+
+def _costs(first: Measures, second: Measures) -> list[Quantity]:
+    found = []
+    for name, unit, series in (
+        ("round time", "ms", "round_ms"), ("step time", "ms", "step_ms"), ("bytes sent a round", "bytes", "sent_bytes"),
+    ):  # fmt: skip
+        one, two = getattr(first, series), getattr(second, series)
+        if np.isfinite(one).any() and np.isfinite(two).any():
+            ratio = log_ratio_of_medians(one, two)
+            count = min(int(np.isfinite(one).sum()), int(np.isfinite(two).sum()))
+            found.append(Quantity(name, unit, median_of(one), median_of(two), _as_change(ratio), paired=count))
+    for name, one in first.peak_bytes.items():
+        two = second.peak_bytes.get(name)
+        if one and two:
+            found.append(Quantity(f"memory of {name}", "bytes", float(one), float(two), Interval(two / one - 1)))
+    return found
+
+
+def _as_change(ratio: Interval) -> Interval:
+    """A logarithm of a ratio as a relative change."""
+    low, high = (None if one is None else math.expm1(one) for one in (ratio.low, ratio.high))
+    return Interval(math.expm1(ratio.value), low, high)
+
+
+# Groups ------------------------------------------------------------------------------------------------
+
+
+def grouped(runs: Sequence[Measures]) -> list[list[Measures]]:
+    """Runs that differ in nothing but the seed, together; in the order of the first of each."""
+    groups: list[list[Measures]] = []
+    for one in runs:
+        for group in groups:
+            if all(each.is_seed or each.is_place for each in differences_of([group[0].settings, one.settings])):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups
+
+
+def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pair:
+    """Two settings with several runs each: intervals from the spread between runs (Student's t of logarithms)."""
+    pairs = [compare_pair(first[0], other) for other in second]
+    names = [(one.name, one.unit, one.is_lower_better) for one in pairs[0].quantities if " to loss " not in one.name]
+    quantities = []
+    for name, unit, is_lower in names:
+        values = [[value for run in group if (value := summary_of(run, name)) is not None] for group in (first, second)]
+        if min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
+            middles = [math.exp(float(np.mean(np.log(group)))) for group in values]
+            left, right = map(np.array, values)
+            quantities.append(Quantity(name, unit, middles[0], middles[1], _welch(left, right), is_lower, len(left)))
+    differences = [each for each in differences_of([first[0].settings, second[0].settings]) if not each.is_seed]
+    one, two = (", ".join(run.run for run in group) for group in (first, second))
+    spread = f"intervals from the spread between {len(first)} and {len(second)} runs"
+    new, gone = (set.intersection(*(set(getattr(pair, which)) for pair in pairs)) for which in ("new_findings", "gone_findings"))  # fmt: skip  # noqa: E501
+    return Pair(one, two, tuple(differences), tuple(quantities), tuple(sorted(new)), tuple(sorted(gone)), (spread,))
+
+
+def summary_of(run: Measures, name: str) -> float | None:
+    """One number of a run for a quantity."""
+    if name.startswith("final "):
+        values = getattr(run, name.removeprefix("final "))
+        known = values[np.isfinite(values)]
+        return float(known[-max(1, math.ceil(_TAIL * len(known))) :].mean()) if len(known) else None
+    if name.startswith("memory of "):
+        found = run.peak_bytes.get(name.removeprefix("memory of "))
+        return None if found is None else float(found)
+    series = {"round time": run.round_ms, "step time": run.step_ms, "bytes sent a round": run.sent_bytes}[name]
+    return known_or_none(median_of(series))
+
+
+def _welch(first: Array, second: Array) -> Interval:
+    one, two = np.log(first), np.log(second)
+    value = float(two.mean() - one.mean())
+    parts = [float(group.var(ddof=1)) / len(group) for group in (one, two)]
+    error = math.sqrt(sum(parts))
+    if error == 0:
+        return _as_change(Interval(value, value, value))
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, (one, two), strict=True))
+    width = error * (_STUDENT[max(1, int(freedom)) - 1] if freedom < len(_STUDENT) else 2.0 + 2.3 / freedom)
+    return _as_change(Interval(value, value - width, value + width))
+
+
+# Words -------------------------------------------------------------------------------------------------
+
+
+def ratio_words(change: float) -> str:
+    """A relative change in words: `14% higher`, `4.1 times`."""
+    if not math.isfinite(change):
+        return "-"
+    if change >= 1:
+        return f"{1 + change:.1f} times"
+    return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
+
+
+def _told(one: Difference) -> str:
+    shown = ["-" if value is None else str(value) for value in one.values]
+    return f"{one.name}: {' -> '.join(dict.fromkeys(shown))}"

@@ -1,0 +1,160 @@
+"""Memory by class of tensors, and of processes; how busy processors and GPUs are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stethos.profile.column import Array, records
+from stethos.schema import TABLES
+
+if TYPE_CHECKING:
+    from stethos.store.run import Run
+
+CLASSES = ("model", "gradient", "optimizer", "activation", "buffer", "other", "cached")
+# The largest of any process and device: ranks are alike, and what one of them cannot hold ends the training.
+CLASS_SQL = """\
+WITH own AS (
+    SELECT process, device, "class", arg_max(bytes, t_ns) AS bytes, max(peak_bytes) AS peak_bytes,
+           arg_max(bytes, t_ns) - arg_min(bytes, t_ns) AS growth_bytes, count(*) AS samples
+    FROM memory WHERE "class" IS NOT NULL GROUP BY process, device, "class"
+)
+SELECT "class", max(bytes) AS bytes, max(peak_bytes) AS peak_bytes, max(growth_bytes) AS growth_bytes,
+       sum(samples)::BIGINT AS samples
+FROM own GROUP BY "class" """
+KEPT_SQL = """\
+SELECT line, any_value(holder) AS holder, median(allocated_bytes) AS step_bytes, max(step) AS steps, count(*) AS samples
+FROM memory WHERE line IS NOT NULL AND allocated_bytes > 0
+GROUP BY process, line ORDER BY step_bytes DESC LIMIT 1"""
+STEP_MEMORY_SQL = """\
+SELECT max(allocated_bytes) AS allocated_bytes, max(peak_bytes) AS peak_bytes FROM steps"""
+HOST_SQL = """\
+SELECT process, count(*) AS samples, avg(cpu_share) AS cpu_share, max(rss_bytes) AS rss_bytes,
+       avg(machine_cpu_share) AS machine_cpu_share, min(machine_free_bytes) AS free_bytes
+FROM host GROUP BY process ORDER BY process"""
+GPU_SQL = """\
+SELECT device, count(*) AS samples, avg(busy_share) AS busy_share, max(process_bytes) AS process_bytes,
+       max(used_bytes) AS used_bytes, max(total_bytes) AS total_bytes, avg(power_w) AS power_w
+FROM gpu GROUP BY device ORDER BY device"""
+_RSS_SQL = "SELECT t_ns, rss_bytes FROM host WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"
+_STRETCHES = 10
+_FEWEST_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ClassMemory:
+    """One class of tensors: bytes at the last sample, the most ever, and how much more than at the first."""
+
+    name: str
+    bytes: int | None
+    peak_bytes: int | None
+    growth_bytes: int | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that keeps growing: over the second half of what was sampled."""
+
+    process: str
+    start_bytes: float
+    end_bytes: float
+    bytes_per_s: float
+    rising: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A line of the program whose tensors outlive their steps: bytes per step, as sampled."""
+
+    line: str
+    holder: str | None
+    step_bytes: float
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What is known of memory and processors; empty or None where nothing was recorded."""
+
+    classes: tuple[ClassMemory, ...]
+    allocated_bytes: int | None
+    peak_bytes: int | None
+    rss_bytes: int | None
+    cpu_share: float | None
+    machine_cpu_share: float | None
+    gpus: tuple[dict[str, Any], ...]
+    growth: Growth | None
+    kept: Kept | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def read_memory_use(run: Run) -> MemoryUse:
+    """Memory and processors of a whole run."""
+    classes = tuple(_classes(run)) if "memory" in TABLES else ()
+    steps = records(run, STEP_MEMORY_SQL)[0]
+    host = records(run, HOST_SQL)
+    weights = sum(row["samples"] for row in host if row["cpu_share"] is not None)
+    cpu = sum(row["cpu_share"] * row["samples"] for row in host if row["cpu_share"] is not None)
+    machine = [row["machine_cpu_share"] for row in host if row["machine_cpu_share"] is not None]
+    growths = [grown for row in host if (grown := read_growth(run, row["process"])) is not None]
+    return MemoryUse(
+        classes,
+        steps["allocated_bytes"],
+        steps["peak_bytes"],
+        max((row["rss_bytes"] for row in host if row["rss_bytes"] is not None), default=None),
+        cpu / weights if weights else None,
+        sum(machine) / len(machine) if machine else None,
+        tuple(records(run, GPU_SQL)) if "gpu" in TABLES else (),
+        max(growths, key=lambda one: one.bytes_per_s, default=None),
+        _kept(run) if "memory" in TABLES else None,
+    )
+
+
+def _kept(run: Run) -> Kept | None:
+    rows = records(run, KEPT_SQL)
+    return Kept(**rows[0]) if rows and rows[0]["samples"] >= _FEWEST_SAMPLES else None
+
+
+def _classes(run: Run) -> list[ClassMemory]:
+    rows = {row["class"]: row for row in records(run, CLASS_SQL)}
+    order = [*(name for name in CLASSES if name in rows), *sorted(set(rows) - set(CLASSES))]
+    return [
+        ClassMemory(
+            name, rows[name]["bytes"], rows[name]["peak_bytes"], rows[name]["growth_bytes"], rows[name]["samples"]
+        )
+        for name in order
+    ]
+
+
+def read_growth(run: Run, process: str, samples: int = 20) -> Growth | None:
+    """Whether the resident memory of a process keeps growing; None if not, or with too few samples."""
+    from stethos.profile.column import select, sql_text
+
+    found = select(run, _RSS_SQL.format(process=sql_text(process)))
+    return growth_of(process, found["t_ns"], found["rss_bytes"], samples) if len(found) else None
+
+
+def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: float = 0.1) -> Growth | None:
+    """The second half in stretches: it grows if nearly each is above the one before, and clearly more in all."""
+    if len(rss) < samples:
+        return None
+    order = np.argsort(t_ns, kind="stable")
+    seconds, rss = (t_ns[order] - t_ns[order][0]) / 1e9, rss[order]
+    half = len(rss) // 2
+    stretches = min(_STRETCHES, len(rss) - half)
+    levels = np.array([np.median(part) for part in np.array_split(rss[half:], stretches)])
+    times = np.array([np.median(part) for part in np.array_split(seconds[half:], stretches)])
+    rising = float((np.diff(levels) > 0).mean())
+    spent = float(times[-1] - times[0])
+    grown = float(levels[-1] - levels[0])
+    if rising < 0.8 or spent <= 0 or grown < max(share * levels[0], 20e6) or not math.isfinite(grown):
+        return None
+    return Growth(process, float(levels[0]), float(levels[-1]), grown / spent, rising)

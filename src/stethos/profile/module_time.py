@@ -1,0 +1,88 @@
+"""Which modules a step's time goes to, each without its children."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stethos.profile.column import records
+
+if TYPE_CHECKING:
+    from stethos.store.run import Run
+
+MODULE_SQL = """\
+SELECT module, stage, avg(duration_ms) AS duration_ms, max(allocated_bytes) AS allocated_bytes, count(*) AS samples
+FROM modules WHERE stage IN ('forward', 'backward') AND duration_ms >= 0
+GROUP BY module, stage ORDER BY duration_ms DESC"""
+_ROOTS_SQL = "SELECT DISTINCT model FROM steps WHERE model IS NOT NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTime:
+    """One module: mean ms of a sampled step, its children's not included; None for a stage that was not seen."""
+
+    module: str
+    forward_ms: float | None
+    backward_ms: float | None
+    share: float
+    allocated_bytes: int | None
+    samples: int
+
+    @property
+    def self_ms(self) -> float:
+        return (self.forward_ms or 0.0) + (self.backward_ms or 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "module": self.module, "forward_ms": self.forward_ms, "backward_ms": self.backward_ms,
+            "share": self.share, "allocated_bytes": self.allocated_bytes, "samples": self.samples,
+        }  # fmt: skip
+
+
+def read_module_times(run: Run) -> list[ModuleTime]:
+    """All modules that were sampled, the slowest first."""
+    rows = records(run, MODULE_SQL)
+    roots = {name for (name,) in run.rows(_ROOTS_SQL).values} if rows else set()
+    return module_times(rows, roots)
+
+
+def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime]:
+    """From means per module and stage, with children, to means without them."""
+    own: dict[str, dict[str, float]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        own.setdefault(row["module"], {})[row["stage"]] = float(row["duration_ms"])
+        facts.setdefault(row["module"], row)
+    inner = {name: dict(stages) for name, stages in own.items()}
+    for name, stages in own.items():
+        for parent in _parents(name, own, roots):
+            for stage, duration in stages.items():
+                if stage in inner[parent]:
+                    inner[parent][stage] = max(0.0, inner[parent][stage] - duration)
+    total = sum(sum(stages.values()) for stages in inner.values()) or 1.0
+    found = [
+        ModuleTime(
+            name,
+            stages.get("forward"),
+            stages.get("backward"),
+            sum(stages.values()) / total,
+            facts[name]["allocated_bytes"],
+            facts[name]["samples"],
+        )
+        for name, stages in inner.items()
+    ]
+    return sorted(found, key=lambda one: -one.self_ms)
+
+
+def _parents(name: str, known: dict[str, dict[str, float]], roots: set[str]) -> list[str]:
+    """The nearest module around this one that was sampled; for the outermost ones the root."""
+    if name in roots:
+        return []
+    above = name.rpartition(".")[0]
+    while above:
+        if above in known:
+            return [above]
+        above = above.rpartition(".")[0]
+    found = [root for root in roots if root in known]
+    return found if len(found) == 1 else []

@@ -1,0 +1,150 @@
+"""The profile of a run: everything `stethos profile` shows, as data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stethos.profile.bottleneck import Bottleneck, bottlenecks_of
+from stethos.profile.column import select
+from stethos.profile.compression import Compression, read_compression
+from stethos.profile.memory_use import MemoryUse, read_memory_use
+from stethos.profile.module_time import ModuleTime, read_module_times
+from stethos.profile.round_time import ROUND_COLUMNS, RoundTime, round_times
+from stethos.profile.step_time import Epochs, StepTime, read_epochs, read_step_times, together
+from stethos.profile.traffic import LayerSize, Traffic, read_layer_sizes, read_traffic
+from stethos.profile.trip import TURN_COLUMNS
+
+if TYPE_CHECKING:
+    from stethos.store.run import Run
+
+ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
+TURN_SQL = f"SELECT {', '.join(sorted(TURN_COLUMNS))} FROM client_rounds"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a run's time, memory and bytes went. Empty or None is what was not recorded."""
+
+    run: str
+    state: str
+    rounds: tuple[RoundTime, ...]
+    steps: tuple[StepTime, ...]
+    epochs: Epochs | None
+    modules: tuple[ModuleTime, ...]
+    memory: MemoryUse
+    traffic: tuple[Traffic, ...]
+    layers: tuple[LayerSize, ...]
+    compression: tuple[Compression, ...]
+    bottlenecks: tuple[Bottleneck, ...]
+
+    @property
+    def all_steps(self) -> StepTime | None:
+        return together(self.steps)
+
+    @property
+    def verdict(self) -> str:
+        """The profile in one sentence."""
+        if self.bottlenecks:
+            return self.bottlenecks[0].verdict
+        return (
+            "; ".join(filter(None, (self._round_words(), self._step_words()))) or "nothing that takes time was recorded"
+        )
+
+    def _round_words(self) -> str:
+        if not self.rounds:
+            return ""
+        one = max(self.rounds, key=lambda time: time.total_ms)
+        shares = {"computing": one.share("compute"), "on links": one.share("download", "upload"),
+                  "waiting": one.share("wait")}  # fmt: skip
+        known = {name: share for name, share in shares.items() if math.isfinite(share)}
+        listed = ", ".join(f"{share:.0%} {name}" for name, share in sorted(known.items(), key=lambda item: -item[1]))
+        return f"no bottleneck: rounds are {listed}" if listed else ""
+
+    def _step_words(self) -> str:
+        steps = self.all_steps
+        if steps is None:
+            return ""
+        share = steps.share("forward", "backward")
+        head = "" if self.rounds else "no bottleneck: "
+        compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
+        slowest = f", most of that in module {self.modules[0].module}" if self.modules and not self.rounds else ""
+        return f"{head}{compute}{slowest}" if compute else ""
+
+    @property
+    def missing(self) -> list[str]:
+        """What was not recorded, in words."""
+        found = []
+        if not self.rounds:
+            found.append("rounds" if self.traffic else "rounds and clients")
+        if not self.steps:
+            found.append("steps")
+        if self.steps and self.epochs is None:
+            found.append("epochs (no whole pass over a training data loader)")
+        if not self.modules:
+            found.append("modules")
+        if not self.memory.classes:
+            found.append("memory by class")
+        if self.memory.cpu_share is None:
+            found.append("processor and resident memory")
+        if not self.memory.gpus:
+            found.append("GPU")
+        if not self.traffic and self.rounds:
+            found.append("clients")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        steps = self.all_steps
+        return {
+            "run": self.run,
+            "state": self.state,
+            "verdict": self.verdict,
+            "bottlenecks": [one.as_dict() for one in self.bottlenecks],
+            "rounds": [one.as_dict() for one in self.rounds],
+            "steps": None if steps is None else steps.as_dict(),
+            "processes": [one.as_dict() for one in self.steps],
+            "epochs": None if self.epochs is None else {
+                "count": self.epochs.count, "median_ms": self.epochs.median_ms, "min_ms": self.epochs.min_ms,
+                "max_ms": self.epochs.max_ms,
+            },
+            "modules": [one.as_dict() for one in self.modules],
+            "memory": self.memory.as_dict(),
+            "traffic": [one.as_dict() for one in self.traffic],
+            "layers": [
+                {"federation": one.federation, "layer": one.layer, "size": one.size, "share": one.share}
+                for one in self.layers
+            ],
+            "compression": [one.as_dict() for one in self.compression],
+            "not_recorded": self.missing,
+        }  # fmt: skip
+
+
+def find_bottlenecks(run: Run) -> list[Bottleneck]:
+    """Only what holds a run up."""
+    rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))
+    memory = read_memory_use(run)
+    sizes = [(one.layer, one.share) for one in read_layer_sizes(run)]
+    return bottlenecks_of(rounds, read_step_times(run), sizes, memory.growth, memory.gpus, memory.kept)
+
+
+def profile_of(run: Run) -> Profile:
+    """Read a run, live or finished, and say where its time, memory and bytes went."""
+    rounds = round_times(select(run, ROUND_SQL), select(run, TURN_SQL))
+    steps, memory, layers = read_step_times(run), read_memory_use(run), read_layer_sizes(run)
+    sizes = [(one.layer, one.share) for one in layers]
+    found = bottlenecks_of(rounds, steps, sizes, memory.growth, memory.gpus, memory.kept)
+    return Profile(
+        run.name,
+        str(run.rows("SELECT state FROM runs").values[0][0]),
+        tuple(rounds),
+        tuple(steps),
+        read_epochs(run),
+        tuple(read_module_times(run)),
+        memory,
+        tuple(read_traffic(run)),
+        tuple(layers),
+        tuple(read_compression(run)),
+        tuple(found),
+    )

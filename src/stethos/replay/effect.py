@@ -1,0 +1,63 @@
+"""Differences between histories, with intervals: paired on the samples of the test, over rounds or seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Flags = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+_Z = 1.96
+# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is near enough.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def share_of(flags: Sequence[Flags]) -> Interval:
+    """An accuracy: of several models on the same samples."""
+    return difference([one.astype(float) for one in flags])
+
+
+def difference(values: Sequence[Array]) -> Interval:
+    """The mean of numbers per sample, one vector for each repetition.
+
+    Two sources of chance are added: which samples the test happens to have (the
+    vectors' mean over repetitions, one number per sample), and what differs between
+    repetitions (their means; few of them, so by Student's t).
+    """
+    table = np.stack(values)
+    repetitions, samples = table.shape
+    mean = float(table.mean())
+    variance = (_Z**2) * float(table.mean(0).var(ddof=1)) / samples if samples > 1 else math.inf
+    if repetitions > 1:
+        point = _T[min(repetitions - 2, len(_T) - 1)]
+        variance += point**2 * float(table.mean(1).var(ddof=1)) / repetitions
+    half = math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half)
+
+
+def gains(before: Sequence[Flags], after: Sequence[Flags]) -> list[Array]:
+    """Per repetition and sample: 1 where the answer became right, -1 where it became wrong."""
+    return [new.astype(float) - old.astype(float) for old, new in zip(before, after, strict=True)]
+
+
+def noise_of(flags: Sequence[Flags]) -> float:
+    """Two standard errors of an accuracy: a smaller effect is none that the test can show."""
+    accuracy = float(np.mean([one.mean() for one in flags]))
+    return 2 * math.sqrt(max(accuracy * (1 - accuracy), 0.25 / len(flags[0])) / len(flags[0]))

@@ -1,0 +1,270 @@
+"""Proof of an accusation: the history again without the accused, and as a control without somebody else.
+
+First the cheap way: each captured round is aggregated again from the
+updates that were recorded, which is exact for that round. Then the rounds since the accusation are trained
+again, in several orders of the samples. Other accused clients are left out on both sides, so that
+two guilty ones do not hide each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from stethos.errors import CaptureError
+from stethos.replay.effect import Array, Flags, Interval, difference, gains, noise_of, share_of
+from stethos.replay.past import Turnout, World
+
+Verdict = Literal["proved", "refuted", "undecided"]
+Way = Literal["re-aggregation", "re-training"]
+SEEDS = 3
+MOST_SEEDS = 8
+_CONTROLS = 4
+_PER_SEED = 2  # controls of each seed, out of
+_NEAREST = 6  # of the most similar weight
+_STRICT = 1.4  # a proof needs an interval so many times as wide to be clear of nothing: looks after each seed add up
+_MOST_ROUNDS = 20
+_FEWEST_SAMPLES = 20  # of a class, to look at it alone
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """Who is accused of what, since which round: one client, or several together.
+
+    `others` are accused as well, and left out on both sides. `focus` is the class whose samples show the fault best,
+    such as the one that was labelled wrongly.
+    """
+
+    clients: tuple[str, ...]
+    kind: str = ""
+    first: int = 1
+    last: int | None = None
+    others: tuple[str, ...] = ()
+    focus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of it: accuracies with the accused, without it, and without a random other client.
+
+    `excess` is the gain of leaving out the accused beyond that of leaving out another: the verdict rests on it.
+    """
+
+    verdict: Verdict
+    way: Way
+    clients: tuple[str, ...]
+    before: Interval
+    without: Interval
+    gain: Interval
+    control: Interval | None
+    control_gain: Interval | None
+    excess: Interval
+    first: int
+    last: int
+    repetitions: int
+    samples: int
+    margin: float
+    others: tuple[str, ...] = ()
+    reason: str = ""
+    measure: str = "accuracy"
+
+    @property
+    def words(self) -> str:
+        """`without client 7: accuracy 0.81 -> 0.93 [0.92, 0.94]; without a random other client: 0.81 [0.79, 0.82]`."""
+        who = f"client {self.clients[0]}" if len(self.clients) == 1 else f"clients {', '.join(self.clients)}"
+        text = f"without {who}: {self.measure} {self.before.mean:.3f} -> {self.without}"
+        if self.control is not None:
+            other = "a random other client" if len(self.clients) == 1 else f"{len(self.clients)} random others"
+            text += f"; without {other}: {self.control}"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "words": self.words}
+
+
+def prove_by_aggregation(world: World, turnouts: Sequence[Turnout], accusation: Accusation) -> Proof:
+    """Aggregate the recorded rounds again without the accused; CaptureError if it sent nothing in them."""
+    accused, out = frozenset(accusation.clients), frozenset(accusation.others)
+    rounds = [one for one in turnouts if accused & set(one.clients) and one.is_sound and _in_range(one, accusation)]
+    if not rounds:
+        raise CaptureError(
+            f"{' and '.join(accusation.clients)} sent no update in a captured round since round {accusation.first}",
+            hint="its rounds were dropped, or were not captured with all updates",
+        )
+    rounds = [rounds[place] for place in _spread(len(rounds), _MOST_ROUNDS)]
+    always = set(rounds[0].clients).intersection(*(one.clients for one in rounds[1:]))
+    weights = dict(zip(rounds[0].clients, rounds[0].samples, strict=True))
+    controls = controls_of({name: weights[name] for name in weights if name in always}, accusation)[:_CONTROLS]
+    before = [world.right(one.combined(world, out)) for one in rounds]
+    without = [world.right(one.combined(world, out | accused)) for one in rounds]
+    by_control = [[world.right(one.combined(world, out | other)) for one in rounds] for other in controls]
+    span = rounds[0].number, rounds[-1].number
+    return _judged("re-aggregation", accusation, world, (before, without, by_control), span, can_refute=False)
+
+
+@dataclass(slots=True)
+class Retraining:
+    """Answers of models that were trained again, by seed and by who was left out; can be kept and taken up later.
+
+    `done` maps "SEED CLIENT CLIENT ..." (those left out beside the others) to the answers.
+    """
+
+    first: int
+    last: int
+    done: dict[str, Flags] = field(default_factory=dict)
+
+
+def prove_by_training(
+    world: World, weights: Mapping[str, float], accusation: Accusation, progress: Retraining, *,
+    most_seeds: int = MOST_SEEDS, tell: Callable[[int, int, str], None] = lambda done, total, words: None,
+    keep: Callable[[], None] = lambda: None,
+) -> Proof | None:  # fmt: skip
+    """Train the rounds since the accusation again without the accused, seed after seed, until it is decided.
+
+    `weights` are those of all clients. `tell` hears of trainings done and to do; `keep` is called after each, to save
+    `progress`. None if the world cannot train.
+    """
+    controls = controls_of(weights, accusation)
+    nobody: frozenset[str] = frozenset()
+    accused = frozenset(accusation.clients)
+    answers: dict[str, list[Flags]] = {"before": [], "without": []}
+    by_control: list[list[Flags]] = [[] for _ in range(min(_PER_SEED, len(controls)))]
+    proof = None
+    arms_per_seed = 2 + len(by_control)
+    total = arms_per_seed * min(SEEDS, most_seeds)
+    for seed in range(most_seeds):
+        chosen = [controls[(seed * _PER_SEED + place) % len(controls)] for place in range(len(by_control))]
+        arms = [(nobody, answers["before"]), (accused, answers["without"]), *zip(chosen, by_control, strict=True)]
+        for left_out, place in arms:
+            key = " ".join([str(seed), *sorted(left_out)])
+            if key not in progress.done:
+                words = f"without {', '.join(sorted(left_out))}, round" if left_out else "as it was, round"
+                say = _teller(tell, len(progress.done), total, words)
+                out = left_out | frozenset(accusation.others)
+                state = world.trained(progress.first, progress.last, out, seed, say)
+                if state is None:
+                    return None
+                progress.done[key] = world.right(state)
+                keep()
+            place.append(progress.done[key])
+        if seed + 1 >= min(SEEDS, most_seeds):
+            span = progress.first, progress.last
+            made = answers["before"], answers["without"], by_control
+            is_last = seed + 1 == most_seeds
+            proof = _judged("re-training", accusation, world, made, span, is_last=is_last)
+            if proof.verdict != "undecided":
+                return proof
+            total = arms_per_seed * min(seed + 2, most_seeds)
+    return proof
+
+
+def controls_of(weights: Mapping[str, float], accusation: Accusation) -> list[frozenset[str]]:
+    """Innocent clients to leave out instead, as many as are accused; those of the most similar weight first."""
+    innocent = sorted(set(weights) - {*accusation.clients, *accusation.others})
+    size = len(accusation.clients)
+    if len(innocent) < size:
+        return []
+    wanted = sum(weights.get(name, 0.0) for name in accusation.clients)
+    if size == 1:
+        groups = [frozenset({name}) for name in innocent]
+    else:
+        chance = np.random.default_rng(0)
+        drawn = [frozenset(chance.choice(innocent, size, replace=False).tolist()) for _ in range(200)]
+        groups = list(dict.fromkeys(drawn))
+    groups.sort(key=lambda group: (abs(sum(weights[name] for name in group) - wanted), sorted(group)))
+    return groups[:_NEAREST]
+
+
+def _teller(tell: Callable[[int, int, str], None], done: int, total: int, words: str) -> Callable[[int], None]:
+    return lambda number: tell(done, total, f"{words} {number}")
+
+
+Answers = tuple[Sequence[Flags], Sequence[Flags], Sequence[Sequence[Flags]]]
+
+
+def _judged(
+    way: Way, accusation: Accusation, world: World, made: Answers, rounds: tuple[int, int], *, can_refute: bool = True,
+    is_last: bool = False,
+) -> Proof:  # fmt: skip
+    """The verdict on all samples of the test; if that proves nothing, on those of the class in focus."""
+    whole = _weighed(way, accusation, made, rounds, "accuracy", can_refute=can_refute, is_last=is_last)
+    chosen = world.labels == accusation.focus if accusation.focus is not None else np.zeros(0, bool)
+    if whole.verdict == "proved" or chosen.sum() < _FEWEST_SAMPLES:
+        return whole
+    before, without, controls = made
+    part = (
+        [one[chosen] for one in before],
+        [one[chosen] for one in without],
+        [[one[chosen] for one in control] for control in controls],
+    )
+    measure = f"accuracy on class {accusation.focus}"
+    narrow = _weighed(way, accusation, part, rounds, measure, can_refute=can_refute, is_last=is_last)
+    return whole if narrow.verdict == "refuted" and whole.verdict == "refuted" else narrow
+
+
+def _weighed(
+    way: Way, accusation: Accusation, made: Answers, rounds: tuple[int, int], measure: str, *, can_refute: bool,
+    is_last: bool,
+) -> Proof:  # fmt: skip
+    before, without, controls = made
+    margin = noise_of(without)
+    own = gains(before, without)
+    gain = excess = difference(own)
+    control = control_gain = None
+    if controls:
+        by_place = [np.mean([one[place].astype(float) for one in controls], axis=0) for place in range(len(before))]
+        control = difference(by_place)
+        spared = [mean - old.astype(float) for mean, old in zip(by_place, before, strict=True)]
+        control_gain = difference(spared)
+        excess = difference([mine - others for mine, others in zip(own, spared, strict=True)])
+    verdict: Verdict = "undecided"
+    if gain.mean > 0 and (_is_clear(excess) or (_is_clear(gain) and _is_first(own, before, controls))):
+        verdict, reason = "proved", "leaving it out helps, and more than leaving out another client"
+    elif can_refute and excess.high < margin:
+        verdict, reason = (
+            "refuted",
+            f"leaving it out gains no more than leaving out another (within {margin:.3f})",
+        )
+    elif can_refute and is_last and gain.high < margin:  # other clients differ too much from each other to compare
+        verdict, reason = "refuted", f"leaving it out gains less than the test can show ({margin:.3f})"
+    elif not can_refute:
+        reason = "single rounds do not decide it: what a client does adds up over rounds"
+    else:
+        reason = "the effect is within the noise of the test"
+    return Proof(
+        verdict, way, accusation.clients, share_of(before), share_of(without), gain, control, control_gain, excess,
+        rounds[0], rounds[1], len(before), len(before[0]), margin, accusation.others, reason, measure,
+    )  # fmt: skip
+
+
+def _is_clear(interval: Interval) -> bool:
+    return interval.mean - _STRICT * (interval.mean - interval.low) > 0
+
+
+def _is_first(own: Sequence[Array], before: Sequence[Flags], controls: Sequence[Sequence[Flags]]) -> bool:
+    """Whether leaving out the accused gained more than leaving out any other did, in every repetition, three at least.
+
+    If clients were alike that would happen by chance in at most one of 27 cases.
+    """
+    best = [
+        max(float(gain.mean()) for gain in row) for row in zip(*(gains(before, one) for one in controls), strict=True)
+    ]
+    return len(best) >= SEEDS and all(float(mine.mean()) > other for mine, other in zip(own, best, strict=True))
+
+
+def _in_range(one: Turnout, accusation: Accusation) -> bool:
+    return one.number >= accusation.first and (accusation.last is None or one.number <= accusation.last)
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
+
+
+def proof_in(value: Mapping[str, Any]) -> str:
+    """A kept proof in one line; "" if it is none."""
+    verdict, words = value.get("verdict"), value.get("words")
+    return f"{verdict}: {words}" if isinstance(verdict, str) and isinstance(words, str) else ""

@@ -1,0 +1,118 @@
+"""Provenance of an answer: which clients' updates made the global model say this about an input.
+
+For each of the last captured rounds the round is aggregated again without each
+client, which is exact, and the input is shown to the result: how much less
+would the model have believed in the class? Beside it stands how much each
+client's own model believes in it. Both are counted in deviations over the clients and added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.errors import CaptureError, UsageError
+from stethos.replay.past import State, Turnout, World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROUNDS = 10
+Array = npt.NDArray[np.float64]
+
+
+class Asked(World, Protocol):
+    """A world whose models can be asked."""
+
+    def scores(self, state: State, x: Tensor) -> Tensor:
+        """A row per input, a column per class, before the softmax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A client's part in an answer; `score` ranks clients.
+
+    `effect` is what its updates added to the log-odds of the class, over the
+    rounds; `belief` the probability that its own models give to it, as a geometric mean; `without` is the
+    probability and `answer` the answer of the last round's model without it.
+    """
+
+    client: str
+    score: float
+    effect: float
+    belief: float
+    without: float
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """The model's answer to an input, and who made it say `output`; the most responsible client first."""
+
+    output: int
+    answer: int
+    probability: float
+    rounds: tuple[int, ...]
+    shares: tuple[Share, ...]
+
+
+def provenance_of(world: Asked, turnouts: Sequence[Turnout], x: Tensor, output: int | None = None) -> Provenance:
+    """Who is responsible for the answer to one input (`x` has one row); by default for the answer it gets."""
+    import torch
+
+    rounds = [one for one in turnouts if one.is_sound][-ROUNDS:]
+    if not rounds:
+        raise CaptureError("no captured round began with a finite model", hint="see `stethos diagnose`")
+    clients = list(dict.fromkeys(client for one in rounds for client in one.clients))
+    final = world.scores(rounds[-1].combined(world), x)[0]
+    answer = int(final.argmax())
+    wanted = answer if output is None else output
+    if not 0 <= wanted < len(final):
+        raise UsageError(f"--output {wanted}", hint=f"the classes are 0 to {len(final) - 1}")
+    effect = np.zeros(len(clients))
+    belief = np.zeros(len(clients))
+    turns = np.zeros(len(clients))
+    last: dict[str, tuple[float, int]] = {}
+    for one in rounds:
+        whole = log_odds(world.scores(one.combined(world), x), wanted)
+        for client, sent in zip(one.clients, one.sent, strict=True):
+            place = clients.index(client)
+            without = world.scores(one.combined(world, frozenset({client})), x)
+            own = torch.log_softmax(world.scores(sent, x)[0].double(), 0)[wanted]
+            effect[place] += whole - log_odds(without, wanted)
+            belief[place] += float(own)
+            turns[place] += 1
+            if one is rounds[-1]:
+                last[client] = float(torch.softmax(without[0].double(), 0)[wanted]), int(without[0].argmax())
+    with np.errstate(all="ignore"):
+        mean_belief = np.nan_to_num(belief / np.maximum(turns, 1), nan=-50.0, neginf=-50.0)
+        effect = np.nan_to_num(effect, nan=0.0, posinf=50.0, neginf=-50.0)
+        score = _deviations(effect) + _deviations(mean_belief)
+    chance = float(torch.softmax(final.double(), 0)[wanted])
+    shares = [
+        Share(
+            client, float(score[place]), float(effect[place]), float(np.exp(mean_belief[place])),
+            *last.get(client, (chance, answer)),
+        )
+        for place, client in enumerate(clients)
+    ]  # fmt: skip
+    shares.sort(key=lambda share: -share.score)
+    return Provenance(wanted, answer, chance, tuple(one.number for one in rounds), tuple(shares))
+
+
+def log_odds(scores: Tensor, output: int) -> float:
+    """Of a class against all others together."""
+    import torch
+
+    row = scores[0].double()
+    others = torch.cat([row[:output], row[output + 1 :]])
+    return float(row[output] - torch.logsumexp(others, 0))
+
+
+def _deviations(values: Array) -> Array:
+    spread = float(values.std())
+    return np.asarray((values - float(np.median(values))) / spread if spread > 0 else np.zeros_like(values))

@@ -1,0 +1,107 @@
+"""What the GPU's path consists of besides a GPU: cutting, joining, late rows, and the budget for what comes later."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from stethos.observe.budget import Budget
+from stethos.observe.cuda.plan import ALIGNMENT, head_of, plan_of
+from stethos.observe.device_row import columns_of, joined, rows_of
+from stethos.observe.device_statistic import gathered, started_column
+from stethos.observe.late_row import Mark, _spent_ns
+from stethos.observe.statistic import statistics_of
+from stethos.record.gpu import GpuSampler
+
+
+@pytest.mark.parametrize("block", [4, 8, 1000])
+def test_every_element_is_in_one_chunk_and_whole_chunks_are_aligned(block: int) -> None:
+    sizes, heads = [1, 4, 5, 17, 8, 3], [0, 0, 3, 1, 0, 7]
+    plan = plan_of(sizes, heads, block)
+    seen = [set() for _ in sizes]
+    for tensor, start, length in plan.chunks.tolist():
+        elements = set(range(start, start + length))
+        assert 0 < length <= max(block, heads[tensor]) and not seen[tensor] & elements
+        assert length < block or (start - heads[tensor]) % block == 0
+        seen[tensor] |= elements
+    assert [len(elements) for elements in seen] == sizes
+    for tensor, (first, count) in enumerate(plan.spans.tolist()):
+        assert (plan.chunks[first : first + count, 0] == tensor).all()
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4, 8])
+def test_the_head_ends_on_an_alignment(element_bytes: int) -> None:
+    for address in range(0, 64, element_bytes):
+        head = head_of(address, element_bytes)
+        assert (address + head * element_bytes) % ALIGNMENT == 0 and head * element_bytes < ALIGNMENT
+
+
+def test_blocks_are_joined_to_the_statistics_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stethos.observe.device_row.BLOCK", 100)
+    torch.manual_seed(0)
+    odd = torch.randn(250)
+    odd[[3, 120, 240]] = torch.tensor([torch.nan, torch.inf, 0.0])
+    tensors = [torch.randn(1000) + 50, torch.randn(7), odd, torch.full((150,), torch.nan)]
+    rows, blocks = rows_of(tensors)
+    assert blocks == [10, 1, 3, 2]
+    table = columns_of(joined(rows.numpy(), blocks), [tensor.numel() for tensor in tensors])
+    np.testing.assert_allclose(table, statistics_of(tensors), rtol=1e-5, atol=1e-6)
+
+
+def test_columns_in_cpu_memory_are_known_at_once() -> None:
+    tensors = [torch.randn(30), torch.ones(2, 2)]
+    late = gathered([started_column(tensor) for tensor in tensors])
+    assert not late.is_late and late.is_there()
+    np.testing.assert_array_equal(late.table, statistics_of(tensors))
+
+
+class Event:
+    """A moment on a device."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at_ms - self.at_ms
+
+
+def spent(*marks: tuple[Mark, float], host: list[int] | None = None) -> list[float]:
+    return [ns / 1e6 for ns in _spent_ns([(what, Event(at)) for what, at in marks], host or [0, 0, 0])]
+
+
+def test_a_step_is_split_at_its_events() -> None:
+    marks = ((Mark.BEFORE, 1.0), (Mark.BACKWARD, 4.0), (Mark.BEFORE, 10.0), (Mark.OPTIMIZER, 11.0), (Mark.END, 13.0))
+    assert spent(*marks) == [3.0, 6.0, 2.0]
+
+
+def test_accumulated_backwards_add_up() -> None:
+    half = ((Mark.BEFORE, 0.0), (Mark.BACKWARD, 1.0))
+    later = ((Mark.BEFORE, 3.0), (Mark.BACKWARD, 5.0), (Mark.BEFORE, 9.0), (Mark.OPTIMIZER, 9.0), (Mark.END, 10.0))
+    assert spent(*half, *later) == [3.0, 6.0, 1.0]
+
+
+def test_what_no_event_marks_is_the_hosts_time() -> None:
+    first = ((Mark.BACKWARD, 4.0), (Mark.BEFORE, 10.0), (Mark.OPTIMIZER, 10.0), (Mark.END, 12.0))
+    assert spent(*first, host=[7_000_000, 1, 1]) == [7.0, 6.0, 2.0]
+    assert spent(host=[1_000_000, 2_000_000, 3_000_000]) == [1.0, 2.0, 3.0]
+
+
+def test_what_a_device_spends_is_paid_for_later() -> None:
+    budget = Budget(0.01, {"layers": 1.0})
+    purse = budget.purses["layers"]
+    taken = 0
+    for _ in itertools.repeat(None, 1000):
+        budget.earn(50e6, 0.0)  # steps of 50 ms: 0.5 ms each
+        if purse.can_afford():
+            taken += 1
+            purse.pay(100e6 if taken == 1 else 1e6, is_cold=True)
+            purse.pay_more(1e6)
+    assert 1000 * 0.5 / 2 * 0.9 < taken < 1000 * 0.5 / 2 * 1.1  # 2 ms each, the cold one aside
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stethos.record.gpu._LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
+    assert GpuSampler().sample(1, is_alone=True) == []

@@ -1,0 +1,8 @@
+"""`made` is importable from the tests of this directory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))

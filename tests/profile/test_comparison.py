@@ -1,0 +1,157 @@
+"""Comparing runs: intervals that hold what they promise, words, settings, the gate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stethos.profile.column import Array
+from stethos.profile.comparison import Pair, Quantity, compare, compare_pair
+from stethos.profile.measure import Measures
+from stethos.profile.resample import Interval, block_length, log_ratio_of_medians, mean_interval
+from stethos.profile.setting import Difference, differences_of
+
+ROUNDS = np.arange(1.0, 41.0)
+
+
+def measured(name: str = "a", *, loss: Array | None = None, round_ms: float = 100.0, **more: Any) -> Measures:
+    wobble = 1 + 0.02 * np.sin(ROUNDS * 1.7)
+    facts: dict[str, Any] = {
+        "settings": {"lr": 0.1, "seed": 0}, "unit": "round", "at": ROUNDS,
+        "loss": 2 / ROUNDS if loss is None else loss, "accuracy": 1 - 0.5 / ROUNDS, "round_ms": round_ms * wobble,
+        "step_ms": np.array([]), "sent_bytes": np.full(len(ROUNDS), 4e6), "peak_bytes": {"tensors, peak": 1e9},
+        "findings": (), **more,
+    }  # fmt: skip
+    return Measures(name, **facts)
+
+
+def words(pair: Pair) -> dict[str, str]:
+    return {one.name: pair.word_of(one) for one in pair.quantities if one.is_judged}
+
+
+def test_a_run_is_equal_to_itself() -> None:
+    pair = compare_pair(measured("a"), measured("b"))
+    assert pair.verdict == "no difference shown" and pair.cause == "nothing that was recorded"
+    assert set(words(pair).values()) == {"equal", "no difference shown"} and not pair.worse_than(0.0)
+
+
+def test_the_setting_that_differs_is_named() -> None:
+    pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.05, "seed": 0}))
+    assert pair.cause == "lr: 0.1 -> 0.05" and words(pair)["final loss"] == "worse"
+    assert [one.name for one in pair.worse_than(0.05)] == ["final loss"] and not pair.worse_than(0.3)
+
+
+def test_another_seed_alone_is_chance() -> None:
+    pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.1, "seed": 1}))
+    assert pair.is_seed_only and pair.cause == "the seed only (seed: 0 -> 1)"
+    assert words(pair)["final loss"] == "chance" and pair.verdict.startswith(
+        "no difference shown; by chance final loss"
+    )
+
+
+def test_a_setting_and_the_seed_together_cannot_be_told_apart() -> None:
+    pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.05, "seed": 1}))
+    assert not pair.is_seed_only and "cannot tell the setting from chance" in pair.notes[0]
+
+
+def test_slower_rounds_fail_the_gate_and_faster_ones_pass() -> None:
+    slower, faster = (compare_pair(measured(), measured(round_ms=ms)) for ms in (140.0, 70.0))
+    assert words(slower)["round time"] == "worse" and words(faster)["round time"] == "better"
+    assert [one.name for one in slower.worse_than(0.2)] == ["round time"] and not slower.worse_than(0.5)
+    assert not faster.worse_than(0.0)
+
+
+def test_lower_accuracy_is_worse() -> None:
+    pair = compare_pair(measured(), measured(accuracy=0.8 * (1 - 0.5 / ROUNDS)))
+    assert words(pair)["final accuracy"] == "worse" and [one.name for one in pair.worse_than(0.1)] == ["final accuracy"]
+
+
+def test_few_rounds_are_too_few() -> None:
+    few = {
+        "at": ROUNDS[:4],
+        "loss": 2 / ROUNDS[:4],
+        "accuracy": np.full(4, math.nan),
+        "sent_bytes": np.full(4, math.nan),
+    }
+    one, two = (measured(name, **few) for name in "ab")
+    two = measured("b", **{**few, "loss": 9 / ROUNDS[:4]})
+    assert words(compare_pair(one, two))["final loss"] == "too little to tell"
+
+
+def test_runs_without_anything_in_common_say_so() -> None:
+    empty = np.array([])
+    nothing = {"at": empty, "loss": empty, "accuracy": empty, "round_ms": empty, "sent_bytes": empty, "peak_bytes": {}}
+    pair = compare_pair(measured(), Measures("b", {}, "step", **{**nothing, "step_ms": empty, "findings": ()}))
+    assert pair.verdict == "too little was recorded to compare" and not pair.quantities
+
+
+def test_one_number_each_needs_more_than_a_twentieth() -> None:
+    for peak, word in ((1.03e9, "no difference shown"), (1.3e9, "worse"), (0.5e9, "better"), (1e9, "equal")):
+        pair = compare_pair(measured(), measured(peak_bytes={"tensors, peak": peak}))
+        assert words(pair)["memory of tensors, peak"] == word
+
+
+def test_several_runs_of_two_settings_use_the_spread_between_runs() -> None:
+    runs = [measured(f"{lr}-{seed}", loss=(2 + level + 0.1 * seed) / ROUNDS, settings={"lr": lr, "seed": seed})
+            for lr, level in ((0.1, 0.0), (0.05, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
+    (pair,) = compare(runs)
+    one = next(one for one in pair.quantities if one.name == "final loss")
+    assert pair.cause == "lr: 0.1 -> 0.05" and one.word == "worse" and "3 and 3 runs" in pair.notes[0]
+    logs = [np.log([(2 + level + 0.1 * seed) for seed in (0, 1, 2)]) for level in (0.0, 1.0)]
+    assert one.change.value == pytest.approx(math.expm1(logs[1].mean() - logs[0].mean()))
+    wide = [measured(f"{lr}-{seed}", loss=(2 + level + 2.0 * seed) / ROUNDS, settings={"lr": lr, "seed": seed})
+            for lr, level in ((0.1, 0.0), (0.05, 1.0)) for seed in (0, 1, 2)]  # fmt: skip
+    assert compare(wide)[0].verdict == "no difference shown"
+
+
+def test_findings_of_one_run_alone_are_listed() -> None:
+    pair = compare_pair(measured(findings=("plateau: x",)), measured(bottlenecks=("client c1's link: y",)))
+    assert pair.new_findings == ("client c1's link: y",) and pair.gone_findings == ("plateau: x",)
+
+
+def test_settings_are_compared_by_value() -> None:
+    found = differences_of([{"a": 1, "b": [1, 2], "host": "x"}, {"a": 1, "b": [1, 3], "c": None, "host": "y"}])
+    assert [(one.name, one.values) for one in found] == [("b", ([1, 2], [1, 3])), ("host", ("x", "y"))]
+    assert Difference("data.seed", (0, 1)).is_seed and not Difference("seedling", (0, 1)).is_seed
+
+
+def test_intervals_cover_the_truth_also_where_neighbours_resemble_each_other() -> None:
+    """Of intervals of 95 %, at least 85 % hold it in short correlated series; drawing rounds one by one, far fewer."""
+    chance = np.random.default_rng(5)
+    hits = naive = 0
+    for _ in range(100):
+        noise = chance.normal(size=120)
+        series = np.empty(120)
+        series[0] = noise[0]
+        for place in range(1, 120):
+            series[place] = 0.7 * series[place - 1] + noise[place]
+        found = mean_interval(series)
+        assert found.low is not None and found.high is not None
+        hits += found.low <= 0 <= found.high
+        naive += abs(series.mean()) <= 1.96 * series.std() / math.sqrt(len(series))
+    assert hits >= 83 and hits > naive + 10
+
+
+def test_the_interval_of_a_ratio_of_medians_is_that_of_a_plain_bootstrap_without_correlation() -> None:
+    chance = np.random.default_rng(7)
+    one, two = chance.lognormal(0, 0.2, 200), chance.lognormal(0.3, 0.2, 200)
+    found = log_ratio_of_medians(one, two)
+    drawn = [math.log(np.median(chance.choice(two, 200)) / np.median(chance.choice(one, 200))) for _ in range(2000)]
+    assert found.value == pytest.approx(math.log(np.median(two) / np.median(one)))
+    assert found.low == pytest.approx(float(np.quantile(drawn, 0.025)), abs=0.02)
+    assert found.high == pytest.approx(float(np.quantile(drawn, 0.975)), abs=0.02)
+
+
+def test_the_same_series_give_the_same_interval_and_draw_from_nobody() -> None:
+    values = np.random.default_rng(1).normal(size=300)
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert mean_interval(values) == mean_interval(values)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+    assert block_length(values) <= 3 < block_length(np.cumsum(values))
+
+
+def test_a_quantity_without_a_number_is_no_verdict() -> None:
+    assert Quantity("x", "", None, None, Interval(math.nan)).word == "too little to tell"

@@ -1,0 +1,123 @@
+"""Steps and modules: the engine's sums and plain ones agree; bottlenecks inside of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import RunBuilder
+from made import columns
+
+from stethos.profile.bottleneck import batch_bottleneck, bottlenecks_of, input_bottleneck, launch_bottleneck
+from stethos.profile.column import select
+from stethos.profile.memory_use import growth_of
+from stethos.profile.module_time import module_times
+from stethos.profile.step_time import STEP_COLUMNS, StepTime, read_step_times, step_times, together
+from stethos.store.run import open_run
+
+
+def steps_of(count: int = 200, ranks: int = 1, **more: object) -> list[StepTime]:
+    rows = [
+        {"process": f"p{rank}", "rank": rank if ranks > 1 else None, "step": step, "local_step": step, "step_ms": 100.0,
+         "data_ms": 5.0, "forward_ms": 30.0, "backward_ms": 50.0, "optimizer_ms": 5.0, "samples": 32,
+         **{name: value(rank, step) if callable(value) else value for name, value in more.items()}}
+        for step in range(count)
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return step_times(columns(rows))
+
+
+def test_the_engine_and_plain_sums_agree(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(50)
+    process.finish()
+    with open_run(run.path) as opened:
+        by_engine = read_step_times(opened)
+        by_hand = step_times(select(opened, f"SELECT {', '.join(sorted(STEP_COLUMNS))} FROM steps"))
+    (one,), (two,) = by_engine, by_hand
+    assert (one.process, one.rank, one.steps, one.samples) == (two.process, two.rank, two.steps, two.samples)
+    assert one.steps == 45 and one.parts["data"] == pytest.approx(one.mean_ms / 10)
+    assert (one.mean_ms, one.median_ms, one.samples_per_s) == pytest.approx(
+        (two.mean_ms, two.median_ms, two.samples_per_s)
+    )
+    assert one.parts == pytest.approx(two.parts, abs=1e-12)
+
+
+def test_parts_add_up_and_what_is_missing_is_none() -> None:
+    (one,) = steps_of(data_ms=None)
+    assert one.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 15.0}
+    assert np.isnan(one.share("data")) and one.share("forward", "backward") == pytest.approx(0.8)
+
+
+def test_steps_of_a_stepped_clock_are_left_out() -> None:
+    (one,) = steps_of(step_ms=lambda rank, step: -4e6 if step == 50 else float("inf") if step == 60 else 100.0)
+    assert (one.steps, one.mean_ms) == (193, 100.0)
+
+
+def test_the_first_step_of_an_optimizer_is_left_out() -> None:
+    (one,) = steps_of(
+        local_step=lambda rank, step: step % 10, step_ms=lambda rank, step: 100.0 if step % 10 else 9999.0
+    )
+    assert one.mean_ms == 100.0
+
+
+def test_parts_never_exceed_the_step() -> None:
+    (one,) = steps_of(forward_ms=90.0, backward_ms=90.0)
+    assert one.parts["other"] == 0.0 and sum(value or 0.0 for value in one.parts.values()) == pytest.approx(100.0)
+
+
+def test_no_steps_are_no_times() -> None:
+    assert step_times(columns([])) == [] and together([]) is None and bottlenecks_of([], []) == []
+
+
+def test_a_slow_loader_is_named_with_what_it_costs() -> None:
+    found = input_bottleneck(steps_of(data_ms=60.0, step_ms=155.0))
+    assert found is not None and found.share == pytest.approx(60 / 155) and "39% shorter" in found.verdict
+    assert input_bottleneck(steps_of()) is None
+
+
+def test_a_slow_rank_is_named_with_its_slow_part() -> None:
+    times = steps_of(
+        ranks=3, step_ms=120.0, forward_ms=lambda rank, step: 50.0 if rank == 2 else 30.0,
+        backward_ms=lambda rank, step: 50.0 if rank == 2 else 70.0,
+    )  # fmt: skip
+    (named,) = bottlenecks_of([], times)
+    assert (named.kind, named.ranks, named.detail["part"]) == ("slow-rank", (2,), "forward")
+    assert bottlenecks_of([], steps_of(ranks=3)) == []
+
+
+def test_small_batches_are_a_hint_only() -> None:
+    times = steps_of(samples=2, forward_ms=10.0, backward_ms=20.0, optimizer_ms=40.0)
+    found = batch_bottleneck(times)
+    assert found is not None and found.is_hint
+    assert batch_bottleneck(steps_of(samples=64, forward_ms=10.0, backward_ms=20.0, optimizer_ms=40.0)) is None
+
+
+def test_an_idle_gpu_with_short_steps_is_launch_bound() -> None:
+    short = steps_of(step_ms=8.0, data_ms=0.1, forward_ms=3.0, backward_ms=3.0, optimizer_ms=1.0)
+    assert launch_bottleneck(short, [{"busy_share": 0.2}]) is not None
+    assert launch_bottleneck(short, [{"busy_share": 0.9}]) is None
+    assert launch_bottleneck(short, []) is None and launch_bottleneck(short, [{"busy_share": None}]) is None
+
+
+def test_modules_are_counted_without_their_children() -> None:
+    rows = [
+        {"module": name, "stage": stage, "duration_ms": duration, "allocated_bytes": 10, "samples": 3}
+        for name, stage, duration in (
+            ("Net", "forward", 10.0), ("body", "forward", 7.0), ("body.0", "forward", 5.0), ("head", "forward", 2.0),
+            ("body.0", "backward", 4.0),
+        )
+    ]  # fmt: skip
+    found = {one.module: (one.forward_ms, one.backward_ms) for one in module_times(rows, {"Net"})}
+    assert found == {"Net": (1.0, None), "body": (2.0, None), "body.0": (5.0, 4.0), "head": (2.0, None)}
+    assert module_times(rows, {"Net"})[0].module == "body.0" and module_times([], set()) == []
+
+
+def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -> None:
+    t_ns = np.arange(60) * 1e9
+    assert growth_of("p", t_ns, np.linspace(3e8, 9e8, 60)) is not None
+    settling = 3e8 + 6e8 * (1 - np.exp(-np.arange(60) / 5))
+    assert growth_of("p", t_ns, settling) is None
+    assert growth_of("p", t_ns, np.full(60, 3e8)) is None
+    assert growth_of("p", t_ns[:10], np.linspace(3e8, 9e8, 10)) is None
+    backwards = growth_of("p", t_ns[::-1], np.linspace(3e8, 9e8, 60)[::-1])
+    assert backwards is not None and backwards.bytes_per_s > 0
