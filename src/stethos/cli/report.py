@@ -2,7 +2,7 @@
 
     stethos report -o report.html
     stethos report --format md          text for an issue
-    stethos report -t RUN -o RUN.md
+    stethos report -o report.md
 
 The HTML file is the page of `stethos serve` with its numbers in it: it opens offline, asks nobody for anything, and
 shows the SQL behind every panel. What does not fit into --limit-bytes is thinned or left out, and the report says so.
