@@ -63,7 +63,7 @@ def on_a_terminal(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", [("-t", "demo", "query"), ("query", "-t", "demo"), ("demo", "query"), ("--target=demo", "query")]
+    "words", [("-t", "demo", "query"), ("query", "-t", "demo"), ("runs/demo", "query"), ("--target=demo", "query")]
 )
 def test_the_target_stands_before_or_after_the_command(demo: RunBuilder, words: tuple[str, ...]) -> None:
     sql = "SELECT count(*) AS n FROM steps"
