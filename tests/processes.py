@@ -23,8 +23,9 @@ DEADLINE_S = 60.0
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, with `stethos` importable from where these tests import it, and nothing of an outer run."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STETHOS_")}
+    """Ours, with `stethos` importable from where these tests import it, and nothing of an outer run or terminal."""
+    outer = ("STETHOS_", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
 
 

@@ -185,7 +185,8 @@ def _listed(words: list[str]) -> str:
 # Words of commands that need a live training, a capture, a person or another machine.
 _ALIVE = frozenset({
     "all", "attach", "backtrace", "checkpoint", "clip", "detach", "eval", "gateway", "gc", "inspect", "lr", "repl",
-    "sync", "replay", "debug",
+    "sync", "replay", "debug", "serve", "demo", "prove", "blame", "bisect", "compare", "alert", "flame", "otlp",
+    "--undo", "--capture", "RUN", "TARGET", "PID",
 })  # fmt: skip
 
 

@@ -160,4 +160,4 @@ def test_a_client_app_is_called_again_with_the_recorded_message(directory: Path,
         again = command(*words, "--round", str(number), "--client", rows.client(label), env=own)
         assert again.returncode == 0 and "the recorded bits" in again.stdout, again.stdout + again.stderr
     refused = command(*words, "--round", "2", "--client", rows.client(2), env=own)
-    assert refused.returncode == 6 and "does not exist: it failed" in refused.stderr
+    assert refused.returncode == 7 and "does not exist: it failed" in refused.stderr

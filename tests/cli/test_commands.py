@@ -63,11 +63,11 @@ def on_a_terminal(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", [("-t", "demo", "query"), ("query", "-t", "demo"), ("runs/demo", "query"), ("--target=demo", "query")]
+    "words", [("-t", "demo", "query"), ("query", "-t", "demo"), ("PATH", "query"), ("--target=demo", "query")]
 )
 def test_the_target_stands_before_or_after_the_command(demo: RunBuilder, words: tuple[str, ...]) -> None:
     sql = "SELECT count(*) AS n FROM steps"
-    result = stethos(*words, sql, "--json")
+    result = stethos(*(str(demo.path) if word == "PATH" else word for word in words), sql, "--json")
     assert (result.returncode, result.stderr, json.loads(result.stdout)) == (0, "", [{"n": 15}])
 
 

@@ -439,7 +439,7 @@ def test_a_federated_client_runs_no_code_unless_its_owner_allows_it(tmp_path: Pa
 def test_where_nobody_may_look_from_outside_the_agent_is_asked(
     with_main: Living, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stack, "_spy", lambda: None)
+    monkeypatch.setattr(stack, "find_spy", lambda: None)
     threads = json.loads(with_main.ok("backtrace", "--json"))
     assert {thread["source"] for thread in threads} == {"agent"} and threads[0]["is_main"]
     assert threads[0]["frames"][-1]["func"] == "<module>"

@@ -767,7 +767,8 @@ def test_closing_undoes_everything(record: Record) -> None:
         "torch.autograd.backward", "_BaseDataLoaderIter.__next__", "GradScaler.scale", "GradScaler.step",
         "torch.compile", "Logger.callHandlers", "sys.excepthook", "step pre hooks", "step post hooks",
     }  # fmt: skip
-    assert {name for name in before if before[name] != during[name]} == patched
+    distributed = {"Work", "ProcessGroup"}  # where something else has imported torch.distributed
+    assert {name for name in before if before[name] != during[name]} - distributed == patched
     train(model, optimizer, 5)
     assert recording.rows("SELECT count(*) FROM steps") == [(5,)]
 

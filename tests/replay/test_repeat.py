@@ -160,9 +160,9 @@ def test_the_command_repeats_a_round(lab_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_command_says_what_is_wrong(own_path: Path, lab_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, code, text in (
-        (["--round", "9"], 6, "round 9 was not captured"),
+        (["--round", "9"], 7, "round 9 was not captured"),
         (["--client", "c1"], 2, "add --round N"),
-        (["--round", "2", "--client", "c77"], 6, "took no part in round 2"),
+        (["--round", "2", "--client", "c77"], 7, "took no part in round 2"),
     ):
         status, _, err = run_command(capsys, "replay", "-t", lab_path, *words)
         assert status == code and text in err

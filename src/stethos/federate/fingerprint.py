@@ -102,8 +102,9 @@ def _inputs(plan: Plan, change: Vector) -> tuple[Vector | None, Vector | None]:
     part, layer = plan.parts[plan.input], plan.structure.layers[plan.input]
     table = change[part.start : part.stop].reshape(layer.shape)
     energies: Vector = np.einsum("oi,oi->i", table, table)
-    seen = table if plan.input_view is None else table @ plan.input_view
-    gram = seen.T @ seen
+    with np.errstate(over="ignore", invalid="ignore"):
+        seen = table if plan.input_view is None else table @ plan.input_view
+        gram = seen.T @ seen
     total = float(np.trace(gram))
     if not 0 < total < math.inf:
         return energies, None

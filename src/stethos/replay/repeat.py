@@ -130,20 +130,22 @@ def _reasons(
     bundle: Bundle, workshop: Workshop, order: str | None, made: Sent, again: Sent, layers: Sequence[Difference],
     step: int | None,
 ) -> Iterator[str]:  # fmt: skip
+    is_small = max((one.relative for one in layers), default=0.0) < _ROUNDING
+    is_random = bool(differences(made.state, again.state))
+    if is_random and is_small:
+        yield "a nondeterministic kernel: two repetitions differ from each other, by rounding alone"
+    elif is_random:
+        yield (
+            "an unseeded generator: two repetitions differ from each other; torch's, NumPy's and Python's global "
+            "generators were set as recorded, so the trainer draws from one of its own"
+        )
     yield from environment_changes(bundle.settings)
     yield from code_changes(bundle.settings, getattr(workshop, "entrance", None))
     if order is not None and made.order is not None and order != made.order:
         yield "changed data: the samples come in another order than in the recording"
-    is_small = max((one.relative for one in layers), default=0.0) < _ROUNDING
-    if differences(made.state, again.state):
-        if is_small:
-            yield "a nondeterministic kernel: two repetitions differ from each other, by rounding alone"
-        else:
-            yield (
-                "an unseeded generator: two repetitions differ from each other; torch's, NumPy's and Python's global "
-                "generators were set as recorded, so the trainer draws from one of its own"
-            )
-    elif is_small:
+    if is_random:
+        return
+    if is_small:
         yield "rounding: repetitions agree, and differ from the recording by an order of additions (threads, processor)"
     elif step in (None, 1):
         where = ", and part from the recording at the first step" if step else ""
