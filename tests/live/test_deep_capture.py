@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from living import Living
-from processes import PROGRAMS, finish, start, wait_until
+from processes import PROGRAMS, finish, start, start_command, wait_until
 
+import stethos
 from stethos.cli.capture import capture
-from stethos.errors import LiveError, UsageError
+from stethos.errors import LiveError, StethosError, UsageError
 from stethos.live.ask import ask
 
 
@@ -34,6 +35,32 @@ def test_three_steps_are_profiled_and_the_training_goes_on(with_main: Living, tm
     assert sum(name.startswith("Optimizer.step#") for name in names) == 3
     assert reply["events"] == len(names) and reply["events_left_out"] == 0 and reply["bytes"] == path.stat().st_size
     with_main.wait_for_steps(3)
+
+
+def test_a_capture_waits_until_steps_become_slow(tmp_path: Path) -> None:
+    slow, over = tmp_path / "slow", tmp_path / "over"
+    words = ("run", "--dir", tmp_path, "--name", "r", "--capture-slow", "3", PROGRAMS / "slows_down.py", slow, over)
+    job = start_command(*words)
+    trace = tmp_path / "r" / "slow-steps.json.gz"
+    try:
+        wait_until(lambda: _steps_in(tmp_path / "r") > 80, "steps at the usual pace")
+        assert not trace.exists()
+        slow.touch()
+        wait_until(trace.exists, "the capture of slow steps")
+    finally:
+        over.touch()
+        said = finish(job)
+    assert said.returncode == 0, said.stderr
+    names = [event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    assert sum(name.startswith("Optimizer.step#") for name in names) == 3
+
+
+def _steps_in(path: Path) -> int:
+    try:
+        with stethos.open_run(path) as run:
+            return int(run.rows("SELECT count(*) FROM steps").values[0][0])
+    except StethosError:
+        return 0
 
 
 def test_a_trace_is_cut_to_its_longest_events(with_main: Living, tmp_path: Path) -> None:

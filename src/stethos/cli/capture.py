@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 from stethos.cli.target import live_target
 from stethos.cli.text import bytes_text, clean, count_text
+from stethos.errors import LiveError
 from stethos.live.ask import ask
+from stethos.live.registry import LiveProcess
 from stethos.settings import parse_bytes
 
 _PATIENCE_S = 900.0
+_LOOK_S = 0.5
 _SHOWN = 15
 _WIDTH = 44
 
@@ -21,12 +25,18 @@ def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture", type=int, metavar="STEPS", help="run torch's profiler for so many steps of a live process")  # fmt: skip  # noqa: E501
     parser.add_argument("--trace", type=Path, metavar="FILE", help="with --capture: where its trace goes (.json.gz)")
     parser.add_argument("--trace-limit", type=parse_bytes, default=64 << 20, metavar="SIZE", help="cut the trace to this size [64MB]")  # fmt: skip  # noqa: E501
+    parser.add_argument("--await", action="store_true", dest="is_awaited", help="with --capture: wait for a process that trains")  # fmt: skip  # noqa: E501
+    parser.add_argument("--when-slow", type=float, metavar="TIMES", help="with --capture: wait until steps take so many times as long as usual")  # fmt: skip  # noqa: E501
     parser.add_argument("--force", action="store_true", help="with --trace: overwrite the file if it exists")
 
 
 def capture(arguments: argparse.Namespace) -> int:
     """Ask a live process for a profile of its next steps, and show it."""
-    process = live_target(arguments).one()
+    process = _awaited(arguments) if arguments.is_awaited else live_target(arguments).one()
+    if arguments.when_slow is not None:
+        from stethos.cli.slow import wait_for_slow_steps
+
+        wait_for_slow_steps(process, arguments.when_slow)
     reply = ask(
         process, "profile", timeout_s=_PATIENCE_S, steps=arguments.capture, limit_bytes=arguments.trace_limit,
         path=str(arguments.trace.absolute()) if arguments.trace else "", force=arguments.force,
@@ -38,6 +48,19 @@ def capture(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(capture_lines(process.pid, reply)))
     return 0
+
+
+def _awaited(arguments: argparse.Namespace) -> LiveProcess:
+    """The process of a run that has just been started, once it can be asked; LiveError if the run ends before."""
+    from stethos.store.find import find_run, is_live
+
+    while True:
+        ready = [one for one in live_target(arguments).processes if one.has_agent]
+        if ready:
+            return ready[0]
+        if not is_live(find_run(arguments.target, arguments.dir)):
+            raise LiveError("the run ended before anything was trained")
+        time.sleep(_LOOK_S)
 
 
 def capture_lines(pid: int, reply: dict[str, Any]) -> list[str]:

@@ -41,9 +41,9 @@ def say(text: str) -> None:
 class Launch:
     """One execution of the program; `place` is None when nothing is recorded."""
 
-    def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool, alerts: Path | None = None) -> None:
+    def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool) -> None:
         self._place = place
-        self._alerts = alerts
+        self.companions: list[list[str]] = []  # commands of ours to start beside the program
         self._settings = settings
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
         self._facts: dict[str, Any] = {}
@@ -57,7 +57,7 @@ class Launch:
             self._keep_drainer()
             environment = child_environment(self._settings, mark_main=is_python)
             self._say(f"recording to {_shown(self._place.path)}")
-            self._start_alerts()
+            self._start_companions()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _RELAYED | {signal.SIGCHLD})
         on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the exit status with it
         try:
@@ -75,16 +75,14 @@ class Launch:
             _die_of(-code)
         return code if code >= 0 else 128 - code
 
-    def _start_alerts(self) -> None:
-        """A process of its own looks at the run until it has ended, and outlives us by the last messages."""
-        if self._place is None or self._alerts is None:
-            return
-        words = [sys.executable, "-m", "stethos.cli.main", "alert", "watch", str(self._alerts.absolute())]
-        with contextlib.suppress(OSError):
-            subprocess.Popen(
-                [*words, "--target", str(self._place.path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+    def _start_companions(self) -> None:
+        """Processes of their own look at the run until it has ended, and may outlive us by their last words."""
+        for words in self.companions:
+            with contextlib.suppress(OSError):
+                subprocess.Popen(
+                    [sys.executable, "-m", "stethos.cli.main", *words], stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
 
     def _enrol(self, command: list[str]) -> None:
         """Tell the drainer that the run goes on as long as this process does."""

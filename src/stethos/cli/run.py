@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
     parser.add_argument("--hang-after", metavar="S", type=float, help="seconds without any progress after which a training counts as hung; 0: never (default: 30, or `at_least_s` of `hang` in stethos.toml)")  # fmt: skip  # noqa: E501
+    parser.add_argument("--capture-slow", type=float, metavar="TIMES", help="profile three steps once they take so many times as long as usual")  # fmt: skip  # noqa: E501
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
     parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
@@ -80,11 +81,24 @@ def run(arguments: argparse.Namespace) -> int:
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
     try:
-        launch = Launch(place if is_recording else None, settings, quiet=arguments.quiet, alerts=arguments.alerts)
+        launch = Launch(place if is_recording else None, settings, quiet=arguments.quiet)
+        launch.companions += _companions(arguments, place)
         return launch.execute(command, is_python)
     except CommandNotFoundError:
         _remove(new_paths)
         raise
+
+
+def _companions(arguments: argparse.Namespace, place: RunPlace) -> list[list[str]]:
+    """Commands that look at the run while it goes on, in processes of their own."""
+    found = []
+    if arguments.alerts is not None:
+        found.append(["alert", "watch", str(arguments.alerts.absolute()), "--target", str(place.path)])
+    if arguments.capture_slow is not None:
+        trace = ["--trace", str(place.path / "slow-steps.json.gz"), "--force", "--await"]
+        slow = ["--when-slow", str(arguments.capture_slow)]
+        found.append(["profile", "--capture", "3", *slow, *trace, "--target", str(place.path)])
+    return found
 
 
 def _with_hang_limits(settings: Settings, after_s: float | None) -> Settings:

@@ -1,0 +1,45 @@
+"""Waits for the moment at which a live training becomes slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stethos.errors import LiveError, QueryError, UsageError
+from stethos.live.registry import LiveProcess
+from stethos.record.place import is_alive
+
+EVERY_S = 1.0
+_RECENT = 5
+_USUAL = 50
+_SQL = """
+    WITH recent AS (SELECT step, step_ms FROM steps WHERE process = '{}' ORDER BY step DESC LIMIT 1000),
+         ranked AS (SELECT step_ms, row_number() OVER (ORDER BY step DESC) AS age FROM recent)
+    SELECT median(step_ms) FILTER (age <= {recent}), median(step_ms) FILTER (age > {recent}),
+           count(step_ms) FILTER (age > {recent})
+    FROM ranked"""
+
+
+def wait_for_slow_steps(
+    process: LiveProcess, times: float, *, sleep: Callable[[float], None] = time.sleep
+) -> tuple[float, float]:
+    """Wait until the last steps of a process take so many times as long as the thousand before; both medians in ms.
+
+    LiveError if the process ends first.
+    """
+    if not times > 1:
+        raise UsageError(f"--when-slow {times:g}", hint="a number above 1: so many times as slow as usual")
+    from stethos.store.run import open_run
+
+    sql = _SQL.format(process.process.replace("'", "''"), recent=_RECENT)
+    with open_run(process.run_dir) as run:
+        while True:
+            try:
+                ((now_ms, usual_ms, count),) = run.rows(sql).values
+            except QueryError:
+                now_ms = usual_ms = None  # no steps yet
+            if now_ms is not None and usual_ms is not None and count >= _USUAL and now_ms >= times * usual_ms:
+                return now_ms, usual_ms
+            if not is_alive(process.pid, process.start_ticks):
+                raise LiveError(f"process {process.pid} ended before its steps became slow")
+            sleep(EVERY_S)
