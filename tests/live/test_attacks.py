@@ -405,7 +405,7 @@ def test_a_forked_child_has_an_agent_of_its_own_once_it_records(
         "import os, stethos, sys\nw = stethos.watch(name='n', dir=sys.argv[1])\nchildren = [os.fork()]\n"
         "if children[0]:\n    children.append(os.fork())\n"
         "if children[0] == 0:\n    stethos.log(child=1.0)\n"
-        "print(os.getpid(), flush=True)\nsys.stdin.read()\n"
+        "os.write(1, b'%d\\n' % os.getpid())\nsys.stdin.read()\n"
         "if all(children): [os.waitpid(child, 0) for child in children]"
     )
     process = start("-c", script, tmp_path / "runs", env=environment(XDG_RUNTIME_DIR=str(tmp_path)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -208,21 +207,19 @@ def test_many_threads_put_frames_and_each_frame_comes_out_whole(pipe: Pipe) -> N
         assert seen[number] == [i for i in range(frames) if i not in refused[number]]
 
 
-def test_a_thread_held_up_in_the_middle_of_a_frame_is_waited_for(pipe: Pipe) -> None:
+def test_a_thread_held_up_in_the_middle_of_a_frame_is_waited_for(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a busy machine, or by SIGSTOP; its frame must not be written over."""
     is_inside = threading.Event()
+    write = Ring._write_frame
 
-    def hold_up(frame: Any, event: str, argument: object) -> Any:
-        if frame.f_code.co_name == "_write_frame" and not is_inside.is_set():
+    def hold_up(*args: Any, **kwargs: Any) -> Any:
+        if not is_inside.is_set():
             is_inside.set()
             time.sleep(0.3)
-        return hold_up
+        return write(*args, **kwargs)
 
-    def write_slowly() -> None:
-        sys.settrace(hold_up)
-        pipe.put_text(b"slow" * 100)
-
-    slow = threading.Thread(target=write_slowly)
+    monkeypatch.setattr(Ring, "_write_frame", hold_up)
+    slow = threading.Thread(target=lambda: pipe.put_text(b"slow" * 100))
     slow.start()
     assert is_inside.wait(60)
     assert pipe.put_text(b"fast")

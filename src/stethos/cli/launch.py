@@ -150,6 +150,8 @@ class Launch:
         self._facts["exit_code"] = code
         self._write_facts()
         deadline = time.monotonic() + _LINGER_S
+        if not all(map(_is_settled, self._place.processes())):
+            self._keep_drainer()  # it may have died a moment ago, and nobody else would notice
         while time.monotonic() < deadline and not all(map(_is_settled, self._place.processes())):
             time.sleep(0.03)
         self._facts["ended_ns"] = time.time_ns()
