@@ -99,19 +99,14 @@ def test_a_profiler_of_the_programs_own_is_left_alone(with_main: Living) -> None
 def test_the_command_shows_operators_by_time_and_by_memory(
     with_main: Living, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    arguments = argparse.Namespace(when_slow=None, is_awaited=False, 
+    arguments = argparse.Namespace(
         target=str(with_main.process().pid), dir=None, capture=2, trace=tmp_path / "t.json.gz", trace_limit=1 << 20,
-        force=False, json=False,
+        force=False, json=False, when_slow=None, is_awaited=False,
     )  # fmt: skip
     assert capture(arguments) == 0
     out = capsys.readouterr().out
     assert "2 steps from step" in out and "by time" in out and "by memory allocated" in out and "t.json.gz" in out
-    assert (
-        capture(
-            argparse.Namespace(when_slow=None, is_awaited=False, **{**vars(arguments), "json": True, "trace": None})
-        )
-        == 0
-    )
+    assert capture(argparse.Namespace(**{**vars(arguments), "json": True, "trace": None})) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
 
 
