@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +214,9 @@ class Watchdog:
             collector = self._drainer.collectors.get(row["process"])
             if collector is not None:
                 collector.add_sample(t_ns, row, HANGS)
-        self._tell(is_over=False)
+        for name in {row["process"] for row in rows} & set(self._drainer.collectors):
+            with suppress(OSError):  # the drainer tries again
+                self._drainer.collectors[name].drain()  # whoever hears of it finds its rows
         about = {"t_ns": t_ns, "reason": f"hang {rows[0]['hang']}"}
         frames = [
             {**frame, **about, "process": row["process"], "rank": row["rank"]}
@@ -221,6 +224,7 @@ class Watchdog:
             for frame in _frames_of(stacks.get(row["process"], ()))
         ]
         keep_stacks(self._drainer.run.path, frames)
+        self._tell(is_over=False)
 
     def _see_whether_it_is_over(self, boards: Mapping[str, RankBoard]) -> None:
         moved = [
