@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -24,6 +25,7 @@ from stethos.replay.past import History
 
 Weights = dict[str, torch.Tensor]
 _MOST_SAMPLES = 2000  # of the test: more take longer and show little more
+_KEPT = 64  # states as vectors: a round's, which are combined again and again
 
 
 class LabWorld:
@@ -42,6 +44,8 @@ class LabWorld:
                 hint="fetch it again, or use the version of Stethos that recorded the run",
             )
         self.layout = Layout.of(self.made.model)
+        self._trained = self.layout.parameters
+        self._vectors: OrderedDict[int, tuple[Weights, State]] = OrderedDict()
         count = min(_MOST_SAMPLES, len(self.made.task.test_y))
         self.test_x, self.test_y = self.made.task.test_x[:count], self.made.task.test_y[:count]
 
@@ -51,14 +55,28 @@ class LabWorld:
 
     @one_thread()
     def combined(self, number: int, base: Weights, sent: Sequence[Weights], samples: Sequence[float]) -> Weights:
-        old, rows = self.state_of(base), [self.state_of(one) for one in sent]
+        old, rows = self._flat(base), [self._flat(one) for one in sent]
         stacked = torch.stack([one.vector for one in rows])
         counts = torch.tensor(samples, dtype=torch.float64)
-        trained, strategy = self.layout.parameters, self.made.strategy
+        trained, strategy = self._trained, self.made.strategy
         memory = dict(self._history.server_state(number))
-        vector = (counts / counts.sum()).to(stacked.dtype) @ stacked
-        vector[trained] = strategy.combine(old.vector[trained], stacked[:, trained], counts, memory)
+        if bool(trained.all()):
+            vector = strategy.combine(old.vector, stacked, counts, memory)
+        else:
+            vector = (counts / counts.sum()).to(stacked.dtype) @ stacked
+            vector[trained] = strategy.combine(old.vector[trained], stacked[:, trained], counts, memory)
         return self.layout.as_dict(State(vector, rows[0].counters))
+
+    def _flat(self, weights: Weights) -> State:
+        """`state_of`, remembered for the states that were asked for last; holding them keeps their identity."""
+        known = self._vectors.get(id(weights))
+        if known is None:
+            known = self._vectors[id(weights)] = weights, self.state_of(weights)
+            if len(self._vectors) > _KEPT:
+                self._vectors.popitem(last=False)
+        else:
+            self._vectors.move_to_end(id(weights))
+        return known[1]
 
     @one_thread()
     @torch.no_grad()
