@@ -63,7 +63,7 @@ def blamed(setting: Setting) -> Blamed:
     if not bool(wrong.any()):
         return Blamed(data, model, alpha, seed, 0, 0, 0, 0, 0.0)
     _, clean, _ = played(replace(case, faults=()), model=model)
-    is_due = world.scores(clean.state, x).argmax(1) != fault.target
+    is_due = world.scores(clean.state, x).argmax(1) == y
     turnouts = turnouts_of(memory)
     right, due, times = [], [], []
     for place in torch.nonzero(wrong).flatten().tolist()[:_MOST_INPUTS]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from stethos.errors import CaptureError, UsageError
+from stethos.lab.corrected import Repeated, correction_in, treated
 from stethos.lab.course import Course
 from stethos.lab.engine import Engine
 from stethos.lab.federation import one_thread
@@ -54,11 +55,16 @@ class LabWorld:
         return self.test_y.numpy()
 
     @one_thread()
-    def combined(self, number: int, base: Weights, sent: Sequence[Weights], samples: Sequence[float]) -> Weights:
+    def combined(
+        self, number: int, base: Weights, clients: Sequence[str], sent: Sequence[Weights], samples: Sequence[float]
+    ) -> Weights:
         old, rows = self._flat(base), [self._flat(one) for one in sent]
         stacked = torch.stack([one.vector for one in rows])
         counts = torch.tensor(samples, dtype=torch.float64)
-        trained, strategy = self._trained, self.made.strategy
+        trained, given = self._trained, (stacked, counts, self.made.strategy)
+        stacked, counts, strategy = treated(correction_in(self._history.remedy(number)), clients, old.vector, given)
+        if not len(stacked):
+            return base
         memory = dict(self._history.server_state(number))
         if bool(trained.all()):
             vector = strategy.combine(old.vector, stacked, counts, memory)
@@ -113,7 +119,8 @@ class LabWorld:
         """Train rounds again from the global model that the first of them began with."""
         with closing(self._engine(seed)) as engine, torch.enable_grad():
             left_out = frozenset(int(name[1:]) for name in without if name[1:].isdecimal())
-            course = Course(self.made.setup, self.made.model, engine, without=left_out)
+            reviewer = Repeated(self._history.remedy, is_whole=not left_out)
+            course = Course(self.made.setup, self.made.model, engine, reviewer, left_out)
             past = {
                 number - 1: self._global_before(number) for number in range(max(1, first - course.reach), first + 1)
             }

@@ -54,8 +54,10 @@ class OwnWorld:
             self._labels = np.full(len(found), -1, np.int64)
         return found
 
-    def combined(self, number: int, base: State, sent: Sequence[State], samples: Sequence[float]) -> State:
-        replies = [Sent(str(place), state, round(samples[place])) for place, state in enumerate(sent)]
+    def combined(
+        self, number: int, base: State, clients: Sequence[str], sent: Sequence[State], samples: Sequence[float]
+    ) -> State:
+        replies = [Sent(*one) for one in zip(clients, sent, map(round, samples), strict=True)]
         return self._workshop.aggregate(number, base, replies, self._bundle.server_state(number))[0]
 
     def trained(
