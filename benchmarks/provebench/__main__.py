@@ -43,14 +43,14 @@ def parts_of(first: int, *, is_full: bool) -> list[Part]:
         order = np.random.default_rng(0).permutation(len(items))
         return [items[place] for place in order][: None if is_full else count]
 
-    seeds = range(first, first + (600 if is_full else 40))
+    seeds = range(first, first + (1500 if is_full else 60))
     corrected = [
         replace(case, seed=case.seed - SEEDS.start + first) for case in cases(is_full=True) if case.clients < 400
     ]
     return [
         Part("proof", tried, seeds, Tried),
-        Part("clean", cleared, seeds[: len(seeds) // 2], Cleared),
-        Part("blame", blamed, some(settings(range(first, first + 50)), 24), Blamed),
+        Part("clean", cleared, seeds[: len(seeds) // 10], Cleared),
+        Part("blame", blamed, some(settings(range(first, first + 25)), 24), Blamed),
         Part("correct", mended, some(corrected, 80)[:1200], Mended),
     ]
 

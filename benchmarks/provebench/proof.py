@@ -84,8 +84,11 @@ def tried(seed: int) -> Tried:
     memory, _, choices = played(case)
     clean_memory, _, clean_choices = played(replace(case, faults=()))
     world, clean = LabWorld(memory, choices), LabWorld(clean_memory, clean_choices)
-    effect, is_large = _truth(world, clean, case.rounds)
     guilty = tuple(f"c{client}" for _, client, _ in case.faults)
+    before, after = clean.right(clean_memory.last), world.right(memory.last)
+    effect, is_large = float(before.mean() - after.mean()), False
+    if effect > noise_of([before]) / 4:  # else it is not looked at any closer
+        effect, is_large = _truth(world, clean, case.rounds)
     if not is_large:
         return Tried(case.data_name, fault, split, len(guilty), effect, False, "", "", "", "", 0.0, seed)
     innocent = str(np.random.default_rng([seed, 92]).choice([one for one in memory.clients(1) if one not in guilty]))

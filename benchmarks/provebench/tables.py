@@ -36,7 +36,8 @@ def proof_grid(found: Sequence[Tried]) -> Grid:
     wrong = [one for one in large if one.verdict == "refuted" or one.innocent_verdict == "proved"]
     notes = [
         f"Of {len(found)} federations, the {len(large)} in which the fault costs more accuracy than two standard "
-        "errors of the test (over three orders of the samples that no proof uses). Guilty clients are accused "
+        "errors of the test (over three orders of the samples that no proof uses; those in which it does not cost a "
+        "quarter of that in the run itself were not looked at any closer). Guilty clients are accused "
         "together, the innocent one beside them. Verdicts that are the wrong way round: "
         f"{share([one in wrong for one in large])}. "
         f"Re-aggregation takes {np.median([one.fast_s for one in large] or [0]):.2f} s (median, 12 rounds). {UNSEEN}",
