@@ -170,6 +170,6 @@ def test_other_work_on_the_machine_widens_times_but_no_losses() -> None:
     assert words(pair(1.0, 1000.0))["round time"] == "no difference shown"
 
 
-def test_nothing_that_another_seed_changed_fails_a_gate() -> None:
+def test_what_another_seed_changed_is_chance_but_fails_a_gate() -> None:
     pair = compare_pair(measured(), measured(round_ms=140.0, settings={"lr": 0.1, "seed": 1}))
-    assert words(pair)["round time"] == "chance" and not pair.worse_than(0.05)
+    assert words(pair)["round time"] == "chance" and pair.worse_than(0.05)

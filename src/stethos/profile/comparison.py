@@ -132,8 +132,8 @@ class Pair:
         return "chance" if is_chance else one.word
 
     def worse_than(self, gate: float) -> list[Quantity]:
-        """What fails a gate: worse by more than that, and not by chance."""
-        return [one for one in self.quantities if one.is_worse_than(gate) and self.word_of(one) == "worse"]
+        """What fails a gate, whatever the cause."""
+        return [one for one in self.quantities if one.is_worse_than(gate)]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
