@@ -33,7 +33,8 @@ class OpenSegment:
     def _take(self, block: Block) -> None:
         if block.flags & FLAG_SCHEMA:
             self._schemas[block.table] = block
-        self.lost += max(0, block.rows_before - self.end_rows)
+        if block.rows_before > self.end_rows:
+            self.lost += block.rows_before - self.end_rows
         if block.is_batch and block.table in RECORDED:
             self._batches[block.table].append(block)
             self.rows_by_table[block.table] += block.rows
@@ -45,13 +46,11 @@ class OpenSegment:
 
     def arrow(self, table: Table, process: str, rank: int | None) -> pa.Table:
         """One table's rows in the full schema."""
-        import pyarrow as pa
-
-        from stethos.record.arrow import constant_array, full_schema, read_batch, read_schema, segment_schema
+        from stethos.record.arrow import constant_array, full_schema, read_schema, read_stream, segment_schema
 
         written = self._schemas.get(table.number)
         schema = read_schema(written.payload) if written else segment_schema(table)
-        rows = pa.Table.from_batches([read_batch(block.payload, schema) for block in self._batches[table.number]], schema)  # fmt: skip  # noqa: E501
+        rows = read_stream((block.payload for block in self._batches[table.number]), schema).combine_chunks()
         own = {
             "process": constant_array(process, rows.num_rows, Kind.NAME),
             "rank": constant_array(rank, rows.num_rows, Kind.I32),

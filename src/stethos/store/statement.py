@@ -17,7 +17,7 @@ _COMMENT = r"(?:--[^\n]*(?:\n|$)|/\*.*?\*/|\s)"
 _EXPLAIN = re.compile(rf"{_COMMENT}*explain\b{_COMMENT}*(?:analyze\b)?{_COMMENT}*(?:\([^()]*\))?", re.I | re.S)
 _WRITING_WORD = re.compile(r"\b(?:copy|insert|update|delete|merge)\b", re.I)
 _WORD = re.compile(r"[a-z_]+")
-_CATALOGUE = re.compile(r"\b(?:show|desc|describe|summarize|information_schema|(?:duckdb|pg|pragma|sqlite)_\w+)\b", re.I)
+_CATALOGUE = re.compile(r"\b(?:show|describe|information_schema|(?:duckdb|pg|pragma|sqlite)_\w+)\b|^\s*desc\b", re.I)
 _DYNAMIC = re.compile(r"\bquery(?:_table)?\s*\(", re.I)
 
 
