@@ -6,7 +6,7 @@ is installed, at a second of CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ _ARROW_TYPE = {
     Kind.NAME: pa.string(),
     Kind.TEXT: pa.string(),
 }
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def arrow_field(column: Column) -> pa.Field:
@@ -104,12 +103,6 @@ def constant_array(value: str | int | None, size: int, kind: Kind) -> pa.Array:
 def serialize_batch(batch: pa.RecordBatch) -> memoryview:
     """The batch as an IPC message, left in Arrow's memory."""
     return memoryview(batch.serialize())
-
-
-def read_stream(payloads: Iterable[memoryview], schema: pa.Schema) -> pa.Table:
-    """Record batches in one go; one by one, as with `read_batch`, they take five times as long."""
-    messages = [schema.serialize(), *payloads, _END_OF_STREAM]
-    return pa.ipc.open_stream(pa.py_buffer(b"".join(messages))).read_all()
 
 
 def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:

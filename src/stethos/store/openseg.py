@@ -46,11 +46,13 @@ class OpenSegment:
 
     def arrow(self, table: Table, process: str, rank: int | None) -> pa.Table:
         """One table's rows in the full schema."""
-        from stethos.record.arrow import constant_array, full_schema, read_schema, read_stream, segment_schema
+        import pyarrow as pa
+
+        from stethos.record.arrow import constant_array, full_schema, read_batch, read_schema, segment_schema
 
         written = self._schemas.get(table.number)
         schema = read_schema(written.payload) if written else segment_schema(table)
-        rows = read_stream((block.payload for block in self._batches[table.number]), schema).combine_chunks()
+        rows = pa.Table.from_batches([read_batch(block.payload, schema) for block in self._batches[table.number]], schema)  # fmt: skip  # noqa: E501
         own = {
             "process": constant_array(process, rows.num_rows, Kind.NAME),
             "rank": constant_array(rank, rows.num_rows, Kind.I32),
