@@ -82,7 +82,9 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, module in group.items()}
 
+_AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives")  # commands that leave nothing to tidy up
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
+_HELP = ("-h", "--help", "help")
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -92,6 +94,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def console() -> NoReturn:
+    """The command `stethos`: run what `sys.argv` says and end the process.
+
+    Commands that only read end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
+    """
+    status = main()
+    if _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,20 +129,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
 
 
-def _dispatch(words: list[str]) -> int:
+def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
+    """A target that stands before the command, then the command with its own words."""
     target, words = take_target(words)
     if words and words[0].startswith("--token-file"):  # between target and command, as in the docs
         size = 1 if "=" in words[0] else 2
         words = [*words[size : size + 1], *words[:size], *words[size + 1 :]]
-    if not words or words[0] in ("-h", "--help", "help"):
+    is_target = len(words) > 1 and words[0] not in (*COMMANDS, *_HELP) and words[1] in COMMANDS
+    return (words[0], words[1:]) if is_target and target is None else (target, words)
+
+
+def _dispatch(words: list[str]) -> int:
+    target, words = _taken_apart(words)
+    if not words or words[0] in _HELP:
         return _help(words[1:])
     if words[0] in ("-V", "--version"):
         from stethos import __version__
 
         sys.stdout.write(f"stethos {__version__}\n")
         return 0
-    if words[0] not in COMMANDS and len(words) > 1 and words[1] in COMMANDS and target is None:
-        target, words = words[0], words[1:]
+    if target is None and len(words) > 1 and words[1] in COMMANDS:
+        _check_meaning(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise _unknown(name)
@@ -144,6 +165,19 @@ def _dispatch(words: list[str]) -> int:
         parsed.target = parsed.target or target
     status: int = command.run(parsed)
     return status
+
+
+def _check_meaning(words: list[str]) -> None:
+    """UsageError if two commands follow each other and the first one is also the name of a run."""
+    from stethos.record.place import RunPlace
+    from stethos.settings import default_runs_dir
+
+    name, command = words[:2]
+    if name not in _OWN_WORDS and RunPlace(default_runs_dir() / name).exists():
+        raise UsageError(
+            f"{name!r} is a command, and also the name of a run",
+            hint=f"for the run say `stethos -t {name} {command}`; for the command give its target with -t RUN",
+        )
 
 
 def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
@@ -209,4 +243,4 @@ def _unknown(name: str) -> UsageError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()
