@@ -108,7 +108,7 @@ def _grid(looks: dict[str, list[Look]], stretch_s: float) -> Grid:
         rows,
         [
             f"One observed training (a CNN, one thread), in stretches of {stretch_s:g} s, {len(bases)} of each in "
-            "turns, each with a server of its own. A page listens to the events and asks for the whole overview whenever "
+            "turns, each with a server of its own. A page listens to the events and asks for the whole overview when "
             "the run has changed; no browser draws it, since that is not done by the training's machine. `CPU` is the "
             "training process's own time per step. `server's core` is the CPU time of the server and of the diagnoses "
             "it begins, which step back behind the training."

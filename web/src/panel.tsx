@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
 import { curvesOf, Plot } from "./charts/plot";
 import { Bars, DataTable, Tiles } from "./charts/small";
+import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
 import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
@@ -110,6 +111,8 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
         />
       );
     }
+    case "tree":
+      return <Tree panel={panel} columns={columns} />;
     case "findings":
       return null;
   }
@@ -185,7 +188,7 @@ interface Picked {
 function Picker({ panel, parameter, route, version, value, choose }: Picked) {
   const { source } = useAround();
   const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
-  const none: Record<string, string> = { round: "the last", client: "none", layer: "the largest" };
+  const none: Record<string, string> = { round: "the last", hang: "the last", client: "none", layer: "the largest" };
   const values = (answer ?? []).map(String);
   if (source.isReport && values.length === 0) return null;
   if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);
