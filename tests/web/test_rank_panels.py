@@ -42,7 +42,11 @@ def test_the_rank_that_all_wait_for_waits_least(run: Run) -> None:
 
 def test_calls_that_did_not_end_stand_first(run: Run) -> None:
     rows = shown(run, "collectives")
-    assert [(row["rank"], row["unfinished"], row["last_seq"]) for row in rows] == [(0, 1, 9), (1, 1, 9), (ODD, 0, CALLS)]
+    assert [(row["rank"], row["unfinished"], row["last_seq"]) for row in rows] == [
+        (0, 1, 9),
+        (1, 1, 9),
+        (ODD, 0, CALLS),
+    ]
     assert rows[0]["bytes"] == (CALLS + 1) * 4096
 
 

@@ -1,5 +1,5 @@
 // The frame of a panel: title, choices, drawing, and the SQL behind it.
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
 import { curvesOf, Plot } from "./charts/plot";
 import { Bars, DataTable, Tiles } from "./charts/small";
@@ -25,10 +25,15 @@ export function givenTo(panel: Panel, route: Route): Given {
 
 export function PanelCard({ panel, route, version, diagnosis }: Framed) {
   const given = givenTo(panel, route);
+  const { theme } = useAround();
   const { answer, complaint, isAsking } = usePanel(route.run, panel.name, given, version);
-  if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   const choose = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } });
-  const findings = diagnosis?.findings ?? [];
+  // Drawn anew only when there is something else to draw: a live page is told of a change twice a second.
+  const drawing = useMemo(
+    () => answer !== null && <Drawing panel={panel} columns={answer} given={given} route={route} findings={diagnosis?.findings ?? []} choose={choose} />,
+    [answer, diagnosis, JSON.stringify(route), theme],
+  );
+  if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   return (
     <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>
       <header>
@@ -42,7 +47,7 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
       ) : answer.rows === 0 ? (
         <Nothing panel={panel} />
       ) : (
-        <Drawing panel={panel} columns={answer} given={given} route={route} findings={findings} choose={choose} />
+        drawing
       )}
       {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} />}
     </section>
