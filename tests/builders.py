@@ -170,8 +170,8 @@ class ProcessBuilder:
         self.ring.put_frame(GAPS.number, 1, self.name_id(what).to_bytes(4, "little"), (reason.encode(),), t_ns=T0_NS)
 
     def host_sample(self) -> None:
-        names = ("cpu_share", "rss_bytes", "threads", "read_bytes", "written_bytes", "machine_cpu_share", "machine_cores",
-                 "machine_free_bytes", "net_sent_bytes", "net_received_bytes")  # fmt: skip
+        names = ("cpu_share", "rss_bytes", "threads", "read_bytes", "written_bytes", "machine_cpu_share",
+                 "machine_cores", "machine_free_bytes", "net_sent_bytes", "net_received_bytes")  # fmt: skip
         self.collector.add_sample(T0_NS, dict.fromkeys(names, 1.0))
 
     def fail(self, error: str) -> None:

@@ -2,7 +2,7 @@
 
 export type Cell = number | string | boolean | null | Cell[] | { [key: string]: Cell };
 export type Scale = "linear" | "log" | "diverging" | "category";
-export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "findings";
+export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "tree" | "findings";
 
 export interface Option {
   title: string;

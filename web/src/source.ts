@@ -26,6 +26,7 @@ export interface Source {
 }
 
 const KEPT = "stethos-token";
+const MOST_KEPT = 200;
 
 /** The token from the address, kept for further tabs; the address loses it at once. */
 export function takeToken(): string {
@@ -45,6 +46,7 @@ export function panelAddress(run: string, panel: string, given: Given): string {
 
 export class Server implements Source {
   readonly isReport = false;
+  private readonly last = new Map<string, { text: string; content: unknown }>();
 
   constructor(private readonly token: string) {}
 
@@ -112,8 +114,17 @@ export class Server implements Source {
     return JSON.stringify(await this.get(path), null, 1);
   }
 
-  private get(path: string): Promise<unknown> {
-    return this.send(path, {});
+  /** The same object as last time where the same was told: what is made from it need not be made again. */
+  private async get(path: string): Promise<unknown> {
+    const text = await (await this.open(path, {})).text();
+    const known = this.last.get(path);
+    if (known?.text === text) return known.content;
+    const content: unknown = JSON.parse(text);
+    this.last.delete(path);
+    this.last.set(path, { text, content });
+    const [oldest] = this.last.keys();
+    if (this.last.size > MOST_KEPT && oldest !== undefined) this.last.delete(oldest);
+    return content;
   }
 
   private async send(path: string, options: RequestInit): Promise<unknown> {
