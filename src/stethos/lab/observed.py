@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from stethos.act.action import Treatment
 from stethos.federate.federation import federation
 from stethos.settings import CaptureMode
 
@@ -39,6 +40,10 @@ class RoundLog(Protocol):
     def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[object]: ...
     def note(self, **columns: Any) -> object: ...
     def server_state(self, state: Mapping[str, Tensor], /) -> object: ...
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> object: ...  # fmt: skip
     def evaluate(self, *, loss: float, accuracy: float) -> object: ...
 
 
@@ -88,6 +93,12 @@ class _SilentRound:
         pass
 
     def server_state(self, state: Mapping[str, Tensor], /) -> None:
+        pass
+
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> None:  # fmt: skip
         pass
 
     def evaluate(self, *, loss: float, accuracy: float) -> None:
