@@ -103,7 +103,7 @@ def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fing
             nan[number, :-1], inf[number, :-1] = one.odd
             nan[number, -1], inf[number, -1] = nan[number, :weights].sum(), inf[number, :weights].sum()
     sketches = plan.sketch(rows)
-    signs = np.sign(rows[:, plan.sign_places]).astype(np.int8)
+    signs = np.sign(rows.take(plan.sign_places, axis=1)).astype(np.int8)
     output_rows, inputs = _output_rows(plan, rows), _inputs(plan, rows)
     return [
         Fingerprint(
@@ -157,8 +157,8 @@ def _output_rows(plan: Plan, rows: Vector) -> list[dict[str, Any]] | None:
     layers = plan.structure.layers
     part, layer = plan.parts[plan.output], layers[plan.output]
     tables = rows[:, part.start : part.stop].reshape(-1, *layer.shape).astype(np.float64)
-    means = tables.mean(2)
-    norms = np.sqrt(np.square(tables, out=tables).sum(2))
+    means = np.add.reduce(tables, axis=2) / max(layer.shape[1], 1)
+    norms = np.sqrt(np.vecdot(tables, tables))
     found: list[dict[str, Any]] = [
         {"layer": layer.name, "norm": norm, "mean": mean} for norm, mean in zip(norms, means, strict=True)
     ]

@@ -1,7 +1,7 @@
 """Reads a round's updates as they come: each is copied at once, fingerprints are made of several together.
 
 A small model's fingerprint is a few microseconds of arithmetic and a hundred of calls; made for a dozen updates
-at once, the calls are shared. Large updates are read one by one, so that what is kept of them stays in the cache.
+at once, the calls are shared. Of large updates fewer wait, so that what is kept of them stays in the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stethos.federate.fingerprint import Fingerprint, Seen, Vector, fingerprints
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
 
-_KEPT = 1 << 16  # elements that wait to be made fingerprints of: a quarter of a megabyte
+_KEPT = 1 << 19  # elements that wait to be made fingerprints of: two megabytes
 _MOST = 64
 
 

@@ -91,6 +91,10 @@ class Plan:
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
         self.sign_member = _membership(self.sign_places, [(part.start, part.stop) for part in parts], self.weight_stop)
         self.cosine_errors = np.array([0.0 if part.is_exact else 1 / math.sqrt(part.buckets) for part in parts])
+        self._slices = [slice(part.start, part.stop) for part in parts]
+        times = [0 if part.buckets == part.read else part.read // part.buckets for part in parts]
+        self._sums = [(one, count, one.start + count * one.buckets) for one, count in zip(parts, times, strict=True)]
+        self._ones = np.ones(max(times), np.float32)
         self._filled = [number for number, part in enumerate(parts) if part.buckets]
         self._firsts = [parts[number].sketch_start for number in self._filled]
 
@@ -119,31 +123,30 @@ class Plan:
     def sketch(self, rows: Vector) -> Vector:
         """The projections of rows of elements, one row each; buckets of weights come first."""
         sketches = np.empty((len(rows), self.buckets), np.float32)
-        for part in self.parts:
+        signed = rows * self._signs if len(self._ones) else rows
+        for part, times, whole in self._sums:
             target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
-            if part.buckets == part.read:
+            if not times:
                 target[:] = rows[:, part.start : part.stop]
                 continue
-            times = part.read // part.buckets
-            whole = part.start + times * part.buckets
-            mine = rows[:, part.start : whole].reshape(len(rows), times, part.buckets)
-            signs = self._signs[part.start : whole].reshape(times, part.buckets)
-            np.einsum("krb,rb->kb", mine, signs, out=target)
-            target[:, : part.stop - whole] += rows[:, whole : part.stop] * self._signs[whole : part.stop]
+            mine = signed[:, part.start : whole].reshape(len(rows), times, part.buckets)
+            np.matmul(self._ones[:times], mine, out=target)
+            if whole < part.stop:
+                target[:, : part.stop - whole] += signed[:, whole : part.stop]
         return sketches
 
     def norms(self, rows: Vector) -> Vector:
         """The 2-norm of every layer, a row each; of a layer read in part an estimate from that part."""
         sums = np.empty((len(rows), len(self.parts)))
         with np.errstate(over="ignore"):
-            for number, part in enumerate(self.parts):
-                mine = rows[:, part.start : part.stop]
-                sums[:, number] = np.vecdot(mine, mine)
-        for place, number in np.argwhere(np.isinf(sums)).tolist():  # too large for single precision
-            part = self.parts[number]
-            sums[place, number] = np.square(rows[place, part.start : part.stop], dtype=np.float64).sum()
-        norms: Vector = np.sqrt(sums / self.coverage)
-        return norms
+            for number, part in enumerate(self._slices):
+                mine = rows[:, part]
+                np.vecdot(mine, mine, out=sums[:, number])
+        if not math.isfinite(sums.sum()):
+            for place, number in np.argwhere(np.isinf(sums)).tolist():  # too large for single precision
+                sums[place, number] = np.square(rows[place, self._slices[number]], dtype=np.float64).sum()
+        sums /= self.coverage
+        return np.sqrt(sums, out=sums)
 
     def by_layer(self, products: Vector) -> Vector:
         """Sums over the buckets of each layer and, last, of all weights together."""
