@@ -12,7 +12,7 @@ from stethos.federate.fingerprint import Fingerprint, Seen, Vector, fingerprints
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
 
-_KEPT = 1 << 19  # elements that wait to be made fingerprints of: two megabytes
+_KEPT = 1 << 18  # elements that wait to be made fingerprints of: a megabyte
 _MOST = 64
 
 
