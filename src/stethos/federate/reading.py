@@ -95,20 +95,20 @@ class Reading:
             return
         self._search_odd(plan, updates)
         compared = compare(plan, self.prints, self._federation.history)
-        rows = [*self._federation.recent, self._row(plan, compared, sites)]
+        rows = [_with_matrices(row) for row in (*self._federation.recent, self._row(plan, compared, sites))]
         here = {one.client for one in self.prints}
         verdicts = verdicts_on(cohort_in(rows), probability)
         found.extend(one for one in verdicts if one.client in here and one.last is None)
         self.odd += [one.client for one in found]
 
     def _row(self, plan: Plan, compared: Comparison, sites: Sequence[Site]) -> dict[str, Any]:
-        """This round as `cohort_in` wants it."""
+        """This round as `cohort_in` wants it, but for `_with_matrices`."""
         facts = {site.client: site.facts for site in sites}
         mine: list[Mapping[str, Any]] = [facts.get(one.client, {}) for one in self.prints]
         return quantities_of(plan, self.prints, compared) | {
             "round": self._number,
             "clients": tuple(one.client for one in self.prints),
-            "confusion": [matrix_in(fact.get("confusion")) for fact in mine],
+            "confusion": [fact.get("confusion") for fact in mine],
             **{
                 name: np.array([np.nan if fact.get(name) is None else float(fact[name]) for fact in mine])
                 for name in ("entry_loss", "exit_loss", "samples")
@@ -185,6 +185,11 @@ class Reading:
         session = self._federation.session
         if session is not None and not self._federation.history.changes:
             session.note_gap("updates", reason)
+
+
+def _with_matrices(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts of confusion matrices are read when they are asked for, which is seldom."""
+    return {**row, "confusion": [matrix_in(text) for text in row["confusion"]]}
 
 
 def matrix_in(text: Any) -> Vector | None:

@@ -337,6 +337,8 @@ class Round:
             raise mismatch[0] from None
 
     def _show(self, *, is_final: bool = False) -> None:
+        if not self._federation.progress.is_on:
+            return
         failed = sum(site.facts["status"] != "ok" for site in self._sites)
         notes = [f"{len(self._sites)} clients" + (f", {failed} failed" if failed else "")]
         notes += [f"{name} {self._facts[name]:.4g}" for name in ("loss", "accuracy") if name in self._facts]
