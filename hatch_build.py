@@ -53,7 +53,7 @@ def build_hot() -> Path | None:
     command = shutil.which(compiler[0]) or shutil.which("cc")
     if sys.platform != "linux" or sysconfig.get_config_var("Py_GIL_DISABLED") or command is None:
         return None
-    part = built.with_suffix(".part")
+    part = built.with_suffix(f".part{os.getpid()}")
     words = [command, *(compiler[1:] if shutil.which(compiler[0]) else []), "-std=c11", "-O2", "-fPIC", "-shared"]
     words += ["-fvisibility=hidden", f"-I{sysconfig.get_path('include')}", str(HOT), "-o", str(part)]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
