@@ -4,9 +4,9 @@
     STETHOS_NATIVE=0 python -m benchmarks.ablation
 
 A cycle trains a block of steps with each choice of callbacks, in random order. A block counts by a quick one of its
-steps (the fastest fifth is faster), its first ones left out: Python specialises its bytecode to what it has just seen. A choice counts by the median of
-its differences from the bare block of the same cycle, so that what else the machine does hits both alike. One
-process, so layout of memory is the same for all; the benchmark `overhead` compares processes.
+steps (a fifth is faster), its first ones left out: Python specialises its bytecode to what it has just seen. A
+choice counts by the median of its differences from the bare block of the same cycle, so that what else the machine does
+hits both alike. All in one process, so that memory lies the same; the benchmark `overhead` compares processes.
 """
 
 from __future__ import annotations

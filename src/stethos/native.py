@@ -42,7 +42,12 @@ class _Plain:
 
 # Bases with the fields that the callbacks in C read and write; in Python a class has its own attributes.
 if TYPE_CHECKING or NATIVE is None:
-    AlarmFields = IterationFields = IterationsFields = SessionFields = WatchFields = WatchedFields = _Plain
+    AlarmFields = _Plain
+    IterationFields = _Plain
+    IterationsFields = _Plain
+    SessionFields = _Plain
+    WatchFields = _Plain
+    WatchedFields = _Plain
 else:
     AlarmFields, WatchedFields = NATIVE.AlarmFields, NATIVE.WatchedFields
     IterationFields, IterationsFields = NATIVE.IterationFields, NATIVE.IterationsFields

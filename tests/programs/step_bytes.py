@@ -6,6 +6,7 @@ that both looked, counted and sampled alike.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -128,19 +129,13 @@ def main(directory: Path) -> None:
     for attempt in range(3):
         failing = Failing(model.parameters(), lr=0.1)
         loss_of(model).backward()
-        try:
+        with contextlib.suppress(RuntimeError):
             failing.step()
-        except RuntimeError:
-            pass
         simple(model, first, attempt + 1)
-    try:
+    with contextlib.suppress(RuntimeError):
         Refuses.apply(loss_of(model)).backward()  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        pass
-    try:
+    with contextlib.suppress(RuntimeError):
         model(torch.randn(3, 4)).backward()
-    except RuntimeError:
-        pass
     simple(model, first)
     out = model(torch.randn(3, 4))
     torch.autograd.backward(out, grad_tensors=torch.ones_like(out))
@@ -169,8 +164,6 @@ def main(directory: Path) -> None:
     for value in (0.5, 0.25, float("nan"), 3, torch.tensor(1.5), "none"):
         stethos.log(accuracy=value)  # type: ignore[arg-type]
     stethos.log(step=3, accuracy=0.75)
-    handle = torch.optim.SGD.__init__  # something that must not be disturbed
-    assert callable(handle)
     report(session)
     watch.close()
 

@@ -40,7 +40,8 @@ def _parts(watch: StepWatch, original: Callable[..., Any] | None) -> tuple[Any, 
     base = torch._C.TensorBase
     return (
         watch, watch.local, watch.session, original, torch.Tensor, base, torch.is_grad_enabled,
-        torch._C._len_torch_dispatch_stack, base.item, base.__dict__["is_cpu"], TURN, Mark.OPTIMIZER, note_begin, note_end,
+        torch._C._len_torch_dispatch_stack, base.item, base.__dict__["is_cpu"], TURN, Mark.OPTIMIZER,
+        note_begin, note_end,
     )  # fmt: skip
 
 

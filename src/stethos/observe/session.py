@@ -253,7 +253,7 @@ class Session(SessionFields):
             self.note_gap("metrics", f"{name}: a {type(value).__name__} is not a number")
 
     def put_frame(
-        self, table: int, names: bytes, numbers: bytes, texts: Sequence[str] = (), *, rows: int = 1,
+        self, table: int, names: bytes, numbers: bytes | memoryview, texts: Sequence[str] = (), *, rows: int = 1,
         optimizer: int = NULL_I32, step: int | None = None, t_ns: int | None = None,
         whose: tuple[int, int] | None = None,
     ) -> bool:  # fmt: skip
@@ -263,8 +263,8 @@ class Session(SessionFields):
             return False
         client, round_ = whose if whose is not None else turn()[:2]
         return ring.put_frame(
-            table, rows, names + numbers, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
-            client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,
+            table, rows, names, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
+            more=numbers, client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,
             t_ns=self.now_ns() if t_ns is None else t_ns,
         )  # fmt: skip
 

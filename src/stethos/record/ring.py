@@ -31,6 +31,7 @@ from stethos.record.layout import (
 from stethos.record.slots import STORES_ARE_ORDERED, fence, slots_of
 from stethos.schema import NULL_I32
 
+Bytes = bytes | memoryview
 _BACKLOG = SLOTS // 2
 
 
@@ -99,6 +100,7 @@ class Ring:
         body: bytes,
         texts: Sequence[bytes] = (),
         *,
+        more: Bytes = b"",
         client: int = NULL_I32,
         round: int = NULL_I32,
         optimizer: int = NULL_I32,
@@ -107,15 +109,14 @@ class Ring:
     ) -> bool:
         """Write `rows` rows at once; return False if they were dropped.
 
-        `body` holds the table's name ids (32-bit) and numbers (doubles) column
-        by column; `texts` follow with their lengths.
+        `body`, or `body` and `more`, hold the table's name ids (32-bit) and numbers
+        (doubles) column by column; `texts` follow with their lengths.
         """
-        parts = [body]
+        payload: list[Bytes] = [body, more] if more else [body]
         for text in texts:
-            parts.append(len(text).to_bytes(4, "little"))
-            parts.append(text)
-        payload = b"".join(parts)
-        size = aligned(FRAME_HEADER.size + len(payload))
+            payload.append(len(text).to_bytes(4, "little"))
+            payload.append(text)
+        size = aligned(FRAME_HEADER.size + sum(map(len, payload)))
         if size > LARGEST_FRAME:
             self.drop(Drop.TOO_LARGE, rows)
             return False
@@ -142,7 +143,7 @@ class Ring:
         return is_fitting
 
     def _write_frame(
-        self, head: int, padding: int, size: int, payload: bytes, table: int, texts: int, rows: int,
+        self, head: int, padding: int, size: int, payload: Sequence[Bytes], table: int, texts: int, rows: int,
         client: int, round: int, optimizer: int, step: int, t_ns: int,
     ) -> None:  # fmt: skip
         if padding:
@@ -153,8 +154,10 @@ class Ring:
         rows_so_far = self._frame_rows + rows
         FRAME_HEADER.pack_into(self._map, at, size, table, texts, rows, client, round, optimizer,
                                rows_so_far & 0xFFFF_FFFF, step, t_ns)  # fmt: skip
-        body_at = at + FRAME_HEADER.size
-        self._map[body_at : body_at + len(payload)] = payload
+        at += FRAME_HEADER.size
+        for piece in payload:
+            self._map[at : at + len(piece)] = piece
+            at += len(piece)
         if not STORES_ARE_ORDERED:
             fence()
         self._frames_head, self._frame_rows = head + size, rows_so_far

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stethos.native import NATIVE
+
 Bytes = bytes | memoryview
 MAGIC = b"STETHBLK"
 # magic, header crc, payload crc, payload bytes, table, flags, rows, rows before, slots read, frames read
@@ -53,6 +55,17 @@ class Block:
         return not self.flags & (FLAG_SCHEMA | FLAG_NAMES)
 
 
+_fold = getattr(NATIVE, "fold", None)  # where the processor multiplies without carries
+_WORTH_FOLDING = 1024
+
+
+def checksum(payload: Bytes) -> int:
+    """Its CRC-32, of a long one in a fraction of zlib's time."""
+    if _fold is None or len(payload) < _WORTH_FOLDING:
+        return zlib.crc32(payload)
+    return zlib.crc32(_fold(payload), 0xFFFF_FFFF)
+
+
 def encode_block(
     table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: Bytes
 ) -> tuple[Bytes, Bytes, Bytes]:
@@ -61,7 +74,7 @@ def encode_block(
     The next block starts at a multiple of 8 (zero-copy for Arrow at 64).
     """
     rest = struct.pack(
-        "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
+        "<IQHHIQQQ", checksum(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
     )
     header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
     return header, payload, b"\0" * (-len(payload) % 8)
@@ -75,7 +88,7 @@ def scan(buffer: memoryview) -> Iterator[Block]:
         if block is None:
             at = _next_magic(buffer, at + 8)
             continue
-        if zlib.crc32(block.payload) == struct.unpack_from("<I", buffer, at + 12)[0]:
+        if checksum(block.payload) == struct.unpack_from("<I", buffer, at + 12)[0]:
             yield block
         at = block.end
 
