@@ -316,6 +316,18 @@ taken(Slots *self, int64_t *index)
     return self->words + self->first_word + *index % self->slots * self->slot_words;
 }
 
+/* Ask for a slot's memory while there is time, as it was last touched a lap ago. */
+static inline void
+fetch_ahead(Slots *self)
+{
+    if (self->words == NULL)
+        return;
+    const char *slot = (const char *)(self->words + self->first_word + self->next % self->slots * self->slot_words);
+    __builtin_prefetch(slot, 1);
+    __builtin_prefetch(slot + 64, 1);
+    __builtin_prefetch(slot + 8 * STEP_WORDS, 1);
+}
+
 static inline void
 commit(int64_t *slot, int64_t index)
 {
@@ -624,6 +636,13 @@ static inline int
 is_some(PyObject *value)
 {
     return value != NULL && value != Py_None;
+}
+
+/* Whether it is `put_step` of some slots, which is then written to directly. */
+static inline int
+is_step_writer(PyObject *put)
+{
+    return PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step;
 }
 
 /* Tell the watch of the exception that is set, unless it is one to be let out: 0 if it is settled, else -1. */
@@ -1056,6 +1075,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
         if (done(marked) < 0)
             goto out;
     }
+    if (watch->put != NULL && is_step_writer(watch->put))
+        fetch_ahead((Slots *)PyCFunction_GET_SELF(watch->put));
     iteration->optimizer_start_ns = now_ns();
     result = 0;
 out:
@@ -1115,7 +1136,7 @@ put_row(Callback *self, Iteration *iteration, PyObject *put, const int64_t *word
     else
         Py_INCREF(put);
     int result = 0;
-    if (PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step)
+    if (is_step_writer(put))
         result = put_words((Slots *)PyCFunction_GET_SELF(put), words, STEP_WORDS) < 0 ? -1 : 0;
     else if (put != Py_None) {
         PyObject *values[STEP_WORDS];
