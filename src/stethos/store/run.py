@@ -117,11 +117,11 @@ class Run:
         QueryError if the statement is wrong, would write, or takes longer
         than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
         """
-        return self._attempt(lambda engine, *what, **limits: engine.arrow(*what, **limits), query, limit_rows, timeout_s)
+        return self._attempt(lambda engine, *of, **limits: engine.arrow(*of, **limits), query, limit_rows, timeout_s)
 
     def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
         """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
-        return self._attempt(lambda engine, *what, **limits: engine.rows(*what, **limits), query, limit_rows, timeout_s)
+        return self._attempt(lambda engine, *of, **limits: engine.rows(*of, **limits), query, limit_rows, timeout_s)
 
     def rows_by_rank(
         self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
