@@ -121,11 +121,12 @@ def opened(
     progress: bool | None,
     capture: CaptureMode | None,
     capture_bytes: int | None,
+    overhead: float | None = None,
 ) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`."""
     if not observe:
         return nullcontext(_SilentFederation())
     return federation(
         name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
-        capture_bytes=capture_bytes,
+        capture_bytes=capture_bytes, overhead=overhead,
     )  # fmt: skip
