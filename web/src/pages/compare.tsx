@@ -31,6 +31,7 @@ export function ComparePage({ route }: { route: Route }) {
   const known = (answer ?? []).map((row) => row.run);
   const given = (route.given.runs ?? "").split(",").filter((name) => known.includes(name));
   const chosen = (given.length > 0 ? given : known.slice(0, 2)).slice(0, MOST);
+  const comparable = catalogue.panels.filter((panel) => panel.comparable);
   const toggle = (name: string): void => {
     const next = chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name];
     go({ ...route, given: { runs: next.join(",") } });
@@ -57,19 +58,21 @@ export function ComparePage({ route }: { route: Route }) {
         {answer !== null && known.length < 2 && <p class="nothing">There are not two runs here. Record another one to compare it with.</p>}
         {answer !== null && known.length >= 2 && chosen.length < 2 && <p class="nothing">Choose another one to compare it with.</p>}
       </section>
-      {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} />}
-      {catalogue.panels
-        .filter((panel) => panel.comparable)
-        .map((panel) => (
-          <Together key={panel.name} panel={panel} runs={chosen} />
-        ))}
+      {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isAboutLearning)} />}
+      {chosen.length >= 2 && <h2 class="divider is-wide">How they got there</h2>}
+      {chosen.length >= 2 && comparable.filter((panel) => !isAboutLearning(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
       {rows.length > 0 && <Facts rows={rows} />}
     </div>
   );
 }
 
-/** What `stethos compare` says: a verdict for each further run, the quantities, the settings. */
-function Judged({ runs }: { runs: string[] }) {
+/** Panels whose curves are what most people compare first. */
+function isAboutLearning(panel: Panel): boolean {
+  return ["round-accuracy", "round-loss", "step-loss"].includes(panel.name);
+}
+
+/** What `stethos compare` says: a verdict for each further run, the curves, the quantities, the settings. */
+function Judged({ runs, panels }: { runs: string[]; panels: Panel[] }) {
   const { source } = useAround();
   const { answer, complaint } = useAsked(() => source.compare(runs), runs.join("/"));
   if (complaint !== null) return <section class="card is-wide"><Trouble complaint={complaint} /></section>;
@@ -78,6 +81,9 @@ function Judged({ runs }: { runs: string[] }) {
     <>
       {answer.pairs.map((pair) => (
         <Sentence key={pair.second} pair={pair} />
+      ))}
+      {panels.map((panel) => (
+        <Together key={panel.name} panel={panel} runs={runs} isWide={panel.name === "step-loss"} />
       ))}
       <Quantities comparison={answer} />
       <Settings comparison={answer} />
@@ -124,9 +130,10 @@ function Quantities({ comparison }: { comparison: Comparison }) {
   const names = [...new Set(pairs.flatMap((pair) => pair.quantities.map((one) => one.quantity)))];
   if (first === undefined || names.length === 0) return null;
   const of = (pair: Pair, name: string): Quantity | undefined => pair.quantities.find((one) => one.quantity === name);
-  const widest = Math.max(0.01, ...pairs.flatMap((pair) => pair.quantities.map(reach)));
+  const judged = pairs.flatMap((pair) => pair.quantities.filter((one) => one.verdict !== "not judged"));
+  const widest = Math.max(0.01, ...judged.map(reach));
   return (
-    <section class="card is-wide" aria-label="What was measured" data-panel="quantities">
+    <section class="card panel is-wide" aria-label="What was measured" data-panel="quantities">
       <header>
         <h2>What was measured</h2>
       </header>
@@ -162,7 +169,7 @@ function Quantities({ comparison }: { comparison: Comparison }) {
       </div>
       <footer>
         <JsonLink path={compareAddress(runs)} />
-        <code class="muted">stethos compare {runs.join(" ")}</code>
+        <code class="muted">$ stethos compare {runs.join(" ")}</code>
       </footer>
     </section>
   );
@@ -173,16 +180,16 @@ function Change({ quantity, widest }: { quantity: Quantity | undefined; widest: 
   const { change, low, high, verdict } = quantity;
   const at = (part: number): number => 50 + (Math.max(-1, Math.min(1, part / widest)) * 100) / 2;
   const ends = low === null || high === null ? null : [at(low), at(high)];
-  const text = change === null ? "" : `${percent(change)}${low === null || high === null ? "" : ` (${percent(low)} to ${percent(high)})`}`;
   return (
     <>
       <td class="is-number">{value(quantity.second, quantity)}</td>
       <td class="change">
+        <b>{change === null ? "–" : percent(change)}</b>
+        {low !== null && high !== null && <small>{percent(low)} to {percent(high)}</small>}
         <span class="interval" aria-hidden="true">
           {ends !== null && <i class={`is-${verdict.split(" ")[0]}`} style={{ left: `${ends[0]}%`, width: `${Math.max(1.5, (ends[1] ?? 0) - (ends[0] ?? 0))}%` }} />}
           {change !== null && <u class={`is-${verdict.split(" ")[0]}`} style={{ left: `${at(change)}%` }} />}
         </span>
-        <small>{text}</small>
       </td>
       <td>
         <span class={`word is-${verdict.split(" ")[0]}`}>{verdict}</span>
@@ -215,14 +222,9 @@ function Settings({ comparison }: { comparison: Comparison }) {
   const same = settings.filter((one) => !one.differs).length;
   const shown = settings.filter((one) => one.differs || isOpen);
   return (
-    <section class="card is-wide" aria-label="What they were started with" data-panel="settings">
+    <section class="card panel is-wide" aria-label="What they were started with" data-panel="settings">
       <header>
         <h2>What they were started with</h2>
-        {same > 0 && (
-          <button type="button" class="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
-            {isOpen ? "only what differs" : `and ${same} that are the same`}
-          </button>
-        )}
       </header>
       {shown.length === 0 && <p class="nothing">Nothing that was recorded differs.</p>}
       {shown.length > 0 && (
@@ -248,6 +250,13 @@ function Settings({ comparison }: { comparison: Comparison }) {
             </tbody>
           </table>
         </div>
+      )}
+      {same > 0 && (
+        <footer>
+          <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+            {isOpen ? "only what differs" : `and ${same} more that are the same`}
+          </button>
+        </footer>
       )}
     </section>
   );
@@ -293,7 +302,7 @@ function Facts({ rows }: { rows: RunRow[] }) {
   );
 }
 
-function Together({ panel, runs }: { panel: Panel; runs: string[] }) {
+function Together({ panel, runs, isWide = false }: { panel: Panel; runs: string[]; isWide?: boolean }) {
   const { source, theme } = useAround();
   const [isOpen, setOpen] = useState(false);
   const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, panel.name, {}))), `${panel.name} ${runs.join("/")}`);
@@ -304,11 +313,11 @@ function Together({ panel, runs }: { panel: Panel; runs: string[] }) {
   const [y = ""] = panel.y;
   const what = panel.chart === "stack" ? `${panel.title}: total` : panel.title;
   return (
-    <section class="card panel" aria-label={what}>
+    <section class={`card panel${isWide ? " is-wide" : ""}`} aria-label={what}>
       <header>
         <h2>{what}</h2>
       </header>
-      <p class="note">{panel.note}</p>
+      <p class="note">{panel.note.split(". ")[0]?.replace(/\.$/, "")}.</p>
       <Plot panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} />
       <footer>
         <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
