@@ -2,7 +2,7 @@
 
 python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
 
-Without DIR the runs are made first: the demo as everybody sees it, one with another fault, and a training that goes wrong.
+Without DIR the runs are made first: the demo, one with another fault, and a training that goes wrong.
 """
 
 from __future__ import annotations
