@@ -96,7 +96,7 @@ def federate(
     with (
         torch.enable_grad(),
         observed.opened(
-            task.name, observe=observe, model=made.model, clients=clients, config=config,
+            task.name, observe=observe, model=made.model, trained=worker.model, clients=clients, config=config,
             dir=dir, run=run, progress=progress, capture=capture, capture_bytes=capture_bytes, overhead=overhead,
         ) as federation,
         closing(worker),

@@ -29,15 +29,15 @@ class Prover:
     """Tries accusations against clients of one run."""
 
     def __init__(
-        self, path: Path, *, most_seeds: int = 8, may_train: bool = True, evaluator: Callable[..., Any] | None = None,
-        trainer: Callable[..., Any] | None = None,
+        self, path: Path, *, most_seeds: int = 8, may_train: bool = True, federation: str | None = None,
+        **functions: Any,
     ) -> None:  # fmt: skip
         self._path = path
         self._most_seeds = most_seeds
         self._may_train = may_train
-        self._bundle = open_bundle(path)
-        self._world: World = _world_of(self._bundle, evaluator, trainer)
-        self._turnouts: list[Turnout] = turnouts_of(self._bundle)
+        self.bundle = open_bundle(path, federation)
+        self._world: World = world_of(self.bundle, **functions)
+        self._turnouts: list[Turnout] = turnouts_of(self.bundle)
 
     def prove(self, accusation: Accusation, say: Callable[[Proof], None], progress: Progress) -> Proof:
         """The last word on an accusation; `say` hears of each stage. CaptureError if it cannot be tried."""
@@ -70,7 +70,7 @@ class Prover:
 
     def _span(self, accusation: Accusation) -> tuple[int, int]:
         """The rounds to train again: from the accusation's first, or the earliest that was captured, to the last."""
-        rounds = self._bundle.rounds
+        rounds = self.bundle.rounds
         return max(accusation.first, rounds[0]), rounds[-1]
 
     def _file(self, accusation: Accusation, first: int, last: int) -> Path:
@@ -78,9 +78,17 @@ class Prover:
         return self._path / DIRECTORY / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.npz"
 
 
-def _world_of(bundle: Bundle, evaluator: Callable[..., Any] | None, trainer: Callable[..., Any] | None) -> World:
-    if evaluator is not None:
-        return OwnWorld(bundle, evaluator=evaluator, trainer=trainer)
+def world_of(
+    bundle: Bundle, *, evaluator: Callable[..., Any] | None = None, trainer: Callable[..., Any] | None = None,
+    aggregator: Callable[..., Any] | None = None, predictor: Callable[..., Any] | None = None,
+    timeout_s: float | None = None,
+) -> OwnWorld | LabWorld:  # fmt: skip
+    """The lab's own for its runs, else one of the user's functions."""
+    if evaluator is not None or predictor is not None:
+        return OwnWorld(
+            bundle, evaluator=evaluator, trainer=trainer, aggregator=aggregator, predictor=predictor,
+            timeout_s=timeout_s,
+        )  # fmt: skip
     if isinstance(bundle.settings.get("lab"), dict):
         return LabWorld(bundle)
     raise CaptureError(
