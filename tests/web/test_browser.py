@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hung_run import make_hung_run
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 from processes import environment, finish, start_program, wait_until
 from served import FLAGS, Served
@@ -212,6 +213,24 @@ def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> N
     page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
     expect(page.locator("table.facts thead th")).to_have_count(3)
     expect(page.locator(".plot canvas").first).to_be_visible()
+    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("final loss")
+    expect(page.locator("[data-panel=quantities] tbody tr").first).to_contain_text("final loss")
+    expect(page.locator("[data-panel=settings] tr.differs").first).to_be_visible()
+    page.get_by_role("checkbox", name="odd").click()
+    expect(page.get_by_text("Choose another one to compare it with.")).to_be_visible()
+
+
+def test_a_hang_shows_who_stood_where(window: Window) -> None:
+    make_hung_run(window.server.directory / "hung")
+    page = window.go("/run/hung/live")
+    expect(page.locator("[data-panel=hangs] tbody tr")).to_have_count(3)
+    branches = page.locator("[data-panel=hang-stacks] .branch")
+    expect(branches.filter(has_text="evaluate").last).to_contain_text("rank 2")
+    expect(branches.filter(has_text="all_reduce").last).to_contain_text("rank 0, rank 1")
+    window.go("/run/hung/memory")
+    assert colours_of(page.locator("[data-panel=gpu-busy] canvas")) > 5
+    window.go("/run/hung/time")
+    expect(page.locator("[data-panel=collectives] tbody tr")).to_have_count(3)
 
 
 def test_twenty_browsers_watch_a_live_run_at_once(browser: Browser, server: Served, registry: Path) -> None:

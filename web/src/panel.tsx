@@ -226,13 +226,6 @@ export function Trouble({ complaint }: { complaint: Complaint }) {
 function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean }) {
   const { source } = useAround();
   const [isOpen, setOpen] = useState(false);
-  const path = panelAddress(run, panel.name, given);
-  const open = async (event: Event): Promise<void> => {
-    if (!(source instanceof Server)) return;
-    event.preventDefault();
-    const blob = new Blob([await source.text(path)], { type: "application/json" });
-    window.open(URL.createObjectURL(blob), "_blank", "noopener");
-  };
   return (
     <footer>
       {isCut && <span class="cut">{source.isReport ? "thinned or cut: not every row is shown" : "more rows than a page takes: cut"}</span>}
@@ -242,13 +235,27 @@ function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; 
       {!source.isReport && (
         <>
           <a href={address({ run, page: "sql", given: { q: sql } })}>SQL page</a>
-          <a href={path} onClick={open}>
-            JSON
-          </a>
+          <JsonLink path={panelAddress(run, panel.name, given)} />
         </>
       )}
       {isOpen && <Code text={sql} />}
     </footer>
+  );
+}
+
+/** A way to the JSON behind something, in a tab of its own; a plain link could not carry the token. */
+export function JsonLink({ path }: { path: string }) {
+  const { source } = useAround();
+  const open = async (event: Event): Promise<void> => {
+    if (!(source instanceof Server)) return;
+    event.preventDefault();
+    const blob = new Blob([await source.text(path)], { type: "application/json" });
+    window.open(URL.createObjectURL(blob), "_blank", "noopener");
+  };
+  return (
+    <a href={path} onClick={open}>
+      JSON
+    </a>
   );
 }
 

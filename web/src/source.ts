@@ -1,6 +1,6 @@
 // Where the page gets its numbers: the server, or what a report carries with it.
 import { keep, kept } from "./kept";
-import type { Catalogue, Columns, Diagnosis, Given, RunRow } from "./model";
+import type { Catalogue, Columns, Comparison, Diagnosis, Given, RunRow } from "./model";
 
 export class Complaint extends Error {
   constructor(
@@ -16,6 +16,7 @@ export interface Source {
   readonly isReport: boolean;
   catalogue(): Promise<Catalogue>;
   runs(): Promise<RunRow[]>;
+  compare(runs: string[]): Promise<Comparison>;
   panel(run: string, panel: string, given: Given): Promise<Columns>;
   values(run: string, panel: string, parameter: string): Promise<(string | number)[]>;
   findings(run: string): Promise<Diagnosis>;
@@ -44,6 +45,10 @@ export function panelAddress(run: string, panel: string, given: Given): string {
   return `/api/runs/${encodeURIComponent(run)}/panels/${panel}${query === "" ? "" : `?${query}`}`;
 }
 
+export function compareAddress(runs: string[]): string {
+  return `/api/compare?${new URLSearchParams(runs.map((run) => ["run", run])).toString()}`;
+}
+
 export class Server implements Source {
   readonly isReport = false;
   private readonly last = new Map<string, { text: string; content: unknown }>();
@@ -56,6 +61,10 @@ export class Server implements Source {
 
   async runs(): Promise<RunRow[]> {
     return ((await this.get("/api/runs")) as { runs: RunRow[] }).runs;
+  }
+
+  async compare(runs: string[]): Promise<Comparison> {
+    return (await this.get(compareAddress(runs))) as Comparison;
   }
 
   async panel(run: string, panel: string, given: Given): Promise<Columns> {
@@ -196,6 +205,10 @@ export class Report implements Source {
 
   async runs(): Promise<RunRow[]> {
     return [];
+  }
+
+  async compare(): Promise<Comparison> {
+    throw new Complaint("a report is of one run", "compare with `stethos serve`", 404);
   }
 
   async panel(_run: string, panel: string, given: Given): Promise<Columns> {

@@ -134,13 +134,14 @@ def opened(
     progress: bool | None,
     capture: CaptureMode | None,
     capture_bytes: int | None,
+    overhead: float | None = None,
 ) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`. `trained` is the model that clients train, if it is here."""
     if not observe:
         return nullcontext(_SilentFederation())
     opened = federation(
         name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
-        capture_bytes=capture_bytes,
+        capture_bytes=capture_bytes, overhead=overhead,
     )  # fmt: skip
     watch(trained)  # its layers' names need not be searched for
     return opened
