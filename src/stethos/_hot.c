@@ -292,21 +292,21 @@ Slots_dealloc(Slots *self)
 static int
 has_room(Slots *self)
 {
-    while (self->words != NULL && self->next >= self->enough) { /* others may take slots while we look */
-        if (self->look == NULL)
-            return 0;
-        PyObject *found = PyObject_CallNoArgs(self->look);
-        if (found == NULL)
-            return -1;
-        long long enough = PyLong_AsLongLong(found);
-        Py_DECREF(found);
-        if (enough == -1 && PyErr_Occurred())
-            return -1;
-        self->enough = enough;
-        if (enough < 0)
-            return 0;
-    }
-    return self->words != NULL;
+    if (self->words == NULL)
+        return 0;
+    if (self->next < self->enough)
+        return 1;
+    if (self->look == NULL)
+        return 0;
+    PyObject *found = PyObject_CallNoArgs(self->look);
+    if (found == NULL)
+        return -1;
+    long long enough = PyLong_AsLongLong(found);
+    Py_DECREF(found);
+    if (enough == -1 && PyErr_Occurred())
+        return -1;
+    self->enough = enough;
+    return enough >= 0 && self->words != NULL; /* others may have taken some meanwhile: a ring has a margin for that */
 }
 
 static inline int64_t *
