@@ -184,7 +184,7 @@ class Course:
         return sorted(set(draw.permutation(everybody)[:count].tolist()) - self._without)
 
     def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
-        invited = log.invite(f"c{client}")
+        invited = log.invite(f"c{client}") if self._engine.is_elsewhere else None
         base = self._past[self._base_round(client, number)]
         return Turn(client, number, base, invited.to_fields() if invited is not None else None)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stethos.act.action import Treatment
 from stethos.federate.federation import federation
+from stethos.observe.api import watch
 from stethos.settings import CaptureMode
 
 
@@ -125,6 +126,7 @@ def opened(
     *,
     observe: bool,
     model: nn.Module,
+    trained: nn.Module | None,
     clients: int,
     config: Mapping[str, Any],
     dir: str | Path | None,
@@ -132,11 +134,14 @@ def opened(
     progress: bool | None,
     capture: CaptureMode | None,
     capture_bytes: int | None,
+    overhead: float | None = None,
 ) -> AbstractContextManager[FederationLog]:
-    """A federation to report to: recorded if `observe`."""
+    """A federation to report to: recorded if `observe`. `trained` is the model that clients train, if it is here."""
     if not observe:
         return nullcontext(_SilentFederation())
-    return federation(
+    opened = federation(
         name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
-        capture_bytes=capture_bytes,
+        capture_bytes=capture_bytes, overhead=overhead,
     )  # fmt: skip
+    watch(trained)  # its layers' names need not be searched for
+    return opened
