@@ -51,8 +51,8 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
             times,
             [
                 "CPU time. `Of it capture` is what the calls of the capture and its writing thread take, counted as "
-                "they run; `beside none` compares the whole process with the same federation observed without a capture, "
-                "interleaved: noisier. Medians. Compression is done by the drainer. `MB more`: peak memory."
+                "they run; `beside none` compares the whole process with the same federation observed without a "
+                "capture, interleaved: noisier. Medians. Compression is done by the drainer. `MB more`: peak memory."
             ],
         ),
         Grid(
