@@ -213,7 +213,7 @@ def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> N
     page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
     expect(page.locator("table.facts thead th")).to_have_count(3)
     expect(page.locator(".plot canvas").first).to_be_visible()
-    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("final loss")
+    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("(worse)", timeout=PATIENCE_MS)
     expect(page.locator("[data-panel=quantities] tbody tr").first).to_contain_text("final loss")
     expect(page.locator("[data-panel=settings] tr.differs").first).to_be_visible()
     page.get_by_role("checkbox", name="odd").click()
