@@ -127,9 +127,8 @@ def test_a_wait_for_the_disk_that_nothing_interrupts_is_named(story: dict[str, A
 
 
 def test_the_lock_of_a_file_is_named(story: dict[str, Any]) -> None:
-    words = (
-        f"waits for the lock of {story['run'].parents[1] / 'locked'} that another process holds, in wait_for_file_lock"
-    )
+    file = story["run"].parents[1] / "locked"
+    words = f"waits for the lock of {file} that another process holds, in wait_for_file_lock (hanging.py:"
     assert words in story["file lock"]["title"]
 
 

@@ -7,6 +7,7 @@ the others wait for it; when `mismatch` is, rank 1 broadcasts where the others a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -36,10 +37,8 @@ def call_back(number: int, frame: object) -> None:
 
 def stray() -> None:
     (DIRECTORY / "stray").unlink()
-    try:
+    with contextlib.suppress(CalledBack):
         time.sleep(3600)
-    except CalledBack:
-        pass
 
 
 def evaluate(model: torch.nn.Module) -> None:

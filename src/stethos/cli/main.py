@@ -181,7 +181,7 @@ def _check_meaning(words: list[str]) -> None:
 
 
 def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
-    """The exit status of a command whose target lies behind a gateway; None if it does not."""
+    """The exit status of a command whose target lies behind a gateway, or several; None if it does not."""
     if target is None:
         place = next((place for place, word in enumerate(rest) if word.split("=")[0] in ("-t", "--target")), None)
         if place is not None:
@@ -192,11 +192,11 @@ def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
     from stethos.cli.remote import run_remote, take_token_file
     from stethos.live.target import gateway_of
 
-    address, inner = gateway_of(target)
-    if address is None:
+    gateways = [(address, inner) for address, inner in map(gateway_of, target.split(",")) if address is not None]
+    if len(gateways) <= target.count(","):
         return None
     token, rest = take_token_file(rest)
-    return run_remote(address, inner, name, rest, token)
+    return run_remote(gateways, name, rest, token)
 
 
 def take_target(words: list[str]) -> tuple[str | None, list[str]]:

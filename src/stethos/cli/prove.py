@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         for number, title, accusation in cases:
             if not arguments.json:
                 sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
+            if gap := prover.gap(accusation):
+                sys.stderr.write(f"note: {clean(gap)}\n")
             proof = prover.prove(accusation, _line(arguments), _Progress(is_on=sys.stderr.isatty()))
             is_decided &= proof.verdict != "undecided"
             if number is not None:
@@ -76,14 +78,17 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
     import json
 
     from stethos.diagnose.api import diagnose
+    from stethos.diagnose.life import keep, rows_of
     from stethos.replay.proof import Accusation
     from stethos.store.findings import read_findings
 
+    diagnosis = diagnose(one)
     try:
-        diagnose(one, keep=True)
-    except RecordingError as error:
-        sys.stderr.write(f"note: {clean(error.message)}\n")
-    rows = [row for row in read_findings(one.path) if len(json.loads(row["clients"] or "[]")) == 1]
+        keep(diagnosis, one.path)
+        known = read_findings(one.path)
+    except RecordingError:  # where a proof is to be kept, it says so
+        known = rows_of(diagnosis)
+    rows = [row for row in known if len(json.loads(row["clients"] or "[]")) == 1]
     faulty = {row["finding"]: json.loads(row["clients"])[0] for row in rows if row["code"] == "FED001"}
     open_ones = {client for row in rows if row["state"] == "open" and (client := faulty.get(row["finding"]))}
 

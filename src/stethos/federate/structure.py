@@ -171,7 +171,7 @@ def _looked_at(value: Any) -> npt.NDArray[Any]:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.dtype is not torch.float32 or not value.is_cpu:
         return flat_of(value)
-    return flat_of(value) if value.is_neg() else value.detach().numpy().reshape(-1)  # type: ignore[no-any-return]
+    return flat_of(value) if value.is_neg() else value.detach().numpy().reshape(-1)
 
 
 def copy_flat(value: Any, blocks: npt.NDArray[np.int64] | None, block: int, out: npt.NDArray[np.float32]) -> None:

@@ -50,6 +50,13 @@ class LabWorld:
         count = min(_MOST_SAMPLES, len(self.made.task.test_y))
         self.test_x, self.test_y = self.made.task.test_x[:count], self.made.task.test_y[:count]
 
+    can_train = True
+
+    @property
+    def reach(self) -> int:
+        """How many rounds before the first one global models are needed from: of a stale client, of a free rider."""
+        return 1 + max((int(fault.strength) for fault in self.made.faults if fault.acts_on == "base"), default=0)
+
     @property
     def labels(self) -> NDArray[np.int64]:
         return self.test_y.numpy()

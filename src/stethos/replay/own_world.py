@@ -36,6 +36,12 @@ class OwnWorld:
         self.workshop = OwnWorkshop(bundle, trainer=trainer, aggregator=aggregator, timeout_s=timeout_s)
         self._labels: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
+    reach = 0  # a training begins with the global model alone
+
+    @property
+    def can_train(self) -> bool:
+        return self._trainer is not None
+
     @property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The true classes; all -1 where the evaluator does not tell them."""

@@ -116,15 +116,19 @@ def turnout_of(history: History, number: int) -> Turnout | None:
     )  # fmt: skip
 
 
-def turnouts_of(history: History, first: int | None = None, last: int | None = None) -> list[Turnout]:
-    """All captured rounds of a range; CaptureError if there is none with every update."""
+def turnouts_of(
+    history: History, first: int | None = None, last: int | None = None, *, is_needed: bool = True
+) -> list[Turnout]:
+    """All captured rounds of a range; if they are needed, CaptureError if there is none with every update."""
     chosen = [
         number for number in history.rounds if (first is None or number >= first) and (last is None or number <= last)
     ]
     found = [one for one in (turnout_of(history, number) for number in chosen) if one is not None]
-    if not found:
+    if not found and is_needed:
+        mode = history.settings.get("mode")
         raise CaptureError(
-            "no round was captured with all of its updates", hint="capture='all' keeps the updates of every client"
+            "no round was captured with all of its updates" + (f": capture={mode!r}" if mode else ""),
+            hint="capture='all' keeps the updates of every client",
         )
     return found
 

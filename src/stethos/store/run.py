@@ -117,13 +117,11 @@ class Run:
         QueryError if the statement is wrong, would write, or takes longer
         than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
         """
-        return self._attempt(
-            lambda engine, *what, **limits: engine.arrow(*what, **limits), query, limit_rows, timeout_s
-        )
+        return self._attempt(_ask_arrow, query, limit_rows, timeout_s)
 
     def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
         """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
-        return self._attempt(lambda engine, *what, **limits: engine.rows(*what, **limits), query, limit_rows, timeout_s)
+        return self._attempt(_ask_rows, query, limit_rows, timeout_s)
 
     def rows_by_rank(
         self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
@@ -365,6 +363,14 @@ class Run:
         parts += [reader.segment.arrow(table, reader.name, reader.rank) for reader in growing]
         engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], _concatenated(parts))
         self._loaded[table.name] = version
+
+
+def _ask_rows(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
+    return engine.rows(sql, named, **limits)
+
+
+def _ask_arrow(engine: Engine, sql: str, named: set[str], **limits: Any) -> pa.Table:
+    return engine.arrow(sql, named, **limits)
 
 
 def books_of(ledger: Ledger) -> dict[str, Any]:
