@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.faults.baseline import BASELINES
-from benchmarks.faults.case import Case, play
-from benchmarks.faults.design import KIND_OF
+from benchmarks.faults.case import Case
+from benchmarks.faults.kept import Kept, kept_of, read_kept, write_kept
 from stethos.diagnose.federated.verdict import verdicts_on
 
 UNSURE = 0.5
@@ -37,29 +37,45 @@ class Outcome:
         return {client for client, (_, sure, _) in self.accused.items() if sure >= threshold} == set(self.truth)
 
 
-def outcome_of(case: Case) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case to play, and the file in which it is kept, if any; without a case, one that has been played before."""
+
+    case: Case | None
+    path: Path | None
+
+
+def outcome_of(job: Job) -> Outcome:
+    """Play what has not been played yet, keep it if there is a file for it, and judge it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     np.seterr(all="ignore")
-    played = play(case)
+    if job.path is not None and job.path.exists():
+        return judged(read_kept(job.path))
+    assert job.case is not None
+    kept = kept_of(job.case)
+    if job.path is not None:
+        write_kept(kept, job.path)
+    return judged(kept)
+
+
+def judged(kept: Kept) -> Outcome:
     times = []
     for _ in range(2):
         start = time.perf_counter()
-        verdicts = verdicts_on(played.cohort, UNSURE)
+        verdicts = verdicts_on(kept.cohort, UNSURE)
         times.append((time.perf_counter() - start) * 1e3)
-    truth = {fault.names[0]: KIND_OF[fault.kind] for fault in played.result.faults}
-    last = case.rounds
+    accused = {one.client: (one.kind, one.probability, (one.last or kept.rounds) - one.first + 1) for one in verdicts}
     return Outcome(
-        data=case.data if isinstance(case.data, str) else case.data.name,
-        clients=case.clients,
-        rounds=case.rounds,
-        split=str(case.split),
-        fault=" ".join(dict.fromkeys(f"{kind} {strength or ''}".strip() for kind, _, strength in case.faults))
-        or "none",
-        seed=case.seed,
-        truth=truth,
-        accused={one.client: (one.kind, one.probability, (one.last or last) - one.first + 1) for one in verdicts},
-        baselines={name: find(played, len(truth)) == set(truth) for name, find in BASELINES.items()} if truth else {},
-        weakest_flip=min((played.flip_share(client) for client in truth), default=1.0),
+        data=kept.data,
+        clients=kept.clients,
+        rounds=kept.rounds,
+        split=kept.split,
+        fault=kept.fault,
+        seed=kept.seed,
+        truth=kept.truth,
+        accused=accused,
+        baselines=kept.baselines,
+        weakest_flip=kept.weakest_flip,
         localise_ms=min(times),
     )
