@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks.faults.baseline import BASELINES
 from benchmarks.faults.design import KIND_OF, cases
-from benchmarks.faults.outcome import UNSURE, Job, Outcome, outcome_of
+from benchmarks.faults.kept import Job
+from benchmarks.faults.outcome import UNSURE, Outcome, outcome_of
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from stethos.diagnose.federated.faulty_client import FaultyClient
 
@@ -194,9 +195,7 @@ def main() -> None:
             if sys.stderr.isatty() or len(outcomes) % 100 == 0:
                 done, spent = len(outcomes) / len(jobs), time.monotonic() - start
                 end = "\r" if sys.stderr.isatty() else "\n"
-                sys.stderr.write(
-                    f"{len(outcomes)}/{len(jobs)}, {spent:.0f} s, {spent / done - spent:.0f} s left {end}"
-                )
+                sys.stderr.write(f"{len(outcomes)}/{len(jobs)}, {spent:.0f} s, {spent / done - spent:.0f} s left {end}")
                 sys.stderr.flush()
             if time.monotonic() - start > arguments.limit_s:
                 pool.terminate()

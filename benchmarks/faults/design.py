@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[str, float | None]] = {
 }
 KIND_OF = {
     "label-flip": "label-flip", "label-noise": "label-noise", "feature-noise": "feature-fault",
-    "sign-flip": "sign-flip",
+    "feature-shift": "feature-fault", "sign-flip": "sign-flip",
     "scaling": "scaling", "update-noise": "update-noise", "nan": "nan", "free-rider-zero": "free-rider",
     "free-rider-delta": "free-rider", "stale": "stale", "backdoor": "backdoor",
 }  # fmt: skip

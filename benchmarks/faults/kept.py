@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.faults.baseline import BASELINES
 from benchmarks.faults.case import Case, play
@@ -17,7 +19,10 @@ from stethos.diagnose.federated.cohort import MATRICES, Cohort
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A case as the server saw it (`cohort`), the truth, and what the baselines made of it."""
+    """A case as the server saw it (`cohort`), the truth, and what the baselines made of it.
+
+    `flips` are the shares of the faulty clients' data that a label flip concerns, 1 for other faults.
+    """
 
     data: str
     clients: int
@@ -25,13 +30,36 @@ class Kept:
     split: str
     fault: str
     seed: int
+    start: int
     truth: dict[str, str]
+    flips: dict[str, float]
     baselines: dict[str, bool]
-    weakest_flip: float
     cohort: Cohort
 
 
 _FACTS = tuple(name for name in Kept.__dataclass_fields__ if name != "cohort")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A case to play, and the file in which it is kept, if any; without a case, one that has been played before."""
+
+    case: Case | None
+    path: Path | None
+
+
+def kept_for(job: Job) -> Kept:
+    """Read what has been played, play what has not, and keep it if there is a file for it."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    if job.path is not None and job.path.exists():
+        return read_kept(job.path)
+    assert job.case is not None
+    kept = kept_of(job.case)
+    if job.path is not None:
+        write_kept(kept, job.path)
+    return kept
 
 
 def kept_of(case: Case) -> Kept:
@@ -46,9 +74,10 @@ def kept_of(case: Case) -> Kept:
         split=str(case.split),
         fault=" ".join(named) or "none",
         seed=case.seed,
+        start=case.start,
         truth=truth,
+        flips={client: played.flip_share(client) for client in truth},
         baselines={name: find(played, len(truth)) == set(truth) for name, find in BASELINES.items()} if truth else {},
-        weakest_flip=min((played.flip_share(client) for client in truth), default=1.0),
         cohort=played.cohort,
     )
 

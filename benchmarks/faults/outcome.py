@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-import torch
-
-from benchmarks.faults.case import Case
-from benchmarks.faults.kept import Kept, kept_of, read_kept, write_kept
+from benchmarks.faults.kept import Job, Kept, kept_for
 from stethos.diagnose.federated.verdict import verdicts_on
 
 UNSURE = 0.5
@@ -37,26 +31,8 @@ class Outcome:
         return {client for client, (_, sure, _) in self.accused.items() if sure >= threshold} == set(self.truth)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A case to play, and the file in which it is kept, if any; without a case, one that has been played before."""
-
-    case: Case | None
-    path: Path | None
-
-
 def outcome_of(job: Job) -> Outcome:
-    """Play what has not been played yet, keep it if there is a file for it, and judge it."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    np.seterr(all="ignore")
-    if job.path is not None and job.path.exists():
-        return judged(read_kept(job.path))
-    assert job.case is not None
-    kept = kept_of(job.case)
-    if job.path is not None:
-        write_kept(kept, job.path)
-    return judged(kept)
+    return judged(kept_for(job))
 
 
 def judged(kept: Kept) -> Outcome:
@@ -76,6 +52,6 @@ def judged(kept: Kept) -> Outcome:
         truth=kept.truth,
         accused=accused,
         baselines=kept.baselines,
-        weakest_flip=kept.weakest_flip,
+        weakest_flip=min(kept.flips.values(), default=1.0),
         localise_ms=min(times),
     )

@@ -230,19 +230,20 @@ class Round:
         with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
             yield
 
-    def screen(self, probability: float = 0.9) -> list[Verdict]:
+    def screen(self, probability: float | None = None) -> list[Verdict]:
         """Verdicts on the updates in hand, before they are aggregated: who should not be trusted, and why.
 
         From fingerprints of this round and the last ones; takes milliseconds and
-        needs no data on the server. Empty without a recording.
+        needs no data on the server. Empty without a recording. As sure as the
+        detector `faulty-client` must be, unless `probability` says otherwise.
         """
         found: list[Verdict] = []
         self._guarded(self._screen, probability, found)
         return found
 
-    def _screen(self, probability: float, found: list[Verdict]) -> None:
+    def _screen(self, probability: float | None, found: list[Verdict]) -> None:
         from stethos.diagnose.federated.cohort import cohort_in
-        from stethos.diagnose.federated.verdict import verdicts_on
+        from stethos.diagnose.federated.verdict import SURE, verdicts_on
 
         plan = self._federation.plan
         if plan is None or not self._prints:
@@ -250,7 +251,7 @@ class Round:
         self._search_odd(plan)
         rows = [*self._federation.recent, self._row(plan, compare(plan, self._prints, self._federation.history))]
         here = {one.client for one in self._prints}
-        verdicts = verdicts_on(cohort_in(rows), probability)
+        verdicts = verdicts_on(cohort_in(rows), SURE if probability is None else probability)
         found.extend(one for one in verdicts if one.client in here and one.last is None)
         self._odd += [one.client for one in found]
 
