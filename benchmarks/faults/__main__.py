@@ -104,8 +104,8 @@ def _headline(
         f"Clean federations with a false alarm: {share(alarms)}; client-rounds accused in them: "
         f"{100 * wrong / max(total, 1):.3f} %. Innocent clients accused in faulty federations: "
         f"{100 * float(np.mean(innocent or [0])):.3f} %. Kind named correctly: {share(kinds)}. Calibration error of "
-        f"the confidence (accusations from {UNSURE:g}): {calibration_error((*faulty, *clean)):.3f}. Time to localise "
-        f"among 50 clients over 12 rounds: {np.median(fifty or [0]):.0f} ms.",
+        f"the confidence (accusations from {UNSURE:g}): {calibration_error((*faulty, *clean)):.3f}. CPU time to "
+        f"localise among 50 clients over 12 rounds: {np.median(fifty or [0]):.0f} ms.",
         "Tuned on digits, breast cancer, Fashion-MNIST and synthetic data with seeds below 50,000; reported on "
         "MNIST (never tuned on), and on digits and breast cancer with seeds from 600,000.",
     ]

@@ -5,8 +5,8 @@ python -m benchmarks.faults.train_reviewers --from DIR --write src/stethos/diagn
 
 Data sets: digits, breast cancer, Fashion-MNIST and Gaussian blobs, never MNIST. Half of the federations are hard ones
 (seeds from 30,000: as large as the benchmark's, often with several faulty clients, backdoors and weak faults more
-often than others, four in ten with faults that begin later), the others those of `train_judge` with seeds that the first
-networks have not seen. Each is looked at whole, from its beginning to some round, and from some round to its end.
+often than others, four in ten with faults that begin later), the others those of `train_judge` with seeds that the
+first networks have not seen. Each is looked at whole, from its beginning to some round, and from some round to its end.
 The figures printed are those of reviewers that did not see one federation in five, on these; what is written has seen
 all. The shipped reviewers learnt from 904 federations (in the hard ones below 30,256 faults begin later more seldom).
 """

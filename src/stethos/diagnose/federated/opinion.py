@@ -94,7 +94,7 @@ def _opinions(signals: Signals, rounds: int, judge: Judge) -> Opinions:
     traits = [signals.over(*stretch) for stretch in stretches]
     joined = Traits(traits[0].names, np.concatenate([one.values for one in traits]), traits[0].pair)
     tables = judge.probabilities(joined).reshape(len(traits), -1, len(judge.kinds))
-    return Opinions(*tables[:3], tables[3:], traits[0], signals)
+    return Opinions(tables[0], tables[1], tables[2], tables[3:], traits[0], signals)
 
 
 def _some(suspicion: Array) -> Mask:
