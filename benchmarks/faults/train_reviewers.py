@@ -8,7 +8,8 @@ Data sets: digits, breast cancer, Fashion-MNIST and Gaussian blobs, never MNIST.
 often than others, four in ten with faults that begin later), the others those of `train_judge` with seeds that the
 first networks have not seen. Each is looked at whole, from its beginning to some round, and from some round to its end.
 The figures printed are those of reviewers that did not see one federation in five, on these; what is written has seen
-all. The shipped reviewers learnt from 904 federations (in the hard ones below 30,256 faults begin later more seldom).
+all. The shipped reviewers learnt from 904 federations, two in three of them hard (in those below 30,256 faults begin
+later more seldom).
 """
 
 from __future__ import annotations
