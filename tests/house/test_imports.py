@@ -43,6 +43,7 @@ LAZILY = {
     ("federate.federation", "replay"),
     ("federate.correcting", "act"),
     ("federate.round", "diagnose"),
+    ("federate.reading", "diagnose"),
     ("store.run", "export"),
 }
 
