@@ -306,7 +306,7 @@ has_room(Slots *self)
     if (enough == -1 && PyErr_Occurred())
         return -1;
     self->enough = enough;
-    return enough >= 0 && self->words != NULL;
+    return enough >= 0 && self->words != NULL; /* others may have taken some meanwhile: a ring has a margin for that */
 }
 
 static inline int64_t *
@@ -837,8 +837,10 @@ note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gra
     int is_plain = Py_IS_TYPE(tensors, self->tensor) && gradients == Py_None;
     if (is_plain)
         is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
-    if (is_plain > 0 && is_some(iteration->scaled))
-        is_plain = !PyObject_IsTrue(iteration->scaled);
+    if (is_plain > 0 && is_some(iteration->scaled)) {
+        int is_scaled = PyObject_IsTrue(iteration->scaled);
+        is_plain = is_scaled < 0 ? -1 : !is_scaled;
+    }
     if (is_plain > 0) {
         int modes = truth_of(PyObject_CallNoArgs(self->modes));
         is_plain = modes < 0 ? -1 : !modes;

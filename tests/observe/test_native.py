@@ -190,9 +190,9 @@ def test_steps_leave_no_objects_behind(record: Record) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     train(model, optimizer, 5)
     counted = sys.getrefcount(optimizer), sys.getrefcount(model)
-    assert blocks_left(lambda: train(model, optimizer, 1), 20) < 10
+    assert blocks_left(lambda: train(model, optimizer, 1), 100) < 50
     other = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
-    assert blocks_left(lambda: odd_turns(model, optimizer, other), 20) < 20
+    assert blocks_left(lambda: odd_turns(model, optimizer, other), 50) < 50
     assert (sys.getrefcount(optimizer), sys.getrefcount(model)) == counted
 
 
@@ -205,8 +205,8 @@ def test_a_failing_callback_leaves_no_objects_behind(record: Record, monkeypatch
     monkeypatch.setattr(recording.steps.session.guard, "is_off", lambda _: False)
     monkeypatch.setattr(recording.steps, "number_of", lambda _: 1 / 0)
     optimizer.param_groups[0]["lr"] = 1  # no float: `number_of` is asked
-    assert blocks_left(lambda: train(model, optimizer, 1), 20) < 10
-    assert recording.steps.session.guard.failures["steps"] == 240
+    assert blocks_left(lambda: train(model, optimizer, 1), 200) < 100
+    assert recording.steps.session.guard.failures["steps"] == 2400
 
 
 def test_a_wrapped_function_still_passes_for_the_one_it_stands_for(record: Record) -> None:

@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import time
 import zlib
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ _NOUNS = "aorta atlas bell canyon cedar comet coral delta ember falcon fern fjor
 
 def readable_name() -> str:
     """A name people can say, unique enough: `1115-1034-quick-otter`."""
-    seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{socket.gethostname()}".encode())
+    seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{os.uname().nodename}".encode())
     words = f"{_ADJECTIVES[seed % len(_ADJECTIVES)]}-{_NOUNS[seed // 97 % len(_NOUNS)]}"
     return f"{time.strftime('%m%d-%H%M')}-{words}"
 
@@ -83,7 +82,7 @@ def host_key() -> str:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60] + f"-{namespace}"
+    return re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)[:60] + f"-{namespace}"
 
 
 def boot_id() -> str | None:
