@@ -31,6 +31,7 @@ from stethos.observe.context import TURN, Tally
 from stethos.record.layout import RING_BYTES, SLOT_BYTES, SLOT_PACKERS, SLOTS, SLOTS_BASE, Drop, Word
 from stethos.record.slots import PlainSlots, Slots, slots_of
 from stethos.schema import METRICS, NULL_F64, NULL_I32
+from stethos.store.health import Grade, examine
 
 DEADLINE_S = 300
 Record = Callable[..., Recording]
@@ -248,6 +249,14 @@ def test_ctrl_c_in_a_callback_comes_out_and_nothing_else(record: Record, monkeyp
 
 
 # Choosing --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_which_callbacks_it_went_through(record: Record) -> None:
+    recording = record(preset="light")
+    train(model := nn.Linear(4, 2), torch.optim.SGD(model.parameters(), lr=0.01), 1)
+    (check,) = [check for check in examine(recording.close()).checks if check.what == "callbacks"]
+    assert check.found == f"in {native.described()}"
+    assert (check.grade is Grade.OK) == (NATIVE is not None)
 
 
 def test_without_a_built_module_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
