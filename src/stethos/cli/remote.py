@@ -16,7 +16,6 @@ from stethos.live.remote import Remote
 from stethos.live.routes import ROUTES, asked
 from stethos.settings import token_file
 
-
 _AT_ONCE = 16
 Row = dict[str, Any]
 Behind = tuple[str, str | None]  # a gateway's address, and the target behind it
