@@ -2,7 +2,7 @@
 
 python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
 
-Without DIR the runs are made first: two demos with different faults, and a training that goes wrong.
+Without DIR the runs are made first: the demo, one with another fault, and a training that goes wrong.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ SHOTS = (
     Shot("overview-dark", "/run/hidden-1/overview", theme="dark"),
     Shot("overview-phone", "/run/hidden-1/overview", PHONE),
     Shot("overview-training", "/run/digits-1/overview"),
-    Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c1"),
-    Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c1", theme="dark"),
-    Shot("layers", "/run/digits-1/layers"),
+    Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c5"),
+    Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c5", theme="dark"),
+    Shot("layers", "/run/hidden-1/layers"),
+    Shot("layers-training", "/run/digits-1/layers"),
     Shot("time", "/run/hidden-1/time"),
     Shot("memory", "/run/hidden-1/memory"),
-    Shot("findings", "/run/hidden-1/findings", LAPTOP),
+    Shot("findings", "/run/hidden-1/findings"),
     Shot("live", "/run/live-1/live"),
     Shot("compare", "/compare?runs=hidden-1,hidden-2"),
+    Shot("clients-phone", "/run/hidden-1/clients?measure=cosine", PHONE),
     Shot("sql", f"/run/hidden-1/sql?q={quote(ASKED)}&as=heat&x=round&y=cosine&by=client"),
 )
 
@@ -96,9 +98,9 @@ def main() -> None:
 
 def make_runs(runs: Path) -> None:
     runs.mkdir(parents=True, exist_ok=True)
-    for seed, name in ((2, "hidden-1"), (7, "hidden-2")):
+    for choice, name in (((), "hidden-1"), (("--seed", "7"), "hidden-2")):
         if not (runs / name).exists():
-            words = ("demo", "--dir", runs.name, "--seed", str(seed), "--json")
+            words = ("demo", "--dir", runs.name, *choice, "--json")
             subprocess.run([*_STETHOS, *words], check=True, stdout=subprocess.DEVNULL, cwd=runs.parent)
     if not (runs / "digits-1").exists():
         words = ("run", "--dir", str(runs.resolve()), "--name", "digits-1", "examples/demo.py")
@@ -109,7 +111,7 @@ def make_runs(runs: Path) -> None:
 def training(runs: Path) -> Iterator[None]:
     """A federated training that goes on while it is looked at."""
     shutil.rmtree(runs / "live-1", ignore_errors=True)
-    words = ("--dir", str(runs), "--name", "live-1", "--seed", "2", "--pause", "0.5", "--rounds", "400")
+    words = ("--dir", str(runs), "--name", "live-1", "--pause", "0.5", "--rounds", "400")
     process = subprocess.Popen([sys.executable, "-m", "stethos.lab.demo", *words], stderr=subprocess.DEVNULL)
     try:
         while not any((runs / "live-1").glob("*/000001.seg")):

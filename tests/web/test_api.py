@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from builders import RunBuilder
+from processes import command
 from served import Served
 
 from stethos.errors import QueryError
@@ -99,6 +100,20 @@ def test_runs_are_listed_with_state_and_health(call: Caller) -> None:
     assert (row["state"], row["last_round"], row["accuracy"]) == ("ended", 3, 0.5)
 
 
+def test_runs_are_compared_as_the_command_does(shown_runs: Path, tmp_path: Path) -> None:
+    for name in ("odd", "twin"):
+        shutil.copytree(shown_runs / "odd", tmp_path / name)
+    facts = json.loads((tmp_path / "twin" / "run.json").read_text())
+    (tmp_path / "twin" / "run.json").write_text(json.dumps({**facts, "run": "twin", "git_commit": "another"}))
+    told = Caller(tmp_path).one("/api/compare?run=odd&run=twin").json()
+    said = command("compare", "odd", "twin", "--dir", tmp_path, "--json")
+    (pair,) = told["pairs"]
+    cause = pair.pop("cause")
+    assert [pair] == json.loads(said.stdout)["pairs"] and "another" in cause
+    assert told["settings"][0]["differs"] and not told["settings"][-1]["differs"]
+    assert [one["name"] for one in told["settings"] if one["differs"]] == ["git commit"]
+
+
 def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
     nasty = "'; DROP TABLE steps; --"
     answer = call.one(httpx.URL("/api/runs/odd/panels/client-norm", params={"client": nasty}).raw_path.decode())
@@ -120,6 +135,10 @@ def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
         ("/api/runs/nothing/findings", 404),
         ("/api/runs/nothing/events", 404),
         ("/api/runs/nothing/stacks", 404),
+        ("/api/compare", 400),
+        ("/api/compare?run=odd", 400),
+        ("/api/compare?run=odd&run=odd", 400),
+        ("/api/compare?run=odd&run=nothing", 404),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_a_hint(call: Caller, path: str, status: int) -> None:

@@ -94,6 +94,9 @@ interface FrameProps extends Shown {
 function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", children }: FrameProps) {
   const { catalogue, source } = useAround();
   const pages = Object.entries(catalogue.pages);
+  useEffect(() => {
+    document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // a phone's row of pages is longer than its screen
+  }, [route.page, route.run]);
   const keep = (page: string): Record<string, string> => (page === route.page ? route.given : {});
   return (
     <div class="frame">

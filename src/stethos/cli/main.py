@@ -24,48 +24,63 @@ from typing import NoReturn
 
 from stethos.errors import StethosError, UsageError
 
-# Every command and the module that has its `add_arguments(parser)` and `run(arguments) -> exit status`.
-# The module's docstring is the command's help.
-COMMANDS: dict[str, str] = {
-    "run": "stethos.cli.run",
-    "diagnose": "stethos.cli.diagnose",
-    "profile": "stethos.cli.profile",
-    "compare": "stethos.cli.compare",
-    "ls": "stethos.cli.ls",
-    "tables": "stethos.cli.tables",
-    "query": "stethos.cli.query",
-    "rounds": "stethos.cli.rounds",
-    "clients": "stethos.cli.clients",
-    "compare-clients": "stethos.cli.compare_clients",
-    "serve": "stethos.cli.serve",
-    "report": "stethos.cli.report",
-    "demo": "stethos.cli.demo",
-    "collectives": "stethos.cli.collectives",
-    "replay": "stethos.cli.replay",
-    "debug": "stethos.cli.debug",
-    "actions": "stethos.cli.actions",
-    "prove": "stethos.cli.prove",
-    "blame": "stethos.cli.blame",
-    "bisect": "stethos.cli.bisect",
-    "export": "stethos.cli.export",
-    "flame": "stethos.cli.flame",
-    "top": "stethos.cli.top",
-    "alert": "stethos.cli.alert",
-    "doctor": "stethos.cli.doctor",
-    "rm": "stethos.cli.rm",
-    "backtrace": "stethos.cli.backtrace",
-    "eval": "stethos.cli.evaluate",
-    "repl": "stethos.cli.repl",
-    "lr": "stethos.cli.lr",
-    "clip": "stethos.cli.clip",
-    "gc": "stethos.cli.gc",
-    "checkpoint": "stethos.cli.checkpoint",
-    "inspect": "stethos.cli.inspect",
-    "attach": "stethos.cli.attach",
-    "detach": "stethos.cli.detach",
-    "sync": "stethos.cli.sync",
-    "gateway": "stethos.cli.gateway",
+# Every command, by what it is for, and the module that has its `add_arguments(parser)` and
+# `run(arguments) -> exit status`. The module's docstring is the command's help.
+GROUPS: dict[str, dict[str, str]] = {
+    "record": {
+        "run": "stethos.cli.run",
+        "attach": "stethos.cli.attach",
+        "detach": "stethos.cli.detach",
+        "demo": "stethos.cli.demo",
+    },
+    "understand": {
+        "diagnose": "stethos.cli.diagnose",
+        "profile": "stethos.cli.profile",
+        "compare": "stethos.cli.compare",
+        "rounds": "stethos.cli.rounds",
+        "clients": "stethos.cli.clients",
+        "compare-clients": "stethos.cli.compare_clients",
+        "doctor": "stethos.cli.doctor",
+    },
+    "look": {
+        "serve": "stethos.cli.serve",
+        "top": "stethos.cli.top",
+        "report": "stethos.cli.report",
+        "flame": "stethos.cli.flame",
+    },
+    "ask": {
+        "ls": "stethos.cli.ls",
+        "tables": "stethos.cli.tables",
+        "query": "stethos.cli.query",
+        "export": "stethos.cli.export",
+        "rm": "stethos.cli.rm",
+    },
+    "live": {
+        "backtrace": "stethos.cli.backtrace",
+        "eval": "stethos.cli.evaluate",
+        "repl": "stethos.cli.repl",
+        "lr": "stethos.cli.lr",
+        "clip": "stethos.cli.clip",
+        "gc": "stethos.cli.gc",
+        "checkpoint": "stethos.cli.checkpoint",
+        "inspect": "stethos.cli.inspect",
+        "collectives": "stethos.cli.collectives",
+        "sync": "stethos.cli.sync",
+        "gateway": "stethos.cli.gateway",
+    },
+    "prove and correct": {
+        "prove": "stethos.cli.prove",
+        "replay": "stethos.cli.replay",
+        "debug": "stethos.cli.debug",
+        "bisect": "stethos.cli.bisect",
+        "blame": "stethos.cli.blame",
+        "actions": "stethos.cli.actions",
+    },
+    "be told": {
+        "alert": "stethos.cli.alert",
+    },
 }
+COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 _AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives")  # commands that leave nothing to tidy up
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
@@ -208,10 +223,12 @@ def _help(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         parser_of(words[0], import_module(COMMANDS[words[0]])).print_help()
         return 0
-    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
-    for name, module in COMMANDS.items():
-        summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
-        lines.append(f"  {name:15} {summary}")
+    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip()]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, module in commands.items():
+            summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
+            lines.append(f"  {name:15} {summary}")
     lines += ["", "`stethos COMMAND --help` says more about one of them."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

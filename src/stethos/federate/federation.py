@@ -34,6 +34,7 @@ from stethos.federate.progress import Progress
 from stethos.federate.round import Round
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State, Structure
+from stethos.federate.update_row import UpdateRows
 from stethos.observe import boot
 from stethos.observe.api import Watch, watch
 from stethos.observe.session import Session
@@ -116,6 +117,7 @@ class Federation:
         self._seed = seed
         self._read_everything = read_everything
         self._plan: Plan | None = None
+        self._rows: UpdateRows | None = None
         self._history = History()
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
         self._open: Round | None = None
@@ -271,6 +273,12 @@ class Federation:
     @property
     def plan(self) -> Plan | None:
         return self._plan
+
+    def update_rows(self, session: Session, plan: Plan) -> UpdateRows:
+        """The writer of `updates`, made once for a session."""
+        if self._rows is None or self._rows.session is not session:
+            self._rows = UpdateRows(session, plan, self.name)
+        return self._rows
 
     @property
     def history(self) -> History:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,39 +51,76 @@ class Fingerprint:
         return not (self.nan[-1] or self.inf[-1])
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Whose update lies in a row of elements, which layers it did not have, and its odd elements, if any."""
+
+    client: str
+    missing: tuple[int, ...] = ()
+    odd: tuple[Vector, Vector] | None = None
+
+
 def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -> Fingerprint:
     """Read an update against the global model's row (`base`; None where the update is a change already)."""
-    change, missing = plan.gather(state, client)
-    nan, inf = np.zeros(len(plan.parts) + 1), np.zeros(len(plan.parts) + 1)
+    rows = plan.scratch()[None]
+    return fingerprints_of(plan, rows, [read_into(plan, rows[0], base, state, client)])[0]
+
+
+def read_into(plan: Plan, row: Vector, base: Vector | None, state: State, client: str) -> Seen:
+    """Put an update's change into a row of elements, with 0 for what is not finite or not there."""
+    missing = plan.gather(state, client, row)
     if base is not None:
-        with np.errstate(invalid="ignore", over="ignore"):
-            np.subtract(change, base, out=change)
-    if not math.isfinite(square_sum(change)):
-        nan[:-1], inf[:-1] = count_odd(plan, state, client)
-        np.copyto(change, 0, where=~np.isfinite(change))
+        subtract(row, base)
+    odd = clear_odd(plan, row, state, client)
     for number in missing:
-        change[plan.parts[number].start : plan.parts[number].stop] = 0
-    weights = plan.structure.weights
-    norms = plan.norms(change)
-    nan[-1], inf[-1] = nan[:weights].sum(), inf[:weights].sum()
-    inputs, gram = _inputs(plan, change)
-    return Fingerprint(
-        client=client,
-        norms=np.append(norms, math.sqrt(float(np.square(norms[:weights]).sum()))),
-        nan=nan,
-        inf=inf,
-        sketch=plan.sketch(change),
-        signs=np.sign(change[plan.sign_places]).astype(np.int8),
-        output_rows=_output_rows(plan, change),
-        inputs=inputs,
-        input_gram=gram,
-        missing=missing,
-    )
+        row[plan.parts[number].start : plan.parts[number].stop] = 0
+    return Seen(client, missing, odd)
+
+
+def subtract(row: Vector, base: Vector) -> None:
+    """In place."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.subtract(row, base, out=row)
+
+
+def clear_odd(plan: Plan, row: Vector, state: State, client: str) -> tuple[Vector, Vector] | None:
+    """Set to 0 what is not finite in a row; the odd elements of the state that it was made of, if it has any."""
+    if math.isfinite(square_sum(row)):
+        return None
+    np.copyto(row, 0, where=~np.isfinite(row))
+    return count_odd(plan, state, client)
+
+
+def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fingerprint]:
+    """Fingerprints of several changes at once, a row each; their vectors are rows of common matrices."""
+    weights, count = plan.structure.weights, len(seen)
+    norms = np.empty((count, len(plan.parts) + 1))
+    norms[:, :-1] = plan.norms(rows)
+    norms[:, -1] = np.sqrt(np.square(norms[:, :weights]).sum(1))
+    nan, inf = np.zeros(norms.shape), np.zeros(norms.shape)
+    for number, one in enumerate(seen):
+        if one.odd is not None:
+            nan[number, :-1], inf[number, :-1] = one.odd
+            nan[number, -1], inf[number, -1] = nan[number, :weights].sum(), inf[number, :weights].sum()
+    sketches = plan.sketch(rows)
+    signs = np.sign(rows.take(plan.sign_places, axis=1)).astype(np.int8)
+    output_rows, inputs = _output_rows(plan, rows), _inputs(plan, rows)
+    return [
+        Fingerprint(
+            client=one.client, norms=norms[number], nan=nan[number], inf=inf[number], sketch=sketches[number],
+            signs=signs[number], output_rows=None if output_rows is None else output_rows[number],
+            inputs=None if inputs is None else inputs[0][number],
+            input_gram=None if inputs is None else inputs[1][number], missing=one.missing,
+        )
+        for number, one in enumerate(seen)
+    ]  # fmt: skip
 
 
 def global_row(plan: Plan, state: State) -> Vector:
     """The global model's elements as `fingerprint_of` wants them."""
-    return plan.gather(state, GLOBAL)[0].copy()
+    row = np.empty(plan.read, np.float32)
+    plan.gather(state, GLOBAL, row)
+    return row
 
 
 def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
@@ -96,34 +134,37 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
     return nan, inf
 
 
-def _inputs(plan: Plan, change: Vector) -> tuple[Vector | None, Vector | None]:
+def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | None:
+    """Of the first layer's change: its squares per input, and its spread over directions, None where it is zero."""
     if plan.input is None:
-        return None, None
+        return None
     part, layer = plan.parts[plan.input], plan.structure.layers[plan.input]
-    table = change[part.start : part.stop].reshape(layer.shape)
-    energies: Vector = np.einsum("oi,oi->i", table, table)
-    with np.errstate(over="ignore", invalid="ignore"):
-        seen = table if plan.input_view is None else table @ plan.input_view
-        gram = seen.T @ seen
-    total = float(np.trace(gram))
-    if not 0 < total < math.inf:
-        return energies, None
-    return energies, gram[np.triu_indices(len(gram))] / np.float32(total)
+    tables = rows[:, part.start : part.stop].reshape(-1, *layer.shape)
+    energies: Vector = np.einsum("koi,koi->ki", tables, tables)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        seen = tables if plan.input_view is None else tables @ plan.input_view
+        grams = seen.transpose(0, 2, 1) @ seen
+        totals = np.trace(grams, axis1=1, axis2=2)
+        packed = grams.reshape(len(rows), -1).take(plan.input_upper, axis=1)
+        packed /= totals[:, None]
+    return energies, [one if 0 < total < math.inf else None for one, total in zip(packed, totals.tolist(), strict=True)]
 
 
-def _output_rows(plan: Plan, change: Vector) -> dict[str, Any] | None:
+def _output_rows(plan: Plan, rows: Vector) -> list[dict[str, Any]] | None:
     """Norm and mean of the change of every row of the output layer, and the change of its bias."""
     if plan.output is None:
         return None
     layers = plan.structure.layers
     part, layer = plan.parts[plan.output], layers[plan.output]
-    rows = change[part.start : part.stop].reshape(layer.shape)
-    found: dict[str, Any] = {
-        "layer": layer.name,
-        "norm": np.sqrt(np.square(rows, dtype=np.float64).sum(1)),
-        "mean": rows.mean(1, dtype=np.float64),
-    }
+    tables = rows[:, part.start : part.stop].reshape(-1, *layer.shape).astype(np.float64)
+    means = np.add.reduce(tables, axis=2) / max(layer.shape[1], 1)
+    norms = np.sqrt(np.vecdot(tables, tables))
+    found: list[dict[str, Any]] = [
+        {"layer": layer.name, "norm": norm, "mean": mean} for norm, mean in zip(norms, means, strict=True)
+    ]
     after = plan.output + 1
     if after < plan.structure.weights and layers[after].shape == layer.shape[:1]:
-        found["bias"] = change[plan.parts[after].start : plan.parts[after].stop].astype(np.float64)
+        biases = rows[:, plan.parts[after].start : plan.parts[after].stop].astype(np.float64)
+        for one, bias in zip(found, biases, strict=True):
+            one["bias"] = bias
     return found

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from stethos.federate.fingerprint import Fingerprint
@@ -29,16 +28,7 @@ class History:
         self.total = change if self.total is None else self.total + change
         for one in prints:
             if one.is_finite and (one.client in self.own or len(self.own) < _MOST_CLIENTS):
-                self.own[one.client] = one.sketch
-
-    def last(self, buckets: int) -> Vector:
-        """The previous round's change of the global model; NaN in the first round."""
-        return self.changes[-1] if self.changes else np.full(buckets, np.nan)
-
-    def own_of(self, prints: Sequence[Fingerprint]) -> Vector:
-        """The previous update of each client; NaN where there is none."""
-        nothing = np.full(len(prints[0].sketch), np.nan)
-        return np.stack([self.own.get(one.client, nothing) for one in prints])
+                self.own[one.client] = one.sketch.copy()  # it is a row of a larger matrix
 
     def ways_back(self) -> list[Vector]:
         """From the present global model to those of 1, 2, ... rounds ago."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,12 @@ class Invitation:
 
     def to_fields(self) -> dict[str, str]:
         """Itself as strings, to be sent along."""
-        return {name: str(value) for name, value in asdict(self).items()}
+        return {name: str(getattr(self, name)) for name in _FIELDS}
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> Invitation:
         """Read what `to_fields` wrote; fields of other versions are ignored."""
-        known = {field.name for field in fields(cls)}
-        given = {name: str(value) for name, value in values.items() if name in known}
+        given = {name: str(value) for name, value in values.items() if name in _FIELDS}
         return cls(**{**given, "round": int(given["round"]), "overhead": float(given.get("overhead", "0.01"))})  # type: ignore[arg-type]
 
     def record(self) -> None:
@@ -58,10 +57,11 @@ class Invitation:
 
         A worker that outlives one federation and is invited to the next records into that one from then on.
         """
-        if not self.run_dir or not RunPlace(Path(self.run_dir)).exists():
-            return
         known = boot.current()
-        if known is not None and known is _Guest.recording and known.session.settings.run_dir != Path(self.run_dir):
+        is_guest = known is not None and known is _Guest.recording
+        if not self.run_dir or (known is not None and not is_guest) or not RunPlace(Path(self.run_dir)).exists():
+            return
+        if known is not None and known.session.settings.run_dir != Path(self.run_dir):
             known.session.guard.run("close", boot.end)
         if boot.current() is None:
             settings = replace(
@@ -90,6 +90,9 @@ class Invitation:
                 TURN.reset(tokens[0])
                 OPEN.reset(tokens[1])
                 _CURRENT.reset(tokens[2])
+
+
+_FIELDS = tuple(field.name for field in fields(Invitation))
 
 
 def current_invitation() -> Invitation | None:

@@ -19,13 +19,13 @@ class Progress:
         self._name = name
         self._began = time.monotonic()
         self._drawn_ns = 0
-        self._is_on = is_on if is_on is not None else bool(sys.stderr and sys.stderr.isatty())
+        self.is_on = is_on if is_on is not None else bool(sys.stderr and sys.stderr.isatty())
         self._last = ""
 
     def show(self, done: float, total: int | None, note: str = "", *, is_final: bool = False) -> None:
         """Draw `done` of `total` rounds, with a note behind."""
         now = monotonic_ns()
-        if not self._is_on or (now - self._drawn_ns < _EVERY_NS and not is_final):
+        if not self.is_on or (now - self._drawn_ns < _EVERY_NS and not is_final):
             return
         self._drawn_ns = now
         share = min(max(done / total, 0.0), 1.0) if total else 0.0
@@ -41,7 +41,7 @@ class Progress:
             self._drawn_ns = 0
 
     def _write(self, text: str) -> None:
-        if self._is_on:
+        if self.is_on:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stderr.write(text)
                 sys.stderr.flush()

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.captured import RoundCapture
-from stethos.federate.cohort import Comparison, compare, quantities_of
-from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, fingerprint_of
 from stethos.federate.invitation import Invitation
-from stethos.federate.odd import odd_clients
+from stethos.federate.reading import Reading, matrix_in
 from stethos.federate.row import put_row
 from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
-from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
-from stethos.federate.update_row import UpdateRows, norm_of_row
 from stethos.observe import boot
 from stethos.observe.context import TURN
-from stethos.observe.session import Session
 from stethos.observe.spans import Span, traceparent
 from stethos.schema import NULL_I32, ROUNDS
 
 if TYPE_CHECKING:
+    from stethos.act.action import Treatment
     from stethos.diagnose.federated.verdict import Verdict
     from stethos.federate.federation import Federation
 
-Vector = npt.NDArray[Any]
-_PATIENCE_SHARE = 0.01
 _NOTABLE = frozenset(column.name for column in ROUNDS.columns) - {"federation"}
 
 
@@ -51,9 +40,7 @@ class Round:
         self._federation = federation
         self._of = of
         self._given_base = base
-        self._base: Vector | None = None
         self._result: State | None = None
-        self._prints: list[Fingerprint] = []
         self._sites: list[Site] = []
         self._turns: Counter[str] = Counter()
         self._working = 0
@@ -68,7 +55,7 @@ class Round:
         self._start_ns = 0
         self._is_ended = False
         self._capture = RoundCapture(federation, number)
-        self._odd: list[str] = []  # clients whose updates stand out
+        self._reading = Reading(federation, number)
 
     # The round -------------------------------------------------------------------------------------
 
@@ -79,7 +66,7 @@ class Round:
         self._span = Span(boot.current_session, "round", fields, is_root=True)
         self._stack.enter_context(self._span)
         self._start_ns = time.monotonic_ns()
-        self._guarded(self._read_base)
+        self._guarded(lambda: self._reading.begin(self._base_state()))
         self._capture.begin(self._base_state)
         self._show()
         return self
@@ -106,7 +93,7 @@ class Round:
         self._guarded(self._write, duration_ms)
         if error is None:
             known: dict[str, float] = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}
-            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._odd)
+            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._reading.odd)
         self._show(is_final=self.number == self._of)
         with contextlib.suppress(ValueError):
             self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -194,31 +181,13 @@ class Round:
             self._observe_ns += time.monotonic_ns() - start_ns
 
     def _read(self, update: Update) -> None:
-        plan = self._federation.plan or (self._federation.plan_for(update.state) if update.is_delta else None)
-        if plan is None or (self._base is None and not update.is_delta):
-            self._gap("no global model was given to compare updates with: use federation(model=...) or delta=True")
-            return
-        one = fingerprint_of(plan, None if update.is_delta else self._base, update.state, update.client)
-        responder = self._federation.responder
-        if responder is not None and one.is_finite:
-            base = self._federation.global_state() if update.is_delta else None
-            with self._lock:  # it borrows the model
-                one = replace(one, response=responder.response(update.state, base, plan.structure))
         with self._lock:
-            self._prints.append(one)
-        compressor, session = self._federation.compressor, self._federation.session
-        if compressor is not None and session is not None:
-            with self._lock:
-                compressor.measure(session, plan.structure, update.client, update.state, is_delta=update.is_delta)
+            self._reading.read(update)
 
     def odd_layers(self, client: object) -> list[tuple[str, int, int]]:
         """Layers of a client's last update that hold NaN or infinite elements, with the number of each."""
-        plan = self._federation.plan
-        one = next((one for one in reversed(self._prints) if one.client == str(client)), None)
-        if plan is None or one is None:
-            return []
-        counts = zip(plan.structure.layers, one.nan, one.inf, strict=False)
-        return [(layer.name, int(nan), int(inf)) for layer, nan, inf in counts if nan or inf]
+        with self._lock:
+            return self._reading.odd_layers(str(client))
 
     # Server ----------------------------------------------------------------------------------------
 
@@ -237,22 +206,8 @@ class Round:
         needs no data on the server. Empty without a recording.
         """
         found: list[Verdict] = []
-        self._guarded(self._screen, probability, found)
+        self._guarded(self._reading.screen, probability, self.updates, self._sites, found)
         return found
-
-    def _screen(self, probability: float, found: list[Verdict]) -> None:
-        from stethos.diagnose.federated.cohort import cohort_in
-        from stethos.diagnose.federated.verdict import verdicts_on
-
-        plan = self._federation.plan
-        if plan is None or not self._prints:
-            return
-        self._search_odd(plan)
-        rows = [*self._federation.recent, self._row(plan, compare(plan, self._prints, self._federation.history))]
-        here = {one.client for one in self._prints}
-        verdicts = verdicts_on(cohort_in(rows), probability)
-        found.extend(one for one in verdicts if one.client in here and one.last is None)
-        self._odd += [one.client for one in found]
 
     @property
     def base(self) -> State | None:
@@ -265,23 +220,9 @@ class Round:
         return {
             site.client: {
                 **{name: site.facts.get(name) for name in names},
-                "confusion": _matrix_in(site.facts.get("confusion")),
+                "confusion": matrix_in(site.facts.get("confusion")),
             }
             for site in self._sites
-        }
-
-    def _row(self, plan: Plan, compared: Comparison) -> dict[str, Any]:
-        """This round as `cohort_in` wants it."""
-        facts = {site.client: site.facts for site in self._sites}
-        mine = [facts.get(one.client, {}) for one in self._prints]
-        return quantities_of(plan, self._prints, compared) | {
-            "round": self.number,
-            "clients": tuple(one.client for one in self._prints),
-            "confusion": [_matrix_in(fact.get("confusion")) for fact in mine],
-            **{
-                name: np.array([np.nan if fact.get(name) is None else float(fact[name]) for fact in mine])
-                for name in ("entry_loss", "exit_loss", "samples")
-            },
         }
 
     def corrected(self) -> list[Update]:
@@ -301,6 +242,21 @@ class Round:
         from stethos.federate.correcting import averaged
 
         return averaged(self._federation, self)
+
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> None:  # fmt: skip
+        """What was done about this round's updates or its result, for captures: a repetition does it again."""
+        facts: dict[str, Any] = {}
+        if treatments:
+            facts["treatments"] = {client: [one.weight, one.scale] for client, one in treatments.items()}
+        if is_robust:
+            facts["is_robust"] = True
+        if is_rolled_back:
+            facts["is_rolled_back"] = True
+        if facts:
+            self._capture.note(facts)
 
     def result(self, state: State | None) -> None:
         """The new global model, where the federation was not given one to look at."""
@@ -340,15 +296,6 @@ class Round:
     def _new_state(self) -> State | None:
         return self._result if self._result is not None else self._federation.global_state()
 
-    def _read_base(self) -> None:
-        state = self._base_state()
-        self._base = self._federation.base_row(state)
-        if self._federation.responder is not None and state is not None:
-            self._federation.responder.prepare(state)
-        if self._federation.compressor is not None:
-            plan = self._federation.plan
-            self._federation.compressor.begin(self.number, state, None if plan is None else plan.structure)
-
     def _write(self, duration_ms: float) -> None:
         session, plan = self._federation.session, self._federation.plan
         began_ns = time.monotonic_ns()
@@ -358,7 +305,11 @@ class Round:
         for site in self._sites:
             site.write(session)
         if plan is not None:
-            self._write_updates(session, plan, duration_ms)
+            known = self._reading.write(
+                session, plan, self._new_state(), self.updates, self._sites, duration_ms,
+                wants_odd=self._capture.is_on,
+            )  # fmt: skip
+            self._facts = {**known, **self._facts}
         count = Counter(site.facts["status"] for site in self._sites)
         self._observe_ns += time.monotonic_ns() - began_ns
         values = {
@@ -382,54 +333,6 @@ class Round:
                 if site.arrived_ns is not None:
                     site.facts.setdefault("wait_ms", (last - site.arrived_ns) * 1e-6)
 
-    def _write_updates(self, session: Session, plan: Plan, duration_ms: float) -> None:
-        history, name = self._federation.history, self._federation.name
-        state = self._new_state()
-        after = None if state is None else fingerprint_of(plan, self._base, state, GLOBAL)
-        if after is not None:
-            self._look_closer(plan, state, after)
-        rows = UpdateRows(session, plan, name, self.number, self._base)
-        if self._prints:
-            compared = compare(plan, self._prints, history)
-            self._odd += odd_clients(self._prints, compared) if self._capture.is_on else []
-            rows.put(self._prints, compared, duration_ms * 1e-3 * _PATIENCE_SHARE)
-            self._federation.recent.append(self._row(plan, compared))
-        if after is not None and self._base is not None:
-            rows.put([after], None, 0.0)
-            history.add(after.sketch, self._prints)
-            total = history.total if history.total is not None else after.sketch
-            self._facts = {
-                "global_norm": norm_of_row(plan, self._federation.base_row(state)),
-                "drift": after.norm,
-                "start_drift": float(np.linalg.norm(total[: plan.weight_buckets])),
-                "global_nan": float(after.nan[-1]),
-                "global_inf": float(after.inf[-1]),
-                **self._facts,
-            }
-
-    def _look_closer(self, plan: Plan, state: State | None, after: Fingerprint) -> None:
-        """Elements of large layers that are not read may be NaN too; if the new global model has any, find whose."""
-        if state is None or bool((plan.coverage == 1).all()):
-            return
-        after.nan[:-1], after.inf[:-1] = count_odd(plan, state, GLOBAL)
-        weights = plan.structure.weights
-        after.nan[-1], after.inf[-1] = after.nan[:weights].sum(), after.inf[:weights].sum()
-        if not after.is_finite:
-            self._search_odd(plan)
-
-    def _search_odd(self, plan: Plan) -> None:
-        """Look at every element of every update, unless all were read or one is known to be odd already."""
-        if bool((plan.coverage == 1).all()) or any(not one.is_finite for one in self._prints):
-            return
-        weights = plan.structure.weights
-        by_client = {one.client: one for one in self._prints}
-        for update in self.updates:
-            one = by_client.get(update.client)
-            if one is not None:
-                nan, inf = count_odd(plan, update.state, update.client)
-                nan, inf = np.append(nan, nan[:weights].sum()), np.append(inf, inf[:weights].sum())
-                self._prints[self._prints.index(one)] = replace(one, nan=nan, inf=inf)
-
     # ------------------------------------------------------------------------------------------------
 
     def _guarded(self, function: Any, *args: Any) -> None:
@@ -449,22 +352,14 @@ class Round:
         if mismatch:
             raise mismatch[0] from None
 
-    def _gap(self, reason: str) -> None:
-        session = self._federation.session
-        if session is not None and not self._federation.history.changes:
-            session.note_gap("updates", reason)
-
     def _show(self, *, is_final: bool = False) -> None:
+        if not self._federation.progress.is_on:
+            return
         failed = sum(site.facts["status"] != "ok" for site in self._sites)
         notes = [f"{len(self._sites)} clients" + (f", {failed} failed" if failed else "")]
         notes += [f"{name} {self._facts[name]:.4g}" for name in ("loss", "accuracy") if name in self._facts]
         done = self.number if self._is_ended else self.number - 1
         self._federation.progress.show(done, self._of, "  ".join(notes), is_final=is_final)
-
-
-def _matrix_in(text: Any) -> Vector | None:
-    """A confusion matrix as `Site` writes it down."""
-    return np.array(json.loads(text), float) if isinstance(text, str) else None
 
 
 def _reset(token: Any) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from stethos.observe.fields import json_of
 from stethos.observe.session import Session
-from stethos.schema import NULL_F64, NULL_I32, Kind, Table
+from stethos.schema import NULL_F64, NULL_I32, RECORDED, Kind, Table
 
 _NUMBERS = (Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)
 _LARGEST = 2.0**53
@@ -20,11 +20,27 @@ def put_row(
     session: Session, table: Table, values: Mapping[str, Any], *, client: str | None, round: int, t_ns: int
 ) -> bool:
     """One row; what is not among the values is NULL. Return False if it was dropped."""
-    names = b"".join(_name(session, values.get(column.name)) for column in table.of_kind(Kind.NAME))
-    numbers = np.array([_number(values.get(column.name), column.kind) for column in table.of_kind(*_NUMBERS)])
-    texts = [_text(values.get(column.name)) for column in table.of_kind(Kind.TEXT)]
+    names, numbers, texts = _columns_of(table.number)
+    ids = array(
+        "i", [NULL_I32 if (value := values.get(name)) is None else session.name_id(str(value)) for name in names]
+    )
+    doubles = array("d", [_number(values.get(name), is_whole) for name, is_whole in numbers])
     whose = (session.name_id(client) if client is not None else NULL_I32, round)
-    return session.put_frame(table.number, names, numbers.tobytes(), texts, t_ns=t_ns, whose=whose)
+    return session.put_frame(
+        table.number, ids.tobytes(), doubles.tobytes(), [_text(values.get(name)) for name in texts],
+        t_ns=t_ns, whose=whose,
+    )  # fmt: skip
+
+
+@functools.cache
+def _columns_of(number: int) -> tuple[list[str], list[tuple[str, bool]], list[str]]:
+    """The names of a table's own columns as a frame holds them: names, numbers (whether whole ones), texts."""
+    (table,) = (table for table in RECORDED.values() if table.number == number)
+    return (
+        [column.name for column in table.of_kind(Kind.NAME)],
+        [(column.name, column.kind in (Kind.I32, Kind.I64)) for column in table.of_kind(*_NUMBERS)],
+        [column.name for column in table.of_kind(Kind.TEXT)],
+    )
 
 
 def wait_for_room(session: Session, patience_s: float) -> float:
@@ -40,18 +56,11 @@ def wait_for_room(session: Session, patience_s: float) -> float:
     return time.monotonic() - began
 
 
-def _name(session: Session, value: Any) -> bytes:
-    number = NULL_I32 if value is None else session.name_id(str(value))
-    return number.to_bytes(4, "little", signed=True)
-
-
-def _number(value: Any, kind: Kind) -> float:
+def _number(value: Any, is_whole: bool) -> float:
     if value is None:
         return NULL_F64
     number = float(value)
-    if kind in (Kind.I32, Kind.I64) and not abs(number) < _LARGEST:
-        return NULL_F64
-    return number
+    return NULL_F64 if is_whole and not abs(number) < _LARGEST else number
 
 
 def _text(value: Any) -> str:

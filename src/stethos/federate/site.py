@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stethos.errors import UsageError
+from stethos.federate.confusion import Confusion
 from stethos.federate.invitation import Invitation
 from stethos.federate.row import put_row
 from stethos.federate.structure import State, bytes_of
@@ -74,7 +75,7 @@ class Site:
         self._wants_traces = wants_traces
         self.traces: dict[str, Any] = {}
         self._tally = Tally()
-        self._confusion: dict[tuple[int, int], int] = {}
+        self._confusion = Confusion()
         self._stack = ExitStack()
         self._start_ns = 0
         self._start_rss = 0
@@ -120,8 +121,7 @@ class Site:
 
     def confusion(self, labels: Any, predictions: Any) -> None:
         """Add the incoming global model's answers for local samples, by local label. Tensors, arrays or lists."""
-        for label, answer in zip(_integers(labels), _integers(predictions), strict=True):
-            self._confusion[label, answer] = self._confusion.get((label, answer), 0) + 1
+        self._confusion.add(labels, predictions)
 
     def trace(self, *, losses: Sequence[float] | None = None, order: Any = None) -> None:
         """For captures: the loss of every local step, and the numbers of the samples in the order of their use.
@@ -162,7 +162,7 @@ class Site:
         self._stack.enter_context(self.invitation.marked(self._tally))
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
         self._stack.enter_context(self._span)
-        self._start_rss = _resident_bytes()
+        self._start_rss = _RESIDENT.lately()
         self._mark(is_open=True)
         if self._on_start is not None:
             self._on_start(self)
@@ -206,7 +206,8 @@ class Site:
     def _add_up(self, duration_ns: int) -> None:
         tally, facts = self._tally, self.facts
         facts.setdefault("duration_ms", duration_ns * 1e-6)
-        facts.setdefault("peak_bytes", _peak_bytes(self._start_rss))
+        if "peak_bytes" not in facts:
+            facts["peak_bytes"] = _peak_bytes(self._start_rss)
         if tally.steps:
             facts.setdefault("steps", tally.steps)
             facts.setdefault("entry_loss", _mean_loss(tally.first_losses))
@@ -214,9 +215,7 @@ class Site:
             if tally.samples:
                 facts.setdefault("samples_per_s", tally.samples / max(duration_ns * 1e-9, 1e-9))
         if self._confusion:
-            size = 1 + max(max(pair) for pair in self._confusion)
-            matrix = [[self._confusion.get((row, column), 0) for column in range(size)] for row in range(size)]
-            facts.setdefault("confusion", str(matrix))
+            facts.setdefault("confusion", self._confusion.text())
 
     def write(self, session: Session) -> None:
         """Record what is known of the turn."""
@@ -246,21 +245,37 @@ def timed(facts: dict[str, Any], name: str) -> Iterator[None]:
         facts[name] = (facts.get(name) or 0.0) + (time.monotonic_ns() - start_ns) * 1e-6
 
 
+_LATELY_NS = 20_000_000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def _resident_bytes() -> int:
-    """Memory of this process now; 0 where it cannot be told."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
-    return 0
+class _Resident:
+    """Memory of this process; 0 where it cannot be told."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._read_ns = 0
+
+    def now(self) -> int:
+        self._read_ns = time.monotonic_ns()
+        self._bytes = 0
+        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:
+            self._bytes = int(file.read().split()[1]) * _PAGE_BYTES
+        return self._bytes
+
+    def lately(self) -> int:
+        """The same, some milliseconds old where turns follow each other fast: reading it takes as long as a step."""
+        return self._bytes if time.monotonic_ns() - self._read_ns < _LATELY_NS else self.now()
+
+
+_RESIDENT = _Resident()
 
 
 def _peak_bytes(start_bytes: int) -> int | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    return max(start_bytes, _resident_bytes()) or None
+    return max(start_bytes, _RESIDENT.now()) or None
 
 
 def _mean_loss(losses: Any) -> float | None:
@@ -286,7 +301,3 @@ def digest_of_order(order: Any) -> str:
 def number_in(value: Any) -> float:
     """A number, also a tensor's."""
     return float(value.item() if hasattr(value, "item") else value)
-
-
-def _integers(values: Any) -> list[int]:
-    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]

@@ -61,7 +61,9 @@ class Plan:
         self.structure = structure
         self.output = _output_layer(structure)
         self.input = _input_layer(structure)
-        self.input_view = None if self.input is None else _input_view(structure.layers[self.input].shape[1], seed)
+        inputs = 0 if self.input is None else structure.layers[self.input].shape[1]
+        self.input_view = _input_view(inputs, seed)
+        self.input_upper = np.flatnonzero(np.triu(np.ones((min(inputs, DIRECTIONS),) * 2)).ravel())
         total = sum(min(layer.size, WHOLE_UP_TO) for layer in structure.layers[: structure.weights])
         parts: list[Part] = []
         at = sketch_at = 0
@@ -82,24 +84,32 @@ class Plan:
         sizes = [layer.size for layer in structure.layers]
         self.coverage = np.array([part.read / size if size else 1.0 for part, size in zip(parts, sizes, strict=True)])
         self.sizes = np.array(sizes, float)
+        self.reads_everything = bool((self.coverage == 1).all())
         self._scratch = _Scratch(at)
-        self._starts = np.array([part.start for part in parts])
         self._is_plain = all(part.blocks is None and part.read for part in parts)
         self._signs = np.where(chance.random(at) < 0.5, np.float32(-1), np.float32(1))
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
         self.sign_member = _membership(self.sign_places, [(part.start, part.stop) for part in parts], self.weight_stop)
-        stretches = [(part.sketch_start, part.sketch_start + part.buckets) for part in parts]
-        self.bucket_member = _membership(np.arange(sketch_at), stretches, self.weight_buckets)
+        self.cosine_errors = np.array([0.0 if part.is_exact else 1 / math.sqrt(part.buckets) for part in parts])
+        self._slices = [slice(part.start, part.stop) for part in parts]
+        times = [0 if part.buckets == part.read else part.read // part.buckets for part in parts]
+        self._sums = [(one, count, one.start + count * one.buckets) for one, count in zip(parts, times, strict=True)]
+        self._ones = np.ones(max(times), np.float32)
+        self._filled = [number for number, part in enumerate(parts) if part.buckets]
+        self._firsts = [parts[number].sketch_start for number in self._filled]
 
-    def gather(self, state: State, client: str) -> tuple[Vector, tuple[int, ...]]:
-        """The elements that are read, in a row, and the numbers of layers that the update does not have.
+    def scratch(self) -> Vector:
+        """A row of this thread's own, made once: fresh memory for every update would cost more than the arithmetic."""
+        return self._scratch.row
 
-        The row is this thread's scratch memory: valid until its next call.
+    def gather(self, state: State, client: str, row: Vector) -> tuple[int, ...]:
+        """Put the elements that are read into a row; return the numbers of layers that the update does not have.
+
+        What stands in the row for those layers is 0.
         """
         values = self.structure.values_of(state, client)
-        row = self._scratch.row
         if self._is_plain and copy_plain(values, row):
-            return row, ()
+            return ()
         missing = []
         with np.errstate(over="ignore", invalid="ignore"):
             for number, (part, value) in enumerate(zip(self.parts, values, strict=True)):
@@ -108,40 +118,46 @@ class Plan:
                     missing.append(number)
                 else:
                     copy_flat(value, part.blocks, BLOCK, row[part.start : part.stop])
-        return row, tuple(missing)
+        return tuple(missing)
 
-    def sketch(self, row: Vector) -> Vector:
-        """The projection of a row of elements; buckets of weights come first."""
-        signed = np.multiply(row, self._signs, out=self._scratch.signed)
-        sketch = np.empty(self.buckets, np.float32)
-        for part in self.parts:
-            target = sketch[part.sketch_start : part.sketch_start + part.buckets]
-            if part.buckets == part.read:
-                target[:] = row[part.start : part.stop]
+    def sketch(self, rows: Vector) -> Vector:
+        """The projections of rows of elements, one row each; buckets of weights come first."""
+        sketches = np.empty((len(rows), self.buckets), np.float32)
+        for part, times, whole in self._sums:
+            target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
+            if not times:
+                target[:] = rows[:, part.start : part.stop]
                 continue
-            mine = signed[part.start : part.stop]
-            rows = len(mine) // part.buckets
-            whole = rows * part.buckets
-            np.matmul(_ones(rows), mine[:whole].reshape(rows, part.buckets), out=target)
-            target[: len(mine) - whole] += mine[whole:]
-        return sketch
+            signed = rows[:, part.start : part.stop] * self._signs[part.start : part.stop]
+            table = signed[:, : whole - part.start].reshape(len(rows), times, part.buckets)
+            np.matmul(self._ones[:times], table, out=target)
+            target[:, : part.stop - whole] += signed[:, whole - part.start :]
+        return sketches
 
-    def norms(self, row: Vector) -> Vector:
-        """The 2-norm of every layer; of a layer read in part an estimate from that part."""
-        if self._is_plain and len(row) < WHOLE_UP_TO:
-            sums: Vector = np.add.reduceat(np.square(row, dtype=np.float64), self._starts)
-        else:
-            sums = np.array([square_sum(row[part.start : part.stop]) for part in self.parts])
-        norms: Vector = np.sqrt(sums / self.coverage)
-        return norms
+    def norms(self, rows: Vector) -> Vector:
+        """The 2-norm of every layer, a row each; of a layer read in part an estimate from that part."""
+        sums = np.empty((len(rows), len(self.parts)))
+        with np.errstate(over="ignore"):
+            for number, part in enumerate(self._slices):
+                mine = rows[:, part]
+                np.vecdot(mine, mine, out=sums[:, number])
+        if not math.isfinite(sums.sum()):
+            for place, number in np.argwhere(np.isinf(sums)).tolist():  # too large for single precision
+                sums[place, number] = np.square(rows[place, self._slices[number]], dtype=np.float64).sum()
+        sums /= self.coverage
+        return np.sqrt(sums, out=sums)
+
+    def by_layer(self, products: Vector) -> Vector:
+        """Sums over the buckets of each layer and, last, of all weights together."""
+        sums = np.zeros((len(products), len(self.parts) + 1))
+        sums[:, self._filled] = np.add.reduceat(products, self._firsts, axis=1)
+        sums[:, -1] = sums[:, : self.structure.weights].sum(1)
+        return sums
 
 
 class _Scratch(threading.local):
-    """Two rows per thread, made once: fresh memory for every update would cost more than the arithmetic."""
-
     def __init__(self, length: int) -> None:
         self.row = np.zeros(length, np.float32)
-        self.signed = np.zeros(length, np.float32)
 
 
 def _membership(places: Vector, stretches: list[tuple[int, int]], weight_stop: int) -> Vector:
@@ -201,10 +217,3 @@ def _input_view(inputs: int, seed: int) -> Vector | None:
         return None
     chance = np.random.default_rng([seed, 0x1417])
     return (chance.standard_normal((inputs, DIRECTIONS)) / math.sqrt(DIRECTIONS)).astype(np.float32)
-
-
-_ONES = np.ones(4096, np.float32)
-
-
-def _ones(count: int) -> Vector:
-    return _ONES[:count] if count <= len(_ONES) else np.ones(count, np.float32)

@@ -31,6 +31,14 @@ class Engine(Protocol):
     def trains_together(self) -> bool:
         """Whether a client's bits may depend on which others train with it."""
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether clients train in other processes, which need an invitation to be recorded."""
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The one that is trained in this process, client after client; None if there is no such."""
+
     def begin(self, turns: Sequence[Turn]) -> None: ...
     def result(self, turn: Turn) -> Trained: ...
     def close(self) -> None: ...
@@ -40,9 +48,11 @@ class Loop:
     """One client after another, in this process."""
 
     trains_together = False
+    is_elsewhere = False
 
     def __init__(self, parts: Parts) -> None:
         self._trainer = LocalTrainer(*parts)
+        self.model: torch.nn.Module | None = self._trainer.model
 
     def begin(self, turns: Sequence[Turn]) -> None:
         """Nothing to prepare."""
@@ -58,6 +68,8 @@ class Stacked:
     """All clients of a round at once."""
 
     trains_together = True
+    is_elsewhere = False
+    model: torch.nn.Module | None = None
 
     def __init__(self, parts: Parts) -> None:
         self._trainer = StackedTrainer(*parts)
@@ -81,6 +93,8 @@ class Processes:
     """
 
     trains_together = False
+    is_elsewhere = True
+    model: torch.nn.Module | None = None
 
     def __init__(self, parts: Parts, processes: int) -> None:
         try:

@@ -92,8 +92,8 @@ class LocalTrainer:
         self._recipe = recipe
         self._shelf = shelf
         self._training = training
-        self._model = recipe.build()
-        self._layout = Layout.of(self._model)
+        self.model = recipe.build()
+        self._layout = Layout.of(self.model)
 
     def train(self, turn: Turn) -> Trained:
         training = self._training
@@ -102,7 +102,7 @@ class LocalTrainer:
             return self._train(turn)
 
     def _train(self, turn: Turn) -> Trained:
-        model, training = self._model, self._training
+        model, training = self.model, self._training
         x, y = self._shelf.samples(turn.client, turn.number)
         self._layout.write(turn.base, model)
         answers = predictions(model, x).numpy() if training.wants_answers else None

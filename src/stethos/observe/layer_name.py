@@ -67,11 +67,13 @@ class LayerNames:
         self._known: list[tuple[weakref.ref[torch.nn.Module], str | None]] = []
         self._found: deque[weakref.ref[torch.nn.Module]] = deque(maxlen=_MOST_FOUND)
         self._cache: dict[Structure, _Cached] = {}
+        self._last: tuple[Named, list[weakref.ref[torch.Tensor]]] | None = None
 
     def know(self, module: torch.nn.Module, name: str | None = None) -> None:
         """Prefer this module as an owner; `name` replaces its class name."""
         self._known = [(ref, given) for ref, given in self._known if ref() is not None and ref() is not module]
         self._known.append((weakref.ref(module), name))
+        self._last = None
 
     def of(self, optimizer: torch.optim.Optimizer) -> Named:
         """Name an optimizer's parameters.
@@ -89,11 +91,22 @@ class LayerNames:
         there are no more. Objects frozen by `gc.freeze()` are not found by it.
         """
         parameters = parameters_of(optimizer)
-        named = self._named(parameters)
+        named = self._named_lately(parameters)
+        if named is None:
+            named = self._named(parameters)
+            self._last = named, list(map(weakref.ref, parameters))
         given = _given_names(optimizer)
         if given is None or len(given) != len(parameters):
             return named
         return Named(named.model, tuple(_stripped(name) for name in given), named.root)
+
+    def _named_lately(self, parameters: Sequence[torch.Tensor]) -> Named | None:
+        """The last answer, if these are the very parameters: a model that each client trains gets many optimizers."""
+        if self._last is None:
+            return None
+        named, refs = self._last
+        is_same = len(refs) == len(parameters) and all(ref() is one for ref, one in zip(refs, parameters, strict=True))
+        return named if is_same and named.root is not None and named.root() is not None else None
 
     def _named(self, parameters: Sequence[torch.Tensor]) -> Named:
         modules = [module for ref, _ in self._known if (module := ref()) is not None]

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from stethos.native import NATIVE
+
 Bytes = bytes | memoryview
 MAGIC = b"STETHBLK"
 # magic, header crc, payload crc, payload bytes, table, flags, rows, rows before, slots read, frames read
@@ -52,6 +54,17 @@ class Block(NamedTuple):
         return not self.flags & (FLAG_SCHEMA | FLAG_NAMES)
 
 
+_fold = getattr(NATIVE, "fold", None)  # where the processor multiplies without carries
+_WORTH_FOLDING = 1024
+
+
+def checksum(payload: Bytes) -> int:
+    """Its CRC-32, of a long one in a fraction of zlib's time."""
+    if _fold is None or len(payload) < _WORTH_FOLDING:
+        return zlib.crc32(payload)
+    return zlib.crc32(_fold(payload), 0xFFFF_FFFF)
+
+
 def encode_block(
     table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: Bytes
 ) -> tuple[Bytes, Bytes, Bytes]:
@@ -60,7 +73,7 @@ def encode_block(
     The next block starts at a multiple of 8 (zero-copy for Arrow at 64).
     """
     rest = struct.pack(
-        "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
+        "<IQHHIQQQ", checksum(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
     )
     header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
     return header, payload, b"\0" * (-len(payload) % 8)
@@ -79,7 +92,7 @@ def scan(buffer: memoryview) -> Iterator[Block]:
             continue
         payload = buffer[start:end]
         at = end + (-length % 8)
-        if crc32(payload) == payload_crc:
+        if checksum(payload) == payload_crc:
             yield Block(table, flags, rows, before, slots, frames, payload, at)
 
 

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 2.0
 _POLL_S = 0.02
-_ATTEMPTS = 3
+_ATTEMPTS = 20
 _CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
 _LAST_LOSS = "SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY t_ns DESC LIMIT 1"
 
@@ -156,14 +156,20 @@ class Run:
     def _attempt(
         self, ask: Callable[..., Result], query: str, limit_rows: int | None, timeout_s: float | None
     ) -> Result:
-        """Run a query; if a file is damaged or has gone meanwhile, look again and repeat."""
+        """Run a query; if a file is damaged or has gone meanwhile, look again and repeat.
+
+        Files of a run at its size limit are retired while it is read: as long as the list of files changes, a
+        query that failed has done so because of that.
+        """
         named = tables_named(query)
         self._captured = self._begin_capture() if named & _CAPTURED else self.capture  # while DuckDB is imported
         from stethos.store.complaint import explain_error
         from stethos.store.engine import FileTroubleError
 
-        for attempt in range(_ATTEMPTS):
+        is_second = False
+        for _ in range(_ATTEMPTS):
             self._refresh()
+            seen = self._sealed_of(with_sources(named))
             try:
                 self._load(named)
                 if lists_tables(query):
@@ -173,8 +179,12 @@ class Run:
             except FileTroubleError as error:  # a file may have been retired meanwhile, or be damaged
                 failure = explain_error(error, named)
             self.close()  # an internal error leaves the engine unusable
-            if attempt and not self._find_damage(named):
+            self._refresh()
+            if self._sealed_of(with_sources(named)) != seen:
+                continue
+            if is_second and not self._find_damage(named):
                 break
+            is_second = True
         raise failure
 
     def _begin_capture(self) -> Callable[[], list[Row]]:

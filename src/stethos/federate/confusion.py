@@ -1,0 +1,52 @@
+"""How often a model gave which answer to samples of which label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MOST_CLASSES = 1000
+
+
+class Confusion:
+    """Counts pairs of label and answer, both whole numbers from 0; others are left out."""
+
+    def __init__(self) -> None:
+        self._counts: npt.NDArray[np.int64] | None = None
+
+    def __bool__(self) -> bool:
+        return self._counts is not None
+
+    def add(self, labels: Any, answers: Any) -> None:
+        """Tensors, arrays or lists, one answer for each label; ValueError if there are more of one than of the other.
+
+        With more than a thousand classes nothing is counted: the table would be larger than what it tells.
+        """
+        rows, columns = _integers(labels), _integers(answers)
+        if rows.shape != columns.shape:
+            raise ValueError(f"{rows.size} labels and {columns.size} answers")
+        is_counted = (rows >= 0) & (columns >= 0)
+        if not is_counted.all():
+            rows, columns = rows[is_counted], columns[is_counted]
+        if not rows.size:
+            return
+        known = 0 if self._counts is None else len(self._counts)
+        size = max(known, int(rows.max()) + 1, int(columns.max()) + 1)
+        if size > _MOST_CLASSES:
+            return
+        counts = np.bincount(rows * size + columns, minlength=size * size).reshape(size, size)
+        if self._counts is not None:
+            counts[:known, :known] += self._counts
+        self._counts = counts
+
+    def text(self) -> str:
+        """As JSON: a row per label, a column per answer."""
+        return str(self._counts.tolist() if self._counts is not None else [])
+
+
+def _integers(values: Any) -> npt.NDArray[np.int64]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values).astype(np.int64).reshape(-1)

@@ -1,0 +1,84 @@
+"""How the change of a first layer is spread over its inputs, and over directions of them, beside the other clients'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.federate.fingerprint import Fingerprint
+
+Vector = npt.NDArray[Any]
+_GROUPS = 5
+_LEAST = 1e-9  # of a squared change: below is rounding
+_AT_ONCE = 64
+
+
+def spread_over_inputs(prints: Sequence[Fingerprint], weights: Vector) -> tuple[Vector, Vector]:
+    """Per client: the cosine of its spread over the inputs to the others', and by how much its largest share exceeds
+    theirs. NaN where no first layer was read."""
+    cosines, focus = np.full(len(prints), math.nan), np.full(len(prints), math.nan)
+    if any(one.inputs is None for one in prints):
+        return cosines, focus
+    places = range(0, len(prints), _AT_ONCE)
+    total, left = 0.0, float(weights.sum())
+    for start in places:
+        shares = _shares(prints[start : start + _AT_ONCE])
+        mine = np.where(np.isnan(shares[:, 0]), 0.0, weights[start : start + _AT_ONCE])
+        total = total + mine @ np.nan_to_num(shares)
+    for start in places:
+        part = slice(start, start + _AT_ONCE)
+        shares = _shares(prints[part])
+        mine = np.where(np.isnan(shares[:, 0]), 0.0, weights[part])[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            others = np.maximum((total - np.nan_to_num(shares) * mine) / (left - mine), 0.0)
+            length = np.sqrt(shares.sum(1) * others.sum(1))
+            cosines[part] = np.clip(np.sqrt(shares * others).sum(1) / length, -1, 1)
+            focus[part] = (shares - others).max(1)
+    return cosines, focus
+
+
+def _shares(prints: Sequence[Fingerprint]) -> Vector:
+    """Of the squared change, what each input has; NaN where there is no change."""
+    energies = np.stack([one.inputs for one in prints if one.inputs is not None]).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Vector = energies / energies.sum(1, keepdims=True)
+    return found
+
+
+def spread_over_directions(prints: Sequence[Fingerprint], weights: Vector) -> Vector:
+    """How much more than the others' a first layer changed in directions of the inputs that the others hardly use.
+
+    The logarithm of the ratio of two shares: of the client's squared change, and of the others', in the half of the
+    directions where the others have least. Noise, in the inputs or in the update, goes in all directions
+    alike, what is learnt from real data does not. "The others" are those of other groups of clients than its own.
+    """
+    found = np.full(len(prints), math.nan)
+    in_order = sorted(range(len(prints)), key=lambda number: prints[number].client)  # not that of their arrival
+    known = [(number, gram) for number in in_order if (gram := prints[number].input_gram) is not None]
+    if len(known) < 2:
+        return found
+    groups = min(_GROUPS, len(known))
+    length = len(known[0][1])
+    sums, shares = np.zeros((groups, length)), np.zeros(groups)
+    for place, (number, gram) in enumerate(known):
+        share = max(weights[number], 1e-12)
+        sums[place % _GROUPS] += share * gram.astype(np.float64)
+        shares[place % _GROUPS] += share
+    side = (math.isqrt(8 * length + 1) - 1) // 2
+    row, column = np.triu_indices(side)
+    twice = np.where(row == column, 1.0, 2.0)
+    for group in range(groups):
+        outside = np.arange(groups) != group
+        centre = np.zeros((side, side))
+        centre[row, column] = sums[outside].sum(0) / shares[outside].sum()
+        strength, directions = np.linalg.eigh(centre, UPLO="U")
+        low = directions[:, : side // 2]
+        typical = max(float(strength[: side // 2].sum()), _LEAST)
+        onto = (low @ low.T)[row, column] * twice  # a product with it is the part of a matrix in those directions
+        for number, gram in known[group::_GROUPS]:
+            found[number] = math.log(max(float(onto @ gram), _LEAST) / typical)
+    return found
