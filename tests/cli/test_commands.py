@@ -242,6 +242,22 @@ def test_every_command_has_help_with_a_first_line_that_says_what_it_does(capsys:
         assert summary in capsys.readouterr().out
 
 
+def test_a_run_named_like_a_command_is_asked_for_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STETHOS_DIR", str(tmp_path))
+    with RunBuilder(tmp_path / "query") as run:
+        run.process().finish()
+        result = stethos("query", "doctor")
+        assert result.returncode == 2
+        assert result.stderr.splitlines() == [
+            "'query' is a command, and also the name of a run",
+            "hint: for the run say `stethos -t query doctor`; for the command give its target with -t RUN",
+        ]
+        assert stethos("-t", "query", "query", "SELECT 7 AS x", "--json").stdout == '[\n{"x": 7}\n]\n'
+    assert stethos("run", "--name", "all", "true").stderr.startswith("a run cannot be called 'all'\n")
+    said = stethos("run", "--name", "lr", "true").stderr
+    assert "'lr' is also a command: reach this run with `stethos -t lr COMMAND`" in said
+
+
 def test_ctrl_c_ends_a_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(arguments: object) -> int:
         raise KeyboardInterrupt
@@ -260,6 +276,18 @@ def test_reading_commands_do_not_import_what_they_do_not_need(run: RunBuilder) -
         "assert 'duckdb' not in sys.modules\n"
         "assert main(['query', 'SELECT count(*) FROM steps']) == 0\n"
         "assert not {'torch', 'pyarrow', 'pandas', 'rich', 'numpy'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_query_of_a_growing_run_imports_no_more_than_arrow(demo: RunBuilder) -> None:
+    code = (
+        "import sys\nfrom stethos.cli.main import main\n"
+        "assert main(['query', 'SELECT count(*) FROM python.backtrace']) == 0\n"
+        "assert 'pyarrow' not in sys.modules\n"
+        "assert main(['query', 'SELECT process, rank, step FROM steps ORDER BY step DESC LIMIT 1']) == 0\n"
+        "assert not {'pyarrow.compute', 'pandas', 'sqlite3', 'rich'} & set(sys.modules), sys.modules.keys()\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")

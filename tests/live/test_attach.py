@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def test_without_an_injector_the_way_to_get_one_is_named(
     with pytest.raises(ladder.LiveError, match="hypno is not installed") as error:
         ladder.attach(pid, tmp_path / "run", "light", 0.01)
     assert 'pip install "stethos[attach]"' in error.value.hint and "backtrace" in error.value.hint
+
+
+def test_the_version_of_an_interpreter_is_read_from_its_files() -> None:
+    process = start("-c", "input()")
+    try:
+        wait_until(lambda: ladder.is_python(process.pid), "its start")
+        assert ladder.python_version_of(process.pid) == sys.version_info[:2]
+    finally:
+        process.communicate("\n")
+    assert ladder.python_version_of(process.pid) is None
 
 
 def test_a_process_that_never_pauses_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,24 +18,16 @@ from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
 
 PATIENCE_S = 120.0
-CAUSES = {
-    "loader": "data-loader", "lock": "lock", "gil": "gil", "client": "client", "file": "disk", "program": "disk",
-    "file lock": "lock",
-}  # fmt: skip
+CAUSES = {"loader": "data-loader", "lock": "lock", "gil": "gil", "client": "client", "program": "disk"}
 
 
-def held_files(directory: Path) -> dict[str, int]:
-    """Three files that nobody else can use as long as they are open here: two to open, one to lock."""
-    files = {"file": directory / "leased", "program": directory / "program", "file lock": directory / "locked"}
-    files["file"].write_bytes(b"rows")
-    files["file lock"].touch()
-    shutil.copy("/bin/true", files["program"])
-    held = {name: os.open(path, os.O_RDWR | os.O_CLOEXEC) for name, path in files.items()}
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel asks for a lease back
-    for name in ("file", "program"):
-        fcntl.fcntl(held[name], fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    fcntl.flock(held["file lock"], fcntl.LOCK_EX)
-    return held
+def leased_program(directory: Path) -> int:
+    """A program that nobody can start as long as the file is open here (and for 45 s at most)."""
+    program = shutil.copy("/bin/true", directory / "program")
+    descriptor = os.open(program, os.O_RDWR | os.O_CLOEXEC)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel asks for the lease back
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    return descriptor
 
 
 class Hanging:
@@ -44,7 +36,7 @@ class Hanging:
     def __init__(self, directory: Path) -> None:
         self.run = directory / "runs" / "hanging"
         self.errors = directory / "stderr"
-        self._held = held_files(directory)
+        self._program = leased_program(directory)
         with self.errors.open("w", encoding="utf-8") as stderr:
             self.process: subprocess.Popen[str] = start_command(
                 "run", "--dir", directory / "runs", "--name", "hanging", "--hang-after", "1.5",
@@ -56,8 +48,8 @@ class Hanging:
         return self.process.stdout.readline().strip()
 
     def let_go(self, name: str = "") -> None:
-        if name in self._held:
-            os.close(self._held.pop(name))  # and with it the lease, or the lock
+        if name == "program":
+            os.close(self._program)  # and with it the lease
             return
         assert self.process.stdin is not None
         self.process.stdin.write("x")
@@ -115,21 +107,10 @@ def test_a_client_that_does_not_answer_is_named(story: dict[str, Any]) -> None:
     assert "waits for client c3, in wait_for_client (hanging.py:" in story["client"]["title"]
 
 
-def test_a_file_that_does_not_open_is_named(story: dict[str, Any]) -> None:
-    assert "waits for the disk in open_file (hanging.py:" in story["file"]["title"]
-    assert f"(open of {story['run'].parents[1] / 'leased'})" in story["file"]["title"]
-
-
 def test_a_wait_for_the_disk_that_nothing_interrupts_is_named(story: dict[str, Any]) -> None:
     """The thread is in the kernel's state D, and holds the GIL."""
     assert "waits for the disk in start_program (hanging.py:" in story["program"]["title"]
     assert "(start of a program)" in story["program"]["title"]
-
-
-def test_the_lock_of_a_file_is_named(story: dict[str, Any]) -> None:
-    file = story["run"].parents[1] / "locked"
-    words = f"waits for the lock of {file} that another process holds, in wait_for_file_lock (hanging.py:"
-    assert words in story["file lock"]["title"]
 
 
 def test_stethos_run_says_so_when_it_happens_and_when_it_is_over(story: dict[str, Any]) -> None:

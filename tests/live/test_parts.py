@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from builders import RunBuilder
 
+from stethos.cli.evaluate import show_reply
 from stethos.errors import LiveError, QueryError, StethosError
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, private_names
@@ -176,3 +177,15 @@ def test_kept_stacks_are_rows(run: RunBuilder, tmp_path: Path) -> None:
         assert reader.rows("SELECT reason, func, lineno, rank FROM stacks").values == [("hang", "f", 3, None)]
         assert reader.rows("SELECT count(*) FROM python.backtrace").values == [(0,)]
         assert reader.tables()["stacks"] == 1
+
+
+def test_code_that_says_nothing_is_said_to_have_run_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = {"output": "", "value": None, "error": None, "dropped_chars": 0, "where": "step", "step": 41, "notes": []}
+    show_reply(quiet)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    show_reply(quiet)
+    show_reply({**quiet, "value": "3"})
+    assert capsys.readouterr() == ("3\n", "stethos: it ran at step 41, printed nothing and has no value\n")

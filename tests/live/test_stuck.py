@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from processes import wait_until
 
 from stethos.live.pulse import Limits, Pulse
-from stethos.live.stack import Frame, ThreadStack
+from stethos.live.stack import Frame, ThreadStack, capture
 from stethos.live.stuck import Look, Wait, judge, training_thread, wait_of
 from stethos.live.sync import collectives_in, out_of_step
 from stethos.live.tree import members_text, merge, odd_ones, tree_lines
@@ -99,22 +103,61 @@ def test_the_thread_that_trains_is_found_behind_a_main_one_that_waits() -> None:
     assert training_thread((main,)) is main
 
 
+# Real processes -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def waiting(directory: Path, code: str, call: str) -> Iterator[int]:
+    """A program that runs this code as `wait()`, once it is in that call of the kernel."""
+    program = directory / "program.py"
+    program.write_text(f"import fcntl\ndef wait():\n    {code}\nwait()\n", encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-S", "-E", program], cwd=directory)
+    try:
+        wait_until(lambda: wait_of(process.pid, None).call == call, f"the program to come to {call}")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def verdict_of(pid: int) -> tuple[str, str]:
+    found = judge(Look(capture(pid), capture(pid), wait_of(pid, None)))
+    return found.cause, found.words
+
+
 def test_a_named_pipe_is_no_disk(tmp_path: Path) -> None:
-    """A real process, before and after somebody has opened the other end."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    reader = subprocess.Popen([sys.executable, "-S", "-E", "-c", f"open({str(fifo)!r}, 'rb').read(1)"])
-    try:
-        wait_until(lambda: wait_of(reader.pid, None).call == "open", "the program to open the pipe")
-        waits = [wait_of(reader.pid, None)]
+    with waiting(tmp_path, "open('fifo', 'rb').read(1)", "open") as pid:
+        assert verdict_of(pid) == ("unknown", f"stands in wait (program.py:3) (open of the pipe {fifo})")
         with fifo.open("wb"):
-            wait_until(lambda: wait_of(reader.pid, None).call == "read", "the program to read")
-            waits.append(wait_of(reader.pid, None))
+            wait_until(lambda: wait_of(pid, None).call == "read", "the program to read")
+            assert verdict_of(pid) == ("unknown", f"stands in wait (program.py:3) (read of the pipe {fifo})")
+
+
+def test_a_file_that_does_not_open_is_the_disk(tmp_path: Path) -> None:
+    """Somebody else has a lease on it, and the kernel lets nobody in before that is given back."""
+    file = tmp_path / "part-7"
+    file.write_bytes(b"rows")
+    previous = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel asks for it
+    leased = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with waiting(tmp_path, "open('part-7', 'rb').read(1)", "open") as pid:
+            assert verdict_of(pid) == ("disk", f"waits for the disk in wait (program.py:3) (open of {file})")
     finally:
-        reader.kill()
-        reader.wait()
-    assert [wait.words for wait in waits] == [f"open of the pipe {fifo}", f"read of the pipe {fifo}"]
-    assert not any(wait.is_on_disk for wait in waits)
+        os.close(leased)
+        signal.signal(signal.SIGIO, previous)
+
+
+@pytest.mark.parametrize("lock", ["flock", "lockf"])
+def test_the_lock_of_a_file_is_named(tmp_path: Path, lock: str) -> None:
+    file = tmp_path / "shared.lock"
+    with file.open("wb") as held:
+        getattr(fcntl, lock)(held, fcntl.LOCK_EX)
+        with waiting(tmp_path, f"fcntl.{lock}(open('shared.lock', 'wb'), fcntl.LOCK_EX)", "file lock") as pid:
+            words = f"waits for the lock of {file} that another process holds, in wait (program.py:3)"
+            assert verdict_of(pid) == ("lock", words)
 
 
 # The pulse ------------------------------------------------------------------------------------------------------------

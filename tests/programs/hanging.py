@@ -1,4 +1,4 @@
-"""Trains, and stands still in every way in turn, until a byte comes on stdin or a file is let go: hanging.py DIRECTORY
+"""Trains, and stands still in every way in turn, until a byte comes on stdin or a file opens: hanging.py DIRECTORY
 
 Prints a line when it comes to something new.
 """
@@ -6,7 +6,6 @@ Prints a line when it comes to something new.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import socket
 import subprocess
@@ -112,19 +111,9 @@ def hold_gil() -> None:
     ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
 
 
-def open_file(directory: Path) -> None:
-    """Somebody else has a lease on it: it opens when that is given back."""
-    (directory / "leased").read_bytes()
-
-
 def start_program(directory: Path) -> None:
     """From a file that does not come; the kernel lets nothing interrupt that."""
     subprocess.run([directory / "program"], check=True)
-
-
-def wait_for_file_lock(directory: Path) -> None:
-    with (directory / "locked").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def wait_for_client() -> None:
@@ -151,7 +140,7 @@ def main() -> None:
     say("slow")
     os.read(0, 1)
     directory = Path(sys.argv[1])
-    for name in ("loader", "lock", "gil", "client", "file", "program", "file lock"):
+    for name in ("loader", "lock", "gil", "client", "program"):
         train()
         say(name)
         match name:
@@ -164,12 +153,8 @@ def main() -> None:
                 hold_gil()
             case "client":
                 wait_for_client()
-            case "file":
-                open_file(directory)
             case "program":
                 start_program(directory)
-            case "file lock":
-                wait_for_file_lock(directory)
     train(20)  # so long that it is seen to go on
     say("end")
 

@@ -9,8 +9,9 @@ import pytest
 from builders import RunBuilder
 
 from stethos.errors import QueryError
+from stethos.schema import TABLES
 from stethos.store.run import Run
-from stethos.store.statement import tables_named
+from stethos.store.statement import lists_tables, tables_named
 
 
 @pytest.fixture
@@ -145,6 +146,30 @@ def test_a_wrong_column_gets_the_nearest_names_and_the_columns(opened: Run) -> N
 def test_a_syntax_error_points_at_the_place(opened: Run) -> None:
     with pytest.raises(QueryError, match=r"syntax error at or near .*\n\nLINE 1: SELECT \* FORM steps\n +\^"):
         opened.rows("SELECT * FORM steps")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SHOW TABLES",
+        "SHOW ALL TABLES",
+        "SELECT table_name FROM information_schema.tables",
+        "SELECT view_name FROM duckdb_views() UNION ALL SELECT table_name FROM duckdb_tables()",
+        "DESCRIBE",
+    ],
+)
+def test_a_list_of_tables_has_them_all(opened: Run, sql: str) -> None:
+    found = {value for row in opened.rows(sql).values for value in row if isinstance(value, str)}
+    assert {table.name for table in TABLES.values() if table.schema == "main"} <= found
+
+
+def test_other_queries_do_not_make_tables_that_they_do_not_read(opened: Run) -> None:
+    assert not lists_tables("SELECT step AS described FROM steps ORDER BY step DESC")
+    assert opened.rows("SELECT step FROM steps ORDER BY step DESC LIMIT 1").values == [(2,)]
+    made = (
+        opened._open_engine().connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    )
+    assert made == [("steps",)]
 
 
 def test_only_tables_whose_names_occur_are_loaded() -> None:

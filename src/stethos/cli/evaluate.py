@@ -126,6 +126,8 @@ def show_reply(reply: dict[str, Any]) -> None:
     if reply["value"] is not None:
         sys.stdout.write(clean(reply["value"], keep_lines=True) + "\n")
     sys.stdout.flush()
+    if not output and reply["value"] is None and not reply["error"] and sys.stderr.isatty():
+        _say(f"it ran{_at(reply)}, printed nothing and has no value")
     if reply["dropped_chars"]:
         _say(f"the output was cut: {count_text(reply['dropped_chars'])} more characters were printed")
     if reply["where"] == "thread" and reply.get("why") and not reply["why"].startswith("asked"):
@@ -137,6 +139,10 @@ def show_reply(reply: dict[str, Any]) -> None:
         if error["type"] in ("TimeLimit", "SystemExit", "Blocked", "Interrupted"):
             _say(error["message"])
         sys.stderr.write(clean(error["traceback"], keep_lines=True))
+
+
+def _at(reply: dict[str, Any]) -> str:
+    return f" at step {count_text(reply.get('step'))}" if reply["where"] == "step" else ""
 
 
 def _say(text: str) -> None:

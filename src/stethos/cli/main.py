@@ -99,10 +99,10 @@ class Parser(argparse.ArgumentParser):
 def console() -> NoReturn:
     """The command `stethos`: run what `sys.argv` says and end the process.
 
-    Commands that only read end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
+    Commands that only read and succeed end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
     """
     status = main()
-    if _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
+    if status == 0 and _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)

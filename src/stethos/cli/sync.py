@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     headings = (Heading("rank", True), Heading("host", spare=1), Heading("step", True), Heading("parameters"), Heading("note"))  # fmt: skip  # noqa: E501
     show_grid(headings, [
         [
-            str(row["rank"]), row["host"], count_text(row["step"]),
+            count_text(row["rank"]), row["host"], count_text(row["step"]),
             ", ".join(row["hashes"].values()) if row["hashes"] else "-", row["why"] or "",
         ]
         for row in rows

@@ -178,7 +178,8 @@ def is_python(pid: int) -> bool:
 def python_version_of(pid: int) -> tuple[int, int] | None:
     """The version of a process's interpreter, from its files; None if they do not say."""
     try:
-        text = os.readlink(f"/proc/{pid}/exe") + Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        text = f"{os.readlink(f'/proc/{pid}/exe')}\n{maps}"  # a line each: the maps begin with digits
     except OSError:
         return None
     match = re.search(r"python(\d)\.(\d+)", text)
