@@ -59,7 +59,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.provebench", description=__doc__.partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="the whole published sample: hours on two cores")
     parser.add_argument("--only", choices=list(GRIDS), action="append", help="only this part; can be given again")
-    parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument(
+        "--limit-s", type=float, default=float("inf"), help="stop after this time; 0: only the tables of what is kept"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep outcomes here, and go on from those it has")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="below 1,000: to look at and to tune on")
@@ -69,7 +71,11 @@ def main() -> None:
     parts = parts_of(arguments.first_seed, is_full=arguments.full)
     parts = [part for part in parts if arguments.only is None or part.name in arguments.only]
     found = played(parts, processes=arguments.processes, limit_s=arguments.limit_s, keep=arguments.keep)
-    grids = [GRIDS[name](outcomes) for name, outcomes in found.items()]
+    grids = [GRIDS[name](outcomes) for name, outcomes in found.items() if outcomes]
+    count, total = sum(map(len, found.values())), sum(len(part.items) for part in parts)
+    if grids and count < total:
+        words = f"These are the first {count:,} of {total:,} federations, which come in random order."
+        grids[0] = replace(grids[0], notes=[*grids[0].notes, words])
     print(machine(), "", *grids, sep="\n", flush=True)
     if arguments.write:
         command = f"make provebench{' FULL=1' if arguments.full else ''}"

@@ -48,7 +48,7 @@ LAZILY = {
 }
 
 # The trainer loads these before torch: nothing but the standard library.
-PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")
+PLAIN = ("layout", "ring", "slots", "place", "spawn", "provenance", "segment")
 HEAVY = ("numpy", "pyarrow", "duckdb", "psutil", "rich", "torch")
 
 

@@ -111,6 +111,16 @@ def test_whoever_was_quarantined_is_not_missed(treated: Bundle) -> None:
     assert not are_same(last.combined(world, frozenset({"c1"})), last.combined(world))
 
 
+def test_a_proof_says_that_corrections_dealt_with_the_accused(
+    treated: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = treated.place.path.parent.parent
+    assert main(["prove", "c6", "--fast", "-t", str(run)]) in (0, 1)
+    assert "corrections dealt with client c6 in 5 of 6 rounds" in capsys.readouterr().err
+    assert main(["prove", "c1", "--fast", "-t", str(run)]) in (0, 1)
+    assert "corrections" not in capsys.readouterr().err
+
+
 def test_a_rollback_is_not_repeated_where_its_cause_was_left_out(rolled_back: Bundle) -> None:
     assert rolled_back.remedy(3).is_rolled_back
     assert are_same(rolled_back.global_state(3, "after"), rolled_back.global_state(3))

@@ -114,6 +114,22 @@ def test_runs_are_compared_as_the_command_does(shown_runs: Path, tmp_path: Path)
     assert [one["name"] for one in told["settings"] if one["differs"]] == ["git commit"]
 
 
+def test_files_with_anything_in_them_break_nothing(shown_runs: Path, tmp_path: Path) -> None:
+    for name in ("bent", "torn"):
+        shutil.copytree(shown_runs / "odd", tmp_path / name)
+        (process,) = (path.parent for path in (tmp_path / name).glob("*/process.json"))
+    (process / "manifest.json").write_text('{"sealed": [7], "segment": "x"}')
+    (bent,) = (path.parent for path in (tmp_path / "bent").glob("*/process.json"))
+    (bent / "process.json").write_text('{"pid": "x", "rank": "one", "config": 5, "started_ns": []}')
+    (bent.parent / "run.json").write_text('{"run": 5, "command": 3, "started_ns": "x"}')
+    (bent.parent / "stacks.jsonl").write_bytes(b'{"t_ns": "x", "depth": "y", "func": 5}\n\xff\n[]\n')
+    (bent.parent / "findings.db").write_bytes(b"")
+    panels = ("summary", "made", "processes", "books", "hang-stacks", "findings")
+    paths = [f"/api/runs/{run}/panels/{panel}" for run in ("bent", "torn") for panel in panels]
+    for path, answer in zip(("/api/runs", *paths), Caller(tmp_path)("/api/runs", *paths), strict=True):
+        assert answer.status_code == 200, (path, answer.text)
+
+
 def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
     nasty = "'; DROP TABLE steps; --"
     answer = call.one(httpx.URL("/api/runs/odd/panels/client-norm", params={"client": nasty}).raw_path.decode())

@@ -25,7 +25,7 @@ export function givenTo(panel: Panel, route: Route): Given {
 
 export function PanelCard({ panel, route, version, diagnosis }: Framed) {
   const given = givenTo(panel, route);
-  const { theme } = useAround();
+  const { theme, source } = useAround();
   const { answer, complaint, isAsking } = usePanel(route.run, panel.name, given, version);
   const choose = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } });
   // Drawn anew only when there is something else to draw: a live page is told of a change twice a second.
@@ -33,6 +33,7 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
     () => answer !== null && <Drawing panel={panel} columns={answer} given={given} route={route} findings={diagnosis?.findings ?? []} choose={choose} />,
     [answer, diagnosis, JSON.stringify(route), theme],
   );
+  if (answer === null && complaint?.status === 404 && !source.isReport) return null; // the run is gone, as the page says
   if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   return (
     <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>

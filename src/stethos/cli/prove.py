@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         for number, title, accusation in cases:
             if not arguments.json:
                 sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
-            if gap := prover.gap(accusation):
-                sys.stderr.write(f"note: {clean(gap)}\n")
+            for note in prover.notes(accusation):
+                sys.stderr.write(f"note: {clean(note)}\n")
             proof = prover.prove(accusation, _line(arguments), _Progress(is_on=sys.stderr.isatty()))
             is_decided &= proof.verdict != "undecided"
             if number is not None:

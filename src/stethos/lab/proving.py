@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,15 +93,21 @@ class Prover:
         earliest = rounds[0] if rounds[0] <= 1 else rounds[0] + self._world.reach
         return max(accusation.first, earliest), rounds[-1]
 
-    def gap(self, accusation: Accusation) -> str:
-        """What was dropped of the rounds that the accusation is about, in words; "" if nothing."""
+    def notes(self, accusation: Accusation) -> Iterator[str]:
+        """What limits a proof of this accusation, in words: rounds that were dropped, corrections that were made."""
         rounds = self.bundle.rounds
-        if not rounds or accusation.first >= rounds[0]:
-            return ""
-        return (
-            f"the accusation begins with round {accusation.first}, the capture with round {rounds[0]}: what was done "
-            "before stays in the model"
-        )
+        if rounds and accusation.first < rounds[0]:
+            yield (
+                f"the accusation begins with round {accusation.first}, the capture with round {rounds[0]}: what was "
+                "done before stays in the model"
+            )
+        for client in accusation.clients:
+            treated = [number for number in rounds if self.bundle.remedy(number).of(client) != (1.0, 1.0)]
+            if treated:
+                yield (
+                    f"corrections dealt with client {client} in {len(treated)} of {len(rounds)} rounds, and do so "
+                    "again: this is about the harm that was left (see `stethos actions`)"
+                )
 
     def _file(self, accusation: Accusation, first: int, last: int) -> Path:
         """Where trainings are kept; others if the functions or torch are not the same any more."""

@@ -76,6 +76,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+# What numbers and lists must be, if they are there: a reader relies on it.
+_WHOLE: dict[str, type] = dict.fromkeys(("started_ns", "pid", "rank", "world_size", "start_ticks", "limit_bytes"), int)
+_LISTED: dict[str, type] = {"sealed": list, "names": list, "counters": dict, "ended": dict, "retired": dict}
+_LISTED |= dict.fromkeys(("segment", "rows", "host_rows", "slots", "frames", "lost"), int)
+
+
+def _typed(content: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:
+    """The object without what is not of its type: somebody may have written into it."""
+    odd = [name for name, kind in types.items() if content.get(name) is not None and type(content[name]) is not kind]
+    return {name: value for name, value in content.items() if name not in odd} if odd else content
+
+
+def _is_sealed(entry: Any) -> bool:
+    """Whether it can be a file that a manifest lists."""
+    wanted = {"file": str, "table": str, "rows": int, "bytes": int}
+    return isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in wanted.items())
+
+
 def host_key() -> str:
     """This machine and process namespace; a pid means something only within it."""
     try:
@@ -166,7 +184,7 @@ class RunPlace:
             ) from None
 
     def facts(self) -> dict[str, Any]:
-        return read_json(self.path / RUN_FILE)
+        return _typed(read_json(self.path / RUN_FILE), _WHOLE)
 
     def processes(self) -> list[ProcessPlace]:
         """Every process directory, oldest first."""
@@ -198,10 +216,13 @@ class ProcessPlace:
         return self.path.name
 
     def facts(self) -> dict[str, Any]:
-        return read_json(self.path / PROCESS_FILE)
+        return _typed(read_json(self.path / PROCESS_FILE), _WHOLE)
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.path / MANIFEST_FILE)
+        """Empty where it is not one of ours."""
+        content = read_json(self.path / MANIFEST_FILE)
+        is_ours = _typed(content, _LISTED) is content and all(_is_sealed(one) for one in content.get("sealed") or ())
+        return content if is_ours else {}
 
     def scratch(self) -> Path:
         """Where the ring and the open segment are: here, or on local disk beside a network file system."""

@@ -120,10 +120,10 @@ class Engine:
         return True
 
     def fill(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Make a table of the catalogue hold just these rows."""
+        """Make a table of the catalogue hold just these rows; a value that is not of its column's type is NULL."""
         self.require([table.qualified_name])
         names = [column.name for column in table.all_columns]
-        marks = ", ".join("?" for _ in names)
+        marks = ", ".join(f"TRY_CAST(? AS {column.kind.sql_type})" for column in table.all_columns)
         self._connection.execute(f"DELETE FROM {table.qualified_name}")
         for row in rows:
             values = [row[name] for name in names]

@@ -78,6 +78,8 @@ def read_findings(directory: Path) -> list[Row]:
         return []
     try:
         with _reading(directory / FILE) as connection:
+            if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'findings'").fetchone()[0]:
+                return []  # made by somebody who did not come to keep anything
             rows = connection.execute("SELECT * FROM findings ORDER BY finding")
             known = [dict(row) for row in rows]  # an older version may have had fewer columns
             return [{name: row.get(name) for name in _NAMES} for row in known]

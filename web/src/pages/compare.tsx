@@ -37,6 +37,8 @@ export function ComparePage({ route }: { route: Route }) {
     go({ ...route, given: { runs: next.join(",") } });
   };
   const rows = chosen.map((name) => answer?.find((row) => row.run === name)).filter((row) => row !== undefined);
+  const first = rows.some((row) => row.last_round != null) ? ["round-accuracy", "round-loss"] : ["step-loss"];
+  const isFirst = (panel: Panel): boolean => first.includes(panel.name);
   return (
     <div class="grid">
       <section class="card is-wide">
@@ -58,17 +60,12 @@ export function ComparePage({ route }: { route: Route }) {
         {answer !== null && known.length < 2 && <p class="nothing">There are not two runs here. Record another one to compare it with.</p>}
         {answer !== null && known.length >= 2 && chosen.length < 2 && <p class="nothing">Choose another one to compare it with.</p>}
       </section>
-      {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isAboutLearning)} />}
+      {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isFirst)} />}
       {chosen.length >= 2 && <h2 class="divider is-wide">How they got there</h2>}
-      {chosen.length >= 2 && comparable.filter((panel) => !isAboutLearning(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
+      {chosen.length >= 2 && comparable.filter((panel) => !isFirst(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
       {rows.length > 0 && <Facts rows={rows} />}
     </div>
   );
-}
-
-/** Panels whose curves are what most people compare first. */
-function isAboutLearning(panel: Panel): boolean {
-  return ["round-accuracy", "round-loss", "step-loss"].includes(panel.name);
 }
 
 /** What `stethos compare` says: a verdict for each further run, the curves, the quantities, the settings. */

@@ -37,10 +37,10 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
               </h2>
             )}
             <PanelCard key={`${route.run}/${panel.name}`} panel={panel} route={route} version={version} diagnosis={diagnosis.answer} />
+            {panel.name === "processes" && !source.isReport && <Stacks run={route.run} isLive={state === "running"} />}
           </>
         );
       })}
-      {route.page === "live" && !source.isReport && <Stacks run={route.run} isLive={state === "running"} />}
     </div>
   );
 }
