@@ -107,10 +107,9 @@ class Plan:
 
         What stands in the row for those layers is 0.
         """
-        values = self.structure.values_of(state, client)
-        if self._is_plain and copy_plain(values, row):
+        if self._is_plain and copy_plain(self.structure, state, row):
             return ()
-        missing = []
+        values, missing = self.structure.values_of(state, client), []
         with np.errstate(over="ignore", invalid="ignore"):
             for number, (part, value) in enumerate(zip(self.parts, values, strict=True)):
                 if value is None:
