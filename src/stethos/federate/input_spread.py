@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -59,29 +60,39 @@ def spread_over_directions(prints: Sequence[Fingerprint], weights: Vector) -> Ve
     """
     found = np.full(len(prints), math.nan)
     in_order = sorted(range(len(prints)), key=lambda number: prints[number].client)  # not that of their arrival
-    known = [(number, gram) for number in in_order if (gram := prints[number].input_gram) is not None]
+    known = np.array([number for number in in_order if prints[number].input_gram is not None], dtype=int)
     if len(known) < 2:
         return found
+    group = np.arange(len(known)) % _GROUPS
     groups = min(_GROUPS, len(known))
-    length = len(known[0][1])
-    sums, shares = np.zeros((groups, length)), np.zeros(groups)
-    for place, (number, gram) in enumerate(known):
-        share = max(weights[number], 1e-12)
-        sums[place % _GROUPS] += share * gram.astype(np.float64)
-        shares[place % _GROUPS] += share
-    side = (math.isqrt(8 * length + 1) - 1) // 2
-    row, column = np.triu_indices(side)
+    share = np.where(group == np.arange(groups)[:, None], np.maximum(weights[known], 1e-12), 0.0)  # a row per group
+    places = [slice(start, start + _AT_ONCE) for start in range(0, len(known), _AT_ONCE)]
+    sums: Vector = sum(share[:, place] @ _grams(prints, known[place]) for place in places)  # type: ignore[assignment]
+    side = (math.isqrt(8 * sums.shape[1] + 1) - 1) // 2
+    upper, times = _triangle(side)
+    shares = share.sum(1)
     packed = (sums.sum(0) - sums) / (shares.sum() - shares)[:, None]
-    centres = np.zeros((groups, side, side))
-    centres[:, row, column] = packed
-    low = _least_directions(centres)
-    onto = (low @ low.transpose(0, 2, 1))[:, row, column]
-    onto *= np.where(row == column, 1.0, 2.0)  # a product with it is the part of a matrix in those directions
-    typical = np.maximum(np.vecdot(onto, packed), _LEAST).tolist()
-    for group in range(groups):
-        for number, gram in known[group::_GROUPS]:
-            found[number] = math.log(max(float(onto[group] @ gram), _LEAST) / typical[group])
+    centres = np.zeros((groups, side * side))
+    centres[:, upper] = packed
+    low = _least_directions(centres.reshape(groups, side, side))
+    onto = (low @ low.transpose(0, 2, 1)).reshape(groups, -1).take(upper, axis=1)
+    onto *= times  # a product with it is the part of a matrix in those directions
+    typical = np.maximum(np.vecdot(onto, packed), _LEAST)
+    for place in places:
+        own = np.maximum(np.vecdot(_grams(prints, known[place]), onto[group[place]]), _LEAST)
+        found[known[place]] = np.log(own / typical[group[place]])
     return found
+
+
+def _grams(prints: Sequence[Fingerprint], numbers: Vector) -> Vector:
+    return np.stack([prints[number].input_gram for number in numbers.tolist()]).astype(np.float64)
+
+
+@functools.cache
+def _triangle(side: int) -> tuple[Vector, Vector]:
+    """The places of the upper triangle in a flattened matrix, and how often each stands for an element of it."""
+    row, column = np.triu_indices(side)
+    return row * side + column, np.where(row == column, 1.0, 2.0)
 
 
 def _least_directions(matrices: Vector) -> Vector:
