@@ -122,15 +122,16 @@ class Plan:
     def sketch(self, rows: Vector) -> Vector:
         """The projections of rows of elements, one row each; buckets of weights come first."""
         sketches = np.empty((len(rows), self.buckets), np.float32)
-        for part, times, whole in self._sums:
-            target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
-            if not times:
-                target[:] = rows[:, part.start : part.stop]
-                continue
-            signed = rows[:, part.start : part.stop] * self._signs[part.start : part.stop]
-            table = signed[:, : whole - part.start].reshape(len(rows), times, part.buckets)
-            np.matmul(self._ones[:times], table, out=target)
-            target[:, : part.stop - whole] += signed[:, whole - part.start :]
+        with np.errstate(over="ignore", invalid="ignore"):  # sums may be too large for single precision
+            for part, times, whole in self._sums:
+                target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
+                if not times:
+                    target[:] = rows[:, part.start : part.stop]
+                    continue
+                signed = rows[:, part.start : part.stop] * self._signs[part.start : part.stop]
+                table = signed[:, : whole - part.start].reshape(len(rows), times, part.buckets)
+                np.matmul(self._ones[:times], table, out=target)
+                target[:, : part.stop - whole] += signed[:, whole - part.start :]
         return sketches
 
     def norms(self, rows: Vector) -> Vector:
