@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help web browser demo traindemo test check docs bench faultbench provebench trainbench profilebench clean
+.PHONY: help hot web browser demo traindemo test check docs bench faultbench provebench trainbench profilebench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -26,6 +26,10 @@ help:  ## list the targets
 	@$(PIP) --editable ".[dev,bench]"
 	@touch $@
 
+# The callbacks of a training step in C, where there is a compiler; an installation builds them too.
+hot: .venv/.installed
+	@$(RUN) hatch_build.py --hot
+
 # The page of the dashboard. Node comes from the machine or from PyPI.
 PAGE := src/stethos/web/static/index.html
 web: $(PAGE)  ## build the page of the dashboard
@@ -41,16 +45,16 @@ browser:
 	@command -v chromium >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
 		|| { echo "installing Chromium for the tests of the page"; apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || echo "Chromium could not be installed"
 
-demo: .venv/.installed $(PAGE)  ## ten clients, one of them faulty: find it; SEED=7 hides another
+demo: hot $(PAGE)  ## ten clients, one of them faulty: find it; SEED=7 hides another
 	@$(RUN) -m stethos.cli.main demo $(if $(SEED),--seed $(SEED))
 
-traindemo: .venv/.installed  ## train on one machine until it goes wrong, then ask why
+traindemo: hot  ## train on one machine until it goes wrong, then ask why
 	@$(RUN) examples/walkthrough_training.py
 
 test: check browser  ## check, then run every test
 	@$(RUN) -m pytest $(PYTEST)
 
-check: .venv/.installed $(PAGE)  ## lint, types, and whether the generated docs are up to date
+check: hot $(PAGE)  ## lint, types, and whether the generated docs are up to date
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check --quiet || { echo "not formatted: run .venv/bin/ruff format"; exit 1; }
 	@$(RUN) -m mypy
@@ -60,7 +64,7 @@ check: .venv/.installed $(PAGE)  ## lint, types, and whether the generated docs 
 docs: .venv/.installed  ## regenerate the pages about tables and commands
 	@$(RUN) tools/make_docs.py
 
-bench: .venv/.installed $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
+bench: hot $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
 	@$(RUN) -m benchmarks $(BENCH)
 
 faultbench: .venv/.installed  ## find faulty clients in federations with known faults; FULL=1 for all of them (two hours)

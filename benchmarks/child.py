@@ -26,8 +26,12 @@ class ChildError(RuntimeError):
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a child sees: this checkout, one thread, nothing of a surrounding recording."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("STETHOS_")}
+    """What a child sees: this checkout, one thread, nothing of a surrounding recording.
+
+    Its modules are compiled once and kept, as those of an installed package are.
+    """
+    left_out = ("STETHOS_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     paths = [str(ROOT), str(ROOT / "src"), *filter(None, [inherited.get("PYTHONPATH")])]
     return {**inherited, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": os.pathsep.join(paths), **(extra or {})}
 

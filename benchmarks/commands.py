@@ -13,7 +13,7 @@ from benchmarks.made_run import MadeRun
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 
-_MAIN = "import sys; from stethos.cli.main import main; sys.exit(main())"  # what the installed `stethos` does
+_MAIN = "from stethos.cli.main import console; console()"  # what the installed `stethos` does
 _SQL = "SELECT step, loss FROM steps ORDER BY step DESC LIMIT 5"
 _BASE = 'python -c "import pyarrow, duckdb"'
 _TARGET = 2.0

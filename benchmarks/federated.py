@@ -50,9 +50,9 @@ def _fingerprints(scale: Scale) -> Grid:
     ]  # fmt: skip
     notes = [
         "FedAvg: `sum(weight * state[key].float() for state in states)` as people write it, interleaved with the "
-        "fingerprints, medians of CPU time; the ratio is that of fingerprints and comparison together. "
-        "`MB more`: growth of resident memory from the first fingerprint on, beyond the updates; one update is 4 MB. "
-        "FedDebug's paper reports 48 % on top of aggregation."
+        "fingerprints, medians of CPU time; the ratio is that of fingerprints and comparison together. `MB more`: "
+        "growth of resident memory from the first fingerprint on, beyond the updates; one update is 4 MB. FedDebug's "
+        "paper reports 48 % on top of aggregation."
     ]
     return Grid("Fingerprints beside FedAvg", headings, rows, notes)
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import live_cost
 from benchmarks.child import ROOT, Child, environment
 from benchmarks.estimate import median, quartiles
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 
-_MAIN = "import sys; from stethos.cli.main import main; sys.exit(main())"
+_MAIN = "from stethos.cli.main import console; console()"  # what the installed `stethos` does
 _STALL_TARGET_MS = 20.0
 _SETTLE_S = 0.1
 
@@ -82,7 +83,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
                         stalls.setdefault(trial.label, []).append(stall_ms)
         finally:
             target.close()
-    return [_grid(scale, times, stalls)]
+    return [_grid(scale, times, stalls), *live_cost.measure(scale, scratch)]
 
 
 def _try(trial: Trial, pid: int, notes: Path, seen: dict[str, str]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ def main() -> None:
         time.sleep(0.15)
 
     ours_us = _time_steps(optimizer, loss, job["rounds"], let_drain)
+    assert not session.guard.failures, session.guard.failures
     leave_result(path, {"always_on_us": ours_us - empty_us})
 
 
@@ -52,11 +54,12 @@ def _time_steps(optimizer: torch.optim.Optimizer, loss: torch.Tensor, rounds: in
     before = list(torch_optimizer._global_optimizer_pre_hooks.values())
     after = list(torch_optimizer._global_optimizer_post_hooks.values())
     next_batch, backward, arguments = _BaseDataLoaderIter.__next__, torch.autograd.backward, (optimizer,)
+    iterator: Any = SimpleNamespace(_num_yielded=2)
     times = []
     for _ in range(rounds):
         start = time.thread_time_ns()
         for _ in range(_STEPS):
-            next_batch(None)  # type: ignore[arg-type]
+            next_batch(iterator)
             backward(loss)
             for hook in before:
                 hook(optimizer, arguments, {})

@@ -102,6 +102,9 @@ VARIANTS: dict[str, Variant] = {
     "rows": Variant("Stethos, step rows only", _watched("light", 0.0), is_ours=True),
     "light": Variant("Stethos, light", _watched("light"), is_ours=True),
     STANDARD: Variant("Stethos, standard", _watched("standard"), is_ours=True),
+    "python": Variant(
+        "Stethos, standard, callbacks in Python", _watched("standard"), None, {"STETHOS_NATIVE": "0"}, is_ours=True
+    ),
     "deep": Variant("Stethos, deep", _watched("deep"), is_ours=True),
     "hand": Variant("by hand: 7 x .item() per gradient", _by_hand),
     "probing": Variant(

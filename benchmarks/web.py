@@ -1,25 +1,21 @@
-"""How long the dashboard lets one wait over a large run, in a real browser, and what its server takes."""
+"""How long the dashboard lets one wait over a large run, in a real browser, and what its server and training pay."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
-from benchmarks.child import Child, environment
+from benchmarks import serving
+from benchmarks.child import Child
 from benchmarks.estimate import median
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
+from benchmarks.served import served
 from stethos.web.bundle import Bundle
 from stethos.web.panels import PANELS
 
@@ -31,11 +27,11 @@ _FLAGS = ["--no-sandbox", "--no-first-run", "--disable-background-networking", "
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
     clients, rounds = (100, 1000) if not scale.is_quick else (20, 100)
     say(f"web: a run of {rounds} rounds x {clients} clients and {scale.group_by_rows:,} layer rows")
-    job = {"run": str(scratch / "wide"), "clients": clients, "rounds": rounds, "rows": scale.group_by_rows}
+    job = {"run": str(scratch / "runs" / "wide"), "clients": clients, "rounds": rounds, "rows": scale.group_by_rows}
     child = Child("wide_run", job)
     try:
         child.wait_for_result()
-        with _served(scratch) as (url, token, server):
+        with served(scratch / "runs") as (url, token, server):
             rows = [*_panels(url, token), *_crowd(url, token), *_browser(url, token, child, rounds, scale)]
             rss_mb = server.memory_info().rss / 1e6
         rows.append(["server memory, MB", f"{rss_mb:.0f}", "", str(_RSS_TARGET_MB), verdict(rss_mb, _RSS_TARGET_MB)])
@@ -50,7 +46,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
         "number on the page, half a second of which a drainer may leave it in the ring. The diagnosis runs in a "
         "process of its own and is not part of the server's memory."
     ]
-    return [Grid(title, ["", "median", "worst", "target", "reached"], rows, notes)]
+    return [Grid(title, ["", "median", "worst", "target", "reached"], rows, notes), serving.measure(scale, scratch)]
 
 
 def _panels(url: str, token: str) -> Iterator[list[str]]:
@@ -133,18 +129,3 @@ def _bundle_kb() -> float:
     import gzip
 
     return sum(len(gzip.compress(asset.content)) for asset in Bundle().assets.values()) / 1000
-
-
-@contextmanager
-def _served(runs: Path) -> Iterator[tuple[str, str, psutil.Process]]:
-    words = [sys.executable, "-m", "stethos.cli.main", "serve", "--dir", str(runs), "--port", "0", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as server:
-        assert server.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            text += server.stdout.readline()
-        url, _, token = json.loads(text)["url"].partition("/#token=")
-        try:
-            yield url, token, psutil.Process(server.pid)
-        finally:
-            server.terminate()

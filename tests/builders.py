@@ -171,7 +171,7 @@ class ProcessBuilder:
 
     def host_sample(self) -> None:
         names = ("cpu_share", "rss_bytes", "threads", "read_bytes", "written_bytes", "machine_cpu_share",
-                 "machine_free_bytes", "net_sent_bytes", "net_received_bytes")  # fmt: skip
+                 "machine_cores", "machine_free_bytes", "net_sent_bytes", "net_received_bytes")  # fmt: skip
         self.collector.add_sample(T0_NS, dict.fromkeys(names, 1.0))
 
     def fail(self, error: str) -> None:

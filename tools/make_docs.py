@@ -82,11 +82,12 @@ def _column_line(column: Column) -> str:
 
 def commands_page() -> str:
     parts = [_NOTICE, "# Commands\n", _prose(cli.__doc__ or "")]
-    parts.append("| command | what it does |\n|---|---|")
+    parts.append("| for | command | what it does |\n|---|---|---|")
     modules = {name: import_module(module) for name, module in cli.COMMANDS.items()}
-    for name, module in modules.items():
-        summary = (module.__doc__ or "").strip().partition("\n")[0]
-        parts.append(f"| [`stethos {name}`](#stethos-{name}) | {_cell(summary)} |")
+    for title, commands in cli.GROUPS.items():
+        for place, name in enumerate(commands):
+            summary = (modules[name].__doc__ or "").strip().partition("\n")[0]
+            parts.append(f"| {'' if place else title} | [`stethos {name}`](#stethos-{name}) | {_cell(summary)} |")
     parts.append("")
     for name, module in modules.items():
         parser = cli.parser_of(name, module)

@@ -2,7 +2,7 @@
 
 python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
 
-Without DIR the runs are made first: two demos with different faults, and a training that goes wrong.
+Without DIR the runs are made first: the demo, one with another fault, and a training that goes wrong.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
+
+from stethos.store.run import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -30,9 +32,11 @@ FLAGS = (
 )  # fmt: skip
 LAPTOP: ViewportSize = {"width": 1280, "height": 800}
 TALL: ViewportSize = {"width": 1280, "height": 1100}
+TALLEST: ViewportSize = {"width": 1280, "height": 1480}
 LOW: ViewportSize = {"width": 1280, "height": 420}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 _PATIENCE_MS = 90_000
+_ENOUGH_STEPS = 120
 _STETHOS = (sys.executable, "-m", "stethos.cli.main")
 
 
@@ -52,14 +56,17 @@ SHOTS = (
     Shot("overview-dark", "/run/hidden-1/overview", theme="dark"),
     Shot("overview-phone", "/run/hidden-1/overview", PHONE),
     Shot("overview-training", "/run/digits-1/overview"),
-    Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c1"),
-    Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c1", theme="dark"),
-    Shot("layers", "/run/digits-1/layers"),
+    Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c5"),
+    Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c5", theme="dark"),
+    Shot("layers", "/run/hidden-1/layers"),
+    Shot("layers-training", "/run/digits-1/layers"),
     Shot("time", "/run/hidden-1/time"),
     Shot("memory", "/run/hidden-1/memory"),
-    Shot("findings", "/run/hidden-1/findings", LAPTOP),
+    Shot("findings", "/run/hidden-1/findings"),
     Shot("live", "/run/live-1/live"),
-    Shot("compare", "/compare?runs=hidden-1,hidden-2"),
+    Shot("compare", "/compare?runs=hidden-1,hidden-2", TALLEST),
+    Shot("clients-phone", "/run/hidden-1/clients?measure=cosine", PHONE),
+    Shot("report", "", LAPTOP),
     Shot("sql", f"/run/hidden-1/sql?q={quote(ASKED)}&as=heat&x=round&y=cosine&by=client"),
 )
 
@@ -86,6 +93,10 @@ def main() -> None:
                         page.goto(f"{url}&to={quote(shot.address)}")
                         take_stacks(page)
                         page.screenshot(path=choice.out / "live.png")
+                elif shot.name == "report":
+                    page.goto(make_report(runs / "hidden-1", Path(scratch) / "report.html"))
+                    settle(page)
+                    page.screenshot(path=choice.out / "report.png")
                 else:
                     page.goto(f"{url}&to={quote(shot.address)}")
                     settle(page)
@@ -96,29 +107,40 @@ def main() -> None:
 
 def make_runs(runs: Path) -> None:
     runs.mkdir(parents=True, exist_ok=True)
-    for seed, name in ((2, "hidden-1"), (7, "hidden-2")):
+    for choice, name in (((), "hidden-1"), (("--seed", "7"), "hidden-2")):
         if not (runs / name).exists():
-            words = ("demo", "--dir", runs.name, "--seed", str(seed), "--json")
+            words = ("demo", "--dir", runs.name, *choice, "--json")
             subprocess.run([*_STETHOS, *words], check=True, stdout=subprocess.DEVNULL, cwd=runs.parent)
     if not (runs / "digits-1").exists():
         words = ("run", "--dir", str(runs.resolve()), "--name", "digits-1", "examples/demo.py")
         subprocess.run([*_STETHOS, *words], check=True, capture_output=True, cwd=ROOT)
+        words = ("diagnose", "-t", str(runs / "digits-1"))  # its exit status tells what it found
+        subprocess.run([*_STETHOS, *words], check=False, capture_output=True)
+
+
+def make_report(run: Path, file: Path) -> str:
+    """The address of a run's report."""
+    subprocess.run([*_STETHOS, "report", "-t", str(run), "-o", str(file)], check=True, stdout=subprocess.DEVNULL)
+    return file.resolve().as_uri()
 
 
 @contextmanager
 def training(runs: Path) -> Iterator[None]:
-    """A federated training that goes on while it is looked at."""
+    """A training that goes on while it is looked at."""
     shutil.rmtree(runs / "live-1", ignore_errors=True)
-    words = ("--dir", str(runs), "--name", "live-1", "--seed", "2", "--pause", "0.5", "--rounds", "400")
-    process = subprocess.Popen([sys.executable, "-m", "stethos.lab.demo", *words], stderr=subprocess.DEVNULL)
+    words = ("run", "--dir", str(runs.resolve()), "--name", "live-1", "examples/demo.py", "--epochs", "400")
+    process = subprocess.Popen([*_STETHOS, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT)
     try:
-        while not any((runs / "live-1").glob("*/000001.seg")):
-            time.sleep(0.1)
-        time.sleep(12)
+        while not any(one["steps"] > _ENOUGH_STEPS for one in _processes(runs / "live-1")):
+            time.sleep(0.2)
         yield
     finally:
         process.terminate()
         process.wait()
+
+
+def _processes(run: Path) -> list[dict[str, Any]]:
+    return open_run(run).processes() if (run / "run.json").exists() else []
 
 
 def take_stacks(page: Page) -> None:
@@ -132,6 +154,7 @@ def settle(page: Page) -> None:
     """Wait until every panel has its numbers and the diagnosis has ended."""
     expect(page.locator("main .card").first).to_be_visible(timeout=_PATIENCE_MS)
     expect(page.locator(".skeleton, [aria-busy=true], .verdict.is-looking")).to_have_count(0, timeout=_PATIENCE_MS)
+    expect(page.get_by_text("Asking …")).to_have_count(0, timeout=_PATIENCE_MS)
     page.wait_for_timeout(600)
 
 

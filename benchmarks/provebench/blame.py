@@ -55,13 +55,15 @@ def blamed(setting: Setting) -> Blamed:
     guilty = int(np.random.default_rng([seed, 93]).integers(10))
     case = Case(data, 10, Dirichlet(alpha), (("label-flip", guilty, None),), seed, _ROUNDS)
     memory, result, choices = played(case, model=model)
-    _, clean, _ = played(replace(case, faults=()), model=model)
     world = LabWorld(memory, choices)
     fault = result.faults[0]
     assert fault.target is not None
     x, y = world.test_x, world.test_y
     wrong = (y == fault.source) & (world.scores(result.state, x).argmax(1) == fault.target)
-    is_due = world.scores(clean.state, x).argmax(1) != fault.target
+    if not bool(wrong.any()):
+        return Blamed(data, model, alpha, seed, 0, 0, 0, 0, 0.0)
+    _, clean, _ = played(replace(case, faults=()), model=model)
+    is_due = world.scores(clean.state, x).argmax(1) == y
     turnouts = turnouts_of(memory)
     right, due, times = [], [], []
     for place in torch.nonzero(wrong).flatten().tolist()[:_MOST_INPUTS]:

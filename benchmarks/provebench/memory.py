@@ -13,6 +13,7 @@ from stethos.lab.clock import Timing
 from stethos.lab.flat import Layout, State
 from stethos.lab.prepare import Choices
 from stethos.lab.result import Exchange, LabResult
+from stethos.replay.remedy import Remedy
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,9 @@ class Memory:
 
     def server_state(self, round: int) -> dict[str, torch.Tensor]:
         return {}
+
+    def remedy(self, round: int) -> Remedy:
+        return Remedy()
 
     def update(self, round: int, client: str) -> Sent:
         one = self.exchanges[round - 1]

@@ -409,6 +409,7 @@ HOST = Table(
     read_bytes           i64   bytes read from disk since the process started
     written_bytes        i64   bytes written to disk since the process started
     machine_cpu_share    f64   share of the whole machine's cores in use, 0 to 1
+    machine_cores        i32   cores of the machine
     machine_free_bytes   i64   memory available on the machine
     net_sent_bytes       i64   bytes the machine sent since boot
     net_received_bytes   i64   bytes the machine received since boot

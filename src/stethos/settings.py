@@ -143,6 +143,11 @@ def drainer_python() -> str:
     return os.environ.get(_PREFIX + "PYTHON") or sys.executable
 
 
+def is_native_allowed() -> bool:
+    """Whether the callbacks written in C may be used: `STETHOS_NATIVE=0` says no."""
+    return os.environ.get(_PREFIX + "NATIVE", "1") != "0"
+
+
 def default_runs_dir() -> Path:
     """Where runs are kept unless `--dir` says otherwise."""
     return Path(os.environ.get(_PREFIX + "DIR", "runs"))

@@ -41,6 +41,7 @@ def test_the_case_is_found(code: str) -> None:
 @pytest.mark.parametrize("code", cases.CASES)
 def test_the_sql_of_the_evidence_runs(code: str, tmp_path: Path) -> None:
     engine = Engine(tmp_path)
+    engine.require(TABLES)
     for one in found(code, cases.CASES[code]()):
         for evidence in one.evidence:
             engine.rows(engine.check(evidence.sql), set(), limit_rows=None, timeout_s=5)

@@ -14,7 +14,7 @@ import pytest
 import stethos
 
 ROOT = Path(stethos.__file__).resolve().parent
-BASE = frozenset({"errors", "schema", "settings", "clock", "guard", "redact"})
+BASE = frozenset({"errors", "schema", "settings", "clock", "guard", "native", "redact"})
 
 # Each package and those it may import, beside the base modules and itself.
 BELOW: dict[str, frozenset[str]] = {

@@ -15,6 +15,7 @@ from builders import RunBuilder
 from injection import broken, functions_in
 from processes import PROGRAMS, checked_books, drainers_of, environment, finish, start_program, wait_until
 
+from stethos.native import NATIVE
 from stethos.record.drainer import Drainer
 from stethos.store.run import open_run
 
@@ -54,7 +55,7 @@ UNREACHED = {
         *(f"observe.device_statistic.{name}" for name in ("_places", "_fills_memory", "_to_host", "_recorded_event")),
         "observe.sample.LayerSampler.start_norm",
         "observe.statistic._put_device",
-        "record.ring.Ring._fence",
+        "record.slots.fence",
     },
     "the start of a process, see below": {
         "observe.boot.begin_from_environment",
@@ -62,6 +63,12 @@ UNREACHED = {
         *(f"observe.boot._ImportFinder.{name}" for name in ("__init__", "find_spec")),
         *(f"observe.boot._Loader.{name}" for name in ("__init__", "create_module", "exec_module", "__getattr__")),
     },
+    "only where the callbacks are those in Python, see tests/observe/test_native.py": {
+        *(f"record.slots.PlainSlots.{name}" for name in (
+            "__init__", "release", "writer", "_step_writer", "_has_room", "_leave_void",
+        )),
+        *(f"observe.hotpath.{name}" for name in ("_parameters_of", "_wrap_known_backward")),
+    } if NATIVE is not None else {"observe.hotpath._parts"},
     "only after another failure": {"observe.stepwatch.StepWatch.failed"},
     "only with corrections, see tests/act": {"observe.api._correct_steps"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
@@ -141,6 +148,7 @@ RARE = {
     "observe.layer_name._stripped", "observe.module_trace.ModuleTrace.is_on", "observe.session.Session._end_of_child",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",
+    "record.slots.PlainSlots.__iter__", "record.slots.PlainSlots.__next__", "record.slots.PlainSlots._has_room",
 }  # fmt: skip
 
 

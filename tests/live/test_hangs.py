@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,24 @@ from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
 
 PATIENCE_S = 120.0
+CAUSES = {
+    "loader": "data-loader", "lock": "lock", "gil": "gil", "client": "client", "file": "disk", "program": "disk",
+    "file lock": "lock",
+}  # fmt: skip
+
+
+def held_files(directory: Path) -> dict[str, int]:
+    """Three files that nobody else can use as long as they are open here: two to open, one to lock."""
+    files = {"file": directory / "leased", "program": directory / "program", "file lock": directory / "locked"}
+    files["file"].write_bytes(b"rows")
+    files["file lock"].touch()
+    shutil.copy("/bin/true", files["program"])
+    held = {name: os.open(path, os.O_RDWR | os.O_CLOEXEC) for name, path in files.items()}
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the kernel asks for a lease back
+    for name in ("file", "program"):
+        fcntl.fcntl(held[name], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    fcntl.flock(held["file lock"], fcntl.LOCK_EX)
+    return held
 
 
 class Hanging:
@@ -22,6 +44,7 @@ class Hanging:
     def __init__(self, directory: Path) -> None:
         self.run = directory / "runs" / "hanging"
         self.errors = directory / "stderr"
+        self._held = held_files(directory)
         with self.errors.open("w", encoding="utf-8") as stderr:
             self.process: subprocess.Popen[str] = start_command(
                 "run", "--dir", directory / "runs", "--name", "hanging", "--hang-after", "1.5",
@@ -32,7 +55,10 @@ class Hanging:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def let_go(self) -> None:
+    def let_go(self, name: str = "") -> None:
+        if name in self._held:
+            os.close(self._held.pop(name))  # and with it the lease, or the lock
+            return
         assert self.process.stdin is not None
         self.process.stdin.write("x")
         self.process.stdin.flush()
@@ -54,11 +80,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert training.hears() == "slow", training.errors.read_text(encoding="utf-8")
         told["while slow"] = training.hangs()
         training.let_go()
-        for number, name in enumerate(("loader", "lock", "gil", "client"), start=1 + len(told["while slow"])):
+        for number, name in enumerate(CAUSES, start=1 + len(told["while slow"])):
             assert training.hears() == name
             wait_until(lambda number=number: len(training.hangs()) >= number, f"the hang {name}", PATIENCE_S)
             told[name] = training.hangs()[-1]
-            training.let_go()
+            training.let_go(name)
             wait_until(lambda: training.hangs()[-1]["is_over"], f"the end of {name}", PATIENCE_S)
         assert training.hears() == "end"
         assert training.process.wait(PATIENCE_S) == 0
@@ -89,6 +115,23 @@ def test_a_client_that_does_not_answer_is_named(story: dict[str, Any]) -> None:
     assert "waits for client c3, in wait_for_client (hanging.py:" in story["client"]["title"]
 
 
+def test_a_file_that_does_not_open_is_named(story: dict[str, Any]) -> None:
+    assert "waits for the disk in open_file (hanging.py:" in story["file"]["title"]
+    assert f"(open of {story['run'].parents[1] / 'leased'})" in story["file"]["title"]
+
+
+def test_a_wait_for_the_disk_that_nothing_interrupts_is_named(story: dict[str, Any]) -> None:
+    """The thread is in the kernel's state D, and holds the GIL."""
+    assert "waits for the disk in start_program (hanging.py:" in story["program"]["title"]
+    assert "(start of a program)" in story["program"]["title"]
+
+
+def test_the_lock_of_a_file_is_named(story: dict[str, Any]) -> None:
+    file = story["run"].parents[1] / "locked"
+    words = f"waits for the lock of {file} that another process holds, in wait_for_file_lock (hanging.py:"
+    assert words in story["file lock"]["title"]
+
+
 def test_stethos_run_says_so_when_it_happens_and_when_it_is_over(story: dict[str, Any]) -> None:
     assert story["stderr"].count("stethos: hang ") >= 5  # the last end may come too late to be said
     assert f"stethos: hang 1: {story['loader']['title']}" in story["stderr"]
@@ -98,7 +141,7 @@ def test_stethos_run_says_so_when_it_happens_and_when_it_is_over(story: dict[str
 def test_hangs_are_kept_as_rows_stacks_and_findings(story: dict[str, Any]) -> None:
     with open_run(story["run"]) as run:
         causes = [cause for (cause,) in run.rows("SELECT cause FROM hangs ORDER BY hang").values]
-        assert causes == ["data-loader", "lock", "gil", "client"]
+        assert causes == list(CAUSES.values())
         frames = run.rows("SELECT func FROM stacks WHERE reason = 'hang 3' AND thread = 'MainThread' AND depth = 0")
         assert frames.values == [("hold_gil",)]
         kept = run.rows("SELECT kind, state FROM findings WHERE code = 'SYS016' ORDER BY finding").values
@@ -107,5 +150,5 @@ def test_hangs_are_kept_as_rows_stacks_and_findings(story: dict[str, Any]) -> No
 
 def test_a_later_diagnosis_finds_the_same_hangs_closed(story: dict[str, Any]) -> None:
     found = [one for one in diagnose(story["run"]).findings if one.code == "SYS016"]
-    assert {one.kind for one in found} == {"data-loader", "lock", "gil", "client"}
+    assert {one.kind for one in found} == set(CAUSES.values())
     assert not any(one.is_open for one in found)

@@ -294,3 +294,30 @@ def test_a_missing_rank_is_reported(ask: Ask, job: Job) -> None:
         assert "rank 1 is missing: it is not alive here" in out
     finally:
         registry.write_text(kept, encoding="utf-8")
+
+
+def test_a_deadlock_that_ends_is_over(job: Job) -> None:
+    wait_until(job.hangs, "the hang", PATIENCE_S)
+    (other,) = [process for process in live_processes(job.run.path) if process.rank == 1]
+    os.kill(other.pid, signal.SIGUSR1)
+    wait_until(lambda: job.hangs()[0]["is_over"], "the end of the hang", PATIENCE_S)
+
+
+def test_ranks_that_call_different_collectives_are_named(ask: Ask, job: Job) -> None:
+    assert len(job.hangs()) == 1
+    job.mark("mismatch")
+    wait_until(lambda: len(job.hangs()) == 2, "the second hang", PATIENCE_S)
+    title = job.hangs()[1]["title"]
+    calls = {board.rank: (board.groups[0].begun, board.groups[0].op) for board in boards_of(job.run) if board.groups}
+    seq = calls[0][0]
+    assert calls == {0: (seq, "all_reduce"), 1: (seq, "broadcast")}
+    assert title.startswith(f"rank 1 did not call all_reduce {seq} of group world as the others did: it called ")
+    assert "it called broadcast of 4 bytes instead, in main (two_ranks.py:" in title
+    assert "; rank 0 waits in it, at main (two_ranks.py:" in title
+    _, out, _ = ask("collectives")
+    line = f"rank 0 waits in all_reduce {seq} of group world, 4 bytes: rank 1 called broadcast of 4 bytes"
+    assert line in out.splitlines()
+    _, out, _ = ask("diagnose", "--json")
+    found = {one["kind"]: one for one in json.loads(out)["findings"] if one["code"] == "SYS016"}
+    assert (found["mismatch"]["ranks"], found["mismatch"]["open"]) == ([1], True)
+    assert not found["missing-rank"]["open"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 from stethos.live.pulse import Limits, Pulse
 from stethos.live.stack import Frame, ThreadStack
-from stethos.live.stuck import Look, Wait, judge, training_thread
+from stethos.live.stuck import Look, Wait, judge, training_thread, wait_of
 from stethos.live.sync import collectives_in, out_of_step
 from stethos.live.tree import members_text, merge, odd_ones, tree_lines
 from stethos.record.board import GroupState
@@ -48,6 +52,8 @@ def test_a_file_that_does_not_come_is_the_disk() -> None:
     assert (verdict.cause, verdict.words) == ("disk", "waits for the disk in read (data.py:4) (read of /data/part-7)")
     assert judge(still(stack, wait=Wait("D"))).cause == "disk"
     assert judge(still(stack, wait=Wait("S", "read", "pipe:[7]"))).cause != "disk"
+    fifo = judge(still(stack, wait=Wait("S", "read", "the pipe /data/fifo")))
+    assert (fifo.cause, fifo.words) == ("unknown", "stands in read (data.py:4) (read of the pipe /data/fifo)")
 
 
 def test_a_thread_with_the_gil_that_does_nothing_stands_in_c() -> None:
@@ -91,6 +97,24 @@ def test_the_thread_that_trains_is_found_behind_a_main_one_that_waits() -> None:
     other = thread(("fit", "/home/me/a.py", 9), ("forward", f"{TORCH}/nn/linear.py", 1), main=False)
     assert training_thread((main, other)) is other
     assert training_thread((main,)) is main
+
+
+def test_a_named_pipe_is_no_disk(tmp_path: Path) -> None:
+    """A real process, before and after somebody has opened the other end."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = subprocess.Popen([sys.executable, "-S", "-E", "-c", f"open({str(fifo)!r}, 'rb').read(1)"])
+    try:
+        wait_until(lambda: wait_of(reader.pid, None).call == "open", "the program to open the pipe")
+        waits = [wait_of(reader.pid, None)]
+        with fifo.open("wb"):
+            wait_until(lambda: wait_of(reader.pid, None).call == "read", "the program to read")
+            waits.append(wait_of(reader.pid, None))
+    finally:
+        reader.kill()
+        reader.wait()
+    assert [wait.words for wait in waits] == [f"open of the pipe {fifo}", f"read of the pipe {fifo}"]
+    assert not any(wait.is_on_disk for wait in waits)
 
 
 # The pulse ------------------------------------------------------------------------------------------------------------
@@ -154,7 +178,8 @@ def test_nobody_waits_where_everything_is_complete() -> None:
 
 def test_another_operation_or_size_is_a_mismatch() -> None:
     first, second = board(0, groups=(state(4, 3),)), board(1, groups=(state(4, 3, "broadcast"),))
-    assert delays_of([first, second])[0].mismatched == (1,)
+    (delay,) = delays_of([first, second])
+    assert (delay.mismatched, delay.instead, delay.waiting) == ((1,), ("broadcast of 4 bytes",), (0,))
     assert delays_of([first, board(1, groups=(state(4, 3, size=8),))])[0].mismatched == (1,)
     assert delays_of([first, board(1, groups=(state(4, 3),))])[0].mismatched == ()
 

@@ -155,3 +155,21 @@ def test_the_same_series_give_the_same_interval_and_draw_from_nobody() -> None:
 
 def test_a_quantity_without_a_number_is_no_verdict() -> None:
     assert Quantity("x", "", None, None, Interval(math.nan)).word == "too little to tell"
+
+
+def test_other_work_on_the_machine_widens_times_but_no_losses() -> None:
+    def pair(others_share: float, round_ms: float) -> Pair:
+        worse = {"settings": {"lr": 0.05, "seed": 0}, "loss": 2.4 / ROUNDS, "others_share": others_share}
+        return compare_pair(measured(), measured("b", round_ms=round_ms, **worse))
+
+    assert words(pair(0.0, 130.0))["round time"] == words(pair(0.1, 130.0))["round time"] == "worse"
+    busy = pair(0.5, 130.0)
+    assert words(busy) | {"round time": "no difference shown", "final loss": "worse"} == words(busy)
+    assert "other programs kept 50% of the machine busy" in busy.notes[-1]
+    assert words(pair(0.5, 230.0))["round time"] == "worse"  # more than half the machine can explain
+    assert words(pair(1.0, 1000.0))["round time"] == "no difference shown"
+
+
+def test_what_another_seed_changed_is_chance_but_fails_a_gate() -> None:
+    pair = compare_pair(measured(), measured(round_ms=140.0, settings={"lr": 0.1, "seed": 1}))
+    assert words(pair)["round time"] == "chance" and pair.worse_than(0.05)

@@ -1,4 +1,4 @@
-"""Trains, and stands still in every way in turn, each time until a byte comes on stdin: hanging.py DIRECTORY
+"""Trains, and stands still in every way in turn, until a byte comes on stdin or a file is let go: hanging.py DIRECTORY
 
 Prints a line when it comes to something new.
 """
@@ -6,7 +6,10 @@ Prints a line when it comes to something new.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 import stethos
 
 SLOW_S = 2.5
+CLIENT = (
+    "import os, socket, sys; server = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); server.recv(5); "
+    "os.read(0, 1); server.sendall(b'!')"
+)
 
 
 class Rows(Dataset):  # type: ignore[type-arg]
@@ -105,12 +112,34 @@ def hold_gil() -> None:
     ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
 
 
+def open_file(directory: Path) -> None:
+    """Somebody else has a lease on it: it opens when that is given back."""
+    (directory / "leased").read_bytes()
+
+
+def start_program(directory: Path) -> None:
+    """From a file that does not come; the kernel lets nothing interrupt that."""
+    subprocess.run([directory / "program"], check=True)
+
+
+def wait_for_file_lock(directory: Path) -> None:
+    with (directory / "locked").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
 def wait_for_client() -> None:
-    with stethos.federation("digits", model=model) as federation:
-        for turn in federation.rounds(1):
-            with turn.client("c3") as site:
-                os.read(0, 1)
-                site.update(model.state_dict(), samples=1)
+    """A server of a federation; its client, a process of its own, has connected and does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = subprocess.Popen([sys.executable, "-S", "-E", "-c", CLIENT, str(port)])
+        connection, _ = server.accept()
+        with connection, stethos.federation("digits", model=model) as federation:
+            for turn in federation.rounds(1):
+                with turn.client("c3") as site:
+                    connection.sendall(b"train")
+                    connection.recv(1)
+                    site.update(model.state_dict(), samples=1)
+        client.wait()
 
 
 def main() -> None:
@@ -121,7 +150,8 @@ def main() -> None:
         train()
     say("slow")
     os.read(0, 1)
-    for name in ("loader", "lock", "gil", "client"):
+    directory = Path(sys.argv[1])
+    for name in ("loader", "lock", "gil", "client", "file", "program", "file lock"):
         train()
         say(name)
         match name:
@@ -134,6 +164,12 @@ def main() -> None:
                 hold_gil()
             case "client":
                 wait_for_client()
+            case "file":
+                open_file(directory)
+            case "program":
+                start_program(directory)
+            case "file lock":
+                wait_for_file_lock(directory)
     train(20)  # so long that it is seen to go on
     say("end")
 

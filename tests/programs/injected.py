@@ -32,8 +32,8 @@ from stethos.observe import boot, stepwatch
 from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
-BESIDE = ("stethos.record.ring", "stethos.record.spawn", "stethos.record.place", "stethos.record.provenance",
-          "stethos.redact")  # fmt: skip
+BESIDE = ("stethos.record.ring", "stethos.record.slots", "stethos.record.spawn", "stethos.record.place",
+          "stethos.record.provenance", "stethos.redact")  # fmt: skip
 
 
 class Net(nn.Module):

@@ -1,12 +1,15 @@
 """A plain DistributedDataParallel training: two_ranks.py DIRECTORY. Nothing in here knows about Stethos.
 
-It trains until the file `end` is there. When `stray` is, rank 1 leaves the others alone in a collective; when `drift`
-is, rank 1 goes its own way with its parameters; when `evaluate` is, rank 0 evaluates, and the others wait for it.
+It trains until the file `end` is there. When `stray` is, rank 1 leaves the others alone in a collective until SIGUSR1
+calls it back; when `drift` is, rank 1 goes its own way with its parameters; when `evaluate` is, rank 0 evaluates, and
+the others wait for it; when `mismatch` is, rank 1 broadcasts where the others add up, and nobody comes back from that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -24,8 +27,17 @@ class Trainer:
         self.current_step = 0
 
 
+class CalledBack(Exception):
+    pass
+
+
+def call_back(number: int, frame: object) -> None:
+    raise CalledBack
+
+
 def stray() -> None:
-    while not (DIRECTORY / "end").exists():
+    (DIRECTORY / "stray").unlink()
+    with contextlib.suppress(CalledBack):
         time.sleep(3600)
 
 
@@ -39,6 +51,7 @@ def evaluate(model: torch.nn.Module) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGUSR1, call_back)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
@@ -60,6 +73,8 @@ def main() -> None:
             evaluate(model.module)
         if rank == 1 and (DIRECTORY / "stray").exists():
             stray()
+        if rank == 1 and (DIRECTORY / "mismatch").exists():
+            dist.broadcast(torch.zeros(1), src=0)
         votes = torch.tensor([float((DIRECTORY / "end").exists())])
         dist.all_reduce(votes)
         if votes.item():

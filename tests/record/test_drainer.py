@@ -173,7 +173,7 @@ import sys, stethos
 from stethos.observe.boot import current_session
 stethos.watch(dir={str(tmp_path)!r}, name="run")
 stethos.log(i=0)
-next(current_session().ring._allocate)
+next(current_session().ring.slots)
 stethos.log(i=1)
 stethos.log(i=2)
 sys.stdin.readline()
@@ -196,7 +196,7 @@ def test_a_slot_is_stepped_over_only_if_it_is_the_same_that_was_unfinished_befor
     process = run.process()
     one = Drainer(run.place)
     for _ in range(3):
-        index = next(process.ring._allocate)
+        index = next(process.ring.slots)
         process.steps(1)
         visit(one)  # seen unfinished
         _finish_slot(process, index)

@@ -251,7 +251,7 @@ def test_a_value_that_cannot_be_packed_leaves_a_void_and_is_counted(pipe: Pipe) 
 
 def test_a_slot_taken_and_not_finished_is_a_hole_until_it_is_stepped_over(pipe: Pipe) -> None:
     pipe.put(0)
-    next(pipe.ring._allocate)
+    next(pipe.ring.slots)
     assert pipe.take() == [(1, 0.0)] and not pipe.tap.has_hole()  # nothing behind it: perhaps in the making
     pipe.put(2)
     assert pipe.take() == [] and pipe.tap.has_hole()

@@ -237,3 +237,50 @@ def test_controls_are_innocent_and_alike() -> None:
     assert controls[0] == frozenset({"c3"}) and all(not group & {"c4", "c5"} for group in controls)
     assert all(len(group) == 2 for group in controls_of(weights, Accusation(("c1", "c2"))))
     assert controls_of({"c1": 1.0}, Accusation(("c1",))) == []
+
+
+def moved(path: Path, directory: Path) -> tuple[Path, Path]:
+    """A copy of a run, and where the rounds of its capture are."""
+    run = directory / path.name
+    shutil.copytree(path, run, ignore=shutil.ignore_patterns("proofs"))
+    return run, run / "capture" / "000" / "rounds"
+
+
+def test_rounds_that_were_dropped_are_told_and_done_without(
+    turned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rounds = moved(turned, tmp_path)
+    for number in range(1, START + 2):
+        (rounds / f"{number:06d}.json").unlink()
+    assert main(["prove", GUILTY, "--seeds", "3", "-t", str(run)]) in (0, 1)
+    shown = capsys.readouterr()
+    assert f"re-aggregation  rounds {START + 2} to {ROUNDS}" in shown.out
+    assert f"re-training     rounds {START + 3} to {ROUNDS}" in shown.out
+    assert f"the capture with round {START + 2}: what was done before stays in the model" in shown.err
+
+
+def test_without_captured_updates_the_rounds_are_trained_again(
+    turned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rounds = moved(turned, tmp_path)
+    for file in rounds.iterdir():
+        manifest = json.loads(file.read_text())
+        for turn in manifest["clients"]:
+            turn.pop("state")
+        file.write_text(json.dumps(manifest))
+    assert main(["prove", GUILTY, "--seeds", "3", "-t", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "re-aggregation" not in shown and "PROVED" in shown
+    assert main(["prove", GUILTY, "--fast", "-t", str(run)]) == CaptureError.exit_code
+    assert "no round was captured with all of its updates" in capsys.readouterr().err
+
+
+def test_what_cannot_be_kept_is_proved_all_the_same(
+    turned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = moved(turned, tmp_path)
+    (run / "findings.db").unlink(missing_ok=True)
+    (run / "findings.db").mkdir()
+    assert main(["prove", GUILTY, "--fast", "-t", str(run)]) in (0, 1)
+    shown = capsys.readouterr()
+    assert "without client c5: accuracy" in shown.out and "note: findings are not kept in" in shown.err

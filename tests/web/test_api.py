@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from builders import RunBuilder
+from processes import command
 from served import Served
 
 from stethos.errors import QueryError
@@ -99,6 +100,36 @@ def test_runs_are_listed_with_state_and_health(call: Caller) -> None:
     assert (row["state"], row["last_round"], row["accuracy"]) == ("ended", 3, 0.5)
 
 
+def test_runs_are_compared_as_the_command_does(shown_runs: Path, tmp_path: Path) -> None:
+    for name in ("odd", "twin"):
+        shutil.copytree(shown_runs / "odd", tmp_path / name)
+    facts = json.loads((tmp_path / "twin" / "run.json").read_text())
+    (tmp_path / "twin" / "run.json").write_text(json.dumps({**facts, "run": "twin", "git_commit": "another"}))
+    told = Caller(tmp_path).one("/api/compare?run=odd&run=twin").json()
+    said = command("compare", "odd", "twin", "--dir", tmp_path, "--json")
+    (pair,) = told["pairs"]
+    cause = pair.pop("cause")
+    assert [pair] == json.loads(said.stdout)["pairs"] and "another" in cause
+    assert told["settings"][0]["differs"] and not told["settings"][-1]["differs"]
+    assert [one["name"] for one in told["settings"] if one["differs"]] == ["git commit"]
+
+
+def test_files_with_anything_in_them_break_nothing(shown_runs: Path, tmp_path: Path) -> None:
+    for name in ("bent", "torn"):
+        shutil.copytree(shown_runs / "odd", tmp_path / name)
+        (process,) = (path.parent for path in (tmp_path / name).glob("*/process.json"))
+    (process / "manifest.json").write_text('{"sealed": [7], "segment": "x"}')
+    (bent,) = (path.parent for path in (tmp_path / "bent").glob("*/process.json"))
+    (bent / "process.json").write_text('{"pid": "x", "rank": "one", "config": 5, "started_ns": []}')
+    (bent.parent / "run.json").write_text('{"run": 5, "command": 3, "started_ns": "x"}')
+    (bent.parent / "stacks.jsonl").write_bytes(b'{"t_ns": "x", "depth": "y", "func": 5}\n\xff\n[]\n')
+    (bent.parent / "findings.db").write_bytes(b"")
+    panels = ("summary", "made", "processes", "books", "hang-stacks", "findings")
+    paths = [f"/api/runs/{run}/panels/{panel}" for run in ("bent", "torn") for panel in panels]
+    for path, answer in zip(("/api/runs", *paths), Caller(tmp_path)("/api/runs", *paths), strict=True):
+        assert answer.status_code == 200, (path, answer.text)
+
+
 def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
     nasty = "'; DROP TABLE steps; --"
     answer = call.one(httpx.URL("/api/runs/odd/panels/client-norm", params={"client": nasty}).raw_path.decode())
@@ -120,6 +151,10 @@ def test_parameters_are_literals_whatever_is_in_them(call: Caller) -> None:
         ("/api/runs/nothing/findings", 404),
         ("/api/runs/nothing/events", 404),
         ("/api/runs/nothing/stacks", 404),
+        ("/api/compare", 400),
+        ("/api/compare?run=odd", 400),
+        ("/api/compare?run=odd&run=odd", 400),
+        ("/api/compare?run=odd&run=nothing", 404),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_a_hint(call: Caller, path: str, status: int) -> None:

@@ -7,13 +7,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from hung_run import make_hung_run
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
-from processes import wait_until
+from processes import environment, finish, start_program, wait_until
 from served import FLAGS, Served
 
 PATIENCE_MS = 60_000
 SCRIPT = "<script>alert(1)</script>"
+CROWD = 20
+SERVER_BYTES = 400_000_000
 RUN_PAGES = ("overview", "clients", "layers", "time", "memory", "findings", "live", "sql")
 
 
@@ -209,3 +213,56 @@ def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> N
     page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
     expect(page.locator("table.facts thead th")).to_have_count(3)
     expect(page.locator(".plot canvas").first).to_be_visible()
+    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("(worse)", timeout=PATIENCE_MS)
+    expect(page.locator("[data-panel=quantities] tbody tr").first).to_contain_text("final loss")
+    expect(page.locator("[data-panel=settings] tr.differs").first).to_be_visible()
+    page.get_by_role("checkbox", name="odd").click()
+    expect(page.get_by_text("Choose another one to compare it with.")).to_be_visible()
+
+
+def test_a_hang_shows_who_stood_where(window: Window) -> None:
+    make_hung_run(window.server.directory / "hung")
+    page = window.go("/run/hung/live")
+    expect(page.locator("[data-panel=hangs] tbody tr")).to_have_count(3)
+    branches = page.locator("[data-panel=hang-stacks] .branch")
+    expect(branches.filter(has_text="evaluate").last).to_contain_text("rank 2")
+    expect(branches.filter(has_text="all_reduce").last).to_contain_text("rank 0, rank 1")
+    window.go("/run/hung/memory")
+    assert colours_of(page.locator("[data-panel=gpu-busy] canvas")) > 5
+    window.go("/run/hung/time")
+    expect(page.locator("[data-panel=collectives] tbody tr")).to_have_count(3)
+
+
+def test_twenty_browsers_watch_a_live_run_at_once(browser: Browser, server: Served, registry: Path) -> None:
+    program = start_program(
+        "rows_on_demand.py", server.directory, "crowd", env=environment(XDG_RUNTIME_DIR=str(registry))
+    )
+    say(program, "40 2")
+    windows = [
+        Window(browser.new_context(viewport={"width": 640, "height": 480}, reduced_motion="reduce"), server)
+        for _ in range(CROWD)
+    ]
+    try:
+        for window in windows:
+            window.page.goto(server.page("/run/crowd/overview"), wait_until="commit")
+        for window in windows:
+            window.settle()
+        say(program, "500 2")
+        for window in windows:
+            expect(window.tile("rows stored")).to_have_text(re.compile(r"^4,[5-9]\d\d$"), timeout=PATIENCE_MS)
+            assert colours_of(window.page.locator("[data-panel=metrics] canvas")) > 5
+        assert psutil.Process(server.process.pid).memory_info().rss < SERVER_BYTES
+    finally:
+        for window in windows:
+            window.page.context.close()
+        finish(program)
+    assert [trouble for window in windows for trouble in window.troubles] == []
+    assert [url for window in windows for url in window.requests if not url.startswith(f"{server.url}/")] == []
+
+
+def say(program: subprocess.Popen[str], line: str) -> None:
+    """Ask for rows, and wait until they are written."""
+    assert program.stdin is not None and program.stdout is not None
+    program.stdin.write(f"{line}\n")
+    program.stdin.flush()
+    assert program.stdout.readline()

@@ -65,10 +65,11 @@ function InRun({ route, theme, turn }: Shown) {
   const diagnosis = useDiagnosis(route.run, version);
   const summary = usePanel(route.run, "summary", {}, version);
   const state = summary.answer === null ? "" : String(column(summary.answer, "state")[0] ?? "");
+  const isUnknown = summary.complaint?.status === 404 && summary.answer === null;
   const wrong = (diagnosis.answer?.findings ?? []).filter((one) => one.open && one.severity !== "info");
   return (
     <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={wrong.length} worst={wrong[0]?.severity ?? ""}>
-      {(isGone || (summary.complaint?.status === 404 && summary.answer === null)) && (
+      {(isGone || isUnknown) && (
         <p class="trouble" role="alert">
           {summary.answer === null ? "There is no such run (yet)." : "This run is gone: its directory has been deleted. What you see is what was known last."}
           <small>
@@ -77,7 +78,7 @@ function InRun({ route, theme, turn }: Shown) {
         </p>
       )}
       {summary.complaint !== null && summary.complaint.status !== 404 && <Trouble complaint={summary.complaint} />}
-      {route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
+      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
     </Frame>
   );
 }
@@ -94,6 +95,9 @@ interface FrameProps extends Shown {
 function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", children }: FrameProps) {
   const { catalogue, source } = useAround();
   const pages = Object.entries(catalogue.pages);
+  useEffect(() => {
+    document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // a phone's row of pages is longer than its screen
+  }, [route.page, route.run]);
   const keep = (page: string): Record<string, string> => (page === route.page ? route.given : {});
   return (
     <div class="frame">

@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Spark } from "./charts/small";
 import { useAround } from "./context";
 import { share } from "./format";
-import type { Diagnosis, Finding } from "./model";
+import { number, type Diagnosis, type Evidence, type Finding } from "./model";
 import { Code } from "./panel";
 import { address } from "./route";
 
@@ -29,7 +29,7 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
     );
   }
   const rest = open.length - 1;
-  const [evidence] = worst.evidence.filter((one) => one.series.length > 1);
+  const [evidence] = worst.evidence.filter((one) => one.series.length > 1).sort((a, b) => distance(b) - distance(a));
   const subject = worst.clients[0] ?? worst.layers[0] ?? "seen";
   return (
     <section class={`verdict card is-wide is-${worst.severity}`} aria-label="Verdict">
@@ -57,6 +57,15 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
       )}
     </section>
   );
+}
+
+/** How far apart the two curves of an evidence are, relative to what they span: the plainest one is shown first. */
+function distance({ series, others }: Evidence): number {
+  const [mine, theirs] = [series, others].map((one) => one.map((value) => number(value) ?? Number.NaN));
+  const gaps = (mine ?? []).map((value, row) => Math.abs(value - (theirs?.[row] ?? Number.NaN))).filter(Number.isFinite);
+  const all = [...(mine ?? []), ...(theirs ?? [])].filter(Number.isFinite);
+  const span = Math.max(...all) - Math.min(...all);
+  return gaps.length === 0 || !(span > 0) ? 0 : gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length / span;
 }
 
 function Since({ finding }: { finding: Finding }) {

@@ -97,6 +97,7 @@ export function cell(value: Cell | undefined, name: string, unit = ""): string {
 
 /** A column's name as a heading: its unit is shown with every value. */
 export function heading(name: string): string {
+  if (name === "t_ns") return "time";
   const words = name.replace(/_(ms|bytes|ns|share)$/, "").replaceAll("_", " ");
   return words === "" ? name : words;
 }

@@ -2,7 +2,7 @@
 
 export type Cell = number | string | boolean | null | Cell[] | { [key: string]: Cell };
 export type Scale = "linear" | "log" | "diverging" | "category";
-export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "findings";
+export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "tree" | "findings";
 
 export interface Option {
   title: string;
@@ -123,6 +123,37 @@ export interface Diagnosis {
   is_diagnosed: boolean;
   is_under_way: boolean;
   error: string;
+}
+
+export type Word = "better" | "worse" | "equal" | "chance" | "no difference shown" | "too little to tell" | "not judged";
+
+export interface Quantity {
+  quantity: string;
+  unit: string;
+  first: number | null;
+  second: number | null;
+  /** Relative; above 0 where the second is larger. */
+  change: number | null;
+  low: number | null;
+  high: number | null;
+  verdict: Word;
+}
+
+export interface Pair {
+  first: string;
+  second: string;
+  verdict: string;
+  cause: string;
+  quantities: Quantity[];
+  new_findings: string[];
+  gone_findings: string[];
+  notes: string[];
+}
+
+export interface Comparison {
+  runs: string[];
+  pairs: Pair[];
+  settings: { name: string; values: Cell[]; differs: boolean }[];
 }
 
 export type Given = Record<string, string>;

@@ -1,8 +1,9 @@
 // The frame of a panel: title, choices, drawing, and the SQL behind it.
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
 import { curvesOf, Plot } from "./charts/plot";
 import { Bars, DataTable, Tiles } from "./charts/small";
+import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
 import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
@@ -24,10 +25,16 @@ export function givenTo(panel: Panel, route: Route): Given {
 
 export function PanelCard({ panel, route, version, diagnosis }: Framed) {
   const given = givenTo(panel, route);
+  const { theme, source } = useAround();
   const { answer, complaint, isAsking } = usePanel(route.run, panel.name, given, version);
-  if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   const choose = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } });
-  const findings = diagnosis?.findings ?? [];
+  // Drawn anew only when there is something else to draw: a live page is told of a change twice a second.
+  const drawing = useMemo(
+    () => answer !== null && <Drawing panel={panel} columns={answer} given={given} route={route} findings={diagnosis?.findings ?? []} choose={choose} />,
+    [answer, diagnosis, JSON.stringify(route), theme],
+  );
+  if (answer === null && complaint?.status === 404 && !source.isReport) return null; // the run is gone, as the page says
+  if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   return (
     <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>
       <header>
@@ -41,7 +48,7 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
       ) : answer.rows === 0 ? (
         <Nothing panel={panel} />
       ) : (
-        <Drawing panel={panel} columns={answer} given={given} route={route} findings={findings} choose={choose} />
+        drawing
       )}
       {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} />}
     </section>
@@ -110,6 +117,8 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
         />
       );
     }
+    case "tree":
+      return <Tree panel={panel} columns={columns} />;
     case "findings":
       return null;
   }
@@ -185,7 +194,7 @@ interface Picked {
 function Picker({ panel, parameter, route, version, value, choose }: Picked) {
   const { source } = useAround();
   const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
-  const none: Record<string, string> = { round: "the last", client: "none", layer: "the largest" };
+  const none: Record<string, string> = { round: "the last", hang: "the last", client: "none", layer: "the largest" };
   const values = (answer ?? []).map(String);
   if (source.isReport && values.length === 0) return null;
   if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);
@@ -218,13 +227,6 @@ export function Trouble({ complaint }: { complaint: Complaint }) {
 function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean }) {
   const { source } = useAround();
   const [isOpen, setOpen] = useState(false);
-  const path = panelAddress(run, panel.name, given);
-  const open = async (event: Event): Promise<void> => {
-    if (!(source instanceof Server)) return;
-    event.preventDefault();
-    const blob = new Blob([await source.text(path)], { type: "application/json" });
-    window.open(URL.createObjectURL(blob), "_blank", "noopener");
-  };
   return (
     <footer>
       {isCut && <span class="cut">{source.isReport ? "thinned or cut: not every row is shown" : "more rows than a page takes: cut"}</span>}
@@ -234,13 +236,27 @@ function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; 
       {!source.isReport && (
         <>
           <a href={address({ run, page: "sql", given: { q: sql } })}>SQL page</a>
-          <a href={path} onClick={open}>
-            JSON
-          </a>
+          <JsonLink path={panelAddress(run, panel.name, given)} />
         </>
       )}
       {isOpen && <Code text={sql} />}
     </footer>
+  );
+}
+
+/** A way to the JSON behind something, in a tab of its own; a plain link could not carry the token. */
+export function JsonLink({ path }: { path: string }) {
+  const { source } = useAround();
+  const open = async (event: Event): Promise<void> => {
+    if (!(source instanceof Server)) return;
+    event.preventDefault();
+    const blob = new Blob([await source.text(path)], { type: "application/json" });
+    window.open(URL.createObjectURL(blob), "_blank", "noopener");
+  };
+  return (
+    <a href={path} onClick={open}>
+      JSON
+    </a>
   );
 }
 

@@ -1,6 +1,6 @@
 // Where the page gets its numbers: the server, or what a report carries with it.
 import { keep, kept } from "./kept";
-import type { Catalogue, Columns, Diagnosis, Given, RunRow } from "./model";
+import type { Catalogue, Columns, Comparison, Diagnosis, Given, RunRow } from "./model";
 
 export class Complaint extends Error {
   constructor(
@@ -16,6 +16,7 @@ export interface Source {
   readonly isReport: boolean;
   catalogue(): Promise<Catalogue>;
   runs(): Promise<RunRow[]>;
+  compare(runs: string[]): Promise<Comparison>;
   panel(run: string, panel: string, given: Given): Promise<Columns>;
   values(run: string, panel: string, parameter: string): Promise<(string | number)[]>;
   findings(run: string): Promise<Diagnosis>;
@@ -26,6 +27,7 @@ export interface Source {
 }
 
 const KEPT = "stethos-token";
+const MOST_KEPT = 200;
 
 /** The token from the address, kept for further tabs; the address loses it at once. */
 export function takeToken(): string {
@@ -43,8 +45,13 @@ export function panelAddress(run: string, panel: string, given: Given): string {
   return `/api/runs/${encodeURIComponent(run)}/panels/${panel}${query === "" ? "" : `?${query}`}`;
 }
 
+export function compareAddress(runs: string[]): string {
+  return `/api/compare?${new URLSearchParams(runs.map((run) => ["run", run])).toString()}`;
+}
+
 export class Server implements Source {
   readonly isReport = false;
+  private readonly last = new Map<string, { text: string; content: unknown }>();
 
   constructor(private readonly token: string) {}
 
@@ -54,6 +61,10 @@ export class Server implements Source {
 
   async runs(): Promise<RunRow[]> {
     return ((await this.get("/api/runs")) as { runs: RunRow[] }).runs;
+  }
+
+  async compare(runs: string[]): Promise<Comparison> {
+    return (await this.get(compareAddress(runs))) as Comparison;
   }
 
   async panel(run: string, panel: string, given: Given): Promise<Columns> {
@@ -112,8 +123,17 @@ export class Server implements Source {
     return JSON.stringify(await this.get(path), null, 1);
   }
 
-  private get(path: string): Promise<unknown> {
-    return this.send(path, {});
+  /** The same object as last time where the same was told: what is made from it need not be made again. */
+  private async get(path: string): Promise<unknown> {
+    const text = await (await this.open(path, {})).text();
+    const known = this.last.get(path);
+    if (known?.text === text) return known.content;
+    const content: unknown = JSON.parse(text);
+    this.last.delete(path);
+    this.last.set(path, { text, content });
+    const [oldest] = this.last.keys();
+    if (this.last.size > MOST_KEPT && oldest !== undefined) this.last.delete(oldest);
+    return content;
   }
 
   private async send(path: string, options: RequestInit): Promise<unknown> {
@@ -185,6 +205,10 @@ export class Report implements Source {
 
   async runs(): Promise<RunRow[]> {
     return [];
+  }
+
+  async compare(): Promise<Comparison> {
+    throw new Complaint("a report is of one run", "compare with `stethos serve`", 404);
   }
 
   async panel(_run: string, panel: string, given: Given): Promise<Columns> {

@@ -115,7 +115,9 @@ def read_alerts(path: Path) -> Alerts:
     """The file, checked; UsageError says what is wrong with it and where."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="docs/alerts.md shows one") from None
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     unknown = set(content) - {"rule", "sink", "every_s", "group_s"}
     if unknown:

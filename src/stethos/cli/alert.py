@@ -23,10 +23,11 @@ from stethos.errors import StethosError, UsageError
 
 _PATIENCE = 4  # so many times as long as a look takes is waited before the next one
 _LAST_TRIES = 3
+_WHAT = ("test", "watch", "once", "status")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["test", "watch", "once", "status"])
+    parser.add_argument("what", choices=_WHAT, metavar=f"{{{','.join(_WHAT)}}}")
     parser.add_argument("file", nargs="?", type=Path, help="the file of rules and sinks, in TOML")
     parser.add_argument("--all", action="store_true", help="watch every live run of the directory, and those to come")
     parser.add_argument("--sink", help="test this one alone")

@@ -7,6 +7,7 @@
 Every captured global model is examined again on the test. Then clients are left out of the bad round, by delta
 debugging over its recorded updates or, where these show nothing, by training on from there; at last the training of
 each guilty client is repeated: does it send what it trained, and which samples do the harm? Needs `capture="all"`.
+For a loop of your own name its functions: --evaluator, and --trainer to train again.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import add_target, open_target
+from stethos.cli.target import open_target
 from stethos.cli.text import clean
+from stethos.cli.world import add_world_arguments, functions_in, note_changes
 from stethos.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
-    from stethos.lab.inside import Inside
+    from stethos.lab.counterfactual import LabWorld
+    from stethos.replay.inside import Inside
+    from stethos.replay.own_world import OwnWorld
+    from stethos.replay.past import Turnout
 
 _SHOWN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_target(parser)
+    add_world_arguments(parser, "evaluator", "trainer", "aggregator")
     parser.add_argument("--metric", metavar="NAME", default="accuracy", help="what makes a model good (only: accuracy)")
     parser.add_argument("--round", metavar="N", type=int, help="the bad round, if you know it")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.lab.counterfactual import LabWorld
-    from stethos.lab.inside import look_inside
+    from stethos.lab.proving import world_of
     from stethos.replay.bisection import accuracies_of, first_bad_round, guilty_set
     from stethos.replay.bundle import open_bundle
     from stethos.replay.past import turnouts_of
@@ -43,8 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.metric != "accuracy":
         raise UsageError(f"--metric {arguments.metric}", hint="accuracy is the only one so far")
     with open_target(arguments) as one:
-        bundle = open_bundle(one.path)
-    world = LabWorld(bundle)
+        bundle = open_bundle(one.path, arguments.federation)
+    functions = functions_in(arguments)
+    world = world_of(bundle, **functions)
+    note_changes(bundle, functions["trainer"])
     answers = accuracies_of(bundle, world)
     bad = first_bad_round(answers)
     turnouts = turnouts_of(bundle)
@@ -55,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     inside = []
     for client in (guilty.clients if guilty else ())[:_SHOWN]:
         turns = [one for one in turnouts if client in one.clients and one.is_sound and number in (None, one.number)]
-        inside.append(look_inside(world, turns[-1], client))
+        if (found := _inside(world, turns[-1], client, can_train=functions["trainer"] is not None)) is not None:
+            inside.append(found)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 
@@ -68,6 +75,19 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _show(answers, bad, guilty, inside)
     return 0
+
+
+def _inside(world: OwnWorld | LabWorld, turnout: Turnout, client: str, *, can_train: bool) -> Inside | None:
+    """What is wrong inside a client's turn; None where nothing can be trained."""
+    from stethos.replay.own_world import OwnWorld
+
+    if isinstance(world, OwnWorld):
+        from stethos.replay.inside import compare_turn
+
+        return compare_turn(world.workshop, turnout, client) if can_train else None
+    from stethos.lab.inside import look_inside
+
+    return look_inside(world, turnout, client)
 
 
 def _tell(trial: int, words: str) -> None:
@@ -103,6 +123,8 @@ def _words(one: Inside) -> str:
     if not one.is_sent_as_trained:
         far = f"{one.parting:.1f} times the length of its change" if one.parting < float("inf") else "not finite"
         return f"{clean(one.client)}: it sent something else than it trained ({far} apart): its data are not at fault"
+    if not one.is_searched:
+        return f"{clean(one.client)}: it sent what it trained: look at its data and at its trainer"
     if one.label is None:
         return f"{clean(one.client)}: it sent what it trained, and no label's samples stand out"
     called = f"; without it the model calls {one.disputed} of these {one.answer}" if one.answer is not None else ""

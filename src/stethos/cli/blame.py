@@ -6,6 +6,7 @@
 
 Needs a capture with all updates (`capture="all"`). The input is what the model gets, after all preprocessing: one
 sample in a .npy or .safetensors file. Without --output it is about the answer that the model gives.
+For a loop of your own name the function that asks its model: --predictor train:scores.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import add_target, open_target
+from stethos.cli.target import open_target
 from stethos.cli.text import clean
-from stethos.errors import UsageError
+from stethos.cli.world import add_world_arguments, functions_in
+from stethos.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     from stethos.replay.provenance import Provenance
@@ -29,19 +31,25 @@ _SHOWN = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample")  # fmt: skip  # noqa: E501
     parser.add_argument("--output", metavar="CLASS", type=int, help="the answer in question (default: the model's)")
-    add_target(parser)
+    add_world_arguments(parser, "predictor", "aggregator")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.lab.counterfactual import LabWorld
+    from stethos.lab.proving import world_of
     from stethos.replay.bundle import open_bundle
     from stethos.replay.past import turnouts_of
     from stethos.replay.provenance import ROUNDS, provenance_of
 
     with open_target(arguments) as one:
-        bundle = open_bundle(one.path)
-        world = LabWorld(bundle)
+        bundle = open_bundle(one.path, arguments.federation)
+        functions = functions_in(arguments)
+        if functions["predictor"] is None and not isinstance(bundle.settings.get("lab"), dict):
+            raise CaptureError(
+                "this is no federation of the lab, and a capture holds no code",
+                hint="--predictor module:function: from a state dict and inputs to scores, a row for each input",
+            )
+        world = world_of(bundle, **functions)
         x = world.sample(_given(arguments.input))
         start = time.perf_counter()
         found = provenance_of(world, turnouts_of(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))]), x, arguments.output)  # fmt: skip  # noqa: E501

@@ -92,7 +92,8 @@ def words_of(wait: dict[str, Any]) -> str:
     if wait["missing"]:
         return f"{waiting}: {_ranks(wait['missing'])} {'have' if len(wait['missing']) > 1 else 'has'} not begun it"
     if wait["mismatched"]:
-        return f"{waiting}: {_ranks(wait['mismatched'])} called something else"
+        others = (f"rank {rank} called {call}" for rank, call in zip(wait["mismatched"], wait["instead"], strict=True))
+        return f"{waiting}, {wait['bytes']:,} bytes: {'; '.join(others)}"
     if wait["unseen"]:
         return f"{waiting}: {_ranks(wait['unseen'])} cannot be seen from here"
     return f"{waiting}: all ranks have begun it"

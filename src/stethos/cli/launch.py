@@ -132,14 +132,12 @@ class Launch:
             number, is_over = hang.get("hang"), bool(hang.get("is_over"))
             if (number, is_over) in self._told or hang.get("t_ns", 0) < self._facts["started_ns"]:
                 continue
-            self._told |= {(number, is_over), (number, False)}
-            self._say(
-                f"hang {number} is over: the training goes on"
-                if is_over
-                else f"hang {number}: {clean(str(hang.get('title')))}"
-            )
-            if not is_over:
+            if (number, False) not in self._told:
+                self._say(f"hang {number}: {clean(str(hang.get('title')))}")
                 self._say(f"next: {clean(str(hang.get('next_step')))}")
+            if is_over:
+                self._say(f"hang {number} is over: the training goes on")
+            self._told |= {(number, is_over), (number, False)}
 
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""

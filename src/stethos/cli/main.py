@@ -24,50 +24,67 @@ from typing import NoReturn
 
 from stethos.errors import StethosError, UsageError
 
-# Every command and the module that has its `add_arguments(parser)` and `run(arguments) -> exit status`.
-# The module's docstring is the command's help.
-COMMANDS: dict[str, str] = {
-    "run": "stethos.cli.run",
-    "diagnose": "stethos.cli.diagnose",
-    "profile": "stethos.cli.profile",
-    "compare": "stethos.cli.compare",
-    "ls": "stethos.cli.ls",
-    "tables": "stethos.cli.tables",
-    "query": "stethos.cli.query",
-    "rounds": "stethos.cli.rounds",
-    "clients": "stethos.cli.clients",
-    "compare-clients": "stethos.cli.compare_clients",
-    "serve": "stethos.cli.serve",
-    "report": "stethos.cli.report",
-    "demo": "stethos.cli.demo",
-    "collectives": "stethos.cli.collectives",
-    "replay": "stethos.cli.replay",
-    "debug": "stethos.cli.debug",
-    "actions": "stethos.cli.actions",
-    "prove": "stethos.cli.prove",
-    "blame": "stethos.cli.blame",
-    "bisect": "stethos.cli.bisect",
-    "export": "stethos.cli.export",
-    "flame": "stethos.cli.flame",
-    "top": "stethos.cli.top",
-    "alert": "stethos.cli.alert",
-    "doctor": "stethos.cli.doctor",
-    "rm": "stethos.cli.rm",
-    "backtrace": "stethos.cli.backtrace",
-    "eval": "stethos.cli.evaluate",
-    "repl": "stethos.cli.repl",
-    "lr": "stethos.cli.lr",
-    "clip": "stethos.cli.clip",
-    "gc": "stethos.cli.gc",
-    "checkpoint": "stethos.cli.checkpoint",
-    "inspect": "stethos.cli.inspect",
-    "attach": "stethos.cli.attach",
-    "detach": "stethos.cli.detach",
-    "sync": "stethos.cli.sync",
-    "gateway": "stethos.cli.gateway",
+# Every command, by what it is for, and the module that has its `add_arguments(parser)` and
+# `run(arguments) -> exit status`. The module's docstring is the command's help.
+GROUPS: dict[str, dict[str, str]] = {
+    "record": {
+        "run": "stethos.cli.run",
+        "attach": "stethos.cli.attach",
+        "detach": "stethos.cli.detach",
+        "demo": "stethos.cli.demo",
+    },
+    "understand": {
+        "diagnose": "stethos.cli.diagnose",
+        "profile": "stethos.cli.profile",
+        "compare": "stethos.cli.compare",
+        "rounds": "stethos.cli.rounds",
+        "clients": "stethos.cli.clients",
+        "compare-clients": "stethos.cli.compare_clients",
+        "doctor": "stethos.cli.doctor",
+    },
+    "look": {
+        "serve": "stethos.cli.serve",
+        "top": "stethos.cli.top",
+        "report": "stethos.cli.report",
+        "flame": "stethos.cli.flame",
+    },
+    "ask": {
+        "ls": "stethos.cli.ls",
+        "tables": "stethos.cli.tables",
+        "query": "stethos.cli.query",
+        "export": "stethos.cli.export",
+        "rm": "stethos.cli.rm",
+    },
+    "live": {
+        "backtrace": "stethos.cli.backtrace",
+        "eval": "stethos.cli.evaluate",
+        "repl": "stethos.cli.repl",
+        "lr": "stethos.cli.lr",
+        "clip": "stethos.cli.clip",
+        "gc": "stethos.cli.gc",
+        "checkpoint": "stethos.cli.checkpoint",
+        "inspect": "stethos.cli.inspect",
+        "collectives": "stethos.cli.collectives",
+        "sync": "stethos.cli.sync",
+        "gateway": "stethos.cli.gateway",
+    },
+    "prove and correct": {
+        "prove": "stethos.cli.prove",
+        "replay": "stethos.cli.replay",
+        "debug": "stethos.cli.debug",
+        "bisect": "stethos.cli.bisect",
+        "blame": "stethos.cli.blame",
+        "actions": "stethos.cli.actions",
+    },
+    "be told": {
+        "alert": "stethos.cli.alert",
+    },
 }
+COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, module in group.items()}
 
+_AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives")  # commands that leave nothing to tidy up
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
+_HELP = ("-h", "--help", "help")
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -77,6 +94,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+
+def console() -> NoReturn:
+    """The command `stethos`: run what `sys.argv` says and end the process.
+
+    Commands that only read end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
+    """
+    status = main()
+    if _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,20 +129,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
 
 
-def _dispatch(words: list[str]) -> int:
+def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
+    """A target that stands before the command, then the command with its own words."""
     target, words = take_target(words)
     if words and words[0].startswith("--token-file"):  # between target and command, as in the docs
         size = 1 if "=" in words[0] else 2
         words = [*words[size : size + 1], *words[:size], *words[size + 1 :]]
-    if not words or words[0] in ("-h", "--help", "help"):
+    is_target = len(words) > 1 and words[0] not in (*COMMANDS, *_HELP) and words[1] in COMMANDS
+    return (words[0], words[1:]) if is_target and target is None else (target, words)
+
+
+def _dispatch(words: list[str]) -> int:
+    target, words = _taken_apart(words)
+    if not words or words[0] in _HELP:
         return _help(words[1:])
     if words[0] in ("-V", "--version"):
         from stethos import __version__
 
         sys.stdout.write(f"stethos {__version__}\n")
         return 0
-    if words[0] not in COMMANDS and len(words) > 1 and words[1] in COMMANDS and target is None:
-        target, words = words[0], words[1:]
+    if target is None and len(words) > 1 and words[1] in COMMANDS:
+        _check_meaning(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise _unknown(name)
@@ -131,8 +167,21 @@ def _dispatch(words: list[str]) -> int:
     return status
 
 
+def _check_meaning(words: list[str]) -> None:
+    """UsageError if two commands follow each other and the first one is also the name of a run."""
+    from stethos.record.place import RunPlace
+    from stethos.settings import default_runs_dir
+
+    name, command = words[:2]
+    if name not in _OWN_WORDS and RunPlace(default_runs_dir() / name).exists():
+        raise UsageError(
+            f"{name!r} is a command, and also the name of a run",
+            hint=f"for the run say `stethos -t {name} {command}`; for the command give its target with -t RUN",
+        )
+
+
 def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
-    """The exit status of a command whose target lies behind a gateway; None if it does not."""
+    """The exit status of a command whose target lies behind a gateway, or several; None if it does not."""
     if target is None:
         place = next((place for place, word in enumerate(rest) if word.split("=")[0] in ("-t", "--target")), None)
         if place is not None:
@@ -143,11 +192,11 @@ def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
     from stethos.cli.remote import run_remote, take_token_file
     from stethos.live.target import gateway_of
 
-    address, inner = gateway_of(target)
-    if address is None:
+    gateways = [(address, inner) for address, inner in map(gateway_of, target.split(",")) if address is not None]
+    if len(gateways) <= target.count(","):
         return None
     token, rest = take_token_file(rest)
-    return run_remote(address, inner, name, rest, token)
+    return run_remote(gateways, name, rest, token)
 
 
 def take_target(words: list[str]) -> tuple[str | None, list[str]]:
@@ -174,10 +223,12 @@ def _help(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         parser_of(words[0], import_module(COMMANDS[words[0]])).print_help()
         return 0
-    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip(), "", "commands:"]
-    for name, module in COMMANDS.items():
-        summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
-        lines.append(f"  {name:15} {summary}")
+    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip()]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, module in commands.items():
+            summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
+            lines.append(f"  {name:15} {summary}")
     lines += ["", "`stethos COMMAND --help` says more about one of them."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
@@ -192,4 +243,4 @@ def _unknown(name: str) -> UsageError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import add_target, open_target
+from stethos.cli.target import open_target
 from stethos.cli.text import clean
+from stethos.cli.world import add_world_arguments, functions_in, note_changes
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ _WIDTH = 78
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("finding", metavar="FINDING", nargs="?", help="a finding's number, or a client")
-    add_target(parser)
+    add_world_arguments(parser, "evaluator", "trainer", "aggregator")
     parser.add_argument("--fast", action="store_true", help="aggregate again, but train nothing")
     parser.add_argument("--seeds", metavar="N", type=int, default=8, help="train with at most so many orders of the samples (default: 8)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--evaluator", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict to booleans, one per test sample")  # fmt: skip  # noqa: E501
-    parser.add_argument("--trainer", metavar="MODULE:FUNCTION", help="of a loop of your own: from a state dict, a client and a round to the state it sends")  # fmt: skip  # noqa: E501
     parser.add_argument("--json", action="store_true", help="print one object per line")
 
 
@@ -48,18 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")
             return 0
         from stethos.lab.proving import Prover
-        from stethos.replay.workshop import function_named
 
-        evaluator, trainer = (
-            function_named(text) if text is not None else None for text in (arguments.evaluator, arguments.trainer)
-        )
+        functions = functions_in(arguments)
         prover = Prover(
-            one.path, most_seeds=arguments.seeds, may_train=not arguments.fast, evaluator=evaluator, trainer=trainer
-        )
+            one.path, most_seeds=arguments.seeds, may_train=not arguments.fast, federation=arguments.federation,
+            **functions,
+        )  # fmt: skip
+        note_changes(prover.bundle, functions["trainer"])
         is_decided = True
         for number, title, accusation in cases:
             if not arguments.json:
                 sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
+            for note in prover.notes(accusation):
+                sys.stderr.write(f"note: {clean(note)}\n")
             proof = prover.prove(accusation, _line(arguments), _Progress(is_on=sys.stderr.isatty()))
             is_decided &= proof.verdict != "undecided"
             if number is not None:
@@ -78,14 +78,17 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
     import json
 
     from stethos.diagnose.api import diagnose
+    from stethos.diagnose.life import keep, rows_of
     from stethos.replay.proof import Accusation
     from stethos.store.findings import read_findings
 
+    diagnosis = diagnose(one)
     try:
-        diagnose(one, keep=True)
-    except RecordingError as error:
-        sys.stderr.write(f"note: {clean(error.message)}\n")
-    rows = [row for row in read_findings(one.path) if len(json.loads(row["clients"] or "[]")) == 1]
+        keep(diagnosis, one.path)
+        known = read_findings(one.path)
+    except RecordingError:  # where a proof is to be kept, it says so
+        known = rows_of(diagnosis)
+    rows = [row for row in known if len(json.loads(row["clients"] or "[]")) == 1]
     faulty = {row["finding"]: json.loads(row["clients"])[0] for row in rows if row["code"] == "FED001"}
     open_ones = {client for row in rows if row["state"] == "open" and (client := faulty.get(row["finding"]))}
 

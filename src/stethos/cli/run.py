@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         from stethos.act.alert_rule import read_alerts
 
         read_alerts(arguments.alerts)  # a mistake in it is better known now
+    _say_if_a_command(place.name)
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
     try:
@@ -87,6 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
     except CommandNotFoundError:
         _remove(new_paths)
         raise
+
+
+def _say_if_a_command(name: str) -> None:
+    from stethos.cli.main import COMMANDS
+
+    if name == "all":
+        raise UsageError("a run cannot be called 'all'", hint="`stethos all COMMAND` means every rank of a run")
+    if name in COMMANDS:
+        say(f"{name!r} is also a command: reach this run with `stethos -t {name} COMMAND`")
 
 
 def _companions(arguments: argparse.Namespace, place: RunPlace) -> list[list[str]]:

@@ -67,6 +67,8 @@ def serve_directory(
     as_json: bool = False,
 ) -> None:  # fmt: skip
     """Serve until Ctrl-C."""
+    from stethos.store.find import list_runs
+
     try:
         from stethos.web.serve import is_open_to_others, listen, serve
     except ModuleNotFoundError as error:
@@ -81,6 +83,8 @@ def serve_directory(
             print_json({"url": url, "directory": str(directory.resolve())})
         else:
             sys.stdout.write(f"the runs of {directory} are at\n\n  {url}\n\nCtrl-C ends it.\n")
+            if not any(list_runs(directory)):
+                sys.stdout.write("there are none yet; they appear on the page as they are recorded\n")
             if is_open_to_others(host):
                 sys.stdout.write("other machines can connect, without encryption: prefer `ssh -L`\n")
         sys.stdout.flush()

@@ -24,6 +24,12 @@ def keep(diagnosis: Diagnosis, directory: Path, now_ns: int | None = None) -> li
     return keep_findings(directory, rows, diagnosis.checked, time.time_ns() if now_ns is None else now_ns)
 
 
+def rows_of(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """A diagnosis as rows of `findings` that are kept nowhere, numbered from 1."""
+    pairs = enumerate(_with_causes(diagnosis.findings), start=1)
+    return [{"finding": number, **row_of(one, cause)} for number, (one, cause) in pairs]
+
+
 def with_proofs(diagnosis: Diagnosis, directory: Path) -> Diagnosis:
     """The diagnosis with what `stethos prove` said about its findings, as `detail["proof"]`."""
     proofs = read_proofs(directory)

@@ -38,6 +38,9 @@ class RoundCapture:
     def select(self, clients: Sequence[object]) -> None:
         self._run(lambda capture: capture.note_round({"selected": [str(client) for client in clients]}))
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        self._run(lambda capture: capture.note_round(facts))
+
     def begin_turn(self, site: Site) -> None:
         self._run(lambda capture: capture.begin_turn(site.client))
 

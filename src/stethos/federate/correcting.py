@@ -64,7 +64,10 @@ class Correcting:
         if made is None or base is None or not made.is_applied or not made.treatments:
             return list(rnd.updates)
         found = _guarded(treated, rnd.updates, base, made)
-        return list(rnd.updates) if found is None else found
+        if found is None:
+            return list(rnd.updates)
+        rnd.note_correction(made.treatments)
+        return found
 
     def is_spoilt(self, rnd: Round, state: State) -> bool:
         """Whether a new global model must give way to the one before it, where the caller can see to that."""
@@ -72,7 +75,9 @@ class Correcting:
         base = self._base
         drift = _distance(state, base) if base is not None and isinstance(state, Mapping) else None
         odd = _odd_in(state) if isinstance(state, Mapping) else 0
-        return bool(_guarded(lambda: self.corrector.settle(rnd.number, odd=odd, loss=None, drift=drift)))
+        is_spoilt = bool(_guarded(lambda: self.corrector.settle(rnd.number, odd=odd, loss=None, drift=drift)))
+        rnd.note_correction(is_rolled_back=is_spoilt)
+        return is_spoilt
 
     def settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
         """The round is over: keep the new global model as the last good one, or put the last good one back."""
@@ -88,6 +93,8 @@ class Correcting:
         if self.corrector.settle(rnd.number, odd=odd, loss=loss, drift=drift):
             if good is not None and not federation.restore(good):
                 self.corrector.refuse_last("the federation was not given a module to put back: federation(model=...)")
+            else:
+                rnd.note_correction(is_rolled_back=good is not None)
             return
         if not odd:
             self._good = _copied(state)
@@ -104,6 +111,7 @@ def averaged(federation: Federation, rnd: Round) -> dict[str, Any]:
     if not updates and made is not None and isinstance(base, Mapping):
         return dict(base)
     is_robust = made is not None and made.is_applied and made.is_robust
+    rnd.note_correction(is_robust=is_robust)
     return average(updates, base if base is not None else {}, is_robust=is_robust)
 
 

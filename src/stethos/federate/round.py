@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from stethos.observe.spans import Span, traceparent
 from stethos.schema import NULL_I32, ROUNDS
 
 if TYPE_CHECKING:
+    from stethos.act.action import Treatment
     from stethos.diagnose.federated.verdict import Verdict
     from stethos.federate.federation import Federation
 
@@ -241,6 +242,21 @@ class Round:
         from stethos.federate.correcting import averaged
 
         return averaged(self._federation, self)
+
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> None:  # fmt: skip
+        """What was done about this round's updates or its result, for captures: a repetition does it again."""
+        facts: dict[str, Any] = {}
+        if treatments:
+            facts["treatments"] = {client: [one.weight, one.scale] for client, one in treatments.items()}
+        if is_robust:
+            facts["is_robust"] = True
+        if is_rolled_back:
+            facts["is_rolled_back"] = True
+        if facts:
+            self._capture.note(facts)
 
     def result(self, state: State | None) -> None:
         """The new global model, where the federation was not given one to look at."""

@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stethos.act.correction import Corrector
+from stethos.act.action import Treatment
+from stethos.act.correction import Correction
 from stethos.federate.site import Update
+from stethos.federate.structure import State as AnyState
 from stethos.lab.flat import Layout, State
 from stethos.lab.result import ClientRecord
 from stethos.lab.server import Median, Strategy
+from stethos.replay.remedy import Remedy
 
 Combination = tuple[Tensor, Tensor, Strategy]
+
+
+class Reviewer(Protocol):
+    """Decides about updates and results: a `Corrector`, or one that does again what was recorded."""
+
+    def review(
+        self,
+        number: int,
+        base: AnyState,
+        updates: Sequence[Update],
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Correction: ...
+    def settle(self, number: int, *, odd: int, loss: float | None, drift: float | None) -> bool: ...
+
+
+class Repeated:
+    """Does what corrections did when the run was recorded.
+
+    A rollback is repeated if the round is as it was; where clients are left out (`is_whole` is False) its
+    cause may be gone with them, and it is only repeated if the new model is not finite.
+    """
+
+    def __init__(self, remedy: Callable[[int], Remedy], *, is_whole: bool = True) -> None:
+        self._remedy = remedy
+        self._is_whole = is_whole
+
+    def review(
+        self,
+        number: int,
+        base: AnyState,
+        updates: Sequence[Update],
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Correction:
+        return correction_in(self._remedy(number))
+
+    def settle(self, number: int, *, odd: int, loss: float | None, drift: float | None) -> bool:
+        return self._remedy(number).is_rolled_back and (self._is_whole or odd > 0)
+
+
+def correction_in(remedy: Remedy) -> Correction:
+    """What was recorded of a round's corrections, to be applied again."""
+    treatments = {client: Treatment(*pair) for client, pair in remedy.treatments.items()}
+    return Correction(treatments, remedy.is_robust)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +77,9 @@ class Reply:
 
 
 def review(
-    corrector: Corrector, number: int, layout: Layout, current: Tensor, replies: Sequence[Reply], given: Combination
-) -> Combination:
-    """What is combined instead of what was `given`: rows of weights, their samples, and how; the same in a dry run."""
-    sent, samples, strategy = given
+    corrector: Reviewer, number: int, layout: Layout, current: Tensor, replies: Sequence[Reply], given: Combination
+) -> tuple[Combination, Correction]:
+    """What is combined instead of what was `given` (the same in a dry run), and what was decided."""
     updates = [Update(one.record.client, layout.as_dict(one.state), len(one.labels)) for one in replies]
     facts = {
         one.record.client: {
@@ -45,8 +91,14 @@ def review(
     }
     made = corrector.review(number, layout.as_dict(State(current, {})), updates, facts)
     if not made.is_applied:
-        return given
-    treatments = [made.of(update.client) for update in updates]
+        return given, made
+    return treated(made, [update.client for update in updates], current, given), made
+
+
+def treated(made: Correction, clients: Sequence[str], current: Tensor, given: Combination) -> Combination:
+    """Rows of weights, their samples, and how they are combined, as a correction leaves them; perhaps no row."""
+    sent, samples, strategy = given
+    treatments = [made.of(client) for client in clients]
     weights = torch.tensor([one.weight for one in treatments], dtype=samples.dtype)
     scales = torch.tensor([one.scale for one in treatments], dtype=sent.dtype)
     kept = weights > 0
@@ -55,7 +107,7 @@ def review(
     return sent[kept], (samples * weights)[kept], Median() if made.is_robust else strategy
 
 
-def settle(corrector: Corrector, number: int, good: State, new: State, loss: float) -> State:
+def settle(corrector: Reviewer, number: int, good: State, new: State, loss: float) -> State:
     """The global model to go on with: the new one or, if that is spoilt, the last good one."""
     odd = int((~torch.isfinite(new.vector)).sum())
     drift = float(torch.linalg.vector_norm(new.vector - good.vector))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from stethos.errors import CaptureError, UsageError
+from stethos.lab.corrected import Repeated, correction_in, treated
 from stethos.lab.course import Course
 from stethos.lab.engine import Engine
 from stethos.lab.federation import one_thread
@@ -24,6 +26,7 @@ from stethos.replay.past import History
 
 Weights = dict[str, torch.Tensor]
 _MOST_SAMPLES = 2000  # of the test: more take longer and show little more
+_KEPT = 64  # states as vectors: a round's, which are combined again and again
 
 
 class LabWorld:
@@ -42,23 +45,51 @@ class LabWorld:
                 hint="fetch it again, or use the version of Stethos that recorded the run",
             )
         self.layout = Layout.of(self.made.model)
+        self._trained = self.layout.parameters
+        self._vectors: OrderedDict[int, tuple[Weights, State]] = OrderedDict()
         count = min(_MOST_SAMPLES, len(self.made.task.test_y))
         self.test_x, self.test_y = self.made.task.test_x[:count], self.made.task.test_y[:count]
+
+    can_train = True
+
+    @property
+    def reach(self) -> int:
+        """How many rounds before the first one global models are needed from: of a stale client, of a free rider."""
+        return 1 + max((int(fault.strength) for fault in self.made.faults if fault.acts_on == "base"), default=0)
 
     @property
     def labels(self) -> NDArray[np.int64]:
         return self.test_y.numpy()
 
     @one_thread()
-    def combined(self, number: int, base: Weights, sent: Sequence[Weights], samples: Sequence[float]) -> Weights:
-        old, rows = self.state_of(base), [self.state_of(one) for one in sent]
+    def combined(
+        self, number: int, base: Weights, clients: Sequence[str], sent: Sequence[Weights], samples: Sequence[float]
+    ) -> Weights:
+        old, rows = self._flat(base), [self._flat(one) for one in sent]
         stacked = torch.stack([one.vector for one in rows])
         counts = torch.tensor(samples, dtype=torch.float64)
-        trained, strategy = self.layout.parameters, self.made.strategy
+        trained, given = self._trained, (stacked, counts, self.made.strategy)
+        stacked, counts, strategy = treated(correction_in(self._history.remedy(number)), clients, old.vector, given)
+        if not len(stacked):
+            return base
         memory = dict(self._history.server_state(number))
-        vector = (counts / counts.sum()).to(stacked.dtype) @ stacked
-        vector[trained] = strategy.combine(old.vector[trained], stacked[:, trained], counts, memory)
+        if bool(trained.all()):
+            vector = strategy.combine(old.vector, stacked, counts, memory)
+        else:
+            vector = (counts / counts.sum()).to(stacked.dtype) @ stacked
+            vector[trained] = strategy.combine(old.vector[trained], stacked[:, trained], counts, memory)
         return self.layout.as_dict(State(vector, rows[0].counters))
+
+    def _flat(self, weights: Weights) -> State:
+        """`state_of`, remembered for the states that were asked for last; holding them keeps their identity."""
+        known = self._vectors.get(id(weights))
+        if known is None:
+            known = self._vectors[id(weights)] = weights, self.state_of(weights)
+            if len(self._vectors) > _KEPT:
+                self._vectors.popitem(last=False)
+        else:
+            self._vectors.move_to_end(id(weights))
+        return known[1]
 
     @one_thread()
     @torch.no_grad()
@@ -95,7 +126,8 @@ class LabWorld:
         """Train rounds again from the global model that the first of them began with."""
         with closing(self._engine(seed)) as engine, torch.enable_grad():
             left_out = frozenset(int(name[1:]) for name in without if name[1:].isdecimal())
-            course = Course(self.made.setup, self.made.model, engine, without=left_out)
+            reviewer = Repeated(self._history.remedy, is_whole=not left_out)
+            course = Course(self.made.setup, self.made.model, engine, reviewer, left_out)
             past = {
                 number - 1: self._global_before(number) for number in range(max(1, first - course.reach), first + 1)
             }

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stethos.act.correction import Corrector
+from stethos.act.correction import Correction
 from stethos.lab.clock import VirtualClock
-from stethos.lab.corrected import Reply, review, settle
+from stethos.lab.corrected import Reply, Reviewer, review, settle
 from stethos.lab.data import Data
 from stethos.lab.engine import Engine
 from stethos.lab.fate import Fate, foresee
@@ -65,11 +65,12 @@ class Course:
     """
 
     def __init__(
-        self, setup: Setup, model: nn.Module, engine: Engine, corrector: Corrector | None = None,
+        self, setup: Setup, model: nn.Module, engine: Engine, reviewer: Reviewer | None = None,
         without: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
         self._setup = setup
-        self._corrector = corrector
+        self.reviewer = reviewer
+        self._correction: Correction | None = None  # of the last round
         self._without = without
         self._model = model
         self._engine = engine
@@ -92,6 +93,7 @@ class Course:
     def play(self, number: int, log: RoundLog, *, is_examined: bool = True) -> RoundRecord:
         """Play one round and report it as it goes; unless it is examined, loss and accuracy are NaN."""
         setup = self._setup
+        self._correction = None
         chosen = self._chosen(number)
         log.select([f"c{client}" for client in chosen])
         outlook = foresee(setup.clock, setup.faults, chosen, number, setup.seed)
@@ -108,6 +110,7 @@ class Course:
             if replies:
                 self.state = self._combined(number, replies)
                 self.layout.write(self.state, self._model)
+        self._tell_correction(log)
         self._past[number] = self.state
         self._past.pop(number - 1 - self.reach, None)
         aggregate_ms = setup.clock.timing.aggregate_ms
@@ -115,13 +118,15 @@ class Course:
         loss = accuracy = math.nan
         if is_examined:
             loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
-        if self._corrector is not None and replies:
+        if self.reviewer is not None and replies:
             good = self._past[number - 1]
-            self.state = settle(self._corrector, number, good, self.state, loss)
-            if self.state is good:
-                self._past[number] = good
-                self.layout.write(good, self._model)
-                loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+            settled = settle(self.reviewer, number, good, self.state, loss)
+            if settled is not self.state:
+                self.state = self._past[number] = settled
+                log.note_correction(is_rolled_back=True)
+                self.layout.write(settled, self._model)
+                if is_examined:
+                    loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
         return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
 
@@ -152,7 +157,10 @@ class Course:
             Reply(ClientRecord(f"c{client}", "ok"), state, self._setup.shelf.labels(client).numpy(), None)
             for client, state in sent
         ]
-        return self._combined(number, replies), self._memory
+        new = self._combined(number, replies)
+        if self.reviewer is not None:
+            new = settle(self.reviewer, number, current, new, math.nan)
+        return new, self._memory
 
     def evaluated(self, state: State) -> tuple[float, float]:
         """Loss and accuracy of a global model."""
@@ -163,6 +171,11 @@ class Course:
         return Turn(client, number, self._past[self._base_round(client, number)])
 
     # Parts of a round ---------------------------------------------------------------------------------
+
+    def _tell_correction(self, log: RoundLog) -> None:
+        made = self._correction
+        if made is not None and made.is_applied:
+            log.note_correction(made.treatments, is_robust=made.is_robust)
 
     def _chosen(self, number: int) -> list[int]:
         everybody = len(self._setup.shelf)
@@ -275,9 +288,9 @@ class Course:
         if self._setup.each_round is not None:
             self._setup.each_round(self._exchange(number, replies, sent, samples))
         strategy = self._setup.strategy
-        if self._corrector is not None:
-            sent, samples, strategy = review(
-                self._corrector, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
+        if self.reviewer is not None:
+            (sent, samples, strategy), self._correction = review(
+                self.reviewer, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
             )
             if not len(sent):
                 return self.state

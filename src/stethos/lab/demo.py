@@ -19,6 +19,7 @@ from stethos.lab.split import Dirichlet
 CLIENTS = 10
 ROUNDS = 20
 START = 5
+OVERHEAD = 0.05  # steps of a third of a millisecond: with the usual share there would be hardly a sample of layers
 KINDS = ("label-flip", "label-noise", "sign-flip", "scaling", "update-noise", "free-rider-delta")
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     choice = parser.parse_args()
     result = federate(
         "digits", clients=CLIENTS, rounds=choice.rounds, split=Dirichlet(0.7), seed=choice.seed,
-        faults=[fault_of(choice.seed)], dir=choice.dir, run=choice.name, capture="all",
+        faults=[fault_of(choice.seed)], dir=choice.dir, run=choice.name, capture="all", overhead=OVERHEAD,
         each_round=(lambda _: time.sleep(choice.pause)) if choice.pause else None,
     )  # fmt: skip
     first, last = result.accuracies[0], result.accuracy

@@ -65,6 +65,7 @@ def federate(
     capture: CaptureMode | None = None,
     capture_bytes: int | None = None,
     correct: Mode | Corrector = "off",
+    overhead: float | None = None,
 ) -> LabResult:
     """Train a model over clients "c0", "c1", ... and return what came of it; by default it is recorded as a run.
 
@@ -74,7 +75,7 @@ def federate(
     agrees with "loop" up to rounding, and has no step rows. `each_round` is
     shown what the server saw, before it aggregates. `capture` and `capture_bytes` are those of
     `stethos.federation`: with "all", `stethos replay` repeats any round and any client's training.
-    `correct` is "off", "dry-run" or "on": see `docs/correcting.md`.
+    `correct` is "off", "dry-run" or "on": see `docs/correcting.md`. `overhead` is that of `watch`.
     """
     choices = Choices(
         data, clients, rounds, split, model, strategy, tuple(faults), participation, local_epochs, batch, lr, optimizer,
@@ -96,7 +97,7 @@ def federate(
         torch.enable_grad(),
         observed.opened(
             task.name, observe=observe, model=made.model, trained=worker.model, clients=clients, config=config,
-            dir=dir, run=run, progress=progress, capture=capture, capture_bytes=capture_bytes,
+            dir=dir, run=run, progress=progress, capture=capture, capture_bytes=capture_bytes, overhead=overhead,
         ) as federation,
         closing(worker),
     ):  # fmt: skip

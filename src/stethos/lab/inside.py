@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,35 +14,10 @@ from stethos.lab.local import LocalTrainer, Turn
 from stethos.lab.shelf import Shelf
 from stethos.lab.spoil import Samples
 from stethos.replay.bisection import fewest
+from stethos.replay.inside import Inside
 from stethos.replay.past import Turnout
 
 _PARTS = 8
-_CLOSE = 1e-3  # of the change's length: rounding between the engines stays below
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What was found inside a turn.
-
-    `parting` is how far what was sent lies from what the training gives, in lengths of its change; from
-    `_CLOSE` on the fault is not in the training. `label` and `samples` are those that do the harm, if leaving
-    them out mends the round: of `disputed` of them the model without the client says something else.
-    """
-
-    client: str
-    round: int
-    parting: float
-    odd_step: int | None = None
-    label: int | None = None
-    samples: tuple[int, ...] = ()
-    disputed: int = 0
-    answer: int | None = None
-    accuracy: float | None = None
-    without_samples: float | None = None
-
-    @property
-    def is_sent_as_trained(self) -> bool:
-        return self.parting < _CLOSE
 
 
 class _Part(Shelf):

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from stethos.act.action import Treatment
 from stethos.federate.federation import federation
 from stethos.observe.api import watch
 from stethos.settings import CaptureMode
@@ -40,6 +41,10 @@ class RoundLog(Protocol):
     def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[object]: ...
     def note(self, **columns: Any) -> object: ...
     def server_state(self, state: Mapping[str, Tensor], /) -> object: ...
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> object: ...  # fmt: skip
     def evaluate(self, *, loss: float, accuracy: float) -> object: ...
 
 
@@ -91,6 +96,12 @@ class _SilentRound:
     def server_state(self, state: Mapping[str, Tensor], /) -> None:
         pass
 
+    def note_correction(
+        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
+        is_rolled_back: bool = False,
+    ) -> None:  # fmt: skip
+        pass
+
     def evaluate(self, *, loss: float, accuracy: float) -> None:
         pass
 
@@ -123,13 +134,14 @@ def opened(
     progress: bool | None,
     capture: CaptureMode | None,
     capture_bytes: int | None,
+    overhead: float | None = None,
 ) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`. `trained` is the model that clients train, if it is here."""
     if not observe:
         return nullcontext(_SilentFederation())
     opened = federation(
         name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
-        capture_bytes=capture_bytes,
+        capture_bytes=capture_bytes, overhead=overhead,
     )  # fmt: skip
     watch(trained)  # its layers' names need not be searched for
     return opened

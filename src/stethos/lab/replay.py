@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stethos.errors import CaptureError, ReplayError
 from stethos.federate.site import digest_of_order
+from stethos.lab.corrected import Repeated
 from stethos.lab.course import Course
 from stethos.lab.data import Data
 from stethos.lab.federation import one_thread
@@ -46,13 +47,14 @@ def workshop_of(
             f"the data {made.task.name!r} are not those of the recording",
             hint="another version of the data, or of the package that they come with",
         )
-    return LabWorkshop(made, str(choices.engine))
+    return LabWorkshop(bundle, made, str(choices.engine))
 
 
 class LabWorkshop:
     """Trains, aggregates and evaluates as the lab did; see `stethos.replay.workshop.Workshop`."""
 
-    def __init__(self, made: Prepared, engine: str) -> None:
+    def __init__(self, bundle: Bundle, made: Prepared, engine: str) -> None:
+        self._bundle = bundle
         self._made = made
         self.engine = engine
         self._course = Course(
@@ -74,6 +76,8 @@ class LabWorkshop:
         if not sent:
             return current, memory
         clients = len(self._made.setup.shelf)
+        is_whole = {one.client for one in sent} >= set(self._bundle.clients(round))
+        self._course.reviewer = Repeated(self._bundle.remedy, is_whole=is_whole)
         states = [(_number(one.client, clients), self._layout.from_dict(one.state)) for one in sent]
         with one_thread():
             state, kept = self._course.combined(round, self._layout.from_dict(current), states, memory)

@@ -19,6 +19,7 @@ _LOADER = re.compile(r"torch/utils/data/")
 _LOCKS = re.compile(r"(^|/)(threading|queue|multiprocessing/(synchronize|queues|managers)|concurrent/futures/\w+)\.py$")
 _LOCK_WORDS = re.compile(r"\bacquire\b|\bwith\b.*lock|\block\b|\.join\(|\.wait\(|\.get\(|\.result\(", re.IGNORECASE)
 _FEDERATED = re.compile(r"/(flwr|nvflare)/")
+_PIPE = re.compile("pipe|fifo|wait_for_partner")  # functions of the kernel
 _BUSY = 0.3  # of a core
 
 # Numbers of system calls on x86-64 and, where they differ, on arm64.
@@ -26,12 +27,18 @@ _CALLS = {
     "x86_64": {0: "read", 1: "write", 17: "read", 18: "write", 19: "read", 20: "write", 74: "sync", 75: "sync",
                257: "open", 2: "open", 202: "futex", 230: "sleep", 35: "sleep", 7: "poll", 23: "poll", 270: "poll",
                271: "poll", 232: "poll", 281: "poll", 45: "receive", 47: "receive", 44: "send", 46: "send",
-               61: "wait for a child", 247: "wait for a child", 42: "connect", 43: "accept", 288: "accept"},
+               61: "wait for a child", 247: "wait for a child", 42: "connect", 43: "accept", 288: "accept",
+               73: "file lock", 72: "file lock", 58: "start of a program", 435: "start of a program",
+               56: "start of a program"},
     "aarch64": {63: "read", 64: "write", 67: "read", 68: "write", 82: "sync", 83: "sync", 56: "open", 98: "futex",
                 115: "sleep", 101: "sleep", 72: "poll", 73: "poll", 22: "poll", 207: "receive", 212: "receive",
                 206: "send", 211: "send", 260: "wait for a child", 95: "wait for a child", 203: "connect",
-                202: "accept"},
+                202: "accept", 32: "file lock", 25: "file lock", 220: "start of a program",
+                435: "start of a program"},
 }  # fmt: skip
+_PATH_AT = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # which argument of a call that opens is the path
+_LONGEST_PATH = 512
+_ON_DESCRIPTOR = ("read", "write", "sync", "receive", "send", "file lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,11 @@ class Wait:
     def is_on_disk(self) -> bool:
         is_file = self.about.startswith("/") and not self.about.startswith(("/dev/", "/proc/"))
         return self.state == "D" or (self.call in ("read", "write", "sync", "open") and is_file)
+
+    @property
+    def words(self) -> str:
+        """`read of /data/part-7`; empty if the call is not known."""
+        return f"{self.call} of {self.about}" if self.call and self.about else self.call
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
     if look.wait.state in ("T", "t"):
         return Verdict("unknown", place, f"was stopped by a signal or a debugger, in {place}")
     if look.wait.is_on_disk:
-        about = f" ({look.wait.call} of {look.wait.about})" if look.wait.about else ""
+        about = f" ({look.wait.words})" if look.wait.words else ""
         return Verdict("disk", place, f"waits for the disk in {place}{about}")
     loader = [frame for frame in thread.frames if _LOADER.search(frame.file)]
     if loader:
@@ -118,11 +130,14 @@ def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
     if client or any(_FEDERATED.search(frame.file) for frame in thread.frames):
         whom = f"client {client}" if client else "its clients"
         return Verdict("client", place, f"waits for {whom}, in {place}")
+    if look.wait.call == "file lock":
+        about = f" of {look.wait.about}" if look.wait.about else ""
+        return Verdict("lock", place, f"waits for the lock{about} that another process holds, in {place}")
     if _is_at_lock(thread, look.wait):
         return Verdict("lock", place, f"waits for a lock or another thread in {place}")
     if look.wait.call == "sleep":
         return Verdict("unknown", place, f"sleeps in {place}")
-    doing = f" ({look.wait.call}{' of ' + look.wait.about if look.wait.about else ''})" if look.wait.call else ""
+    doing = f" ({look.wait.words})" if look.wait.words else ""
     return Verdict("unknown", place, f"stands in {place}{doing}")
 
 
@@ -147,14 +162,42 @@ def wait_of(pid: int, thread: int | None) -> Wait:
         return Wait(state)
     if len(words) < 2 or not words[0].isdigit():
         return Wait(state)
-    call = _CALLS.get(os.uname().machine, {}).get(int(words[0]), f"system call {words[0]}")
+    number = int(words[0])
+    machine = os.uname().machine
+    call = _CALLS.get(machine, {}).get(number, f"system call {number}")
     about = ""
-    if call in ("read", "write", "sync", "receive", "send"):
-        try:
-            about = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
-        except OSError:
-            about = ""
-    return Wait(state, call, about)
+    if call in _ON_DESCRIPTOR:
+        about = _link(f"/proc/{pid}/fd/{int(words[1], 16)}")
+    elif call == "open":
+        path = _text_at(pid, int(words[_PATH_AT[machine][number]], 16))
+        about = os.path.join(_link(f"/proc/{pid}/cwd"), path) if path else ""
+    is_pipe = about.startswith("/") and bool(_PIPE.search(_kernel_function(task)))
+    return Wait(state, call, f"the pipe {about}" if is_pipe else about)
+
+
+def _link(path: str) -> str:
+    """What a link in /proc points to; the file itself is not touched, for its disk may hang."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _kernel_function(task: Path) -> str:
+    try:
+        return (task / "wchan").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _text_at(pid: int, address: int) -> str:
+    """The text at an address of another process, as far as we may read it."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(_LONGEST_PATH).partition(b"\0")[0].decode("utf-8", "replace")
+    except (OSError, ValueError, OverflowError):
+        return ""
 
 
 def _is_at_lock(thread: ThreadStack, wait: Wait) -> bool:

@@ -183,7 +183,9 @@ class Watchdog:
             for board in boards:
                 verdict = verdicts.get(board.process) or self._judged(board, looks)
                 words = verdict.words
-                if role == "waiting" and delay is not None:
+                if delay is not None and board.rank in delay.mismatched:
+                    words = f"called {delay.instead[delay.mismatched.index(board.rank)]} instead, in {verdict.place}"
+                elif role == "waiting" and delay is not None:
                     words = f"waits in {delay.op} {delay.seq} of group {delay.group}, in {verdict.place}"
                 pulse = self._pulses.get(board.process)
                 rows.append({

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 
+from stethos.native import NATIVE, AlarmFields
 from stethos.schema import NULL_F64_BITS
 
 _BITS = struct.Struct("<Q")
@@ -24,10 +25,13 @@ _NORM_RATIO = 10.0
 _REARM_AFTER = 50
 
 
-class Alarm:
+class Alarm(AlarmFields):
     """Watches the loss and gradient norm of one kind of model."""
 
-    __slots__ = ("_deviation", "_left", "_left_nonfinite", "_mean", "_norm", "_quiet", "_seen", "high", "low")
+    __slots__ = (
+        "_deviation", "_left", "_left_nonfinite", "_mean", "_norm", "_quiet", "_seen",
+        *(() if NATIVE else ("high", "low")),
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._mean = self._deviation = self._norm = 0.0

@@ -146,7 +146,10 @@ def log(step: int | None = None, **values: float) -> None:
     """Record numbers by name, with this thread's step, round and client; without a recording, do nothing."""
     session = boot.current_session()
     if session is not None:
+        put = session.put_float
         for name, value in values.items():
+            if step is None and put is not None and put(name, value):
+                continue
             session.guard.run("metrics", session.put_metric, name, value, step)
 
 

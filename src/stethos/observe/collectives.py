@@ -211,8 +211,8 @@ class CollectiveWatch:
     def _number_of(self, group: Any, name: str) -> int:
         """How many collectives the group has begun."""
         number = int(group._get_sequence_number_for_group())
-        is_mixed = "gloo" in str(group.name()).lower()
-        return number - self._to_one.get(name, 0) if is_mixed else number
+        sent = self._to_one.get(name, 0)
+        return number - sent if sent and "gloo" in str(group.name()).lower() else number
 
     def _sweep(self) -> None:
         """Calls nobody waits for: those that are complete by now, and those whose work is gone."""

@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from stethos.native import NATIVE, IterationFields, IterationsFields
 from stethos.observe.budget import Pace
 from stethos.schema import NULL_F64
 
@@ -21,11 +22,11 @@ _FIRST_BACKWARDS = itertools.count(1)
 _NEVER_NS = 1 << 62  # in the future, so that a duration since then is negative and becomes NULL
 
 
-class Iteration:
+class Iteration(IterationFields):
     """Times in ns, sums of the iteration in progress. The loss stays until the next backward: two optimizers
     may step on one."""
 
-    __slots__ = (
+    __slots__ = () if NATIVE else (
         "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_samples", "closure_backwards",
         "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
         "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
@@ -55,7 +56,7 @@ class Iteration:
         self.batch_data_ns = self.batch_samples = self.samples = 0
 
 
-class Iterations:
+class Iterations(IterationsFields):
     """Each thread's own iteration.
 
     The hot path asks `home_thread` itself: inside a training step `threading.local` takes longer to find it.

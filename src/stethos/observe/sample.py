@@ -147,7 +147,7 @@ class LayerSampler:
             self._session.put_frame(
                 LAYERS.number,
                 layers[part].tobytes() + kinds[part].tobytes(),
-                np.ascontiguousarray(numbers[:, part]).tobytes(),
+                np.ascontiguousarray(numbers[:, part]).data.cast("B"),
                 rows=len(layers[part]),
                 optimizer=optimizer,
                 step=step,

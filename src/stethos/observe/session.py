@@ -29,7 +29,8 @@ from typing import Any
 from stethos.clock import monotonic_ns, wall_offset_ns
 from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
-from stethos.observe.context import turn
+from stethos.native import SessionFields, described
+from stethos.observe.context import TURN, turn
 from stethos.record.layout import (
     LARGEST_NAME,
     LARGEST_TEXT,
@@ -54,6 +55,7 @@ from stethos.record.place import (
 )
 from stethos.record.provenance import plain_facts, run_facts
 from stethos.record.ring import Ring, create_ring_file
+from stethos.record.slots import Slots
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import GAPS, METRICS, NULL_I32
@@ -65,8 +67,11 @@ _RESTART_S = 5.0
 _MOST_NO_NUMBERS = 100
 
 
-class Session:
+class Session(SessionFields):
     """Records rows of this process into a run; `ring` is None until it is opened, and after a failure."""
+
+    # Writes a float under a known name, in a fraction of the time; False where it takes more. Only in C.
+    put_float: Callable[[str, object], bool] | None = getattr(SessionFields, "put_float", None)
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -84,7 +89,9 @@ class Session:
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
-        self._names: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self.slots: Slots | None = None  # the ring's, with `turn` and the table's number: for `put_float`
+        self.turn, self.metrics_table = TURN, _METRICS
         self._name_count = 0
         self._no_numbers: set[str] = set()
         self._lock = threading.RLock()
@@ -125,10 +132,10 @@ class Session:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        for name, number in self._names.items():
+        for name, number in self.names.items():
             _define_name(ring, name, number)
         self.place = ProcessPlace(directory)
-        self.ring = ring
+        self.ring, self.slots = ring, ring.slots
         self._put_metric = ring.writer(_PACK_METRIC)
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
         atexit.register(self.end)
@@ -160,6 +167,7 @@ class Session:
             "config": self.guard.run("config", plain_facts, self.config) or {},
             "preset": self.settings.preset,
             "overhead_budget": self.settings.overhead,
+            "callbacks": described(),
             "started_ns": time.time_ns(),
             **({"scratch": str(scratch)} if scratch else {}),
         }
@@ -201,29 +209,29 @@ class Session:
 
     def name_id(self, text: str) -> int:
         """The number that stands for a repeated string in rows; its definition goes through the ring once."""
-        known = self._names.get(text)
+        known = self.names.get(text)
         if known is not None:
             return known
         ring = self.open()
         if ring is None:
             return NULL_I32
         with self._lock:
-            if len(self._names) >= MOST_NAMES:
+            if len(self.names) >= MOST_NAMES:
                 text = "(more names)"
-            if text in self._names:
-                return self._names[text]
+            if text in self.names:
+                return self.names[text]
             self._name_count += 1
             number = self._name_count
             if not _define_name(ring, text, number):
                 if self._name_count == number:  # else a signal handler has named something meanwhile
                     self._name_count -= 1
                 return NULL_I32
-            self._names[text] = number
+            self.names[text] = number
         return number
 
     def put_metric(self, name: str, value: Any, step: Any = None) -> None:
         """A number under a name; what is no number is counted as dropped, and noted once per name."""
-        put, known = self._put_metric, self._names.get(name)
+        put, known = self._put_metric, self.names.get(name)
         if put is not None and known is not None and step is None and type(value) is float:  # mostly
             client, round_, _ = turn()
             put(_METRICS, 0, client, round_, NULL_I32, self.steps, monotonic_ns() + self.offset_ns, known, value)
@@ -245,7 +253,7 @@ class Session:
             self.note_gap("metrics", f"{name}: a {type(value).__name__} is not a number")
 
     def put_frame(
-        self, table: int, names: bytes, numbers: bytes, texts: Sequence[str] = (), *, rows: int = 1,
+        self, table: int, names: bytes, numbers: bytes | memoryview, texts: Sequence[str] = (), *, rows: int = 1,
         optimizer: int = NULL_I32, step: int | None = None, t_ns: int | None = None,
         whose: tuple[int, int] | None = None,
     ) -> bool:  # fmt: skip
@@ -255,8 +263,8 @@ class Session:
             return False
         client, round_ = whose if whose is not None else turn()[:2]
         return ring.put_frame(
-            table, rows, names + numbers, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
-            client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,
+            table, rows, names, [text[:LARGEST_TEXT].encode("utf-8", "replace") for text in texts],
+            more=numbers, client=client, round=round_, optimizer=optimizer, step=self.steps if step is None else step,
             t_ns=self.now_ns() if t_ns is None else t_ns,
         )  # fmt: skip
 
@@ -318,7 +326,7 @@ class Session:
         self.end()
         atexit.unregister(self.end)
         self._is_closed = True
-        ring, self.ring, self._put_metric = self.ring, None, None
+        ring, self.ring, self.slots, self._put_metric = self.ring, None, None, None
         if ring is not None:
             ring.set_word(Word.RELEASED, 1)
 
@@ -348,7 +356,7 @@ class Session:
         self.place = None
         if self.ring is not None:
             atexit.unregister(self.end)
-            ring, self.ring, self._put_metric = self.ring, None, None
+            ring, self.ring, self.slots, self._put_metric = self.ring, None, None, None
             self.guard.run("fork", ring.release)
         for action in self.on_fork:
             self.guard.run("fork", action)

@@ -11,7 +11,6 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from operator import is_not
 from types import FrameType
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.clock import monotonic_ns
+from stethos.native import WatchedFields, WatchFields
 from stethos.observe.alarm import Alarm
 from stethos.observe.budget import Budget
 from stethos.observe.context import Turn
@@ -43,26 +43,24 @@ _SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
 _UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
 
 
-@dataclass(slots=True, eq=False)
-class Watched:
+class Watched(WatchedFields):
     """One optimizer as we know it."""
 
-    number: int
-    optimizer: weakref.ref[torch.optim.Optimizer]
-    params: list[torch.Tensor] = field(default_factory=list)
-    named: Named = Named("", (), None)
-    alarm: Alarm = field(default_factory=Alarm)
-    is_new_structure: bool = False
-    was_sampled: bool = False
-    start: list[torch.Tensor] | None = None
-    # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
-    table_client: int = 0
-    round_optimizer: int = 0
-    local_step_model: int = NULL_I32 << 32
-    turn: Turn | None = None
-    backwards: int = -1  # its thread's count at its last step
-    allocated_bytes: int = NULL_I64
-    layer_ids: list[int] = field(default_factory=list)
+    def __init__(self, number: int, optimizer: weakref.ref[torch.optim.Optimizer]) -> None:
+        self.number = number
+        self.optimizer = optimizer
+        self.params: list[torch.Tensor] = []
+        self.named = Named("", (), None)
+        self.alarm = Alarm()
+        self.is_new_structure = self.was_sampled = False
+        self.start: list[torch.Tensor] | None = None
+        # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
+        self.table_client = self.round_optimizer = 0
+        self.local_step_model = NULL_I32 << 32
+        self.turn: Turn | None = None
+        self.backwards = -1  # its thread's count at its last step
+        self.allocated_bytes = NULL_I64
+        self.layer_ids: list[int] = []
 
     def take_turn(self, turn: Turn) -> None:
         """From now on its steps are of this client and round."""
@@ -71,7 +69,7 @@ class Watched:
         self.round_optimizer = (self.number << 32) + (round_ & 0xFFFF_FFFF)
 
 
-class StepWatch:
+class StepWatch(WatchFields):
     """The callbacks and what they share; one per session.
 
     The callbacks do the least that a row needs. What can wait (accounting,
@@ -96,7 +94,7 @@ class StepWatch:
         self.is_due = False
         self.put: Callable[..., bool] | None = None
         self.ring: Ring | None = None
-        self.number = itertools.count().__next__
+        self._count_from_zero()
         self._watched: dict[int, Watched] = {}
         self._alarms: dict[tuple[str, ...], Alarm] = {}
         self._count = 0
@@ -247,9 +245,14 @@ class StepWatch:
 
     def after_fork(self) -> None:
         """In a forked child: count from 0; a trace that its parent had begun is not the child's to finish."""
-        self.number = itertools.count().__next__
+        self._count_from_zero()
         self.local.after_fork()
         self.tracer.stop()
+
+    def _count_from_zero(self) -> None:
+        """The next step's number: `number` gives it in Python, where threads may race for it, `next_step` is C's."""
+        self.number = itertools.count().__next__
+        self.next_step = 0
 
     def beat(self) -> None:
         """A batch was handed out while no step is made: show that the process is at work."""

@@ -21,11 +21,13 @@ from stethos.profile.resample import FEWEST, Interval, log_ratio_of_medians, mea
 from stethos.profile.setting import Difference, differences_of
 
 Word = Literal["better", "worse", "no difference shown", "too little to tell", "equal", "not judged", "chance"]
-_CURVES = ("final loss", "final accuracy")
 _CALLED = ("better", "worse")
 SMALLEST = 0.01  # of a quantity: less is never called a difference
 _NUMBER_TOLERANCE = 0.05  # where there is one number per run and no interval
+_SMALLEST_BYTES = 1e6
 _TAIL = 0.25
+_MUCH = 0.1  # of the machine, for other programs: worth a note
+_MOST_OTHERS = 0.95
 # Two-sided 95 % points of Student's t for 1 to 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -125,11 +127,12 @@ class Pair:
         return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "")
 
     def word_of(self, one: Quantity) -> Word:
-        """The word for a quantity: where nothing but the seed differs, curves that differ do so by chance."""
-        is_chance = self.is_seed_only and one.name in _CURVES and one.word in _CALLED
+        """The word for a quantity: where nothing but the seed differs, what differs does so by chance."""
+        is_chance = self.is_seed_only and one.word in _CALLED
         return "chance" if is_chance else one.word
 
     def worse_than(self, gate: float) -> list[Quantity]:
+        """What fails a gate, whatever the cause."""
         return [one for one in self.quantities if one.is_worse_than(gate)]
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,6 +175,11 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
         notes.append("the seed differs too: one run each cannot tell the setting from chance; compare several of each")
     elif changed and not [one for one in differences if not one.is_place]:
         notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")
+    others = max(first.others_share, second.others_share)
+    if others > _MUCH:
+        notes.append(
+            f"other programs kept {others:.0%} of the machine busy: times differ only beyond what that explains"
+        )
     return Pair(
         pair.first, pair.second, differences, pair.quantities, pair.new_findings, pair.gone_findings, tuple(notes)
     )  # fmt: skip
@@ -260,13 +268,30 @@ def _costs(first: Measures, second: Measures) -> list[Quantity]:
         one, two = getattr(first, series), getattr(second, series)
         if np.isfinite(one).any() and np.isfinite(two).any():
             ratio = log_ratio_of_medians(one, two)
+            is_virtual = series == "round_ms" and first.has_virtual_rounds and second.has_virtual_rounds
+            if unit == "ms" and not is_virtual:
+                ratio = _widened(ratio, max(first.others_share, second.others_share))
             count = min(int(np.isfinite(one).sum()), int(np.isfinite(two).sum()))
             found.append(Quantity(name, unit, median_of(one), median_of(two), _as_change(ratio), paired=count))
     for name, one in first.peak_bytes.items():
         two = second.peak_bytes.get(name)
         if one and two:
-            found.append(Quantity(f"memory of {name}", "bytes", float(one), float(two), Interval(two / one - 1)))
+            found.append(Quantity(f"memory of {name}", "bytes", float(one), float(two), _memory_change(one, two)))
     return found
+
+
+def _memory_change(one: float, two: float) -> Interval:
+    """Of two peaks; what is less than a megabyte depends on which steps were sampled."""
+    change = two / one - 1
+    return Interval(change) if abs(two - one) >= _SMALLEST_BYTES else Interval(change, min(0, change), max(0, change))
+
+
+def _widened(ratio: Interval, others_share: float) -> Interval:
+    """An interval of a ratio of times beside other work: that may have stretched either of them by so much."""
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    stretch = -math.log1p(-min(others_share, _MOST_OTHERS))
+    return Interval(ratio.value, ratio.low - stretch, ratio.high + stretch)
 
 
 def _as_change(ratio: Interval) -> Interval:

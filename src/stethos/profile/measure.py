@@ -33,6 +33,13 @@ _LOCAL = "SELECT step AS local, loss, step_ms FROM steps"
 _MEMORY_SQL = """\
 SELECT (SELECT max(rss_bytes) FROM host) AS rss_bytes, (SELECT max(peak_bytes) FROM steps) AS peak_bytes,
        (SELECT max(peak_bytes) FROM client_rounds) AS client_bytes"""
+# What other programs took from the machine, second by second; the first sample of a process knows no share yet.
+_OTHERS_SQL = """\
+WITH at_once AS (
+    SELECT host.t_ns // 1000000000, processes.host, sum(cpu_share) AS own, any_value(machine_cpu_share) AS used,
+           any_value(machine_cores) AS cores
+    FROM host JOIN processes USING (process) GROUP BY ALL)
+SELECT median(greatest(0, used - own / cores)) AS others_share FROM at_once WHERE own > 0 AND cores > 0"""
 _FINDINGS_SQL = "SELECT code, name, title FROM findings WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"
 
 
@@ -52,6 +59,12 @@ class Measures:
     peak_bytes: dict[str, float | None]
     findings: tuple[str, ...]
     bottlenecks: tuple[str, ...] = field(default=())
+    others_share: float = 0.0  # of the machine, kept busy by other programs
+
+    @property
+    def has_virtual_rounds(self) -> bool:
+        """Whether its rounds took the time of the lab's clock, and not the machine's."""
+        return "timing.sample_ms" in self.settings
 
     @property
     def has_anything(self) -> bool:
@@ -87,6 +100,7 @@ def read_measures(run: Run) -> Measures:
         },
         findings,
         _bottlenecks(run),
+        float(records(run, _OTHERS_SQL)[0]["others_share"] or 0.0),
     )
 
 

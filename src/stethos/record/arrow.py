@@ -93,8 +93,10 @@ def constant_array(value: str | int | None, size: int, kind: Kind) -> pa.Array:
     """One value repeated, for `process` and `rank`."""
     if value is None:
         return pa.nulls(size, _ARROW_TYPE[kind])
-    if kind in (Kind.NAME, Kind.TEXT):
-        return name_array(np.zeros(size, np.int32), text_array([str(value)]))
+    if kind in (Kind.NAME, Kind.TEXT):  # from buffers: decoding a dictionary would import pyarrow.compute, 60 ms
+        text = str(value).encode("utf-8", "replace")
+        offsets = np.arange(size + 1, dtype=np.int32) * np.int32(len(text))
+        return pa.Array.from_buffers(pa.string(), size, [None, pa.py_buffer(offsets), pa.py_buffer(text * size)])
     return number_array(np.full(size, value, np.int32), Kind.I32)
 
 

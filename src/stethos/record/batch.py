@@ -13,11 +13,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stethos.record.arrow import name_array, number_array, segment_schema, stored_columns, text_array
+from stethos.record.arrow import arrow_field, name_array, number_array, segment_schema, stored_columns, text_array
 from stethos.record.layout import SLOT_BYTES
 from stethos.record.tap import SLOT_DTYPES, Frame
 from stethos.redact import redact
-from stethos.schema import CONTEXT_COLUMNS, NULL_F64, NULL_I32, RECORDED, STEPS, UPDATES, Column, Kind, Source, Table
+from stethos.schema import (
+    CONTEXT_COLUMNS,
+    NULL_F64,
+    NULL_I32,
+    NULL_I64,
+    RECORDED,
+    STEPS,
+    UPDATES,
+    Column,
+    Kind,
+    Source,
+    Table,
+)
 
 Vector = npt.NDArray[Any]
 _TABLE = np.dtype({"names": ["table"], "formats": ["<u2"], "offsets": [8], "itemsize": SLOT_BYTES})
@@ -120,12 +132,18 @@ class _Stack:
         self.arrays: dict[str, pa.Array] = {}
         for column in CONTEXT_COLUMNS:
             each = np.array([getattr(frame, column.name) for frame in frames], _CONTEXT_DTYPE[column.kind])
-            self.arrays[column.name] = _array(column, np.repeat(each, self._rows), names)
-        bodies = np.frombuffer(b"".join([frame.body for frame in frames]), np.uint8).reshape(self._count, -1)
+            self.arrays[column.name] = self._repeated(column, each)
         border = 4 * len(plan.names) * self._rows
-        self._add_names(plan.names, bodies[:, :border].view("<i4"))
+        self._add_names(plan.names, np.array([np.frombuffer(frame.body[:border], "<i4") for frame in frames]))
         if plan.numbers:
-            self._add_numbers(plan.numbers, bodies[:, border:].view("<f8"))
+            self._add_numbers(plan.numbers, [np.frombuffer(frame.body[border:], "<f8") for frame in frames])
+
+    def _repeated(self, column: Column, each: Vector) -> pa.Array:
+        """A value for every row of each frame; often there is none at all, as outside of a federation."""
+        is_null = each < 0 if column.kind is Kind.NAME else each == (NULL_I64 if column.kind is Kind.I64 else NULL_I32)
+        if is_null.all():
+            return pa.nulls(len(each) * self._rows, arrow_field(column).type)
+        return _array(column, np.repeat(each, self._rows), self._names)
 
     def _add_names(self, columns: Sequence[Column], ids: npt.NDArray[np.int32]) -> None:
         is_same = self._count > 1 and bool((ids == ids[0]).all())  # as layers are in every sample: look them up once
@@ -136,10 +154,11 @@ class _Stack:
             array = name_array(mine, self._names)
             self.arrays[column.name] = _concatenated([array] * self._count) if is_same else array
 
-    def _add_numbers(self, columns: Sequence[Column], stacked: npt.NDArray[np.float64]) -> None:
-        """Numbers come as doubles, whatever they are."""
-        matrix = stacked.reshape(self._count, len(columns), self._rows).transpose(1, 0, 2)
-        values = np.ascontiguousarray(matrix).reshape(len(columns), self._count * self._rows)
+    def _add_numbers(self, columns: Sequence[Column], bodies: Sequence[npt.NDArray[np.float64]]) -> None:
+        """Numbers come as doubles, whatever they are; each is copied once, out of the ring and into its column."""
+        values = np.empty((len(columns), self._count * self._rows))
+        for index, body in enumerate(bodies):
+            values[:, index * self._rows : (index + 1) * self._rows] = body.reshape(len(columns), self._rows)
         for index, column in enumerate(columns):
             self.arrays[column.name] = number_array(values[index], column.kind)
 

@@ -44,6 +44,7 @@ class GroupPost:
         self._set = set_word
         self._at = Word.GROUPS + number * GROUP_WORDS
         self.begun = self.complete = 0
+        self._op = ""
         self._text(_OP, _OP_BYTES, "")
         for word in range(_BEGUN, GROUP_WORDS):
             set_word(self._at + word, 0)
@@ -59,7 +60,9 @@ class GroupPost:
     def begin(self, sequence: int, op: str, size: int, t_ns: int) -> None:
         if sequence >= self.begun:
             self.begun = sequence
-            self._text(_OP, _OP_BYTES, op)
+            if op != self._op:  # mostly it is the same again
+                self._op = op
+                self._text(_OP, _OP_BYTES, op)
             self._set(self._at + _BYTES, size)
             self._set(self._at + _BEGUN_NS, t_ns)
             self._set(self._at + _BEGUN, sequence)

@@ -34,6 +34,7 @@ class HostSampler:
             "read_bytes": read,
             "written_bytes": written,
             "machine_cpu_share": psutil.cpu_percent() / 100,
+            "machine_cores": psutil.cpu_count() or NULL_F64,
             "machine_free_bytes": psutil.virtual_memory().available,
             "net_sent_bytes": network.bytes_sent if network else NULL_F64,
             "net_received_bytes": network.bytes_recv if network else NULL_F64,

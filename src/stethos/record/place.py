@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import time
 import zlib
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ _NOUNS = "aorta atlas bell canyon cedar comet coral delta ember falcon fern fjor
 
 def readable_name() -> str:
     """A name people can say, unique enough: `1115-1034-quick-otter`."""
-    seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{socket.gethostname()}".encode())
+    seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{os.uname().nodename}".encode())
     words = f"{_ADJECTIVES[seed % len(_ADJECTIVES)]}-{_NOUNS[seed // 97 % len(_NOUNS)]}"
     return f"{time.strftime('%m%d-%H%M')}-{words}"
 
@@ -77,13 +76,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+# What numbers and lists must be, if they are there: a reader relies on it.
+_WHOLE: dict[str, type] = dict.fromkeys(("started_ns", "pid", "rank", "world_size", "start_ticks", "limit_bytes"), int)
+_LISTED: dict[str, type] = {"sealed": list, "names": list, "counters": dict, "ended": dict, "retired": dict}
+_LISTED |= dict.fromkeys(("segment", "rows", "host_rows", "slots", "frames", "lost"), int)
+
+
+def _typed(content: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:
+    """The object without what is not of its type: somebody may have written into it."""
+    odd = [name for name, kind in types.items() if content.get(name) is not None and type(content[name]) is not kind]
+    return {name: value for name, value in content.items() if name not in odd} if odd else content
+
+
+def _is_sealed(entry: Any) -> bool:
+    """Whether it can be a file that a manifest lists."""
+    wanted = {"file": str, "table": str, "rows": int, "bytes": int}
+    return isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in wanted.items())
+
+
 def host_key() -> str:
     """This machine and process namespace; a pid means something only within it."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60] + f"-{namespace}"
+    return re.sub(r"[^A-Za-z0-9.-]", "_", os.uname().nodename)[:60] + f"-{namespace}"
 
 
 def boot_id() -> str | None:
@@ -167,7 +184,7 @@ class RunPlace:
             ) from None
 
     def facts(self) -> dict[str, Any]:
-        return read_json(self.path / RUN_FILE)
+        return _typed(read_json(self.path / RUN_FILE), _WHOLE)
 
     def processes(self) -> list[ProcessPlace]:
         """Every process directory, oldest first."""
@@ -199,10 +216,13 @@ class ProcessPlace:
         return self.path.name
 
     def facts(self) -> dict[str, Any]:
-        return read_json(self.path / PROCESS_FILE)
+        return _typed(read_json(self.path / PROCESS_FILE), _WHOLE)
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.path / MANIFEST_FILE)
+        """Empty where it is not one of ours."""
+        content = read_json(self.path / MANIFEST_FILE)
+        is_ours = _typed(content, _LISTED) is content and all(_is_sealed(one) for one in content.get("sealed") or ())
+        return content if is_ours else {}
 
     def scratch(self) -> Path:
         """Where the ring and the open segment are: here, or on local disk beside a network file system."""

@@ -7,10 +7,8 @@ counted. A row that was put survives the death of the process.
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
-import platform
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,22 +20,19 @@ from stethos.record.layout import (
     LARGEST_FRAME,
     MAGIC,
     RING_BYTES,
-    SLOT_BYTES,
     SLOT_MARGIN,
     SLOTS,
-    SLOTS_BASE,
     TABLE_PAD,
-    TABLE_VOID,
     Drop,
     State,
     Word,
     aligned,
 )
+from stethos.record.slots import STORES_ARE_ORDERED, fence, slots_of
 from stethos.schema import NULL_I32
 
-_STORES_ARE_ORDERED = platform.machine().lower() in {"x86_64", "amd64", "i686"}
+Bytes = bytes | memoryview
 _BACKLOG = SLOTS // 2
-_VOID = TABLE_VOID.to_bytes(2, "little")
 
 
 def create_ring_file(path: Path) -> None:
@@ -59,114 +54,32 @@ class Ring:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), RING_BYTES)
         self._words = memoryview(self._map).cast("q")
-        self._doubles = memoryview(self._map).cast("d")
         self._words[Word.PID] = os.getpid()
         self._words[Word.MAGIC] = MAGIC
-        self._allocate = itertools.count()
+        self.slots = slots_of(self._map, self._look_at_tail)
         self._writers: dict[Callable[..., None], Callable[..., bool]] = {}
-        self._next = 0
         self._frames_head = 0
         self._frame_rows = 0
         self._lock = threading.RLock()
         self._is_writing = False
-        self._fence_lock = threading.Lock()
         self.on_backlog: Callable[[], object] = lambda: None  # called while half of the ring or more waits
 
     # Rows of slot tables -----------------------------------------------------------------
 
     def writer(self, pack_into: Callable[..., None]) -> Callable[..., bool]:
-        """A function that writes one row with a packer of `SLOT_PACKERS`; it returns False if the row was dropped.
-
-        Lock-free: `next()` on the counter gives every thread its own slot. A
-        row that cannot be packed leaves a void slot and raises. Everything it
-        needs is bound once: in a training step the cost is not instructions
-        but memory that has gone cold.
-        """
-        mapped, words, allocate = self._map, self._words, self._allocate.__next__
-        enough = words[Word.SLOTS_TAIL] + _BACKLOG
-
-        def put(*values: float) -> bool:
-            nonlocal enough
-            if self._next >= enough:
-                enough = self._look_at_tail()
-                if enough < 0:
-                    return False
-            index = allocate()
-            self._next = index + 1
-            offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
-            try:
-                pack_into(mapped, offset + 8, *values)
-            except BaseException:
-                mapped[offset + 8 : offset + 10] = _VOID
-                words[offset >> 3] = index + 1
-                self.drop(Drop.NOT_A_NUMBER)
-                raise
-            if not _STORES_ARE_ORDERED:
-                self._fence()
-            words[offset >> 3] = index + 1
-            return True
-
-        return put
+        """A function that writes one row with a packer of `SLOT_PACKERS`; it returns False if the row was dropped."""
+        return self.slots.writer(pack_into)
 
     def step_writer(self) -> Callable[..., bool]:
-        """A function that writes one row of `steps`, given as the words of its slot; see `writer`.
-
-        Word by word: inside a training step, where everything is cold, this
-        takes half as long as `pack_into` does with its twenty arguments.
-        """
-        mapped, words, doubles, allocate = self._map, self._words, self._doubles, self._allocate.__next__
-        first_word, slots, slot_words, is_ordered = SLOTS_BASE // 8, SLOTS, SLOT_BYTES // 8, _STORES_ARE_ORDERED
-        enough = words[Word.SLOTS_TAIL] + _BACKLOG
-
-        def put(
-            table_client: int, round_optimizer: int, step: int, t_ns: int, local_step_model: int,
-            loss: float, rate: float, norm: float, step_ns: int, data_ns: int, forward_ns: int, backward_ns: int,
-            optimizer_ns: int, samples_backwards: int, skipped: int, allocated_bytes: int, peak_bytes: int,
-        ) -> bool:  # fmt: skip
-            nonlocal enough
-            if self._next >= enough:
-                enough = self._look_at_tail()
-                if enough < 0:
-                    return False
-            index = allocate()
-            self._next = index + 1
-            at = first_word + index % slots * slot_words
-            try:
-                words[at + 1] = table_client
-                words[at + 2] = round_optimizer
-                words[at + 3] = step
-                words[at + 4] = t_ns
-                words[at + 5] = local_step_model
-                doubles[at + 6] = loss
-                doubles[at + 7] = rate
-                doubles[at + 8] = norm
-                doubles[at + 9] = step_ns
-                doubles[at + 10] = data_ns
-                doubles[at + 11] = forward_ns
-                doubles[at + 12] = backward_ns
-                doubles[at + 13] = optimizer_ns
-                words[at + 14] = samples_backwards
-                words[at + 15] = skipped
-                words[at + 16] = allocated_bytes
-                words[at + 17] = peak_bytes
-            except BaseException:
-                mapped[8 * at + 8 : 8 * at + 10] = _VOID
-                words[at] = index + 1
-                self.drop(Drop.NOT_A_NUMBER)
-                raise
-            if not is_ordered:
-                self._fence()
-            words[at] = index + 1
-            return True
-
-        return put
+        """A function that writes one row of `steps`, given as the words of its slot; see `writer`."""
+        return self.slots.put_step
 
     def _look_at_tail(self) -> int:
         """The row at which to look again, or -1 after counting a drop: the ring is full."""
         tail = self._words[Word.SLOTS_TAIL]
-        if self._next - tail >= _BACKLOG:
+        if self.slots.next - tail >= _BACKLOG:
             self.on_backlog()
-            if self._next - tail >= SLOTS - SLOT_MARGIN:
+            if self.slots.next - tail >= SLOTS - SLOT_MARGIN:
                 self.drop(Drop.RING_FULL)
                 return -1
         return tail + _BACKLOG
@@ -187,6 +100,7 @@ class Ring:
         body: bytes,
         texts: Sequence[bytes] = (),
         *,
+        more: Bytes = b"",
         client: int = NULL_I32,
         round: int = NULL_I32,
         optimizer: int = NULL_I32,
@@ -195,15 +109,14 @@ class Ring:
     ) -> bool:
         """Write `rows` rows at once; return False if they were dropped.
 
-        `body` holds the table's name ids (32-bit) and numbers (doubles) column
-        by column; `texts` follow with their lengths.
+        `body`, or `body` and `more`, hold the table's name ids (32-bit) and numbers
+        (doubles) column by column; `texts` follow with their lengths.
         """
-        parts = [body]
+        payload: list[Bytes] = [body, more] if more else [body]
         for text in texts:
-            parts.append(len(text).to_bytes(4, "little"))
-            parts.append(text)
-        payload = b"".join(parts)
-        size = aligned(FRAME_HEADER.size + len(payload))
+            payload.append(len(text).to_bytes(4, "little"))
+            payload.append(text)
+        size = aligned(FRAME_HEADER.size + sum(map(len, payload)))
         if size > LARGEST_FRAME:
             self.drop(Drop.TOO_LARGE, rows)
             return False
@@ -230,7 +143,7 @@ class Ring:
         return is_fitting
 
     def _write_frame(
-        self, head: int, padding: int, size: int, payload: bytes, table: int, texts: int, rows: int,
+        self, head: int, padding: int, size: int, payload: Sequence[Bytes], table: int, texts: int, rows: int,
         client: int, round: int, optimizer: int, step: int, t_ns: int,
     ) -> None:  # fmt: skip
         if padding:
@@ -241,10 +154,12 @@ class Ring:
         rows_so_far = self._frame_rows + rows
         FRAME_HEADER.pack_into(self._map, at, size, table, texts, rows, client, round, optimizer,
                                rows_so_far & 0xFFFF_FFFF, step, t_ns)  # fmt: skip
-        body_at = at + FRAME_HEADER.size
-        self._map[body_at : body_at + len(payload)] = payload
-        if not _STORES_ARE_ORDERED:
-            self._fence()
+        at += FRAME_HEADER.size
+        for piece in payload:
+            self._map[at : at + len(piece)] = piece
+            at += len(piece)
+        if not STORES_ARE_ORDERED:
+            fence()
         self._frames_head, self._frame_rows = head + size, rows_so_far
         self._words[Word.FRAMES_HEAD] = head + size
         self._words[Word.FRAME_ROWS] = rows_so_far
@@ -268,7 +183,7 @@ class Ring:
     def has_backlog(self) -> bool:
         """Whether half or more of either part waits for the drainer."""
         return (
-            self._next - self._words[Word.SLOTS_TAIL] >= _BACKLOG
+            self.slots.next - self._words[Word.SLOTS_TAIL] >= _BACKLOG
             or self._frames_head - self._words[Word.FRAMES_TAIL] >= FRAME_BYTES // 2
         )
 
@@ -279,11 +194,5 @@ class Ring:
     def release(self) -> None:
         """Unmap the file, in a forked child that must not write to its parent's ring."""
         self._words.release()
-        self._doubles.release()
+        self.slots.release()
         self._map.close()
-
-    def _fence(self) -> None:
-        """Order earlier stores before later ones where the processor does not (two lock pairs)."""
-        for _ in range(2):
-            self._fence_lock.acquire()
-            self._fence_lock.release()

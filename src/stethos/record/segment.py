@@ -18,8 +18,10 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from stethos.native import NATIVE
 
 Bytes = bytes | memoryview
 MAGIC = b"STETHBLK"
@@ -35,8 +37,7 @@ FLAG_LAST = 2
 FLAG_NAMES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A whole block as found in a file; `payload` is a view into it."""
 
     table: int
@@ -53,6 +54,17 @@ class Block:
         return not self.flags & (FLAG_SCHEMA | FLAG_NAMES)
 
 
+_fold = getattr(NATIVE, "fold", None)  # where the processor multiplies without carries
+_WORTH_FOLDING = 1024
+
+
+def checksum(payload: Bytes) -> int:
+    """Its CRC-32, of a long one in a fraction of zlib's time."""
+    if _fold is None or len(payload) < _WORTH_FOLDING:
+        return zlib.crc32(payload)
+    return zlib.crc32(_fold(payload), 0xFFFF_FFFF)
+
+
 def encode_block(
     table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: Bytes
 ) -> tuple[Bytes, Bytes, Bytes]:
@@ -61,7 +73,7 @@ def encode_block(
     The next block starts at a multiple of 8 (zero-copy for Arrow at 64).
     """
     rest = struct.pack(
-        "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
+        "<IQHHIQQQ", checksum(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
     )
     header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
     return header, payload, b"\0" * (-len(payload) % 8)
@@ -70,26 +82,18 @@ def encode_block(
 def scan(buffer: memoryview) -> Iterator[Block]:
     """Every whole block of a segment, skipping damaged ones."""
     at, size = 0, len(buffer)
+    unpack, crc32, header_size = _HEADER.unpack_from, zlib.crc32, _HEADER.size  # a segment has thousands of blocks
     while at + HEADER_BYTES <= size:
-        block = _block_at(buffer, at)
-        if block is None:
+        magic, crc, payload_crc, length, table, flags, rows, before, slots, frames = unpack(buffer, at)
+        start = at + HEADER_BYTES
+        end = start + length
+        if magic != MAGIC or end > size or crc32(buffer[at + _CRC_FROM : at + header_size]) != crc:
             at = _next_magic(buffer, at + 8)
             continue
-        if zlib.crc32(block.payload) == struct.unpack_from("<I", buffer, at + 12)[0]:
-            yield block
-        at = block.end
-
-
-def _block_at(buffer: memoryview, at: int) -> Block | None:
-    """The block whose header starts here, if the header is whole and the payload fits the file."""
-    magic, crc, _, length, table, flags, rows, before, slots, frames = _HEADER.unpack_from(buffer, at)
-    if magic != MAGIC or zlib.crc32(buffer[at + _CRC_FROM : at + _HEADER.size]) != crc:
-        return None
-    start = at + HEADER_BYTES
-    if start + length > len(buffer):
-        return None
-    end = start + length + (-length % 8)
-    return Block(table, flags, rows, before, slots, frames, buffer[start : start + length], end)
+        payload = buffer[start:end]
+        at = end + (-length % 8)
+        if checksum(payload) == payload_crc:
+            yield Block(table, flags, rows, before, slots, frames, payload, at)
 
 
 def _next_magic(buffer: memoryview, at: int) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -73,6 +72,8 @@ def ensure_drainer(run: RunPlace) -> bool:
     """
     if is_drained(run):
         return False
+    import subprocess
+
     command = ["/bin/sh", "-c", '"$0" "$@" </dev/null >/dev/null 2>&1 &',
                drainer_python(), "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -6,6 +6,7 @@ segment, so a drainer that dies in between loses nothing.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ _RAMP = np.arange(_PIECE)
 
 
 class Frame(NamedTuple):
-    """One frame as written by `Ring.put_frame`, texts decoded."""
+    """One frame as written by `Ring.put_frame`, texts decoded. Its body lies in the ring: valid until `advance`."""
 
     table: int
     rows: int
@@ -66,7 +67,7 @@ class Frame(NamedTuple):
     optimizer: int
     step: int
     t_ns: int
-    body: bytes
+    body: memoryview
     texts: tuple[str, ...]
 
 
@@ -83,7 +84,8 @@ class Tap:
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), RING_BYTES)
-        self._words = memoryview(self._map).cast("q")
+        self._view = memoryview(self._map)
+        self._words = self._view.cast("q")
         self._sequences = np.ndarray(
             (SLOTS,), dtype=np.int64, buffer=self._map, offset=SLOTS_BASE, strides=(SLOT_BYTES,)
         )
@@ -185,12 +187,12 @@ class Tap:
         size, table, text_count, rows, client, round_, optimizer, rows_so_far, step, t_ns = FRAME_HEADER.unpack_from(
             self._map, place
         )
-        payload = self._map[place + FRAME_HEADER.size : place + size]
+        payload = self._view[place + FRAME_HEADER.size : place + size]
         body_end = at = body_bytes_of(table, rows)
         texts: list[str] = []
         for _ in range(text_count):
             length = int.from_bytes(payload[at : at + 4], "little")
-            texts.append(payload[at + 4 : at + 4 + length].decode("utf-8", "replace"))
+            texts.append(str(payload[at + 4 : at + 4 + length], "utf-8", "replace"))
             at += 4 + length
         if at > len(payload):
             raise DamagedRingError(f"the rows or texts of a frame end {at - len(payload)} bytes behind it")
@@ -216,7 +218,9 @@ class Tap:
     def close(self) -> None:
         del self._sequences, self._slots
         self._words.release()
-        self._map.close()
+        self._view.release()
+        with contextlib.suppress(BufferError):  # a frame is still held, and with it the map
+            self._map.close()
 
 
 def body_bytes_of(table: int, rows: int) -> int:

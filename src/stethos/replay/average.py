@@ -23,7 +23,40 @@ def averages_of(sent: Sequence[Any]) -> list[tuple[str, Average]]:
             ("the sum by samples, then divided", lambda current, sent: _each(current, sent, _divided)),
             ("the mean by samples, as a product", lambda current, sent: _each(current, sent, _product)),
         ]
+    found.append(("rnd.aggregate()", _aggregated))
     return found
+
+
+def median_of(sent: Sequence[Any]) -> dict[str, Tensor]:
+    """The coordinate-wise median, as corrections take it; entries that are no floats are those of the first."""
+    import torch
+
+    made: dict[str, Tensor] = {}
+    for name, value in sent[0].state.items():
+        if value.is_floating_point():
+            ranked = torch.stack([one.state[name] for one in sent]).sort(dim=0).values
+            value = (ranked[(len(sent) - 1) // 2] + ranked[len(sent) // 2]) / 2
+        made[name] = value
+    return made
+
+
+def is_finite(state: dict[str, Tensor]) -> bool:
+    return all(bool(value.isfinite().all()) for value in state.values() if value.is_floating_point())
+
+
+def _aggregated(current: Any, sent: Sequence[Any]) -> dict[str, Tensor]:
+    """As `Round.aggregate` does it."""
+    import torch
+
+    is_known = all(one.samples for one in sent)
+    weights = torch.tensor([float(one.samples) if is_known else 1.0 for one in sent], dtype=torch.float64)
+    made: dict[str, Tensor] = {}
+    for name, value in sent[0].state.items():
+        if value.is_floating_point():
+            stacked = torch.stack([one.state[name] for one in sent])
+            value = torch.tensordot((weights / weights.sum()).to(stacked.dtype), stacked, dims=1)
+        made[name] = value
+    return made
 
 
 def _each(current: Any, sent: Sequence[Any], average: Callable[[list[Any], list[int]], Any]) -> dict[str, Tensor]:

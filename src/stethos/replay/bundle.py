@@ -21,6 +21,7 @@ from stethos.errors import CaptureError, RunNotFoundError
 from stethos.replay import chance
 from stethos.replay.codec import bases_of, unpack
 from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, map_file, read_file, read_table
+from stethos.replay.remedy import Remedy, remedy_in
 from stethos.replay.tensorfile import Buffer, array_in, parse, tensor_in
 
 if TYPE_CHECKING:
@@ -157,6 +158,10 @@ class Bundle:
             )
         found: Mapping[str, Any] = turns[-1]
         return found
+
+    def remedy(self, round: int) -> Remedy:
+        """What corrections did in a round; nothing if there were none."""
+        return remedy_in(self.manifest(round))
 
     # States -------------------------------------------------------------------------------------------
 

@@ -52,6 +52,14 @@ def difference(values: Sequence[Array]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def beyond(values: Sequence[float]) -> float:
+    """What one more of the same kind would exceed in one of forty cases; infinite for fewer than two."""
+    if len(values) < 2:
+        return math.inf
+    point = _T[min(len(values) - 2, len(_T) - 1)]
+    return float(np.mean(values)) + point * float(np.std(values, ddof=1)) * math.sqrt(1 + 1 / len(values))
+
+
 def gains(before: Sequence[Flags], after: Sequence[Flags]) -> list[Array]:
     """Per repetition and sample: 1 where the answer became right, -1 where it became wrong."""
     return [new.astype(float) - old.astype(float) for old, new in zip(before, after, strict=True)]

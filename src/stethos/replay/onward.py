@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stethos.errors import CaptureError
 from stethos.replay.bundle import Bundle
@@ -25,8 +25,7 @@ class Change:
             if one.client in self.without:
                 continue
             edit = self.edits.get(one.client)
-            state = one.state if edit is None else edit(current, one.state)
-            kept.append(Sent(one.client, state, one.samples, one.losses, one.order))
+            kept.append(one if edit is None else replace(one, state=edit(current, one.state), delta=None))
         return kept
 
 

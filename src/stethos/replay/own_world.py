@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stethos.errors import ReplayError
+from stethos.errors import ReplayError, UsageError
 from stethos.replay import chance
 from stethos.replay.bundle import Bundle
 from stethos.replay.past import Flags, State
 from stethos.replay.workshop import OwnWorkshop, Sent, called
 
-_HINT = (
-    "prove needs an evaluator that returns, for each test sample, whether the answer is right (or that and the labels)"
-)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HINT = "give an evaluator that returns, for each test sample, whether the answer is right (or that and the labels)"
 
 
 class OwnWorld:
-    """`evaluator(state)` returns booleans, one per test sample, or these and the true classes; the others are those
-    of `OwnWorkshop`."""
+    """`evaluator(state)` returns booleans, one per test sample, or these and the true classes; `predictor(state, x)`
+    scores, a row for each input; the others are those of `OwnWorkshop`."""
 
     def __init__(
-        self, bundle: Bundle, *, evaluator: Callable[..., Any], trainer: Callable[..., Any] | None = None,
-        aggregator: Callable[..., Any] | None = None, timeout_s: float | None = None,
+        self, bundle: Bundle, *, evaluator: Callable[..., Any] | None = None,
+        trainer: Callable[..., Any] | None = None, aggregator: Callable[..., Any] | None = None,
+        predictor: Callable[..., Any] | None = None, timeout_s: float | None = None,
     ) -> None:  # fmt: skip
         self._bundle = bundle
         self._evaluator = evaluator
         self._trainer = trainer
         self._timeout_s = timeout_s
-        self._workshop = OwnWorkshop(bundle, trainer=trainer, aggregator=aggregator, timeout_s=timeout_s)
+        self._predictor = predictor
+        self.workshop = OwnWorkshop(bundle, trainer=trainer, aggregator=aggregator, timeout_s=timeout_s)
         self._labels: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    reach = 0  # a training begins with the global model alone
+
+    @property
+    def can_train(self) -> bool:
+        return self._trainer is not None
 
     @property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -42,6 +51,8 @@ class OwnWorld:
         return self._labels
 
     def right(self, state: State) -> Flags:
+        if self._evaluator is None:
+            raise ReplayError("no evaluator was given; a capture holds no code", hint=_HINT)
         with chance.restored(None):
             made = called("the evaluator", self._timeout_s, self._evaluator, dict(state))
         flags, labels = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -54,9 +65,40 @@ class OwnWorld:
             self._labels = np.full(len(found), -1, np.int64)
         return found
 
-    def combined(self, number: int, base: State, sent: Sequence[State], samples: Sequence[float]) -> State:
-        replies = [Sent(str(place), state, round(samples[place])) for place, state in enumerate(sent)]
-        return self._workshop.aggregate(number, base, replies, self._bundle.server_state(number))[0]
+    def scores(self, state: State, x: Tensor) -> Tensor:
+        """A row for each input, by the predictor."""
+        import torch
+
+        if self._predictor is None:
+            raise ReplayError(
+                "no predictor was given; a capture holds no code",
+                hint="--predictor module:function: from a state dict and inputs to scores, a row for each input",
+            )
+        with chance.restored(None), torch.no_grad():
+            made = called("the predictor", self._timeout_s, self._predictor, dict(state), x)
+        found = torch.as_tensor(made)
+        if found.ndim != 2 or len(found) != len(x) or not found.is_floating_point():
+            raise ReplayError(
+                f"the predictor returned {found.dtype} of the shape {tuple(found.shape)}",
+                hint=f"scores before the softmax: floats, {len(x)} rows and a column for each class",
+            )
+        return found.detach().cpu()
+
+    def sample(self, given: int | np.ndarray[Any, Any]) -> Tensor:
+        """One input, as the predictor gets it: with a first dimension of 1."""
+        import torch
+
+        if isinstance(given, int):
+            raise UsageError(f"--input {given}", hint="the number of a test sample is for the lab: give a file")
+        if given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+            raise UsageError(f"the input is of the type {given.dtype}", hint="finite numbers")
+        return torch.from_numpy(np.ascontiguousarray(given))[None]
+
+    def combined(
+        self, number: int, base: State, clients: Sequence[str], sent: Sequence[State], samples: Sequence[float]
+    ) -> State:
+        replies = [Sent(*one) for one in zip(clients, sent, map(round, samples), strict=True)]
+        return self.workshop.aggregate(number, base, replies, self._bundle.server_state(number))[0]
 
     def trained(
         self, first: int, last: int, without: frozenset[str], seed: int, tell: Callable[[int], None]
@@ -70,14 +112,14 @@ class OwnWorld:
             clients = [client for client in self._bundle.clients(number) if client not in without]
             sent = [self._sent(number, client, seed, models[number - 1]) for client in clients]
             current = models[number - 1]
-            made, memory = self._workshop.aggregate(number, current, sent, memory) if sent else (current, memory)
+            made, memory = self.workshop.aggregate(number, current, sent, memory) if sent else (current, memory)
             models = {number: made}
             tell(number)
         return models[last]
 
     def _sent(self, number: int, client: str, seed: int, current: State) -> Sent:
         if not seed:
-            return self._workshop.train(number, client, lambda one: current)
+            return self.workshop.train(number, client, lambda one: current)
         import torch
 
         with chance.restored(None):

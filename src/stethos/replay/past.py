@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import CaptureError
+from stethos.replay.remedy import Remedy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,7 @@ class History(Protocol):
     def kept(self, round: int) -> Sequence[str]: ...
     def global_state(self, round: int, when: Literal["before", "after"] = "before") -> State: ...
     def server_state(self, round: int) -> State: ...
+    def remedy(self, round: int) -> Remedy: ...
     def update(self, round: int, client: str) -> Sent: ...
 
 
@@ -54,8 +56,10 @@ class World(Protocol):
     def labels(self) -> npt.NDArray[np.int64]:
         """The true class of each sample of the test."""
 
-    def combined(self, number: int, base: State, sent: Sequence[State], samples: Sequence[float]) -> State:
-        """The global model that the server makes of these updates in round `number`."""
+    def combined(
+        self, number: int, base: State, clients: Sequence[str], sent: Sequence[State], samples: Sequence[float]
+    ) -> State:
+        """The global model that the server makes of these updates in round `number`, corrected as it was then."""
 
     def right(self, state: State) -> Flags:
         """For each sample of the test, whether the model's answer is right."""
@@ -78,11 +82,14 @@ class Turnout:
     clients: tuple[str, ...]
     sent: tuple[State, ...]
     samples: tuple[float, ...]
+    is_rolled_back: bool = False
 
     @property
     def is_sound(self) -> bool:
-        """Whether the global model that the round began with was finite."""
-        return all(bool(value.isfinite().all()) for value in self.base.values() if value.is_floating_point())
+        """Whether the global model that the round began with was finite, and what was made of it stayed."""
+        return not self.is_rolled_back and all(
+            bool(value.isfinite().all()) for value in self.base.values() if value.is_floating_point()
+        )
 
     def combined(self, world: World, without: frozenset[str] = frozenset()) -> State:
         """The round's result without some of its clients; the model it began with if none are left."""
@@ -90,8 +97,9 @@ class Turnout:
         if not left:
             return self.base
         return world.combined(
-            self.number, self.base, [self.sent[place] for place in left], [self.samples[place] for place in left]
-        )
+            self.number, self.base, [self.clients[place] for place in left], [self.sent[place] for place in left],
+            [self.samples[place] for place in left],
+        )  # fmt: skip
 
 
 def turnout_of(history: History, number: int) -> Turnout | None:
@@ -103,19 +111,24 @@ def turnout_of(history: History, number: int) -> Turnout | None:
     known = all(update.weight is not None for update in updates)
     weights = [float((one.weight if known else one.samples) or 1) for one in updates]
     return Turnout(
-        number, history.global_state(number), tuple(clients), tuple(update.state for update in updates), tuple(weights)
-    )
+        number, history.global_state(number), tuple(clients), tuple(update.state for update in updates),
+        tuple(weights), history.remedy(number).is_rolled_back,
+    )  # fmt: skip
 
 
-def turnouts_of(history: History, first: int | None = None, last: int | None = None) -> list[Turnout]:
-    """All captured rounds of a range; CaptureError if there is none with every update."""
+def turnouts_of(
+    history: History, first: int | None = None, last: int | None = None, *, is_needed: bool = True
+) -> list[Turnout]:
+    """All captured rounds of a range; if they are needed, CaptureError if there is none with every update."""
     chosen = [
         number for number in history.rounds if (first is None or number >= first) and (last is None or number <= last)
     ]
     found = [one for one in (turnout_of(history, number) for number in chosen) if one is not None]
-    if not found:
+    if not found and is_needed:
+        mode = history.settings.get("mode")
         raise CaptureError(
-            "no round was captured with all of its updates", hint="capture='all' keeps the updates of every client"
+            "no round was captured with all of its updates" + (f": capture={mode!r}" if mode else ""),
+            hint="capture='all' keeps the updates of every client",
         )
     return found
 

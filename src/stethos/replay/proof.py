@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from stethos.errors import CaptureError
-from stethos.replay.effect import Array, Flags, Interval, difference, gains, noise_of, share_of
+from stethos.replay.effect import Array, Flags, Interval, beyond, difference, gains, noise_of, share_of
 from stethos.replay.past import Turnout, World
 
 Verdict = Literal["proved", "refuted", "undecided"]
 Way = Literal["re-aggregation", "re-training"]
 SEEDS = 3
 MOST_SEEDS = 8
-_CONTROLS = 4
+_CONTROLS = 8  # of a re-aggregation
 _PER_SEED = 2  # controls of each seed, out of
 _NEAREST = 6  # of the most similar weight
 _STRICT = 1.4  # a proof needs an interval so many times as wide to be clear of nothing: looks after each seed add up
@@ -98,12 +98,17 @@ def prove_by_aggregation(world: World, turnouts: Sequence[Turnout], accusation: 
     rounds = [rounds[place] for place in _spread(len(rounds), _MOST_ROUNDS)]
     always = set(rounds[0].clients).intersection(*(one.clients for one in rounds[1:]))
     weights = dict(zip(rounds[0].clients, rounds[0].samples, strict=True))
-    controls = controls_of({name: weights[name] for name in weights if name in always}, accusation)[:_CONTROLS]
-    before = [world.right(one.combined(world, out)) for one in rounds]
-    without = [world.right(one.combined(world, out | accused)) for one in rounds]
-    by_control = [[world.right(one.combined(world, out | other)) for one in rounds] for other in controls]
+    controls = controls_of({name: weights[name] for name in weights if name in always}, accusation, _CONTROLS)
+    before: list[Flags] = []
+    without: list[Flags] = []
+    by_control: list[list[Flags]] = [[] for _ in controls]
+    for one in rounds:
+        before.append(world.right(one.combined(world, out)))
+        without.append(world.right(one.combined(world, out | accused)))
+        for found, other in zip(by_control, controls, strict=True):
+            found.append(world.right(one.combined(world, out | other)))
     span = rounds[0].number, rounds[-1].number
-    return _judged("re-aggregation", accusation, world, (before, without, by_control), span, can_refute=False)
+    return _judged("re-aggregation", accusation, world, (before, without, by_control), span)
 
 
 @dataclass(slots=True)
@@ -162,7 +167,7 @@ def prove_by_training(
     return proof
 
 
-def controls_of(weights: Mapping[str, float], accusation: Accusation) -> list[frozenset[str]]:
+def controls_of(weights: Mapping[str, float], accusation: Accusation, most: int = _NEAREST) -> list[frozenset[str]]:
     """Innocent clients to leave out instead, as many as are accused; those of the most similar weight first."""
     innocent = sorted(set(weights) - {*accusation.clients, *accusation.others})
     size = len(accusation.clients)
@@ -176,7 +181,7 @@ def controls_of(weights: Mapping[str, float], accusation: Accusation) -> list[fr
         drawn = [frozenset(chance.choice(innocent, size, replace=False).tolist()) for _ in range(200)]
         groups = list(dict.fromkeys(drawn))
     groups.sort(key=lambda group: (abs(sum(weights[name] for name in group) - wanted), sorted(group)))
-    return groups[:_NEAREST]
+    return groups[:most]
 
 
 def _teller(tell: Callable[[int, int, str], None], done: int, total: int, words: str) -> Callable[[int], None]:
@@ -187,11 +192,10 @@ Answers = tuple[Sequence[Flags], Sequence[Flags], Sequence[Sequence[Flags]]]
 
 
 def _judged(
-    way: Way, accusation: Accusation, world: World, made: Answers, rounds: tuple[int, int], *, can_refute: bool = True,
-    is_last: bool = False,
-) -> Proof:  # fmt: skip
+    way: Way, accusation: Accusation, world: World, made: Answers, rounds: tuple[int, int], *, is_last: bool = False
+) -> Proof:
     """The verdict on all samples of the test; if that proves nothing, on those of the class in focus."""
-    whole = _weighed(way, accusation, made, rounds, "accuracy", can_refute=can_refute, is_last=is_last)
+    whole = _weighed(way, accusation, made, rounds, "accuracy", is_last=is_last)
     chosen = world.labels == accusation.focus if accusation.focus is not None else np.zeros(0, bool)
     if whole.verdict == "proved" or chosen.sum() < _FEWEST_SAMPLES:
         return whole
@@ -202,14 +206,13 @@ def _judged(
         [[one[chosen] for one in control] for control in controls],
     )
     measure = f"accuracy on class {accusation.focus}"
-    narrow = _weighed(way, accusation, part, rounds, measure, can_refute=can_refute, is_last=is_last)
+    narrow = _weighed(way, accusation, part, rounds, measure, is_last=is_last)
     return whole if narrow.verdict == "refuted" and whole.verdict == "refuted" else narrow
 
 
 def _weighed(
-    way: Way, accusation: Accusation, made: Answers, rounds: tuple[int, int], measure: str, *, can_refute: bool,
-    is_last: bool,
-) -> Proof:  # fmt: skip
+    way: Way, accusation: Accusation, made: Answers, rounds: tuple[int, int], measure: str, *, is_last: bool
+) -> Proof:
     before, without, controls = made
     margin = noise_of(without)
     own = gains(before, without)
@@ -222,7 +225,12 @@ def _weighed(
         control_gain = difference(spared)
         excess = difference([mine - others for mine, others in zip(own, spared, strict=True)])
     verdict: Verdict = "undecided"
-    if gain.mean > 0 and (_is_clear(excess) or (_is_clear(gain) and _is_first(own, before, controls))):
+    can_refute = way == "re-training"
+    if can_refute:
+        is_proved = _is_clear(excess) or (_is_clear(gain) and _is_first(own, before, controls))
+    else:
+        is_proved = _is_clear(excess) and _is_beyond(own, before, controls)
+    if gain.mean > 0 and is_proved:
         verdict, reason = "proved", "leaving it out helps, and more than leaving out another client"
     elif can_refute and excess.high < margin:
         verdict, reason = (
@@ -243,6 +251,17 @@ def _weighed(
 
 def _is_clear(interval: Interval) -> bool:
     return interval.mean - _STRICT * (interval.mean - interval.low) > 0
+
+
+def _is_beyond(own: Sequence[Array], before: Sequence[Flags], controls: Sequence[Sequence[Flags]]) -> bool:
+    """Whether the accused gains more than another client would by chance, as far as the controls tell.
+
+    The rounds of a history are no repetitions: the same client's data help or harm in all of them. So the
+    controls, not the rounds, say how much clients differ.
+    """
+    others = [float(np.mean([gain.mean() for gain in gains(before, one)])) for one in controls]
+    mine = float(np.mean([gain.mean() for gain in own]))
+    return bool(others) and mine > max(others) and mine > beyond(others)
 
 
 def _is_first(own: Sequence[Array], before: Sequence[Flags], controls: Sequence[Sequence[Flags]]) -> bool:

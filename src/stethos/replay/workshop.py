@@ -12,19 +12,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stethos.errors import ReplayError, UsageError
 from stethos.guard import tried
 from stethos.replay import chance
-from stethos.replay.average import Average, averages_of
+from stethos.replay.average import Average, averages_of, is_finite, median_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from stethos.replay.bundle import Bundle
+    from stethos.replay.remedy import Remedy
 
 State = dict[str, "Tensor"]
 Past = Callable[[int], State]  # the global model after a round; 0 is before the first
@@ -39,6 +40,7 @@ class Sent:
     samples: int | None = None
     losses: tuple[float, ...] | None = None
     order: str | None = None
+    delta: State | None = None  # where it sent a change instead: `state` has it added
 
 
 class Workshop(Protocol):
@@ -87,6 +89,21 @@ class OwnWorkshop:
         return Sent(client, {name: value.detach() for name, value in state.items()}, samples)
 
     def aggregate(self, round: int, current: State, sent: Sequence[Sent], memory: State) -> tuple[State, State]:
+        """With the corrections of the round; a rollback is repeated if nobody is left out, or the result not finite."""
+        remedy = self._bundle.remedy(round)
+        is_whole = {one.client for one in sent} >= set(self._bundle.clients(round))
+        sent = treated(remedy, current, sent)
+        if not sent:
+            return current, memory
+        if remedy.is_robust:
+            made, kept = median_of(sent), memory
+        else:
+            made, kept = self._combined(round, current, sent)
+        if remedy.is_rolled_back and (is_whole or not is_finite(made)):
+            made = current
+        return made, kept
+
+    def _combined(self, round: int, current: State, sent: Sequence[Sent]) -> tuple[State, State]:
         if self._aggregator is not None:
             states, samples = [one.state for one in sent], [one.samples for one in sent]
             with chance.restored(None), threads(self._bundle.settings.get("threads")):
@@ -104,7 +121,7 @@ class OwnWorkshop:
         from stethos.replay.difference import distance_of
 
         recorded, current = self._bundle.global_state(round, "after"), self._bundle.global_state(round)
-        sent = recorded_sent(self._bundle, round)
+        sent = treated(self._bundle.remedy(round), current, recorded_sent(self._bundle, round))
         found = [(distance_of(average(current, sent), recorded), name, average) for name, average in averages_of(sent)]
         _, self.average, self._average = min(found, key=lambda one: one[0])
 
@@ -141,8 +158,33 @@ def recorded_sent(bundle: Bundle, round: int, without: frozenset[str] = frozense
     for client in bundle.clients(round):
         if client not in without:
             update = bundle.update(round, client)
-            found.append(Sent(client, update.state, update.samples, update.losses, update.order))
+            found.append(Sent(client, update.state, update.samples, update.losses, update.order, update.delta))
     return found
+
+
+def treated(remedy: Remedy, current: State, sent: Sequence[Sent]) -> list[Sent]:
+    """The updates as corrections left them in a loop of the user's own: see `stethos.act.aggregate.treated`."""
+    found = []
+    for one in sent:
+        weight, scale = remedy.of(one.client)
+        if weight == 0:
+            continue
+        if scale != 1:
+            one = replace(one, state=_scaled(current, one, scale), delta=None)
+        if weight != 1:
+            one = replace(one, samples=max(1, round((one.samples or 100) * weight)))
+        found.append(one)
+    return found
+
+
+def _scaled(current: State, one: Sent, scale: float) -> State:
+    delta = one.delta or {}
+    return {
+        name: value
+        if not value.is_floating_point() or name not in current
+        else current[name] + (delta[name] if name in delta else value - current[name]) * scale
+        for name, value in one.state.items()
+    }
 
 
 def past_of(bundle: Bundle) -> Past:

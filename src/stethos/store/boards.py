@@ -45,6 +45,7 @@ class Delay(NamedTuple):
     unseen: tuple[int, ...]
     mismatched: tuple[int, ...]
     since_ns: int
+    instead: tuple[str, ...] = ()  # what those called
 
 
 def boards_of(run: RunPlace) -> list[RankBoard]:
@@ -92,13 +93,17 @@ def _delay_in(name: str, ranked: dict[int, RankBoard]) -> Delay | None:
     missing = [rank for rank in members if rank in states and states[rank].begun < seq]
     missing += [rank for rank in members if rank in ranked and rank not in states and ranked[rank].is_here]
     at_it = [rank for rank, state in states.items() if state.begun == seq and state.op != "(c++)"]
+    odd = _odd_ones(at_it, states) if len(at_it) == len(members) else ()
+    if odd:
+        first = next(states[rank] for rank in at_it if rank not in odd)
     return Delay(
         name, seq, first.op, first.bytes, members,
-        tuple(sorted(rank for rank in waiting if states[rank].begun >= seq)),
+        tuple(sorted(rank for rank in waiting if states[rank].begun >= seq and rank not in odd)),
         tuple(sorted(missing)),
         tuple(rank for rank in members if rank not in states and rank not in missing),
-        _odd_ones(at_it, states) if len(at_it) == len(members) else (),
+        odd,
         min(states[rank].begun_ns for rank in waiting),
+        tuple(f"{states[rank].op} of {states[rank].bytes:,} bytes" for rank in odd),
     )  # fmt: skip
 
 

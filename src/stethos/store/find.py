@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +121,8 @@ def _registered(entry: Path) -> RunPlace | None:
 
 
 def _not_found(target: str, runs_dir: Path) -> RunNotFoundError:
+    import difflib
+
     names = [run.name for run in list_runs(runs_dir)]
     near = difflib.get_close_matches(target, names, n=_NEAR_NAMES, cutoff=0.5)
     what = f"no run with pid {target}" if target.isdigit() else f"no run {target!r} in {runs_dir}"

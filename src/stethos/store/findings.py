@@ -6,9 +6,11 @@ log; on a network file system, where that does not work, a plain journal).
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +78,8 @@ def read_findings(directory: Path) -> list[Row]:
         return []
     try:
         with _reading(directory / FILE) as connection:
+            if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'findings'").fetchone()[0]:
+                return []  # made by somebody who did not come to keep anything
             rows = connection.execute("SELECT * FROM findings ORDER BY finding")
             known = [dict(row) for row in rows]  # an older version may have had fewer columns
             return [{name: row.get(name) for name in _NAMES} for row in known]
@@ -121,10 +125,9 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
     """One transaction, alone among writers; it is taken back if anything fails."""
     connection = None
     try:
-        connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
-        connection.row_factory = sqlite3.Row
-        if not is_network_file_system(path.parent):
-            connection.execute("PRAGMA journal_mode = WAL")
+        if not path.exists():
+            _create(path)
+        connection = _opened(path)
         connection.execute("BEGIN IMMEDIATE")
         _define(connection)
         yield connection
@@ -137,6 +140,27 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
     finally:
         if connection is not None:
             connection.close()
+
+
+def _create(path: Path) -> None:
+    """Make the file with its table in it, under its name all at once: a reader finds none, or one it can read."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        with closing(_opened(temporary)) as connection:
+            _define(connection)
+        with suppress(OSError):  # somebody else's is as good; where there are no links it is made in its place
+            os.link(temporary, path)
+    finally:
+        for rest in path.parent.glob(f"{temporary.name}*"):
+            rest.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    if not is_network_file_system(path.parent):
+        connection.execute("PRAGMA journal_mode = WAL")
+    return connection
 
 
 @contextmanager

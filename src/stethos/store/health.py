@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
@@ -111,6 +112,7 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         *_waiting(ledger, summary["state"]),
         *_unaccounted(ledger),
         _drainer(run, summary["state"]),
+        *_callbacks(run),
         _place(run),
     ]
     if verify:
@@ -203,6 +205,17 @@ def _drainer(run: Run, state: str) -> Check:
     if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
         return Check("drainer", Grade.PROBLEM, "none at work on this machine", "any reading command starts one; look into drainer.log in the run's directory")  # fmt: skip  # noqa: E501
     return Check("drainer", Grade.OK, "none needed")
+
+
+def _callbacks(run: Run) -> list[Check]:
+    """Which callbacks the steps went through: those in C cost less."""
+    found = Counter(str(reader.facts["callbacks"]) for reader in run.readers() if reader.facts.get("callbacks"))
+    if not found:
+        return []
+    said = ", ".join(f"in {way}" + (f": {count} processes" if len(found) > 1 else "") for way, count in found.items())
+    if set(found) == {"C"}:
+        return [Check("callbacks", Grade.OK, said)]
+    return [Check("callbacks", Grade.NOTE, said, "those in C are built when Stethos is installed with a C compiler")]
 
 
 def _place(run: Run) -> Check:

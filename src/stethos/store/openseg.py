@@ -33,7 +33,8 @@ class OpenSegment:
     def _take(self, block: Block) -> None:
         if block.flags & FLAG_SCHEMA:
             self._schemas[block.table] = block
-        self.lost += max(0, block.rows_before - self.end_rows)
+        if block.rows_before > self.end_rows:
+            self.lost += block.rows_before - self.end_rows
         if block.is_batch and block.table in RECORDED:
             self._batches[block.table].append(block)
             self.rows_by_table[block.table] += block.rows

@@ -28,11 +28,10 @@ from stethos.schema import (
 from stethos.store.captures import count_stacks, read_stacks
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
-from stethos.store.findings import count_findings, read_findings
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
 from stethos.store.sealed import CHECKED_BYTES, Examiner, Sealed
-from stethos.store.statement import tables_named, with_sources
+from stethos.store.statement import lists_tables, tables_named, with_sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +43,8 @@ Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 2.0
 _POLL_S = 0.02
-_ATTEMPTS = 3
+_ATTEMPTS = 20
+_CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
 _LAST_LOSS = "SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY t_ns DESC LIMIT 1"
 
 
@@ -70,6 +70,7 @@ class Run:
         self._engine: Engine | None = None
         self._loaded: dict[str, object] = {}
         self.capture: Callable[[], list[Row]] = list  # the stacks of its live processes now, as rows of `stacks`
+        self._captured: Callable[[], list[Row]] = list  # what the last query began to capture
         self._refresh()
         self._collect_rest()
 
@@ -116,15 +117,11 @@ class Run:
         QueryError if the statement is wrong, would write, or takes longer
         than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
         """
-        from stethos.store.engine import Engine
-
-        return self._attempt(Engine.arrow, query, limit_rows, timeout_s)
+        return self._attempt(_ask_arrow, query, limit_rows, timeout_s)
 
     def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
         """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
-        from stethos.store.engine import Engine
-
-        return self._attempt(Engine.rows, query, limit_rows, timeout_s)
+        return self._attempt(_ask_rows, query, limit_rows, timeout_s)
 
     def rows_by_rank(
         self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
@@ -151,6 +148,7 @@ class Run:
     def batches(self, table: Table) -> pa.RecordBatchReader:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
         self._refresh()
+        self._captured = self.capture
         self.verify({table.qualified_name})
         self._load({table.qualified_name})
         return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
@@ -158,23 +156,45 @@ class Run:
     def _attempt(
         self, ask: Callable[..., Result], query: str, limit_rows: int | None, timeout_s: float | None
     ) -> Result:
-        """Run a query; if a file is damaged or has gone meanwhile, look again and repeat."""
+        """Run a query; if a file is damaged or has gone meanwhile, look again and repeat.
+
+        Files of a run at its size limit are retired while it is read: as long as the list of files changes, a
+        query that failed has done so because of that.
+        """
+        named = tables_named(query)
+        self._captured = self._begin_capture() if named & _CAPTURED else self.capture  # while DuckDB is imported
         from stethos.store.complaint import explain_error
         from stethos.store.engine import FileTroubleError
 
-        named = tables_named(query)
-        for attempt in range(_ATTEMPTS):
+        is_second = False
+        for _ in range(_ATTEMPTS):
             self._refresh()
+            seen = self._sealed_of(with_sources(named))
             try:
                 self._load(named)
+                if lists_tables(query):
+                    self._open_engine().require(TABLES)
                 statement = self._open_engine().check(query)
                 return ask(self._open_engine(), statement, named, limit_rows=limit_rows, timeout_s=timeout_s)
             except FileTroubleError as error:  # a file may have been retired meanwhile, or be damaged
                 failure = explain_error(error, named)
             self.close()  # an internal error leaves the engine unusable
-            if attempt and not self._find_damage(named):
+            self._refresh()
+            if self._sealed_of(with_sources(named)) != seen:
+                continue
+            if is_second and not self._find_damage(named):
                 break
+            is_second = True
         raise failure
+
+    def _begin_capture(self) -> Callable[[], list[Row]]:
+        """Have the stacks of the live processes read beside us; the result waits for them."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(1)
+        captured = pool.submit(self.capture)
+        pool.shutdown(wait=False)
+        return captured.result
 
     def _find_damage(self, named: set[str]) -> bool:
         """Look into every file of the named tables; return whether one was found damaged that was not known to be."""
@@ -210,6 +230,8 @@ class Run:
             for name, count in reader.rows_by_table(self.examiner).items():
                 rows[name] += count
         rows[PROCESSES.name], rows[RUNS.name] = len(self._readers), 1
+        from stethos.store.findings import count_findings
+
         rows[FINDINGS.name] = count_findings(self._place.path)
         rows[STACKS.name] = count_stacks(self._place.path)
         for table in TABLES.values():
@@ -310,9 +332,12 @@ class Run:
         for table in RECORDED.values():
             if table.qualified_name in named:
                 self._load_recorded(engine, table)
+        engine.require(named)
         if FINDINGS.name in named:
+            from stethos.store.findings import read_findings
+
             engine.fill(FINDINGS, read_findings(self._place.path))
-        if named & {BACKTRACE.qualified_name, STACKS.name}:
+        if named & _CAPTURED:
             self._load_stacks(engine, named)
         if named & {PROCESSES.name, RUNS.name}:
             processes, _ = self._process_rows()
@@ -322,7 +347,7 @@ class Run:
 
     def _load_stacks(self, engine: Engine, named: set[str]) -> None:
         """Look at the live processes, once for both tables."""
-        captured = self.capture()
+        captured = self._captured()
         if BACKTRACE.qualified_name in named:
             engine.fill(BACKTRACE, [row for row in captured if row["thread"] == MAIN_THREAD])
         if STACKS.name in named:
@@ -338,6 +363,14 @@ class Run:
         parts += [reader.segment.arrow(table, reader.name, reader.rank) for reader in growing]
         engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], _concatenated(parts))
         self._loaded[table.name] = version
+
+
+def _ask_rows(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
+    return engine.rows(sql, named, **limits)
+
+
+def _ask_arrow(engine: Engine, sql: str, named: set[str], **limits: Any) -> pa.Table:
+    return engine.arrow(sql, named, **limits)
 
 
 def books_of(ledger: Ledger) -> dict[str, Any]:

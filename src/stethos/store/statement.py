@@ -17,6 +17,7 @@ _COMMENT = r"(?:--[^\n]*(?:\n|$)|/\*.*?\*/|\s)"
 _EXPLAIN = re.compile(rf"{_COMMENT}*explain\b{_COMMENT}*(?:analyze\b)?{_COMMENT}*(?:\([^()]*\))?", re.I | re.S)
 _WRITING_WORD = re.compile(r"\b(?:copy|insert|update|delete|merge)\b", re.I)
 _WORD = re.compile(r"[a-z_]+")
+_CATALOGUE = re.compile(r"\b(?:show|describe|information_schema|(?:duckdb|pg|pragma|sqlite)_\w+)\b|^\s*desc\b", re.I)
 _DYNAMIC = re.compile(r"\bquery(?:_table)?\s*\(", re.I)
 
 
@@ -51,6 +52,11 @@ def tables_named(sql: str) -> set[str]:
         return set(TABLES)
     words = set(_WORD.findall(sql.lower()))
     return {name for name, table in TABLES.items() if table.name in words}
+
+
+def lists_tables(sql: str) -> bool:
+    """Whether a query may look at the list of tables, which is made only then."""
+    return bool(_CATALOGUE.search(sql))
 
 
 def with_sources(named: set[str]) -> set[str]:

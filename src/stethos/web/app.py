@@ -22,6 +22,7 @@ from stethos.schema import TABLES
 from stethos.store.run import Run
 from stethos.web.asker import SQL_TIMEOUT_S, Asker
 from stethos.web.bundle import Bundle
+from stethos.web.compare import Comparer
 from stethos.web.door import Door
 from stethos.web.encode import encode
 from stethos.web.events import Watchers
@@ -44,6 +45,7 @@ class Dashboard:
         self.bundle = bundle
         self.asker = Asker()
         self.examiner = Examiner(self.shelf)
+        self.comparer = Comparer(self.shelf)
         self.watchers = Watchers(self.shelf, self.examiner)
 
     async def asset(self, request: Request) -> Response:
@@ -73,6 +75,10 @@ class Dashboard:
     async def runs(self, request: Request) -> Response:
         """A row for every run in the directory."""
         return _json({"runs": await to_thread.run_sync(self.shelf.summaries)})
+
+    async def compare(self, request: Request) -> Response:
+        """Runs side by side; those that the query string names."""
+        return _json(await to_thread.run_sync(self.comparer.compare, request.query_params.getlist("run")))
 
     async def panel(self, request: Request) -> Response:
         """One panel's numbers; its parameters are those of the query string."""
@@ -133,6 +139,7 @@ class Dashboard:
             *pages,
             Route("/api/panels", self.panels),
             Route("/api/runs", self.runs),
+            Route("/api/compare", self.compare),
             Route("/api/runs/{run}/panels/{panel}", self.panel),
             Route("/api/runs/{run}/panels/{panel}/values/{parameter}", self.values),
             Route("/api/runs/{run}/sql", self.sql, methods=["POST"]),

@@ -97,7 +97,7 @@ def findings_of(shelf: Shelf, name: str, known: Examination) -> dict[str, Any]:
     error = known.error
     try:
         findings = result["findings"] if result else kept_findings(shelf, name)
-    except QueryError as trouble:  # being written just now, or damaged
+    except QueryError as trouble:  # damaged
         findings, error = [], trouble.message
     return {
         "findings": findings,

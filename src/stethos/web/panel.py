@@ -13,7 +13,7 @@ from stethos.errors import QueryError
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
-Chart = Literal["tiles", "line", "heat", "stack", "bars", "waterfall", "table", "findings"]
+Chart = Literal["tiles", "line", "heat", "stack", "bars", "waterfall", "table", "tree", "findings"]
 Scale = Literal["linear", "log", "diverging", "category"]
 PANEL_ROWS = 60_000
 PANEL_TIMEOUT_S = 20.0

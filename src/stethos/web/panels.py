@@ -10,6 +10,7 @@ from stethos.web.panel import Panel
 from stethos.web.panels_clients import CLIENT_PANELS
 from stethos.web.panels_cost import MEMORY_PANELS, TIME_PANELS
 from stethos.web.panels_layers import LAYER_PANELS
+from stethos.web.panels_ranks import COLLECTIVE_PANELS, GPU_PANELS, HANG_PANELS
 from stethos.web.panels_run import FINDING_PANELS, LIVE_PANELS, OVERVIEW_PANELS
 
 # Pages about one run that are made of panels, and their titles.
@@ -30,8 +31,11 @@ PANELS: dict[str, Panel] = {
         *CLIENT_PANELS,
         *LAYER_PANELS,
         *TIME_PANELS,
+        *COLLECTIVE_PANELS,
+        *GPU_PANELS,
         *MEMORY_PANELS,
         *FINDING_PANELS,
+        *HANG_PANELS,
         *LIVE_PANELS,
     )
 }

@@ -96,7 +96,8 @@ OVERVIEW_PANELS = (
         "made", "overview", "How it was made", "table",
         "WITH facts AS (\n"
         "  SELECT 0 AS place, ['command', 'commit', 'machine', 'stethos', 'exit code'] AS names,\n"
-        "         [command, git_commit, host, version, exit_code::VARCHAR] AS texts FROM runs\n"
+        "         [regexp_replace(command, '^\\S*/', ''), git_commit, host, version, exit_code::VARCHAR] AS texts\n"
+        "  FROM runs\n"
         "  UNION ALL\n"
         "  SELECT DISTINCT 1, ['python', 'torch', 'packages', 'preset', 'configuration'],\n"
         "         [python, torch, nullif(versions, '{}'), preset, nullif(config, '{}')] FROM processes),\n"

@@ -18,6 +18,7 @@ from stethos.web.app import make_app
 from stethos.web.door import new_token
 
 DEFAULT_PORT = 8780
+_STEPS_BACK = 5
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -56,7 +57,11 @@ def serve(
     directory: Path, listener: socket.socket, *, names: tuple[str, ...] = (), token: str | None = None,
     ready: Callable[[str], None], opens: bool = False,
 ) -> None:  # fmt: skip
-    """Serve until interrupted; `ready` is called with the address, token included, once the server answers."""
+    """Serve until interrupted; `ready` is called with the address, token included, once the server answers.
+
+    The process steps back a little, so that a training on the same machine goes first.
+    """
+    os.nice(_STEPS_BACK)
     token = token or new_token()
     config = uvicorn.Config(
         make_app(directory, token, names=names),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stethos.errors import QueryError, RunNotFoundError
+from stethos.errors import RunNotFoundError
 from stethos.record.place import RunPlace
 from stethos.schema import RECORDED
 from stethos.store.catalogue import overhead_share, run_row
@@ -105,7 +105,7 @@ class Shelf:
         with desk.lock:
             known = self._known(full)  # somebody else may have asked the same meanwhile
             if known is None:
-                known = _made(make, desk.run())
+                known = make(desk.run())
                 self._keep(full, known)
         return known
 
@@ -170,15 +170,6 @@ class Shelf:
             desk = self._desks.pop(name, None)
         if desk is not None:
             desk.close()
-
-
-def _made(make: Callable[[Run], bytes], run: Run) -> bytes:
-    """What `make` says; once more if files changed under it, since our own queries are not wrong by themselves."""
-    try:
-        return make(run)
-    except QueryError:
-        run.close()
-        return make(run)
 
 
 def _health(path: Path) -> dict[str, int] | None:

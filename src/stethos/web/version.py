@@ -6,6 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
+from stethos.store.captures import FILE as STACKS_FILE
 from stethos.store.findings import FILE as FINDINGS_FILE
 
 # A ring's content changes without its size; what counts is what has been collected from it.
@@ -23,7 +24,7 @@ def version_of(run: Path, *, with_findings: bool = True) -> str:
             parts += _files(entry.path)
         elif (
             entry.name.startswith("launcher-")
-            or entry.name == "run.json"
+            or entry.name in ("run.json", STACKS_FILE)
             or (with_findings and entry.name.startswith(FINDINGS_FILE) and not entry.name.endswith("-shm"))
         ):
             parts.append(_mark(entry))

@@ -202,7 +202,7 @@ function optionsOf(
     },
     axes: [
       { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
-      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
+      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => fewer(ticks, panel.scale).map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
     ],
     hooks: {
       drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
@@ -217,6 +217,15 @@ const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4,
 function decades(_: uPlot, splits: number[]): (number | null)[] {
   if (splits.length < 24) return splits;
   return splits.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-9 ? value : null));
+}
+
+/** Of the labels of a logarithmic scale over many powers of ten only some. */
+function fewer(ticks: (number | null)[], scale: Panel["scale"]): (number | null)[] {
+  const places = ticks.map((tick) => (tick === null ? Number.NaN : Math.log10(tick)));
+  const whole = places.filter((place) => Math.abs(place - Math.round(place)) < 1e-9).map(Math.round);
+  const every = Math.ceil((Math.max(...whole) - Math.min(...whole)) / 8);
+  if (scale !== "log" || whole.length < 8 || every < 2) return ticks;
+  return ticks.map((tick, index) => (Math.round(places[index] ?? 0) % every === 0 ? tick : null));
 }
 
 function xText(name: string, value: number | null): string {

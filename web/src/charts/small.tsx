@@ -101,7 +101,7 @@ export function DataTable({ columns, raw = false, selected, selects, onPick }: T
   const when = useWhen();
   const [order, setOrder] = useState<{ index: number; isDown: boolean } | null>(null);
   const [shown, setShown] = useState(SHOWN);
-  const isNumeric = columns.types.map((type) => /INT|DOUBLE|FLOAT|DECIMAL/.test(type) && !/[[(]/.test(type.replace(/DECIMAL\(.*\)/, "")));
+  const isNumeric = columns.types.map((type, index) => !/_ns$/.test(columns.names[index] ?? "") && /INT|DOUBLE|FLOAT|DECIMAL/.test(type) && !/[[(]/.test(type.replace(/DECIMAL\(.*\)/, "")));
   const rows = useMemo(() => {
     const numbers = Array.from({ length: columns.rows }, (_, row) => row);
     const values = order === null ? undefined : columns.values[order.index];

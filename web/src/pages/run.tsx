@@ -1,5 +1,6 @@
 // Pages about one run that are made of panels, with what some of them add.
 import { useEffect, useState } from "preact/hooks";
+import { Branches, type Frame } from "../charts/tree";
 import { useAround, useAsked, type Asked } from "../context";
 import { FindingCard, Verdict } from "../findings";
 import { moment } from "../format";
@@ -36,10 +37,10 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
               </h2>
             )}
             <PanelCard key={`${route.run}/${panel.name}`} panel={panel} route={route} version={version} diagnosis={diagnosis.answer} />
+            {panel.name === "processes" && !source.isReport && <Stacks run={route.run} isLive={state === "running"} />}
           </>
         );
       })}
-      {route.page === "live" && !source.isReport && <Stacks run={route.run} isLive={state === "running"} />}
     </div>
   );
 }
@@ -85,14 +86,6 @@ function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string
   );
 }
 
-interface Frame {
-  func?: string;
-  file?: string;
-  lineno?: number;
-  members: string[];
-  children: Frame[];
-}
-
 interface Captured {
   tree: Frame;
   odd: Record<string, string>;
@@ -129,7 +122,7 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
             <b>{who}</b> is not where most are: <code>{where}</code>
           </p>
         ))}
-      {captured !== null && captured.tree.children.map((one) => <Branch key={keyOf(one)} frame={one} above={[]} />)}
+      {captured !== null && <Branches frames={captured.tree.children} />}
       {captured !== null &&
         Object.entries(captured.errors).map(([who, why]) => (
           <p class="trouble" key={who}>
@@ -137,25 +130,5 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
           </p>
         ))}
     </section>
-  );
-}
-
-function keyOf(frame: Frame): string {
-  return `${frame.file}:${frame.lineno}:${frame.func}`;
-}
-
-/** One way through the code; it is only indented where ways part. */
-function Branch({ frame, above }: { frame: Frame; above: string[] }) {
-  const isSame = frame.members.join() === above.join();
-  const [only] = frame.children;
-  const goesOn = frame.children.length === 1 && only !== undefined && only.members.length === frame.members.length;
-  return (
-    <div class={isSame ? "" : "branch"}>
-      <code title={frame.file}>
-        <b>{frame.func}</b> <span class="muted">{frame.file?.split("/").slice(-2).join("/")}:{frame.lineno}</span>{" "}
-        {!isSame && <span class="chip">{frame.members.join(", ")}</span>}
-      </code>
-      {goesOn ? <Branch frame={only} above={frame.members} /> : frame.children.map((one) => <Branch key={keyOf(one)} frame={one} above={frame.members} />)}
-    </div>
   );
 }

@@ -296,7 +296,15 @@ class Observer:
         if turn is None or turn.arrays is None or correcting is None:
             return None
         made = correcting.correction_of(turn.rnd)
-        return (made, turn.arrays) if made is not None and made.is_applied else None
+        if made is None or not made.is_applied:
+            return None
+        turn.rnd.note_correction(made.treatments)
+        return made, turn.arrays
+
+    def note_median(self) -> None:
+        """The median took the place of the strategy's own model."""
+        if self._turn is not None:
+            self._turn.rnd.note_correction(is_robust=True)
 
     def is_spoilt(self, arrays: ArrayRecord) -> bool:
         """Whether the strategy's new model must give way to the one before it."""

@@ -101,8 +101,9 @@ def _message_members(kind: Any, observer: Observer) -> dict[str, Any]:
             if correction is not None:
                 replies = corrected_replies(list(replies), correction[1], correction[0])
             made: tuple[ArrayRecord | None, MetricRecord | None] = kind.aggregate_train(self, server_round, replies)
-            if correction is not None and correction[0].is_robust:
-                made = (median_of(list(replies)) or made[0], made[1])
+            if correction is not None and correction[0].is_robust and (median := median_of(list(replies))) is not None:
+                made = (median, made[1])
+                observer.note_median()
             if correction is not None and made[0] is not None and observer.is_spoilt(made[0]):
                 made = (correction[1], made[1])
         observer.result([made[0]] if made[0] is not None else None)

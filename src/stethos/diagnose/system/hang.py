@@ -165,12 +165,12 @@ def _title(kind: str, culprits: list[_Member], waiting: list[_Member], missing: 
         return f"{first.title} hangs: it {first.words}"
     what = f"{first.get('op')} {_whole(first.get('seq'))} of group {first.get('group')}"
     others = f"; {_names(waiting)} in it, at {waiting[0].get('place')}" if waiting else ""
+    place = "; ".join(f"{'it' if len(culprits) == 1 else one.title} {one.words}" for one in culprits[:3])
     if kind == "mismatch":
-        return f"{_list(culprits)} called something else than the others in {what}{others}"
+        return f"{_list(culprits)} did not call {what} as the others did: {place}{others}"
     if not culprits:
         ranks = ", ".join(map(str, missing))
         return f"rank {ranks} is missing from {what}, and is not on this machine{others}"
-    place = "; ".join(f"{'it' if len(culprits) == 1 else one.title} {one.words}" for one in culprits[:3])
     return f"{_list(culprits)} {'is' if len(culprits) == 1 else 'are'} missing from {what}: {place}{others}"
 
 

@@ -1,0 +1,148 @@
+"""What each callback costs inside real steps: in one process, pieces on and off in turns.
+
+    python -m benchmarks.ablation            # 400 cycles, about four minutes
+    STETHOS_NATIVE=0 python -m benchmarks.ablation
+
+A cycle trains a block of steps with each choice of callbacks, in random order. A block counts by a quick one of its
+steps (a fifth is faster), its first ones left out: Python specialises its bytecode to what it has just seen. A
+choice counts by the median of its differences from the bare block of the same cycle, so that what else the machine does
+hits both alike. All in one process, so that memory lies the same; the benchmark `overhead` compares processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from benchmarks.report import Grid
+from benchmarks.workload import WORKLOADS, Training
+
+_WARM, _COUNTED = 40, 100
+_CYCLES = 400
+
+
+class Pieces(NamedTuple):
+    """What torch calls."""
+
+    before: dict[int, Any]
+    after: dict[int, Any]
+    backward: Callable[..., Any]
+    next_batch: Callable[..., Any]
+
+    def put_in(self) -> None:
+        for found, wanted in (
+            (torch_optimizer._global_optimizer_pre_hooks, self.before),
+            (torch_optimizer._global_optimizer_post_hooks, self.after),
+        ):
+            found.clear()
+            found.update(wanted)
+        torch.autograd.backward = self.backward
+        _BaseDataLoaderIter.__next__ = self.next_batch  # type: ignore[assignment, method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--cycles", type=int, default=_CYCLES)
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="mlp")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    training = WORKLOADS[arguments.workload]()
+    with tempfile.TemporaryDirectory(prefix="stethos-bench-") as directory:
+        choices, close = _choices(training, Path(directory))
+        times = _in_turns(training, choices, arguments.cycles)
+        close()
+    from stethos.native import described
+
+    print(_grid_of(times, f"Callbacks in {described()} within steps of the {arguments.workload}"))
+
+
+def _choices(training: Training, directory: Path) -> tuple[dict[str, Pieces], Callable[[], None]]:
+    """Step rows only: no samples, whose cost would come and go between the blocks."""
+    bare = Pieces({}, {}, torch.autograd.backward, _BaseDataLoaderIter.__next__)
+    import stethos
+
+    watch = stethos.watch(training.model, name="ablation", dir=directory, preset="light", overhead=0.0)
+    hooks = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
+    ours = Pieces(*map(dict, hooks), torch.autograd.backward, _BaseDataLoaderIter.__next__)
+    nothing = dict.fromkeys(ours.before, lambda *_: None)
+    choices = {
+        "bare": bare,
+        "bare again (the noise)": bare,
+        "all callbacks": ours,
+        "next batch": bare._replace(next_batch=ours.next_batch),
+        "backward": bare._replace(backward=ours.backward),
+        "both step hooks": bare._replace(before=ours.before, after=ours.after),
+        "two empty step hooks": bare._replace(before=nothing, after=dict.fromkeys(ours.after, lambda *_: None)),
+    }
+
+    def close() -> None:
+        ours.put_in()
+        watch.close()
+
+    return choices, close
+
+
+def _in_turns(training: Training, choices: dict[str, Pieces], cycles: int) -> dict[str, list[float]]:
+    batches = _endless(training)
+    for pieces in choices.values():
+        pieces.put_in()
+        _block(training, batches, 300)
+    times: dict[str, list[float]] = {name: [] for name in choices}
+    for cycle in range(cycles):
+        for name in random.Random(cycle).sample(list(choices), len(choices)):
+            choices[name].put_in()
+            _block(training, batches, _WARM)
+            times[name].append(sorted(_block(training, batches, _COUNTED))[_COUNTED // 5] / 1e3)
+    return times
+
+
+def _endless(training: Training) -> Iterator[Any]:
+    while True:
+        yield from training.loader
+
+
+def _block(training: Training, batches: Iterator[Any], steps: int) -> list[int]:
+    model, optimizer, clock, times = training.model, training.optimizer, time.perf_counter_ns, []
+    for _ in range(steps):
+        start = clock()
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        times.append(clock() - start)
+    return times
+
+
+def _grid_of(times: dict[str, list[float]], title: str) -> Grid:
+    bare, rows = times["bare"], []
+    for name, found in times.items():
+        more = sorted(one - other for one, other in zip(found, bare, strict=True))
+        half = 1.96 * len(more) ** 0.5 / 2  # ranks around the median that hold it with 95 %
+        low, high = (more[min(max(round(len(more) / 2 + side * half), 0), len(more) - 1)] for side in (-1, 1))
+        middle = statistics.median(more)
+        rows.append([
+            name,
+            f"{statistics.median(found):.1f}",
+            "" if name == "bare" else f"{middle:+.1f}",
+            "" if name == "bare" else f"{low:+.1f} to {high:+.1f}",
+            "" if name == "bare" else f"{middle / statistics.median(bare):+.2%}",
+        ])  # fmt: skip
+    return Grid(title, ["callbacks", "us/step", "more than bare, us", "95 % interval", "share"], rows,
+                [f"Medians of {len(bare)} cycles of {_COUNTED} steps each."])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
