@@ -26,7 +26,7 @@ _IMAGES = ("mnist", "fashion-mnist")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained and what goes wrong; `faults` are (kind, client, strength or None)."""
+    """What is trained and what goes wrong, from round `start` on; `faults` are (kind, client, strength or None)."""
 
     data: str | Data
     clients: int
@@ -36,6 +36,7 @@ class Case:
     rounds: int = 12
     samples: int = 300  # of a client, where the data set has that many
     options: dict[str, Any] = field(default_factory=lambda: {"local_epochs": 2, "batch": 32, "lr": 0.1})
+    start: int = 1
 
     @property
     def data_name(self) -> str:
@@ -66,7 +67,7 @@ def play(case: Case) -> Played:
     """Run the federation and read every update as the recorder does."""
     watcher = _Watcher()
     faults = [
-        lab.Fault(kind, [client], **({} if strength is None else {"strength": strength}))
+        lab.Fault(kind, [client], start=case.start, **({} if strength is None else {"strength": strength}))
         for kind, client, strength in case.faults
     ]
     result = lab.federate(

@@ -142,7 +142,7 @@ def examples_of(seed: int) -> Examples:
     np.seterr(all="ignore")
     played = play(case_of(seed))
     cohort, count = played.cohort, len(played.cohort)
-    truth = {fault.names[0]: KIND_OF.get(fault.kind, "feature-fault") for fault in played.result.faults}
+    truth = {fault.names[0]: KIND_OF[fault.kind] for fault in played.result.faults}
     kinds = [KINDS.index(truth.get(client, HONEST)) for client in cohort.clients]
     least = 0.2 if played.case.split == Dirichlet(0.3) else 0.05
     fair = [played.flip_share(client) >= least for client in cohort.clients]

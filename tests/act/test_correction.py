@@ -189,7 +189,7 @@ def test_fewer_than_a_third_of_liars_cause_no_action_on_honest_clients(lie: str)
 
 
 FAULTS = [lab.Fault("nan", clients="c2", start=4, end=6), lab.Fault("scaling", clients="c7", start=3)]
-SETUP = {"clients": 10, "rounds": 14, "split": lab.Dirichlet(0.7), "seed": 2, "engine": "stacked", "observe": False}
+SETUP = {"clients": 10, "rounds": 16, "split": lab.Dirichlet(0.7), "seed": 2, "engine": "stacked", "observe": False}
 
 
 def test_a_federation_with_nan_and_scaling_ends_as_a_clean_one() -> None:

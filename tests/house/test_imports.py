@@ -43,11 +43,12 @@ LAZILY = {
     ("federate.federation", "replay"),
     ("federate.correcting", "act"),
     ("federate.reading", "diagnose"),
+    ("federate.reading", "diagnose"),
     ("store.run", "export"),
 }
 
 # The trainer loads these before torch: nothing but the standard library.
-PLAIN = ("layout", "ring", "place", "spawn", "provenance", "segment")
+PLAIN = ("layout", "ring", "slots", "place", "spawn", "provenance", "segment")
 HEAVY = ("numpy", "pyarrow", "duckdb", "psutil", "rich", "torch")
 
 

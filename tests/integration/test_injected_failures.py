@@ -149,6 +149,7 @@ RARE = {
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",
     "record.slots.PlainSlots.__iter__", "record.slots.PlainSlots.__next__", "record.slots.PlainSlots._has_room",
+    "record.ring.Ring.drop", *(f"record.slots.Slots.{name}" for name in ("__next__", "writer", "release")),
 }  # fmt: skip
 
 

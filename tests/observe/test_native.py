@@ -31,6 +31,7 @@ from stethos.observe.context import TURN, Tally
 from stethos.record.layout import RING_BYTES, SLOT_BYTES, SLOT_PACKERS, SLOTS, SLOTS_BASE, Drop, Word
 from stethos.record.slots import PlainSlots, Slots, slots_of
 from stethos.schema import METRICS, NULL_F64, NULL_I32
+from stethos.store.health import Grade, examine
 
 DEADLINE_S = 300
 Record = Callable[..., Recording]
@@ -157,7 +158,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
             optimizer.step()
 
 
-def odd_turns(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def odd_turns(model: nn.Module, optimizer: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
     """The turns that leave the straight way: accumulation, errors, closures, several losses, a client's turn."""
     x, y = torch.randn(8, 4), torch.randn(8, 2)
     mse_loss(model(x), y).backward()
@@ -169,7 +170,7 @@ def odd_turns(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     token = TURN.set((1, 2, Tally()))
     optimizer.step()
     TURN.reset(token)
-    torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1)).step()
+    other.step()
 
 
 def blocks_left(action: Callable[[], object], times: int) -> int:
@@ -190,8 +191,9 @@ def test_steps_leave_no_objects_behind(record: Record) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     train(model, optimizer, 5)
     counted = sys.getrefcount(optimizer), sys.getrefcount(model)
-    assert blocks_left(lambda: train(model, optimizer, 1), 200) < 100
-    assert blocks_left(lambda: odd_turns(model, optimizer), 100) < 100  # torch keeps a little of each optimizer
+    assert blocks_left(lambda: train(model, optimizer, 1), 100) < 50
+    other = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    assert blocks_left(lambda: odd_turns(model, optimizer, other), 50) < 50
     assert (sys.getrefcount(optimizer), sys.getrefcount(model)) == counted
 
 
@@ -247,6 +249,14 @@ def test_ctrl_c_in_a_callback_comes_out_and_nothing_else(record: Record, monkeyp
 
 
 # Choosing --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_which_callbacks_it_went_through(record: Record) -> None:
+    recording = record(preset="light")
+    train(model := nn.Linear(4, 2), torch.optim.SGD(model.parameters(), lr=0.01), 1)
+    (check,) = [check for check in examine(recording.close()).checks if check.what == "callbacks"]
+    assert check.found == f"in {native.described()}"
+    assert (check.grade is Grade.OK) == (NATIVE is not None)
 
 
 def test_without_a_built_module_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from processes import checked_books
 
 from stethos.record.compact import SegmentRows, read_segment
 from stethos.record.layout import Word
-from stethos.record.segment import FLAG_LAST, HEADER_BYTES, MAGIC, Block, SegmentWriter, encode_block, scan
+from stethos.record.segment import FLAG_LAST, HEADER_BYTES, MAGIC, Block, SegmentWriter, checksum, encode_block, scan
 from stethos.schema import LAYERS, LOGS, METRICS, STEPS
 from stethos.store.run import Run
 
@@ -31,6 +32,12 @@ BLOCK = st.tuples(
     st.integers(0, 2**64 - 1),
     st.one_of(st.binary(max_size=200), st.just(MAGIC * 3), st.binary(max_size=40).map(lambda data: data + MAGIC)),
 )
+
+
+@pytest.mark.parametrize("size", [*range(1020, 1160), 4095, 65_537, 1_000_003])
+def test_a_checksum_is_that_of_zlib_however_long_the_payload(size: int) -> None:
+    payload = random.Random(size).randbytes(size)
+    assert checksum(payload) == checksum(memoryview(bytearray(payload))) == zlib.crc32(payload)
 
 
 def fields_of(block: Block) -> tuple[int, int, int, int, int, int, bytes]:

@@ -199,11 +199,12 @@ class Round:
         with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
             yield
 
-    def screen(self, probability: float = 0.9) -> list[Verdict]:
+    def screen(self, probability: float | None = None) -> list[Verdict]:
         """Verdicts on the updates in hand, before they are aggregated: who should not be trusted, and why.
 
         From fingerprints of this round and the last ones; takes milliseconds and
-        needs no data on the server. Empty without a recording.
+        needs no data on the server. Empty without a recording. As sure as the
+        detector `faulty-client` must be, unless `probability` says otherwise.
         """
         found: list[Verdict] = []
         self._guarded(self._reading.screen, probability, self.updates, self._sites, found)

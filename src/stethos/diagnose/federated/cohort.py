@@ -60,11 +60,11 @@ class Cohort:
 
     def part(self, place: slice) -> Cohort:
         """The same clients, over some of the rounds."""
-        values = {name: getattr(self, name)[place] for name in _MATRICES}
+        values = {name: getattr(self, name)[place] for name in MATRICES}
         return Cohort(rounds=self.rounds[place], clients=self.clients, **values)
 
 
-_MATRICES = tuple(name for name in Cohort.__dataclass_fields__ if name not in ("rounds", "clients"))
+MATRICES = tuple(name for name in Cohort.__dataclass_fields__ if name not in ("rounds", "clients"))
 
 
 def cohort_of(window: Window) -> Cohort:
@@ -114,7 +114,7 @@ def cohort_in(rows: Sequence[Mapping[str, Any]]) -> Cohort:
     clients = tuple(dict.fromkeys(client for row in rows for client in row["clients"]))
     place = {client: number for number, client in enumerate(clients)}
     shape = (len(rows), len(clients))
-    matrices = {name: np.full(shape, math.nan) for name in _MATRICES if name not in ("confusion", "bias")}
+    matrices = {name: np.full(shape, math.nan) for name in MATRICES if name not in ("confusion", "bias")}
     classes = max((len(one) for row in rows for one in row["confusion"] if one is not None), default=0)
     confusion = np.full((*shape, classes, classes), math.nan)
     bias = np.full((*shape, max(row["bias"].shape[1] for row in rows)), math.nan)

@@ -11,7 +11,7 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohort_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, Verdict, verdicts_on
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, verdicts_on
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 
@@ -66,7 +66,7 @@ class FaultyClient:
         }
     )  # fmt: skip
 
-    probability: float = 0.85
+    probability: float = SURE
 
     def check(self, window: Window) -> Iterator[Finding]:
         cohort = cohort_of(window)

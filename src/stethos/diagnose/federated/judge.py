@@ -1,10 +1,10 @@
-"""Names the kind of fault of each client, with a calibrated probability, from its traits.
+"""Names the kind of fault of each client, with a calibrated probability.
 
-Three small networks (two hidden layers each), trained on some thousands of
-federations of the lab with known faults; `benchmarks/faults/train_judge.py`
-makes them, and says on which data and seeds. They see traits only:
-numbers without units, compared with the other clients. What is certain (a NaN, an update of
-zeros, a copy of the last global change) is judged by exact rules instead.
+Small networks, trained on some thousands of federations of the lab with known faults; `benchmarks/faults/train_*.py`
+make them, and say on which data and seeds. The first ones see the traits of a client over a stretch of rounds:
+numbers without units, compared with the other clients. The reviewers see what the first ones say of several stretches,
+before and after the likely faulty were left out of the comparison, and of the other clients (`opinion.py`). What is
+certain (a NaN, an update of zeros, a copy of the last global change) is judged by exact rules instead.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ _FAR = 6.0
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
-    """One network: how traits are scaled, and its weights."""
+class Network:
+    """Layers of weights and biases with rectifiers between them."""
 
-    middle: Array
-    scale: Array
     layers: tuple[tuple[Array, Array], ...]
 
-    def probabilities(self, values: Array) -> Array:
-        """A row per client, a column per kind; a trait that is not known counts as typical."""
-        scaled = (np.where(np.isnan(values), self.middle, values) - self.middle) / self.scale
-        signal = np.concatenate([np.clip(scaled, -_FAR, _FAR), np.isnan(values).astype(float)], axis=1)
+    def shares(self, signal: Array) -> Array:
+        """A row per client, a column per kind; rows add up to one."""
         for number, (weight, bias) in enumerate(self.layers):
             signal = signal @ weight.T + bias
             if number < len(self.layers) - 1:
@@ -47,17 +43,39 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
+class Member:
+    """One network of the first ones, and how traits are scaled for it."""
+
+    middle: Array
+    scale: Array
+    network: Network
+
+    def probabilities(self, values: Array) -> Array:
+        """A trait that is not known counts as typical."""
+        scaled = (np.where(np.isnan(values), self.middle, values) - self.middle) / self.scale
+        return self.network.shares(
+            np.concatenate([np.clip(scaled, -_FAR, _FAR), np.isnan(values).astype(float)], axis=1)
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Judge:
     """Networks that began differently, and decide together: their mean is the verdict."""
 
     kinds: tuple[str, ...]
     names: tuple[str, ...]
     members: tuple[Member, ...]
+    reviewers: tuple[Network, ...]
 
     def probabilities(self, traits: Traits) -> Array:
-        """A row per client, a column per kind."""
+        """The first opinion: a row per client, a column per kind."""
         values = traits.values[:, [traits.names.index(name) for name in self.names]]
         mean: Array = np.mean([member.probabilities(values) for member in self.members], axis=0)
+        return mean
+
+    def reviewed(self, signal: Array) -> Array:
+        """The last word, from what `opinion.signal_of` makes of first opinions; rows and columns as above."""
+        mean: Array = np.mean([one.shares(signal) for one in self.reviewers], axis=0)
         return mean
 
 
@@ -70,11 +88,11 @@ def load_judge() -> Judge:
 
 def judge_in(value: dict[str, Any]) -> Judge:
     members = tuple(
-        Member(
-            middle=np.array(one["middle"]),
-            scale=np.array(one["scale"]),
-            layers=tuple((np.array(weight), np.array(bias)) for weight, bias in one["layers"]),
-        )
-        for one in value["members"]
+        Member(np.array(one["middle"]), np.array(one["scale"]), _network_in(one["layers"])) for one in value["members"]
     )
-    return Judge(tuple(value["kinds"]), tuple(value["names"]), members)
+    reviewers = tuple(_network_in(layers) for layers in value.get("reviewers", []))
+    return Judge(tuple(value["kinds"]), tuple(value["names"]), members, reviewers)
+
+
+def _network_in(layers: list[Any]) -> Network:
+    return Network(tuple((np.array(weight), np.array(bias)) for weight, bias in layers))

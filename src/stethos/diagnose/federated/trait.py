@@ -18,6 +18,14 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+NAMES = (
+    "norm", "norm_z", "norm_spread", "tilt", "tilt_z", "cosine", "cosine_z", "sign", "sign_z", "last", "last_z", "self",
+    "self_z", "back", "back_z", "back_rounds", "zero", "inputs", "inputs_z", "focus_input", "focus_input_z", "tail",
+    "tail_z", "entry", "entry_z", "gain", "gain_z", "fall", "error", "error_z", "cell", "cell_z", "second", "row",
+    "row_rest", "focus", "spread", "bias", "clients", "rounds", "typical_cosine", "cosine_range", "typical_self",
+    "entry_range", "size",
+)  # fmt: skip
 _HONEST_SHARE = 0.7
 _FAR = 12.0
 
@@ -35,82 +43,145 @@ class Traits:
 
 
 def traits_of(cohort: Cohort) -> Traits:
-    """The traits of each client over the rounds of the cohort."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they should be
-        found = _geometry(cohort) | _losses(cohort)
-        answers, pair = _answers(cohort)
-        found |= answers | _bias(cohort) | _context(cohort, found)
-    return Traits(tuple(found), np.column_stack(list(found.values())), pair)
+    """The traits of each client over all rounds of the cohort."""
+    return Signals(cohort).over(0, len(cohort))
 
 
-def _geometry(cohort: Cohort) -> dict[str, Array]:
-    ratio = np.log(np.maximum(cohort.norm_ratio, 1e-9))
-    tilt = np.log(np.maximum(cohort.first_ratio, 1e-9)) - np.log(np.maximum(cohort.last_ratio, 1e-9))
-    zero = cohort.zero_share - _middle(cohort.zero_share)
-    return {
-        "norm": _mean(ratio),
-        "norm_z": _mean(_deviation(ratio, 0.05)),
-        "norm_spread": np.nanstd(ratio, axis=0),
-        "tilt": _mean(tilt - _middle(tilt)),
-        "tilt_z": _mean(_deviation(tilt, 0.05)),
-        "cosine": _mean(cohort.cos_centre),
-        "cosine_z": _mean(_deviation(cohort.cos_centre, 0.02)),
-        "sign": _mean(cohort.sign_agreement),
-        "sign_z": _mean(_deviation(cohort.sign_agreement, 0.01)),
-        "last": _mean(cohort.cos_last),
-        "last_z": _mean(_deviation(cohort.cos_last, 0.02)),
-        "self": _mean(cohort.cos_self),
-        "self_z": _mean(_deviation(cohort.cos_self, 0.02)),
-        "back": _mean(cohort.cos_back),
-        "back_z": _mean(_deviation(cohort.cos_back, 0.02)),
-        "back_rounds": _mean(cohort.back_rounds) / 5,
-        "zero": _mean(zero),
-        "inputs": _mean(cohort.input_cos),
-        "inputs_z": _mean(_deviation(cohort.input_cos, 0.002)),
-        "focus_input": _mean(cohort.input_focus),
-        "focus_input_z": _mean(_deviation(cohort.input_focus, 0.001)),
-        "tail": _mean(cohort.input_tail - _middle(cohort.input_tail)),
-        "tail_z": _mean(_deviation(cohort.input_tail, 0.05)),
-    }
+class Signals:
+    """What the traits are means of, round by round: computed once for a cohort, asked for many stretches of it.
+
+    `is_kept` are the clients that say what is typical; all unless given. Leaving out those that are known to be faulty
+    shows the others against honest ones alone.
+    """
+
+    def __init__(self, cohort: Cohort, is_kept: Mask | None = None) -> None:
+        self._cohort = cohort
+        self._kept = np.ones(len(cohort.clients), bool) if is_kept is None else is_kept
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self._ratio = np.log(np.maximum(cohort.norm_ratio, 1e-9))
+            named = self._geometry() | self._losses() | {"bias": _bias(cohort)}
+        self._names = tuple(named)
+        self._values = np.stack(list(named.values()))
+        self._is_known = ~np.isnan(self._values)
+        self._values[~self._is_known] = 0.0
+        self._sizes = np.log(np.maximum(cohort.samples, 1))
+
+    def over(self, start: int, stop: int) -> Traits:
+        """The traits of each client over a stretch of rounds."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN, as they should be
+            means = self._values[:, start:stop].sum(1) / self._is_known[:, start:stop].sum(1)
+            found = dict(zip(self._names, means, strict=True))
+            found["norm_spread"] = np.nanstd(self._ratio[start:stop], axis=0)
+            found["gain"] = found["gain"] - np.nanmedian(found["gain"][self._kept])
+            middle = self._entry_middle[start:stop]
+            found["fall"] = np.full(len(self._kept), middle[:-1].mean() - middle[1:].mean() if len(middle) > 1 else 0.0)
+            answers, pair = _answers(self._cohort.confusion[start:stop], self._kept)
+            found |= answers | self._context(start, stop, found)
+        return Traits(NAMES, np.column_stack([found[name] for name in NAMES]), pair)
+
+    def _geometry(self) -> dict[str, Array]:
+        cohort = self._cohort
+        tilt = np.log(np.maximum(cohort.first_ratio, 1e-9)) - np.log(np.maximum(cohort.last_ratio, 1e-9))
+        return {
+            "norm": self._ratio,
+            "norm_z": self._deviation(self._ratio, 0.05),
+            "tilt": tilt - self._middle(tilt),
+            "tilt_z": self._deviation(tilt, 0.05),
+            "cosine": cohort.cos_centre,
+            "cosine_z": self._deviation(cohort.cos_centre, 0.02),
+            "sign": cohort.sign_agreement,
+            "sign_z": self._deviation(cohort.sign_agreement, 0.01),
+            "last": cohort.cos_last,
+            "last_z": self._deviation(cohort.cos_last, 0.02),
+            "self": cohort.cos_self,
+            "self_z": self._deviation(cohort.cos_self, 0.02),
+            "back": cohort.cos_back,
+            "back_z": self._deviation(cohort.cos_back, 0.02),
+            "back_rounds": cohort.back_rounds / 5,
+            "zero": cohort.zero_share - self._middle(cohort.zero_share),
+            "inputs": cohort.input_cos,
+            "inputs_z": self._deviation(cohort.input_cos, 0.002),
+            "focus_input": cohort.input_focus,
+            "focus_input_z": self._deviation(cohort.input_focus, 0.001),
+            "tail": cohort.input_tail - self._middle(cohort.input_tail),
+            "tail_z": self._deviation(cohort.input_tail, 0.05),
+        }
+
+    def _losses(self) -> dict[str, Array]:
+        cohort = self._cohort
+        entry, exit_ = np.log(np.maximum(cohort.entry_loss, 1e-6)), np.log(np.maximum(cohort.exit_loss, 1e-6))
+        self._entry_middle = self._middle(entry)
+        return {
+            "entry": entry - self._entry_middle,
+            "entry_z": self._deviation(entry, 0.03),
+            "gain": entry - exit_,
+            "gain_z": self._deviation(entry - exit_, 0.03),
+        }
+
+    def _context(self, start: int, stop: int, found: dict[str, Array]) -> dict[str, Array]:
+        """What is typical of the whole federation, the same for all its clients."""
+        clients = len(self._kept)
+
+        def all_alike(value: float) -> Array:
+            return np.full(clients, value)
+
+        sizes = self._sizes[start:stop]
+        return {
+            "clients": all_alike(math.log(clients)),
+            "rounds": all_alike(math.log(stop - start)),
+            "typical_cosine": all_alike(float(np.nanmedian(found["cosine"][self._kept]))),
+            "cosine_range": all_alike(_scale(found["cosine"][self._kept])),
+            "typical_self": all_alike(float(np.nanmedian(found["self"][self._kept]))),
+            "entry_range": all_alike(_scale(found["entry"][self._kept])),
+            "size": np.nanmean(sizes, axis=0) - np.nanmedian(sizes[:, self._kept]),
+        }
+
+    def _middle(self, values: Array) -> Array:
+        """The median of the kept clients of each round without NaN, as a column.
+
+        `np.nanmedian` takes thirty times as long for short rows.
+        """
+        kept = values[:, self._kept]
+        ordered = np.sort(kept, axis=1)
+        known = (~np.isnan(kept)).sum(1, keepdims=True)
+        low = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=1)
+        high = np.take_along_axis(ordered, np.minimum(known // 2, kept.shape[1] - 1), axis=1)
+        middle: Array = np.where(known > 0, (low + high) / 2, math.nan)
+        return middle
+
+    def _deviation(self, values: Array, floor: float) -> Array:
+        """From the median client of each round, in robust standard deviations of at least `floor`."""
+        apart = values - self._middle(values)
+        deviation: Array = np.clip(apart / np.maximum(1.4826 * self._middle(np.abs(apart)), floor), -_FAR, _FAR)
+        return deviation
 
 
-def _losses(cohort: Cohort) -> dict[str, Array]:
-    entry, exit_ = np.log(np.maximum(cohort.entry_loss, 1e-6)), np.log(np.maximum(cohort.exit_loss, 1e-6))
-    middle = _middle(entry)
-    fall = middle[:-1].mean() - middle[1:].mean() if len(middle) > 1 else 0.0
-    return {
-        "entry": _mean(entry - middle),
-        "entry_z": _mean(_deviation(entry, 0.03)),
-        "gain": _mean(entry - exit_) - np.nanmedian(_mean(entry - exit_)),
-        "gain_z": _mean(_deviation(entry - exit_, 0.03)),
-        "fall": np.full(entry.shape[1], fall),
-    }
-
-
-def _answers(cohort: Cohort) -> tuple[dict[str, Array], npt.NDArray[np.int64]]:
+def _answers(confusion: Array, is_kept: Mask) -> tuple[dict[str, Array], npt.NDArray[np.int64]]:
     """Local labels against the incoming model's answers, compared with what the other clients' rates would give.
 
     Comparing label by label makes it blind to which labels a client has, and
     so to honest skew.
     """
-    clients, classes = len(cohort.clients), cohort.confusion.shape[-1]
+    clients, classes = confusion.shape[1], confusion.shape[-1]
     names = ("error", "error_z", "cell", "cell_z", "second", "row", "row_rest", "focus", "spread")
     pair = np.full((clients, 2), -1)
-    if not classes or not np.isfinite(cohort.confusion).any():
+    if not classes or not np.isfinite(confusion).any():
         return {name: np.full(clients, math.nan) for name in names}, pair
-    counts = np.nansum(cohort.confusion, axis=0)
+    counts = np.nansum(confusion, axis=0)
     is_known = counts.sum((1, 2)) > 0
-    keep = is_known.copy()
+    is_typical = is_known & is_kept if (is_known & is_kept).any() else is_known
+    keep = is_typical
     for _ in range(2):  # rates from those who err least beyond expectation, so that the faulty do not set them
         rates = _other_rates(counts, keep)
         excess = counts - counts.sum(2, keepdims=True) * rates
         wrong = _off_diagonal(excess)
         total = np.maximum(counts.sum((1, 2)), 1)
         error = wrong.sum((1, 2)) / total
-        limit = np.quantile(error[is_known], _HONEST_SHARE)
-        keep = is_known & (error <= limit)
-    rounds = np.maximum(np.isfinite(cohort.confusion[:, :, 0, 0]).sum(0), 1)
+        limit = np.quantile(error[is_typical], _HONEST_SHARE)
+        keep = is_typical & (error <= limit)
+    rounds = np.maximum(np.isfinite(confusion[:, :, 0, 0]).sum(0), 1)
     expected = _off_diagonal(counts.sum(2, keepdims=True) * rates)
     positive = np.maximum(wrong, 0)
     flat = positive.reshape(clients, -1)
@@ -140,64 +211,23 @@ def _answers(cohort: Cohort) -> tuple[dict[str, Array], npt.NDArray[np.int64]]:
     return found, pair
 
 
-def _bias(cohort: Cohort) -> dict[str, Array]:
+def _bias(cohort: Cohort) -> Array:
     """Whether the output layer's bias moved as the client's own labels ask for: to what the model says too seldom."""
-    clients, classes = len(cohort.clients), cohort.bias.shape[-1]
+    classes = cohort.bias.shape[-1]
     if classes < 2 or classes != cohort.confusion.shape[-1]:
-        return {"bias": np.full(clients, math.nan)}
+        return np.full(cohort.norm.shape, math.nan)
     asked = cohort.confusion.sum(3) - cohort.confusion.sum(2)
     moved = cohort.bias - cohort.bias.mean(2, keepdims=True)
     asked = asked - asked.mean(2, keepdims=True)
-    cosine = (asked * moved).sum(2) / np.sqrt((asked**2).sum(2) * (moved**2).sum(2))
-    return {"bias": _mean(cosine)}
-
-
-def _context(cohort: Cohort, found: dict[str, Array]) -> dict[str, Array]:
-    """What is typical of the whole federation, the same for all its clients."""
-    clients = len(cohort.clients)
-
-    def all_alike(value: float) -> Array:
-        return np.full(clients, value)
-
-    return {
-        "clients": all_alike(math.log(clients)),
-        "rounds": all_alike(math.log(len(cohort))),
-        "typical_cosine": all_alike(float(np.nanmedian(found["cosine"]))),
-        "cosine_range": all_alike(_scale(found["cosine"])),
-        "typical_self": all_alike(float(np.nanmedian(found["self"]))),
-        "entry_range": all_alike(_scale(found["entry"])),
-        "size": _mean(np.log(np.maximum(cohort.samples, 1))) - np.nanmedian(np.log(np.maximum(cohort.samples, 1))),
-    }
-
-
-def _mean(values: Array) -> Array:
-    mean: Array = np.nanmean(values, axis=0)
-    return mean
-
-
-def _middle(values: Array) -> Array:
-    """The median of each row without NaN, as a column; `np.nanmedian` takes thirty times as long for short rows."""
-    ordered = np.sort(values, axis=1)
-    known = (~np.isnan(values)).sum(1, keepdims=True)
-    low = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis=1)
-    high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[1] - 1), axis=1)
-    middle: Array = np.where(known > 0, (low + high) / 2, math.nan)
-    return middle
-
-
-def _deviation(values: Array, floor: float) -> Array:
-    """From the median client of each round, in robust standard deviations of at least `floor`."""
-    middle = _middle(values)
-    scale = np.maximum(1.4826 * _middle(np.abs(values - middle)), floor)
-    deviation: Array = np.clip((values - middle) / scale, -_FAR, _FAR)
-    return deviation
+    cosine: Array = (asked * moved).sum(2) / np.sqrt((asked**2).sum(2) * (moved**2).sum(2))
+    return cosine
 
 
 def _scale(values: Array) -> float:
     return float(1.4826 * np.nanmedian(np.abs(values - np.nanmedian(values))))
 
 
-def _other_rates(counts: Array, keep: npt.NDArray[np.bool_]) -> Array:
+def _other_rates(counts: Array, keep: Mask) -> Array:
     """For each client and label, how the incoming model answers it at the other kept clients; smoothed."""
     classes = counts.shape[-1]
     kept = np.where(keep[:, None, None], counts, 0.0)

@@ -7,22 +7,23 @@ live one, and `rnd.screen()` before aggregation.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.cohort import Cohort
-from stethos.diagnose.federated.judge import HONEST, load_judge
-from stethos.diagnose.federated.trait import Traits, traits_of
+from stethos.diagnose.federated.judge import Judge, load_judge
+from stethos.diagnose.federated.opinion import PERIOD, opinions_on, signal_of
+from stethos.diagnose.federated.trait import Signals, Traits
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 FEWEST_CLIENTS = 4
+SURE = 0.85  # that a client is faulty, to be accused
 _COPY = 0.999
 _NOTHING = 1e-6
-_WARM_UP = 2  # rounds before the global model can be relied on
-WINDOWS = (10, 4)
 _FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
 
@@ -47,18 +48,17 @@ class Verdict:
 
 def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
     """All verdicts of at least this probability, the surest first; one per client."""
-    found: dict[str, Verdict] = {}
-    for verdict in (*_certain(cohort), *_judged(cohort, probability)):
-        known = found.get(verdict.client)
-        if known is None or (verdict.is_certain, verdict.probability) > (known.is_certain, known.probability):
-            found[verdict.client] = verdict
+    found = {verdict.client: verdict for verdict in certain_on(cohort)}
+    for verdict in _judged(cohort, probability, frozenset(found)):
+        found.setdefault(verdict.client, verdict)
     return sorted(found.values(), key=lambda one: -one.probability)
 
 
 # What is certain ------------------------------------------------------------------------------------
 
 
-def _certain(cohort: Cohort) -> Iterable[Verdict]:
+def certain_on(cohort: Cohort) -> Iterable[Verdict]:
+    """Verdicts on clients that broke an exact rule."""
     took_part = ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
     odd = _own_odd(cohort.odd > 0, took_part)
     nothing = (cohort.norm_ratio < _NOTHING) & took_part
@@ -89,29 +89,26 @@ def _own_odd(odd: npt.NDArray[np.bool_], took_part: npt.NDArray[np.bool_]) -> np
 # What is judged -------------------------------------------------------------------------------------
 
 
-def _judged(cohort: Cohort, probability: float) -> Iterable[Verdict]:
+def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iterable[Verdict]:
     if len(cohort.clients) < FEWEST_CLIENTS or not len(cohort):
         return
     judge = load_judge()
-    honest = judge.kinds.index(HONEST)
-    settled = cohort.part(slice(min(_WARM_UP, len(cohort) - 1), len(cohort)))
-    best: dict[int, tuple[float, Array, Traits, int]] = {}
-    for start, stop in _stretches(len(settled)):
-        traits = traits_of(settled.part(slice(start, stop)))
-        shares = judge.probabilities(traits)
-        is_seen = np.isfinite(settled.norm[start:stop]).sum(0) >= min(_FEWEST_ROUNDS, len(settled))
-        for place in np.flatnonzero((1 - shares[:, honest] >= probability) & is_seen).tolist():
-            sure = 1 - float(shares[place, honest])
-            if place not in best or sure > best[place][0]:
-                best[place] = (sure, shares[place], traits, stop)
+    is_broken = np.array([client in broken for client in cohort.clients])
+    best: dict[int, tuple[float, Array, Traits]] = {}
+    for start, stop in _periods(len(cohort)):
+        period = cohort.part(slice(start, stop))
+        before, after = opinions_on(period, judge, is_broken)
+        shares = judge.reviewed(signal_of(period, before, after))
+        is_seen = np.isfinite(period.norm).sum(0) >= min(_FEWEST_ROUNDS, len(period))
+        for place in np.flatnonzero((1 - shares[:, 0] >= probability) & is_seen).tolist():
+            if place not in best or shares[place, 0] < best[place][1][0]:
+                best[place] = (1 - float(shares[place, 0]), shares[place], after.traits)
     if not best:
         return
-    single = np.stack(
-        [1 - judge.probabilities(traits_of(cohort.part(slice(at, at + 1))))[:, honest] for at in range(len(cohort))]
-    )
-    for place, (sure, shares, traits, _) in best.items():
-        kind = judge.kinds[int(np.argmax(np.where(np.arange(len(shares)) == honest, -1.0, shares)))]
-        first, last = _span(single[:, place])
+    chances = _chances(cohort, judge, np.array([place in best for place in range(len(cohort.clients))]) | is_broken)
+    for place, (sure, shares, traits) in best.items():
+        kind = judge.kinds[1 + int(shares[1:].argmax())]
+        first, last = _span(chances[:, place])
         source, target = (None, None)
         if kind == "label-flip" and traits.pair[place, 0] >= 0:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
@@ -121,16 +118,19 @@ def _judged(cohort: Cohort, probability: float) -> Iterable[Verdict]:
         )  # fmt: skip
 
 
-def _stretches(rounds: int) -> list[tuple[int, int]]:
-    """Stretches of rounds to judge: the whole if it is short, else overlapping ones, long and short."""
-    found = []
-    for length in WINDOWS:
-        if rounds <= length:
-            found.append((0, rounds))
-        else:
-            step = max(length // 2, 1)
-            found.extend((stop - length, stop) for stop in range(rounds, length - 1, -step))
-    return list(dict.fromkeys(found))
+def _periods(rounds: int) -> list[tuple[int, int]]:
+    """Stretches of rounds to judge: the whole if it is short, else overlapping ones, the last first."""
+    starts = range(max(rounds - PERIOD, 0), 0, -PERIOD // 2)
+    return [*((start, start + PERIOD) for start in starts), (0, min(PERIOD, rounds))]
+
+
+def _chances(cohort: Cohort, judge: Judge, is_accused: Mask) -> Array:
+    """How likely each client was faulty in each single round, against those that nobody accuses."""
+    signals = Signals(cohort, ~is_accused if not is_accused.all() else None)
+    rounds = [signals.over(at, at + 1) for at in range(len(cohort))]
+    values = np.concatenate([one.values for one in rounds])
+    honest: Array = judge.probabilities(Traits(rounds[0].names, values, rounds[0].pair))[:, 0]
+    return 1 - honest.reshape(len(cohort), -1)
 
 
 def _span(chances: Array) -> tuple[int, int]:
