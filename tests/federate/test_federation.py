@@ -531,3 +531,43 @@ def test_without_a_recording_the_loop_runs_all_the_same(
             assert len(rnd.updates) == 1
     assert "not recording" in capfd.readouterr().err
     assert touched() == before
+
+
+def test_a_trace_ends_with_its_clients_turn(record: Record) -> None:
+    """What comes next is the server's work, and the next client's evaluation of the global model."""
+    record()
+    model, optimizer = make_model(), None
+    with stethos.federation("toy", model=model, progress=False) as fed:
+        recording = boot.current()
+        assert recording is not None and recording.torch_watch is not None
+        tracer = recording.torch_watch.steps.tracer
+        for rnd in fed.rounds(1):
+            with rnd.client("c1"):
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+                for _ in range(2000):
+                    model(torch.randn(4, next(model.parameters()).shape[1])).sum().backward()
+                    optimizer.step()
+                    if tracer.is_tracing():
+                        break
+                assert tracer.is_tracing()
+            assert not tracer.is_tracing()
+
+
+def test_an_update_after_its_rounds_end_is_no_part_of_the_next(record: Record) -> None:
+    recording = record()
+    model = make_model()
+    with stethos.federation("toy", model=model, progress=False) as fed:
+        first, second = fed.round(1), None
+        with first, first.client("a") as late:
+            late.update(moved(model, seed=1))
+        second = fed.round(2)
+        with second:
+            with second.client("b") as site:
+                site.update(moved(model, seed=2))
+            late.update(moved(model, seed=3))
+    assert recording.rows(
+        "SELECT round, client FROM updates WHERE layer IS NULL AND client IS NOT NULL ORDER BY ALL"
+    ) == [
+        (1, "a"),
+        (2, "b"),
+    ]

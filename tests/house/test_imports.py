@@ -42,7 +42,7 @@ LAZILY = {
     ("federate.federation", "store"),
     ("federate.federation", "replay"),
     ("federate.correcting", "act"),
-    ("federate.round", "diagnose"),
+    ("federate.reading", "diagnose"),
     ("federate.reading", "diagnose"),
     ("store.run", "export"),
 }

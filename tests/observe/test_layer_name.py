@@ -54,6 +54,32 @@ def test_a_live_model_is_found_by_its_parameters():
     assert named.root() is model
 
 
+def test_the_same_parameters_again_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch):
+    model, other = Encoder(), Encoder()
+    names = LayerNames()
+    first = names.of(sgd(model))
+    monkeypatch.setattr(layer_name, "_named_by", lambda *_: pytest.fail("looked again"))
+    assert names.of(sgd(model)) is first
+    monkeypatch.undo()
+    found = names.of(sgd(other))
+    assert found.root is None or found.root() is other
+    names.know(model, "mine")
+    assert names.of(sgd(model)).model == "mine"
+
+
+def test_parameters_whose_model_is_gone_are_named_anew():
+    model = Encoder()
+    parameters = list(model.parameters())
+    names = LayerNames()
+    assert names.of(torch.optim.SGD(parameters, lr=0.1)).layers == names_of(model)
+    owner = nn.ParameterList(parameters)
+    names.know(owner)
+    assert names.of(torch.optim.SGD(parameters, lr=0.1)).root is not None
+    del model
+    gc.collect()
+    assert names.of(torch.optim.SGD(parameters, lr=0.1)).layers == ("0", "1", "2", "3")
+
+
 def test_an_optimizer_of_a_part_is_named_from_the_outermost_module():
     model = nn.Sequential(Encoder(), nn.Linear(5, 2))
     named = LayerNames().of(sgd(model[0]))

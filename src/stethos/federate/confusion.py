@@ -27,14 +27,14 @@ class Confusion:
         rows, columns = _integers(labels), _integers(answers)
         if rows.shape != columns.shape:
             raise ValueError(f"{rows.size} labels and {columns.size} answers")
-        is_counted = (rows >= 0) & (columns >= 0)
-        if not is_counted.all():
-            rows, columns = rows[is_counted], columns[is_counted]
         if not rows.size:
             return
         known = 0 if self._counts is None else len(self._counts)
-        size = max(known, int(rows.max()) + 1, int(columns.max()) + 1)
+        size = max(known, _largest(rows) + 1, _largest(columns) + 1)
         if size > _MOST_CLASSES:
+            is_counted = (rows >= 0) & (columns >= 0)
+            if not is_counted.all():
+                self.add(rows[is_counted], columns[is_counted])
             return
         counts = np.bincount(rows * size + columns, minlength=size * size).reshape(size, size)
         if self._counts is not None:
@@ -46,7 +46,12 @@ class Confusion:
         return str(self._counts.tolist() if self._counts is not None else [])
 
 
+def _largest(values: npt.NDArray[np.int64]) -> int:
+    """Of numbers from 0; with a negative one among them, a number beyond all others."""
+    return int(values.view(np.uint64).max())
+
+
 def _integers(values: Any) -> npt.NDArray[np.int64]:
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
-    return np.asarray(values).astype(np.int64).reshape(-1)
+    return np.ascontiguousarray(values, dtype=np.int64).reshape(-1)

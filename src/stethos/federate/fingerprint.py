@@ -140,8 +140,8 @@ def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | No
         return None
     part, layer = plan.parts[plan.input], plan.structure.layers[plan.input]
     tables = rows[:, part.start : part.stop].reshape(-1, *layer.shape)
-    energies: Vector = np.einsum("koi,koi->ki", tables, tables)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        energies: Vector = np.einsum("koi,koi->ki", tables, tables)
         seen = tables if plan.input_view is None else tables @ plan.input_view
         grams = seen.transpose(0, 2, 1) @ seen
         totals = np.trace(grams, axis1=1, axis2=2)

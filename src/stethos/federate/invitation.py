@@ -8,7 +8,7 @@ into it; if not, what it saw of the turn still goes back with the reply.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -71,25 +71,37 @@ class Invitation:
             if recording is not None:
                 recording.session.guard.run("open", recording.session.open)
 
-    @contextlib.contextmanager
-    def marked(self, tally: Tally | None = None) -> Iterator[Tally]:
-        """Rows of this thread belong to the client and round, and its spans to the round's trace."""
-        self.record()
+    def marked(self, tally: Tally | None = None) -> Marked:
+        """For `with`: rows of this thread belong to the client and round, and its spans to the round's trace."""
+        return Marked(self, tally or Tally())
+
+
+class Marked:
+    """A piece of work on a client's turn; see `Invitation.marked`."""
+
+    __slots__ = ("_invitation", "_tally", "_tokens")
+
+    def __init__(self, invitation: Invitation, tally: Tally) -> None:
+        self._invitation = invitation
+        self._tally = tally
+
+    def __enter__(self) -> Tally:
+        invitation = self._invitation
+        invitation.record()
         session = boot.current_session()
-        tally = tally or Tally()
-        number = session.name_id(self.client) if session is not None else 0
-        tokens = (
-            TURN.set((number, self.round, tally)),
-            OPEN.set(ids_in(self.traceparent) or OPEN.get()),
-            _CURRENT.set(self),
+        number = session.name_id(invitation.client) if session is not None else 0
+        self._tokens = (
+            TURN.set((number, invitation.round, self._tally)),
+            OPEN.set(ids_in(invitation.traceparent) or OPEN.get()),
+            _CURRENT.set(invitation),
         )
-        try:
-            yield tally
-        finally:
-            with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
-                TURN.reset(tokens[0])
-                OPEN.reset(tokens[1])
-                _CURRENT.reset(tokens[2])
+        return self._tally
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
+            TURN.reset(self._tokens[0])
+            OPEN.reset(self._tokens[1])
+            _CURRENT.reset(self._tokens[2])
 
 
 _FIELDS = tuple(field.name for field in fields(Invitation))

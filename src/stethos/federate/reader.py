@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from stethos.federate.fingerprint import Fingerprint, Seen, Vector, fingerprints_of, read_into
+from stethos.federate.fingerprint import (
+    GLOBAL,
+    Fingerprint,
+    Seen,
+    Vector,
+    clear_odd,
+    fingerprints_of,
+    read_into,
+    subtract,
+)
 from stethos.federate.sketch import Plan
 from stethos.federate.structure import State
 
@@ -30,6 +39,16 @@ class Reader:
         self._seen.append(read_into(self._plan, self._rows[len(self._seen)], base, state, client))
         if len(self._seen) == len(self._rows):
             self._make()
+
+    def change_of(self, row: Vector, base: Vector | None, state: State) -> Fingerprint:
+        """Of the global model from `base` to its new `row`, made together with the updates that wait."""
+        change = self._rows[len(self._seen)]
+        np.copyto(change, row)
+        if base is not None:
+            subtract(change, base)
+        self._seen.append(Seen(GLOBAL, odd=clear_odd(self._plan, change, state, GLOBAL)))
+        self._make()
+        return self._prints.pop()
 
     def prints(self) -> list[Fingerprint]:
         """Those of the updates so far, in the order they came; the list itself, which may be changed."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.federate.cohort import Comparison, compare, quantities_of
-from stethos.federate.fingerprint import GLOBAL, Fingerprint, Seen, clear_odd, count_odd, fingerprints_of, subtract
+from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd
 from stethos.federate.odd import odd_clients
 from stethos.federate.reader import Reader
 from stethos.federate.sketch import Plan
@@ -124,8 +124,10 @@ class Reading:
         """Write rows of `updates`; return what is known of the new global model (`state`), for the round's own row."""
         federation, base = self._federation, self._base
         row = federation.base_row(state)
-        after = None if row is None or state is None else self._change(plan, row, state)
-        if after is not None and state is not None:
+        after = None
+        if row is not None and state is not None:
+            reader = self._reader = self._reader or Reader(plan)
+            after = reader.change_of(row, base, state)
             self._look_closer(plan, state, after, updates)
         rows, prints = federation.update_rows(session, plan), self.prints
         base_norms = None if base is None else norms_of_row(plan, base)
@@ -147,15 +149,6 @@ class Reading:
             "global_nan": float(after.nan[-1]),
             "global_inf": float(after.inf[-1]),
         }
-
-    def _change(self, plan: Plan, row: Vector, state: State) -> Fingerprint:
-        """Of the global model in this round."""
-        change = plan.scratch()
-        np.copyto(change, row)
-        if self._base is not None:
-            subtract(change, self._base)
-        odd = clear_odd(plan, change, state, GLOBAL)
-        return fingerprints_of(plan, change[None], [Seen(GLOBAL, odd=odd)])[0]
 
     def _look_closer(self, plan: Plan, state: State, after: Fingerprint, updates: Sequence[Update]) -> None:
         """Elements of large layers that are not read may be NaN too; if the new global model has any, find whose."""

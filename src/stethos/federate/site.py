@@ -92,8 +92,9 @@ class Site:
         UpdateMismatchError if it does not fit the global model.
         """
         update = Update(self.client, state, samples, loss, metrics, base_round, delta)
-        values = state.values() if isinstance(state, Mapping) else state
-        self.facts.setdefault("raw_bytes", attempt(lambda: sum(map(bytes_of, values))))
+        if "raw_bytes" not in self.facts:
+            values = state.values() if isinstance(state, Mapping) else state
+            self.facts["raw_bytes"] = attempt(lambda: sum(map(bytes_of, values)))
         self.arrived_ns = time.monotonic_ns()
         self.tell(samples=samples, loss=loss, base_round=base_round, **metrics)
         if self._on_update is not None:
@@ -104,7 +105,7 @@ class Site:
         for name, value in numbers.items():
             if value is None:
                 continue
-            number = attempt(number_in, value)
+            number = value if type(value) is float else attempt(number_in, value)
             if name in NOTABLE:
                 self.facts[name] = number
             else:
@@ -170,9 +171,11 @@ class Site:
         return self
 
     def _mark(self, *, is_open: bool) -> None:
-        session = boot.current_session()
-        if session is not None:
-            session.guard.run("client_rounds", session.mark_turn, self.client, is_open=is_open)
+        recording = boot.current()
+        if recording is not None:
+            recording.session.guard.run("client_rounds", recording.session.mark_turn, self.client, is_open=is_open)
+            if not is_open:
+                recording.session.guard.run("modules", recording.turn_ended)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -245,7 +248,7 @@ def timed(facts: dict[str, Any], name: str) -> Iterator[None]:
         facts[name] = (facts.get(name) or 0.0) + (time.monotonic_ns() - start_ns) * 1e-6
 
 
-_LATELY_NS = 20_000_000
+_LATELY_NS = 100_000_000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -107,10 +107,9 @@ class Plan:
 
         What stands in the row for those layers is 0.
         """
-        values = self.structure.values_of(state, client)
-        if self._is_plain and copy_plain(values, row):
+        if self._is_plain and copy_plain(self.structure, state, row):
             return ()
-        missing = []
+        values, missing = self.structure.values_of(state, client), []
         with np.errstate(over="ignore", invalid="ignore"):
             for number, (part, value) in enumerate(zip(self.parts, values, strict=True)):
                 if value is None:
@@ -123,15 +122,16 @@ class Plan:
     def sketch(self, rows: Vector) -> Vector:
         """The projections of rows of elements, one row each; buckets of weights come first."""
         sketches = np.empty((len(rows), self.buckets), np.float32)
-        for part, times, whole in self._sums:
-            target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
-            if not times:
-                target[:] = rows[:, part.start : part.stop]
-                continue
-            signed = rows[:, part.start : part.stop] * self._signs[part.start : part.stop]
-            table = signed[:, : whole - part.start].reshape(len(rows), times, part.buckets)
-            np.matmul(self._ones[:times], table, out=target)
-            target[:, : part.stop - whole] += signed[:, whole - part.start :]
+        with np.errstate(over="ignore", invalid="ignore"):  # sums may be too large for single precision
+            for part, times, whole in self._sums:
+                target = sketches[:, part.sketch_start : part.sketch_start + part.buckets]
+                if not times:
+                    target[:] = rows[:, part.start : part.stop]
+                    continue
+                signed = rows[:, part.start : part.stop] * self._signs[part.start : part.stop]
+                table = signed[:, : whole - part.start].reshape(len(rows), times, part.buckets)
+                np.matmul(self._ones[:times], table, out=target)
+                target[:, : part.stop - whole] += signed[:, whole - part.start :]
         return sketches
 
     def norms(self, rows: Vector) -> Vector:

@@ -42,6 +42,7 @@ class Structure:
     layers: tuple[Layer, ...]
     entries: tuple[str, ...]
     parameters: tuple[str, ...]
+    weights: int  # how many of the layers are weights; they come first
 
     @classmethod
     def of(cls, state: State, buffers: frozenset[str] = frozenset()) -> Structure:
@@ -55,12 +56,8 @@ class Structure:
         if not layers:
             raise UpdateMismatchError("the global model has no floating-point weights")
         layers.sort(key=lambda layer: layer.kind == "buffer")
-        return cls(tuple(layers), tuple(named), tuple(name for name in named if name not in buffers))
-
-    @property
-    def weights(self) -> int:
-        """How many of the layers are weights; they come first."""
-        return sum(layer.kind == "weight" for layer in self.layers)
+        weights = sum(layer.kind == "weight" for layer in layers)
+        return cls(tuple(layers), tuple(named), tuple(name for name in named if name not in buffers), weights)
 
     def values_of(self, state: State, client: str) -> list[Any]:
         """The values of an update in the order of `layers`; UpdateMismatchError names client and layer.
@@ -154,15 +151,23 @@ def flat_of(value: Any) -> npt.NDArray[Any]:
     return array.astype(np.float32) if array.dtype.itemsize < 4 or array.dtype.kind != "f" else array
 
 
-def copy_plain(values: Sequence[Any], out: npt.NDArray[np.float32]) -> bool:
-    """Copy all values one after the other to `out` at once; False if they are not all plain tensors on the host."""
+def copy_plain(structure: Structure, state: State, out: npt.NDArray[np.float32]) -> bool:
+    """Copy all layers one after the other to `out` at once; False if they are not just what the structure says, as
+    plain tensors on the host: then it must be looked at more closely."""
     torch = sys.modules.get("torch")
-    if torch is None or not all(
-        isinstance(value, torch.Tensor) and value.dtype is torch.float32 and value.is_cpu for value in values
-    ):
+    if torch is None or not isinstance(state, Mapping) or len(state) != len(structure.entries):
         return False
-    with torch.no_grad():
-        torch.cat([value.reshape(-1) for value in values], out=torch.from_numpy(out))
+    get, kind, parts = state.get, torch.float32, []
+    for layer in structure.layers:
+        value = get(layer.name)
+        if not (
+            isinstance(value, torch.Tensor) and value.dtype is kind and value.shape == layer.shape and value.is_cpu
+        ):
+            return False
+        parts.append(value.detach().reshape(-1))
+    if len(parts) < len(structure.entries) and not all(name in state for name in structure.entries):
+        return False
+    torch.cat(parts, out=torch.from_numpy(out))
     return True
 
 

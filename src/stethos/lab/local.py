@@ -141,4 +141,6 @@ class LocalTrainer:
 def predictions(model: nn.Module, x: Tensor) -> Tensor:
     """The class that the model gives to each input."""
     model.eval()
+    if len(x) <= 4096:
+        return model(x).argmax(dim=1)  # type: ignore[no-any-return]
     return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, 4096)])

@@ -89,6 +89,13 @@ class Recording:
         torch = sys.modules["torch"]
         self.session.note_facts({"torch": torch.__version__, "versions": _versions()})
 
+    def turn_ended(self) -> None:
+        """A client's turn of this thread is over: a trace of its next training iteration would see the server's work
+        and the next client's evaluation, so it is given up."""
+        tracer = self.torch_watch.steps.tracer if self.torch_watch is not None else None
+        if tracer is not None and tracer.is_tracing():
+            tracer.stop()
+
     def end(self) -> None:
         """Stop observing and undo every change to torch, logging and the interpreter."""
         for finder in self._finders:

@@ -78,6 +78,8 @@ class LayerSampler:
         size = sum(param.numel() * param.element_size() for param in params)
         if preset == "light" or (preset == "standard" and size > SMALL_MODEL_BYTES):
             return None
+        if not torch._C._len_torch_dispatch_stack():
+            return [param.detach().clone() for param in params]
         with _disable_current_modes():
             return [param.detach().clone() for param in params]
 

@@ -1,0 +1,130 @@
+"""Fingerprints made of several updates at once are those made of one; so are comparisons of few and of many clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from stethos.federate import cohort, input_spread, reader
+from stethos.federate.cohort import compare
+from stethos.federate.fingerprint import GLOBAL, Fingerprint, fingerprint_of, global_row
+from stethos.federate.history import History
+from stethos.federate.reader import Reader
+from stethos.federate.sketch import Plan
+from stethos.federate.structure import Structure
+
+SHAPES = {"a.weight": (40, 30), "a.bias": (40,), "n.mean": (40,), "out.weight": (7, 40), "out.bias": (7,)}
+VECTORS = ("norms", "nan", "inf", "sketch", "signs", "inputs", "input_gram")
+
+
+def states(count: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    common = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    for _ in range(count):
+        yield {name: one + 0.3 * torch.randn(one.shape, generator=generator) for name, one in common.items()}
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan(Structure.of(next(states(1)), frozenset({"n.mean"})))
+
+
+@pytest.fixture
+def base(plan: Plan) -> np.ndarray:
+    return global_row(plan, next(states(1, seed=9)))
+
+
+def odd_ones() -> list[tuple[str, dict[str, torch.Tensor], bool]]:
+    """Whole updates and changes, one without a buffer, one with NaN, one with infinity, one of zeros."""
+    made = [(str(number), state, number % 3 == 0) for number, state in enumerate(states(12))]
+    del made[1][1]["n.mean"]
+    made[2][1]["a.bias"][3] = torch.nan
+    made[4][1]["out.weight"][2, 2] = -torch.inf
+    made[6] = ("6", {name: torch.zeros(shape) for name, shape in SHAPES.items()}, True)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_updates_read_together_have_the_fingerprints_of_each(
+    plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(reader, "_KEPT", rows * plan.read)
+    together = Reader(plan)
+    alone = []
+    for client, state, is_delta in odd_ones():
+        together.read(state, client, None if is_delta else base)
+        alone.append(fingerprint_of(plan, None if is_delta else base, state, client))
+    assert [one.client for one in together.prints()] == [str(number) for number in range(12)]
+    for found, expected in zip(together.prints(), alone, strict=True):
+        same(found, expected)
+    assert [one.is_finite for one in together.prints()].count(False) == 2
+    assert together.prints()[1].missing == (4,)
+
+
+def same(found: Fingerprint, expected: Fingerprint) -> None:
+    for name in VECTORS:
+        mine, other = getattr(found, name), getattr(expected, name)
+        assert (mine is None) == (other is None), name
+        if mine is not None:
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert found.missing == expected.missing
+    assert found.output_rows is not None and expected.output_rows is not None
+    for name in ("norm", "mean", "bias"):
+        np.testing.assert_allclose(found.output_rows[name], expected.output_rows[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_global_models_change_is_no_update(plan: Plan, base: np.ndarray) -> None:
+    first, new = states(2, seed=3)
+    read = Reader(plan)
+    read.read(first, "a", base)
+    change = read.change_of(global_row(plan, new), base, new)
+    same(change, fingerprint_of(plan, base, new, GLOBAL))
+    assert [one.client for one in read.prints()] == ["a"]
+
+
+def test_what_waits_is_not_what_the_caller_holds(plan: Plan, base: np.ndarray) -> None:
+    """One model is often used for all clients: it has changed by the time that fingerprints are made."""
+    (state,) = states(1, seed=4)
+    expected = fingerprint_of(plan, base, state, "a")
+    read = Reader(plan)
+    read.read(state, "a", base)
+    for value in state.values():
+        value.zero_()
+    same(read.prints()[0], expected)
+
+
+def test_many_clients_are_compared_as_few_are(plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Reader(plan)
+    for number, state in enumerate(states(23, seed=5)):
+        read.read(state, f"c{number}", base)
+    history = History()
+    history.add(read.prints()[3].sketch, read.prints()[:9])
+    few = compare(plan, read.prints(), history)
+    monkeypatch.setattr(cohort, "_MOST_PAIRWISE", 0)
+    for module in (cohort, input_spread):
+        monkeypatch.setattr(module, "_AT_ONCE", 4)
+    many = compare(plan, read.prints(), history)
+    for name in few.__dataclass_fields__:
+        np.testing.assert_allclose(getattr(many, name), getattr(few, name), rtol=1e-6, atol=1e-9, err_msg=name)
+    assert np.isnan(few.cos_self).sum() == 14 and not np.isnan(few.cos_last).any()
+
+
+def test_directions_are_the_same_without_torch(plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = [fingerprint_of(plan, base, state, str(number)) for number, state in enumerate(states(9, seed=6))]
+    weights = np.full(9, 1 / 9)
+    found = input_spread.spread_over_directions(prints, weights)
+    monkeypatch.delitem(input_spread.sys.modules, "torch")
+    np.testing.assert_allclose(found, input_spread.spread_over_directions(prints, weights), atol=1e-4)
+
+
+def test_an_update_too_large_for_single_precision_does_not_spoil_the_others(plan: Plan, base: np.ndarray) -> None:
+    made = list(states(5, seed=7))
+    made[2] = {name: torch.full(shape, 3e38) for name, shape in SHAPES.items()}
+    prints = [fingerprint_of(plan, base, state, str(number)) for number, state in enumerate(made)]
+    compared = compare(plan, prints, History())
+    others = [0, 1, 3, 4]
+    assert compared.weights[others].sum() == pytest.approx(1)
+    assert np.isfinite(compared.cos_centre[others, -1]).all()
