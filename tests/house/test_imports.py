@@ -43,7 +43,6 @@ LAZILY = {
     ("federate.federation", "replay"),
     ("federate.correcting", "act"),
     ("federate.reading", "diagnose"),
-    ("federate.reading", "diagnose"),
     ("store.run", "export"),
 }
 
