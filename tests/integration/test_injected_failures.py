@@ -57,6 +57,7 @@ UNREACHED = {
         "observe.statistic._put_device",
         "record.slots.fence",
     },
+    "the end of a federated client's turn, which calls it through the guard": {"observe.boot.Recording.turn_ended"},
     "the start of a process, see below": {
         "observe.boot.begin_from_environment",
         *(f"observe.boot.Recording.{name}" for name in ("_after_import", "watch_companions", "_watch_companion")),
