@@ -44,6 +44,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
     for workload, load in LOADS.items():
         results = _in_turns(workload, load, scale, scratch)
         grids.append(_grid_of(load, results))
+        say(f"\n{grids[-1]}")  # should the rest not come to an end
         if workload == "mlp":
             mlp = results
     return [*grids, _fixed_costs(mlp, scale, scratch)]
@@ -51,7 +52,7 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
 
 def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results:
     """Every variant once per round, beginning with another one each time, until the time is used up."""
-    names = variants_for(workload, is_quick=scale.is_quick)
+    names = variants_for(workload, is_quick=scale.is_quick, without=scale.without)
     results: Results = defaultdict(list)
     start = time.monotonic()
     for round_ in range(scale.most_rounds):

@@ -21,6 +21,7 @@ class Scale:
     group_by_rows: int
     group_by_rounds: int
     command_rounds: int
+    without: frozenset[str] = frozenset()  # variants of the overhead's that are left out
 
 
 FULL = Scale(

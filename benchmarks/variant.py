@@ -116,10 +116,10 @@ VARIANTS: dict[str, Variant] = {
 _IN_QUICK = (BARE, AGAIN, STANDARD, "hand")
 
 
-def variants_for(workload: str, *, is_quick: bool) -> list[str]:
+def variants_for(workload: str, *, is_quick: bool, without: frozenset[str] = frozenset()) -> list[str]:
     """Those to measure: what is installed; in a quick look the main ones, with other tools on the MLP alone."""
-    names = [name for name, variant in VARIANTS.items() if variant.is_there]
-    if workload != "mlp":
+    names = [name for name, variant in VARIANTS.items() if variant.is_there and name not in without]
+    if workload != "mlp" and "rows" in names:
         names.remove("rows")
     if is_quick:
         return [name for name in names if name in _IN_QUICK or (VARIANTS[name].needs and workload == "mlp")]
