@@ -266,28 +266,28 @@ def test_ctrl_c_ends_a_command_with_130(monkeypatch: pytest.MonkeyPatch) -> None
     assert main(["ls"]) == 130
 
 
+def run_in_a_process_of_its_own(code: str) -> None:
+    code = f"import sys\nfrom stethos.cli.main import main\n{code}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_reading_commands_do_not_import_what_they_do_not_need(run: RunBuilder) -> None:
     process = run.process()
     process.steps(3)
     process.finish()
-    code = (
-        "import sys\nfrom stethos.cli.main import main\n"
+    run_in_a_process_of_its_own(
         "assert main(['tables', 'steps']) == 0 and main(['tables']) == 0\n"
         "assert 'duckdb' not in sys.modules\n"
         "assert main(['query', 'SELECT count(*) FROM steps']) == 0\n"
         "assert not {'torch', 'pyarrow', 'pandas', 'rich', 'numpy'} & set(sys.modules), sys.modules.keys()\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_query_of_a_growing_run_imports_no_more_than_arrow(demo: RunBuilder) -> None:
-    code = (
-        "import sys\nfrom stethos.cli.main import main\n"
+    run_in_a_process_of_its_own(
         "assert main(['query', 'SELECT count(*) FROM python.backtrace']) == 0\n"
         "assert 'pyarrow' not in sys.modules\n"
         "assert main(['query', 'SELECT process, rank, step FROM steps ORDER BY step DESC LIMIT 1']) == 0\n"
         "assert not {'pyarrow.compute', 'pandas', 'sqlite3', 'rich'} & set(sys.modules), sys.modules.keys()\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
