@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import wait_until
 from torch import nn
 
 import stethos
@@ -53,6 +54,8 @@ def test_the_loop_survives_and_the_run_tells_why(tmp_path: Path, capsys: pytest.
     ]  # fmt: skip
     assert main(["actions", "-t", str(path)]) == 0
     assert "drop-update c4" in capsys.readouterr().out
+    with stethos.open_run(path) as run:
+        wait_until(lambda: not run.is_live, "the drainer's last word")
     assert main(["actions", "-t", str(path), "--undo", "1"]) == 2
     assert main(["actions", "-t", str(path), "--undo", "9"]) == 2
     assert "has no action 9" in capsys.readouterr().err

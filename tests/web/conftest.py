@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 from processes import environment, start, start_command, start_program, wait_for_rest
-from served import Served
+from served import FLAGS, PATIENCE_MS, Served
 
 from stethos.web.bundle import Bundle
+
+expect.set_options(timeout=PATIENCE_MS)  # five seconds are not much on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +97,12 @@ def chromium() -> str:
             pytest.fail("Chromium is not installed: `make test` installs it")
         pytest.skip("no browser")
     return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, page_is_built: None) -> Iterator[Browser]:
+    """Headless, with an empty profile."""
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()

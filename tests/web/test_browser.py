@@ -10,24 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 from hung_run import make_hung_run
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from processes import environment, finish, start_program, wait_until
-from served import FLAGS, Served
+from served import PATIENCE_MS, Served
 
-PATIENCE_MS = 60_000
 SCRIPT = "<script>alert(1)</script>"
 CROWD = 20
 SERVER_BYTES = 400_000_000
 RUN_PAGES = ("overview", "clients", "layers", "time", "memory", "findings", "live", "sql")
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str, page_is_built: None) -> Iterator[Browser]:
-    """Headless, with an empty profile."""
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 class Window:
@@ -57,8 +47,8 @@ class Window:
         return self.page
 
     def settle(self) -> None:
-        expect(self.page.locator("main .card").first).to_be_visible(timeout=PATIENCE_MS)
-        expect(self.page.locator(".skeleton, [aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
+        expect(self.page.locator("main .card").first).to_be_visible()
+        expect(self.page.locator(".skeleton, [aria-busy=true]")).to_have_count(0)
 
     def tile(self, name: str) -> Locator:
         title = self.page.locator("dt", has_text=re.compile(f"^{name}$"))
@@ -93,11 +83,11 @@ def test_a_live_run_is_watched_and_its_faulty_client_found_by_clicking(
     page = window.go("/run/live/overview")
     expect(page.locator(".top .state")).to_have_text("running")
     seen = window.tile("rounds").inner_text()
-    expect(window.tile("rounds")).not_to_have_text(seen, timeout=PATIENCE_MS)  # a new round, without a reload
+    expect(window.tile("rounds")).not_to_have_text(seen)  # a new round, without a reload
     assert int(window.tile("rounds").inner_text()) > int(seen)
     assert training.wait(timeout=120) == 0
-    expect(page.locator(".top .state")).to_have_text("ended", timeout=PATIENCE_MS)
-    expect(window.tile("rounds")).to_have_text("16", timeout=PATIENCE_MS)
+    expect(page.locator(".top .state")).to_have_text("ended")
+    expect(window.tile("rounds")).to_have_text("16")
     assert window.loads == 2  # about:blank and the page
 
     page.get_by_role("link", name="Clients").click()
@@ -114,7 +104,7 @@ def test_a_live_run_is_watched_and_its_faulty_client_found_by_clicking(
     window.settle()
     assert colours_of(page.locator("[data-panel=client-cosine] canvas")) > 5
     page.get_by_role("link", name="Overview").click()
-    expect(page.locator(".verdict-word")).to_contain_text("c1", timeout=PATIENCE_MS)
+    expect(page.locator(".verdict-word")).to_contain_text("c1")
     page.get_by_role("link", name="Findings").click()
     expect(page.locator(".finding.is-error").first).to_contain_text("c1")
 
@@ -213,7 +203,7 @@ def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> N
     page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
     expect(page.locator("table.facts thead th")).to_have_count(3)
     expect(page.locator(".plot canvas").first).to_be_visible()
-    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("(worse)", timeout=PATIENCE_MS)
+    expect(page.locator("[data-panel=verdict] .verdict-word")).to_contain_text("(worse)")
     expect(page.locator("[data-panel=quantities] tbody tr").first).to_contain_text("final loss")
     expect(page.locator("[data-panel=settings] tr.differs").first).to_be_visible()
     page.get_by_role("checkbox", name="odd").click()
@@ -249,7 +239,7 @@ def test_twenty_browsers_watch_a_live_run_at_once(browser: Browser, server: Serv
             window.settle()
         say(program, "500 2")
         for window in windows:
-            expect(window.tile("rows stored")).to_have_text(re.compile(r"^4,[5-9]\d\d$"), timeout=PATIENCE_MS)
+            expect(window.tile("rows stored")).to_have_text(re.compile(r"^4,[5-9]\d\d$"))
             assert colours_of(window.page.locator("[data-panel=metrics] canvas")) > 5
         assert psutil.Process(server.process.pid).memory_info().rss < SERVER_BYTES
     finally:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from builders import RunBuilder
 from federated_rows import EVIL, build_federation
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from processes import command, environment, start, wait_for_rest
-from served import FLAGS
+from served import PATIENCE_MS
 
 from stethos.cli.main import main
 from stethos.cli.markdown import escape
@@ -26,7 +26,6 @@ from stethos.web.panel import Columns
 from stethos.web.panels import PANELS
 from stethos.web.report import gather, thin
 
-PATIENCE_MS = 60_000
 BREAKOUT = "</script><script>alert(1)</script>"
 HOSTILE = ("c1", BREAKOUT, "<!--<script>", "@octocat", "a|b`c`", "[x](http://evil.example)", EVIL)
 PAGES = ("overview", "clients", "layers", "time", "memory", "findings", "live")
@@ -62,14 +61,6 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
 Open = Callable[..., Page]
 
 
@@ -99,8 +90,8 @@ def opened(browser: Browser) -> Iterator[Open]:
 
 
 def settle(page: Page) -> None:
-    expect(page.locator("main .card").first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0, timeout=PATIENCE_MS)
+    expect(page.locator("main .card").first).to_be_visible()
+    expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0)
 
 
 def visit(page: Page, name: str) -> None:

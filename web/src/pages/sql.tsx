@@ -1,5 +1,5 @@
 // Any question: SQL over the tables of a run, as a table or drawn.
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Heat } from "../charts/heat";
 import { curvesOf, Plot } from "../charts/plot";
 import { Bars, DataTable } from "../charts/small";
@@ -26,6 +26,7 @@ export function SqlPage({ route }: { route: Route }) {
   const [complaint, setComplaint] = useState<Complaint | null>(null);
   const [isAsking, setAsking] = useState(false);
   const [took, setTook] = useState(0);
+  const editor = useRef<HTMLTextAreaElement>(null);
 
   const ask = async (sql: string): Promise<void> => {
     setAsking(true);
@@ -47,8 +48,9 @@ export function SqlPage({ route }: { route: Route }) {
     }
   }, [given, route.run]);
   const submit = (): void => {
-    if (text === given) void ask(text);
-    else go({ ...route, given: { ...route.given, q: text } });
+    const asked = editor.current?.value ?? text; // what stands in the editor, also where it has not been drawn yet
+    if (asked === given) void ask(asked);
+    else go({ ...route, given: { ...route.given, q: asked } });
   };
   const keyed = (event: KeyboardEvent): void => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -70,7 +72,7 @@ export function SqlPage({ route }: { route: Route }) {
           </div>
         </header>
         <textarea
-          class="editor" spellcheck={false} aria-label="SQL" rows={Math.min(16, Math.max(5, text.split("\n").length + 1))}
+          ref={editor} class="editor" spellcheck={false} aria-label="SQL" rows={Math.min(16, Math.max(5, text.split("\n").length + 1))}
           value={text} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={keyed}
         />
         <div class="asking">
