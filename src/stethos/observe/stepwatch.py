@@ -27,6 +27,7 @@ from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.late_row import LateRows, LateStep, Mark, recorded_event
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
 from stethos.observe.memory_sample import MemorySampler
+from stethos.observe.memory_trace import is_only_mode
 from stethos.observe.sample import LateSample, LayerSampler, cuda_peak_of, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
@@ -291,8 +292,14 @@ class StepWatch(WatchFields):
     def sample(self, watched: Watched, iteration: Iteration) -> None:
         """Take the gradient norm, or all layer statistics, if due or if something looks wrong."""
         self.is_due = False
-        if torch._C._len_torch_dispatch_stack():  # its owner would take our reading for the training's own work
-            return
+        if not torch._C._len_torch_dispatch_stack():
+            self._sample(watched, iteration)
+        elif is_only_mode():  # our own trace of memory: it need not see our reading
+            with _disable_current_modes():
+                self._sample(watched, iteration)
+        # the owner of any other mode would take our reading for the training's own work
+
+    def _sample(self, watched: Watched, iteration: Iteration) -> None:
         alarm, guard = watched.alarm, self.session.guard
         is_urgent = not alarm.low <= iteration.loss <= alarm.high and alarm.rings_for_loss(iteration.loss)
         layers = self.budget.purses.get("layers")
