@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import RunBuilder
 from made import columns
 
-from stethos.profile.bottleneck import batch_bottleneck, bottlenecks_of, input_bottleneck, launch_bottleneck
+from stethos.profile.bottleneck import (
+    batch_bottleneck,
+    bottlenecks_of,
+    input_bottleneck,
+    launch_bottleneck,
+    leak_bottleneck,
+)
 from stethos.profile.column import select
-from stethos.profile.memory_use import growth_of
+from stethos.profile.memory_use import Growth, Kept, growth_of
 from stethos.profile.module_time import module_times
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, read_step_times, step_times, together
 from stethos.store.run import open_run
@@ -121,3 +129,28 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert growth_of("p", t_ns[:10], np.linspace(3e8, 9e8, 10)) is None
     backwards = growth_of("p", t_ns[::-1], np.linspace(3e8, 9e8, 60)[::-1])
     assert backwards is not None and backwards.bytes_per_s > 0
+
+
+def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:
+    growth = Growth("p", 5.5e8, 7.4e8, 12.5e6, 1.0, free_bytes=20e9)
+    kept = Kept("p", "train.py:9", "history (list) at train.py:17", 1e6, 172, 1)
+    one = leak_bottleneck(growth, kept)
+    assert one is not None and one.verdict == (
+        "memory of process p grows by 750 MB a minute: tensors made at train.py:9 stay alive"
+    )
+    assert "(+35%)" in one.evidence and "20.0 GB free on the machine last 27 minutes" in one.evidence
+    assert "train.py:17" in one.next_step and one.detail["left_s"] == 1600
+    for other in (replace(kept, step_bytes=4.0), replace(kept, process="q"), None):
+        plain = leak_bottleneck(growth, other)
+        assert plain is not None and plain.verdict.endswith("a minute") and plain.detail["line"] is None
+    assert leak_bottleneck(None, kept) is None  # one sample of a line alone is too little
+    assert leak_bottleneck(None, replace(kept, samples=3)) is not None
+
+
+def test_the_outputs_of_a_module_are_those_of_its_forward() -> None:
+    rows = [
+        {"module": "0", "stage": "backward", "duration_ms": 4.0, "allocated_bytes": None, "samples": 2},
+        {"module": "0", "stage": "forward", "duration_ms": 1.0, "allocated_bytes": 640, "samples": 3},
+    ]
+    (one,) = module_times(rows, set())
+    assert (one.allocated_bytes, one.samples) == (640, 3)

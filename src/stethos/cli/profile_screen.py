@@ -18,6 +18,7 @@ from stethos.profile.traffic import Traffic
 _MARGIN = 12
 _BAR = 26
 _MODULES = 4
+_MUCH = 0.1  # of the machine
 
 
 def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
@@ -29,7 +30,7 @@ def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
     if is_named:
         yield from _bottleneck(found.bottlenecks[0], target, width)
         for one in found.bottlenecks[1:4]:
-            yield Line(cut(f"{'also':{_MARGIN}}{clean(one.verdict)}", width))
+            yield from _entry("also", one.verdict, width)
     for one_round in found.rounds:
         yield Line("")
         yield from _rounds(one_round, width)
@@ -109,7 +110,7 @@ def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) ->
 def _modules(found: Profile, width: int) -> Iterator[Line]:
     if not found.modules:
         return
-    shown = [f"{clean(one.module)} {one.share:.0%}" for one in found.modules[:_MODULES] if one.self_ms > 0]
+    shown = [f"{clean(one.module)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
     if shown:
         yield from _entry("slowest", ", ".join(shown) + " of forward and backward", width)
 
@@ -119,7 +120,8 @@ def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
     if memory.cpu_share is not None:
         processor.append(f"{memory.cpu_share:.1f} cores")
     if memory.machine_cpu_share is not None:
-        processor.append(f"machine {memory.machine_cpu_share:.0%} busy")
+        others = f" (other processes {memory.others_share:.0%})" if (memory.others_share or 0.0) >= _MUCH else ""
+        processor.append(f"machine {memory.machine_cpu_share:.0%} busy{others}")
     for gpu in memory.gpus:
         busy = "busy share not recorded" if gpu["busy_share"] is None else f"{gpu['busy_share']:.0%} busy"
         processor.append(f"GPU {gpu['device']} {busy}")
@@ -153,9 +155,8 @@ def _traffic(one: Traffic, width: int) -> Iterator[Line]:
     if one.received_bytes is not None:
         parts.append(f"{bytes_text(round(one.per_round(one.received_bytes) or 0))} down")
     if one.sent_bytes is not None and one.ok:
-        parts.append(f"{bytes_text(round(one.sent_bytes / one.ok))} a client")
-    if one.up_bytes_per_s is not None:
-        parts.append(f"{bytes_text(round(one.up_bytes_per_s))}/s")
+        at = "" if one.up_bytes_per_s is None else f" at {bytes_text(round(one.up_bytes_per_s))}/s"
+        parts.append(f"{bytes_text(round(one.sent_bytes / one.ok))} a client{at}")
     if one.compression is not None:
         parts.append("uncompressed" if abs(one.compression - 1) < 0.01 else f"compressed {one.compression:.1f}x")
     yield from _entry("traffic", ", ".join(parts) or "not recorded", width)

@@ -176,8 +176,10 @@ def _ranks(run: Run) -> list[Record]:
 
 
 def _show_ranks(rows: list[Record]) -> None:
+    has_ranks = any(row["rank"] is not None for row in rows)
     headings = [
-        Heading("rank", True), Heading("process", spare=6), Heading("steps", True, 4), Heading("step", True),
+        Heading("rank", True), Heading("process", spare=6 if has_ranks else 0), Heading("steps", True, 4),
+        Heading("step", True),
         Heading("data", True), Heading("forward", True), Heading("backward", True), Heading("optimizer", True, 1),
         Heading("other", True, 2), Heading("samples", True, 5), Heading("samples/s", True, 3),
     ]  # fmt: skip

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
+_MOSTLY = 0.5
 TURN_SQL = f"SELECT {', '.join(sorted(TURN_COLUMNS))} FROM client_rounds"
 
 
@@ -69,6 +70,12 @@ class Profile:
         share = steps.share("forward", "backward")
         head = "" if self.rounds else "no bottleneck: "
         compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
+        outside = steps.share("other")
+        if compute and not self.rounds and outside >= _MOSTLY:
+            return (
+                f"{head}{outside:.0%} of a step is none of data, forward, backward and optimizer, but the program's "
+                "own code around them; `stethos flame` shows which, while it runs"
+            )
         slowest = f", most of that in module {self.modules[0].module}" if self.modules and not self.rounds else ""
         return f"{head}{compute}{slowest}" if compute else ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import psutil
 
 from stethos.schema import NULL_F64
@@ -17,10 +19,13 @@ class HostSampler:
         """The columns of `host` for one process; None if it is gone."""
         try:
             process = self._processes.get(pid)
+            is_first = process is None
             if process is None:
                 process = self._processes[pid] = psutil.Process(pid)
             with process.oneshot():
                 cpu = process.cpu_percent() / 100
+                if is_first:  # psutil has nothing to compare with yet and says 0
+                    cpu = self._cores_so_far(process)
                 rss, threads = process.memory_info().rss, process.num_threads()
                 read, written = self._disk(process)
         except psutil.Error:
@@ -39,6 +44,12 @@ class HostSampler:
             "net_sent_bytes": network.bytes_sent if network else NULL_F64,
             "net_received_bytes": network.bytes_recv if network else NULL_F64,
         }
+
+    def _cores_so_far(self, process: psutil.Process) -> float:
+        """Cores in use since the process was started; NULL where a stepped clock makes nonsense of that."""
+        used, lived_s = process.cpu_times(), time.time() - process.create_time()
+        cores = (used.user + used.system) / lived_s if lived_s > 0 else NULL_F64
+        return cores if cores <= (psutil.cpu_count() or 1) else NULL_F64
 
     def _disk(self, process: psutil.Process) -> tuple[float, float]:
         try:
