@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from builders import RunBuilder
+from builders import MS_NS, T0_NS, RunBuilder
+from federated_rows import put_row, put_steps
 from processes import wait_for_rest
 
 import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import UsageError
+from stethos.schema import ROUNDS as ROUNDS_TABLE
 
 ROUNDS = 12
 
@@ -153,6 +155,29 @@ def test_a_run_with_steps_alone_says_what_is_missing(run: RunBuilder, capsys: py
     assert "a step: " in text and "not recorded: rounds and clients, epochs" in text and "a round" not in text
     assert main(["compare", "demo", "demo"]) == 0
     assert "step time" in capsys.readouterr().out
+
+
+def test_steps_that_all_warm_up_are_not_called_unrecorded(run: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    process = run.process()
+    process.steps(3)
+    process.finish()
+    assert main(["profile"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "too few steps to tell: 3" in text and "steps beyond the first 5, which warm up" in text
+
+
+def test_a_round_without_an_end_is_left_out_and_that_is_said(
+    run: RunBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed in its third round; the clocks of its rounds were set back in between."""
+    process = run.process()
+    for number, t_ns in ((1, T0_NS), (2, T0_NS - 3_600 * 1000 * MS_NS)):
+        put_row(process, ROUNDS_TABLE, t_ns, round=number, federation="f", duration_ms=500.0, aggregate_ms=20.0)
+    put_steps(process, 20, T0_NS + 1000 * MS_NS, client="a", round=3, first=0)
+    process.finish()
+    assert main(["profile"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a round: 500 ms (2 rounds" in text and "the end of round 3, which is left out" in text
 
 
 def test_a_run_with_nothing_says_so(run: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,8 +58,9 @@ def _bottleneck(one: Bottleneck, target: str, width: int) -> Iterator[Line]:
 def _rounds(one: RoundTime, width: int) -> Iterator[Line]:
     name = f" of {clean(one.federation)}" if one.federation is not None else ""
     facts = one.as_dict()
-    yield Line(f"a round{name}: {ms_text(facts['mean_ms'])} ({plural_text(len(one.numbers), 'round')}, "
-               f"clients {facts['clients']})", "bold")  # fmt: skip
+    mean = "-" if facts["mean_ms"] is None else _time(facts["mean_ms"])
+    count = plural_text(len(one.numbers), "round")
+    yield Line(f"a round{name}: {mean} ({count}, clients {facts['clients']})", "bold")
     parts = {part: one.mean_ms(part) for part in ROUND_PARTS}
     if facts["clients"] == "in turn":
         parts.pop("wait")
@@ -104,7 +105,7 @@ def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) ->
         yield Line(f"  {name:{_MARGIN - 2}}{bar(share, _BAR):{_BAR}} {share:>5.0%}  {_time(value)}")
     unknown = [name for name, value in parts.items() if value is None]
     if unknown:
-        yield Line(cut(f"  {'':{_MARGIN - 2}}not recorded: {', '.join(unknown)}", width), "dim")
+        yield from (Line(line.text, "dim") for line in _entry("", f"not recorded: {', '.join(unknown)}", width))
 
 
 def _modules(found: Profile, width: int) -> Iterator[Line]:

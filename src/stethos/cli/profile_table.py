@@ -33,7 +33,8 @@ def statements(by: str | None) -> dict[str, str]:
         "rank": {"steps": step_time.STEP_SQL},
     }
     whole = {
-        "rounds": report.ROUND_SQL, "turns": report.TURN_SQL, "steps": step_time.STEP_SQL,
+        "rounds": report.ROUND_SQL, "round without an end": report.OPEN_SQL, "turns": report.TURN_SQL,
+        "steps": step_time.STEP_SQL,
         "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL, **memory, "processes": memory_use.HOST_SQL,
         "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip

@@ -163,7 +163,10 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
     """Two runs."""
     differences = tuple(differences_of([first.settings, second.settings]))
     notes = []
-    if first.unit != second.unit:
+    empty = [one.run for one in (first, second) if not one.has_anything]
+    if empty:
+        notes.append(f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}")
+    elif first.unit != second.unit:
         notes.append(f"one run has rounds, the other only steps: {first.run} counts {first.unit}s")
     quantities = [*_convergence(first, second), *_costs(first, second)]
     pair = Pair(

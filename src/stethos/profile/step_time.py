@@ -29,6 +29,7 @@ SELECT process, any_value(rank) AS rank, count(*) AS steps, sum(step_ms) AS step
 FROM steps
 WHERE step_ms >= 0 AND step_ms < 'Infinity'::DOUBLE AND step >= {SKIPPED_STEPS} AND coalesce(local_step, 1) > 0
 GROUP BY process ORDER BY process"""
+COUNT_SQL = "SELECT count(*) AS steps FROM steps"
 EPOCH_SQL = """\
 SELECT count(*) AS epochs, median(duration_ms) AS median_ms, min(duration_ms) AS min_ms, max(duration_ms) AS max_ms
 FROM spans WHERE name = 'epoch' AND duration_ms >= 0"""
