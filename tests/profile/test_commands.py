@@ -17,7 +17,10 @@ import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import UsageError
+from stethos.profile.column import records, select
+from stethos.profile.step_time import INSIDE_SQL, inside_of, read_step_times
 from stethos.schema import ROUNDS as ROUNDS_TABLE
+from stethos.store.run import open_run
 
 ROUNDS = 12
 
@@ -78,6 +81,15 @@ def test_the_parts_of_a_round_add_up(runs: Path, capsys: pytest.CaptureFixture[s
     known = [value for value in rounds["parts_ms"].values() if value is not None]
     assert sum(known) == pytest.approx(rounds["mean_ms"]) and min(known) >= 0
     assert rounds["parts_ms"]["evaluate"] is None and rounds["rounds"] == ROUNDS
+
+
+def test_the_engine_and_plain_sums_agree_on_what_is_inside_the_model(runs: Path) -> None:
+    with open_run(runs / "reference") as one:
+        (row,) = records(one, INSIDE_SQL)
+        (time,) = read_step_times(one)
+        plain = inside_of(*(select(one, f"SELECT * FROM {table}") for table in ("steps", "modules")))
+    known = {row["process"]: pytest.approx(row["inside"])} if row["samples"] >= 3 else {}
+    assert 0 < row["inside"] <= 1 and plain == known and time.inside == known.get(time.process)
 
 
 def test_the_screen_has_the_verdict_first_and_fits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,12 @@ from stethos.profile.bottleneck import (
     input_bottleneck,
     launch_bottleneck,
     leak_bottleneck,
+    own_code_bottleneck,
 )
 from stethos.profile.column import select
 from stethos.profile.memory_use import Growth, Kept, growth_of
 from stethos.profile.module_time import module_times
-from stethos.profile.step_time import STEP_COLUMNS, StepTime, read_step_times, step_times, together
+from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.store.run import open_run
 
 
@@ -154,3 +155,20 @@ def test_the_outputs_of_a_module_are_those_of_its_forward() -> None:
     ]
     (one,) = module_times(rows, set())
     assert (one.allocated_bytes, one.samples) == (640, 3)
+
+
+def test_code_around_the_model_is_not_called_computing() -> None:
+    """A loop without a data loader: what it does before the model counts as forward; sampled modules tell."""
+    steps = columns([{"process": "p", "step": step, "model": "Net", "forward_ms": 4.0} for step in range(20)])
+    rows = [{"process": "p", "step": step, "module": module, "stage": "forward", "duration_ms": ms}
+            for step in (1, 5, 9, 99) for module, ms in (("Net", 0.4), ("body", 0.3))]  # fmt: skip
+    assert inside_of(steps, columns(rows)) == {"p": pytest.approx(0.1)}
+    assert inside_of(steps, columns(rows[:4])) == {}  # too few
+    (time,) = steps_of()
+    slow = replace(time, mean_ms=50.0, inside=0.1, parts={**time.parts, "forward": 44.0})
+    named = own_code_bottleneck([slow])
+    assert named is not None and named.is_hint and "only 4.4 ms of them in the model" in named.evidence
+    assert own_code_bottleneck([replace(slow, inside=0.9)]) is None and own_code_bottleneck([]) is None
+    sleepy = replace(slow, inside=None, parts={**time.parts, "other": 40.0})
+    named = own_code_bottleneck([sleepy])
+    assert named is not None and "40.0 ms of 50.0 ms" in named.evidence

@@ -19,6 +19,7 @@ _MARGIN = 12
 _BAR = 26
 _MODULES = 4
 _MUCH = 0.1  # of the machine
+_HARDLY = 0.5
 
 
 def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
@@ -88,6 +89,10 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
     parts = {part: steps.parts[part] for part in STEP_PARTS}
     if not found.rounds:
         yield from _bars(parts, steps.mean_ms, width)
+        if steps.inside is not None and steps.inside < _HARDLY and steps.parts["forward"] is not None:
+            inside = _time(steps.inside * steps.parts["forward"])
+            text = f"forward is all from the batch, or the last step, to backward; {inside} of it are in the model"
+            yield from _entry("note", text, width)
         return
     shares = [f"{name} {value / steps.mean_ms:.0%}" for name, value in parts.items() if value is not None]
     unknown = [f"{name} not recorded" for name, value in parts.items() if value is None]

@@ -30,8 +30,8 @@ class Bottleneck:
     """One thing that holds the training up.
 
     `kind` is one of slow-link, slow-client, more-data, missing-clients, communication-bound, big-layer,
-    aggregation-bound, evaluation-bound, input-bound, slow-rank, launch-bound, small-batches, leak. `is_hint` where it
-    is advice rather than trouble.
+    aggregation-bound, evaluation-bound, input-bound, own-code, slow-rank, launch-bound, small-batches, leak. `is_hint`
+    where it is advice rather than trouble.
     """
 
     kind: str
@@ -207,6 +207,33 @@ def input_bottleneck(times: Sequence[StepTime], share: float = 0.25, at_least_ms
     )
 
 
+def own_code_bottleneck(times: Sequence[StepTime], share: float = 0.5, at_least_ms: float = 5.0) -> Bottleneck | None:
+    """Steps that mostly run the program's own code around the model; the process in which that takes longest."""
+    one = max(times, key=lambda time: time.outside_ms / time.mean_ms if time.mean_ms else 0.0, default=None)
+    if one is None or one.parts["forward"] is None or one.outside_ms < at_least_ms:
+        return None
+    part = one.outside_ms / one.mean_ms
+    if part < share:
+        return None
+    evidence = f"{one.parts['other']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie outside of all of these"
+    if one.inside is not None and (1 - one.inside) * one.parts["forward"] > (one.parts["other"] or 0.0):
+        evidence = (
+            f"{one.parts['forward']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie before backward, only "
+            f"{one.inside * one.parts['forward']:,.1f} ms of them in the model"
+        )
+    return Bottleneck(
+        "own-code",
+        f"the program's own code takes {part:.0%} of a step: neither data loader nor model, backward or optimizer",
+        evidence,
+        "SELECT process, avg(step_ms) AS step_ms, avg(data_ms) AS data_ms, avg(forward_ms) AS forward_ms, "
+        "avg(backward_ms) AS backward_ms, avg(optimizer_ms) AS optimizer_ms FROM steps GROUP BY process",
+        "`stethos flame`, while it runs, shows which function; prepare batches in a DataLoader with workers",
+        part,
+        process=one.process,
+        is_hint=True,
+    )
+
+
 def rank_bottleneck(times: Sequence[StepTime], share: float = 0.1) -> Bottleneck | None:
     """A rank that does its own part more slowly while the others wait for it in backward."""
     ranks = {one.rank: one for one in times if one.rank is not None and one.parts["backward"] is not None}
@@ -352,7 +379,10 @@ def bottlenecks_of(
         found += [client_bottleneck(one), missing_bottleneck(one), server_bottleneck(one), link_bottleneck(one, layers)]
         share = known_or_none(one.share("compute"))
         computing = min(computing, 1.0 if share is None else share)
-    inside = [input_bottleneck(steps), rank_bottleneck(steps), batch_bottleneck(steps), launch_bottleneck(steps, gpus)]
+    inside = [
+        input_bottleneck(steps), rank_bottleneck(steps), own_code_bottleneck(steps), batch_bottleneck(steps),
+        launch_bottleneck(steps, gpus),
+    ]  # fmt: skip
     for one_inside in inside:
         if one_inside is not None and (one_inside.share or 0.0) * computing >= _AT_LEAST:
             found.append(replace(one_inside, share=(one_inside.share or 0.0) * computing))

@@ -24,7 +24,6 @@ ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
 OPEN_SQL = """\
 SELECT max(round) AS round FROM (SELECT round FROM client_rounds UNION ALL SELECT round FROM steps)
 WHERE round > (SELECT coalesce(max(round), 0) FROM rounds WHERE duration_ms IS NOT NULL)"""
-_MOSTLY = 0.5
 TURN_SQL = f"SELECT {', '.join(sorted(TURN_COLUMNS))} FROM client_rounds"
 
 
@@ -77,12 +76,6 @@ class Profile:
         share = steps.share("forward", "backward")
         head = "" if self.rounds else "no bottleneck: "
         compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
-        outside = steps.share("other")
-        if compute and not self.rounds and outside >= _MOSTLY:
-            return (
-                f"{head}{outside:.0%} of a step is none of data, forward, backward and optimizer, but the program's "
-                "own code around them; `stethos flame` shows which, while it runs"
-            )
         slowest = f", most of that in module {self.modules[0].module}" if self.modules and not self.rounds else ""
         return f"{head}{compute}{slowest}" if compute else ""
 
