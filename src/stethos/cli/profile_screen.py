@@ -59,9 +59,9 @@ def _bottleneck(one: Bottleneck, target: str, width: int) -> Iterator[Line]:
 def _rounds(one: RoundTime, width: int) -> Iterator[Line]:
     name = f" of {clean(one.federation)}" if one.federation is not None else ""
     facts = one.as_dict()
-    mean = "-" if facts["mean_ms"] is None else _time(facts["mean_ms"])
-    count = plural_text(len(one.numbers), "round")
-    yield Line(f"a round{name}: {mean} ({count}, clients {facts['clients']})", "bold")
+    mean_text = "-" if facts["mean_ms"] is None else _time(facts["mean_ms"])
+    count_text = plural_text(len(one.numbers), "round")
+    yield Line(f"a round{name}: {mean_text} ({count_text}, clients {facts['clients']})", "bold")
     parts = {part: one.mean_ms(part) for part in ROUND_PARTS}
     if facts["clients"] == "in turn":
         parts.pop("wait")
