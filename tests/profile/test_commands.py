@@ -222,3 +222,17 @@ def test_odd_rows_break_nothing_and_are_said_to_be_odd(tmp_path: Path, capsys: p
     assert "2 impossible durations of rounds" in text and "impossible times of clients" in text
     assert "\x1b" not in text and "change nothing" in text and " -1" not in text.split("{")[0]
     assert main(["compare", str(tmp_path / "odd"), str(tmp_path / "odd")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--capture", "0"], "--capture 0 is out of range"),
+        (["--capture", "1000"], "give 1 to 100 steps"),
+        (["--capture", "3", "--trace-limit", "10"], "--trace-limit is too small"),
+    ],
+)
+def test_a_capture_that_makes_no_sense_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *words]) == UsageError.exit_code and said in capsys.readouterr().err
