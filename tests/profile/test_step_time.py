@@ -172,3 +172,9 @@ def test_code_around_the_model_is_not_called_computing() -> None:
     sleepy = replace(slow, inside=None, parts={**time.parts, "other": 40.0})
     named = own_code_bottleneck([sleepy])
     assert named is not None and "40.0 ms of 50.0 ms" in named.evidence
+
+
+def test_a_loader_that_is_slow_on_one_rank_is_named_once() -> None:
+    times = steps_of(ranks=2, data_ms=lambda rank, _: 60.0 if rank else 2.0,
+                     backward_ms=lambda rank, _: 5.0 if rank else 63.0, forward_ms=20.0)  # fmt: skip
+    assert [one.kind for one in bottlenecks_of([], times)] == ["input-bound"]

@@ -19,6 +19,15 @@ def test_the_first_sample_counts_from_the_start_of_the_process() -> None:
     assert 0 < first["cpu_share"] <= (psutil.cpu_count() or 1)
 
 
+def test_processes_sampled_together_have_one_machine() -> None:
+    """psutil counts since it was asked last: asked again at once, it would say that the machine is idle, or full."""
+    sampler = HostSampler()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = [sampler.sample(pid) for pid in (os.getpid(), child.pid)]
+    assert found[0] is not None and found[1] is not None
+    assert found[0]["machine_cpu_share"] == found[1]["machine_cpu_share"]
+
+
 def test_a_process_that_seems_to_start_in_the_future_has_no_share() -> None:
     sampler = HostSampler()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

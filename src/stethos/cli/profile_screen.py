@@ -18,8 +18,7 @@ from stethos.profile.traffic import Traffic
 _MARGIN = 12
 _BAR = 26
 _MODULES = 4
-_MUCH = 0.1  # of the machine
-_HARDLY = 0.5
+_MUCH = 0.1  # of the machine, or of a step
 
 
 def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
@@ -89,8 +88,9 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
     parts = {part: steps.parts[part] for part in STEP_PARTS}
     if not found.rounds:
         yield from _bars(parts, steps.mean_ms, width)
-        if steps.inside is not None and steps.inside < _HARDLY and steps.parts["forward"] is not None:
-            inside = _time(steps.inside * steps.parts["forward"])
+        forward = steps.parts["forward"] or 0.0
+        if steps.inside is not None and (1 - steps.inside) * forward >= _MUCH * steps.mean_ms:
+            inside = _time(steps.inside * forward)
             text = f"forward is all from the batch, or the last step, to backward; {inside} of it are in the model"
             yield from _entry("note", text, width)
         return
@@ -124,7 +124,7 @@ def _modules(found: Profile, width: int) -> Iterator[Line]:
 def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
     processor = []
     if memory.cpu_share is not None:
-        processor.append(f"{memory.cpu_share:.1f} cores")
+        processor.append(f"{memory.cpu_share:.1f} cores{' a process' if memory.processes > 1 else ''}")
     if memory.machine_cpu_share is not None:
         others = f" (other processes {memory.others_share:.0%})" if (memory.others_share or 0.0) >= _MUCH else ""
         processor.append(f"machine {memory.machine_cpu_share:.0%} busy{others}")

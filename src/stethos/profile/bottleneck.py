@@ -379,8 +379,11 @@ def bottlenecks_of(
         found += [client_bottleneck(one), missing_bottleneck(one), server_bottleneck(one), link_bottleneck(one, layers)]
         share = known_or_none(one.share("compute"))
         computing = min(computing, 1.0 if share is None else share)
+    loader, rank = input_bottleneck(steps), rank_bottleneck(steps)
+    if loader is not None and rank is not None and rank.ranks == loader.ranks and rank.detail["part"] == "data":
+        rank = None  # said already
     inside = [
-        input_bottleneck(steps), rank_bottleneck(steps), own_code_bottleneck(steps), batch_bottleneck(steps),
+        loader, rank, own_code_bottleneck(steps), batch_bottleneck(steps),
         launch_bottleneck(steps, gpus),
     ]  # fmt: skip
     for one_inside in inside:

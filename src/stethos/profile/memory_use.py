@@ -110,6 +110,7 @@ class MemoryUse:
     gpus: tuple[dict[str, Any], ...]
     growth: Growth | None
     kept: Kept | None = None
+    processes: int = 0  # over which `cpu_share` is a mean
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -137,6 +138,7 @@ def read_memory_use(run: Run) -> MemoryUse:
         tuple(records(run, GPU_SQL)) if "gpu" in TABLES else (),
         growth,
         _kept(run, growth) if "memory" in TABLES else None,
+        len(host),
     )
 
 
