@@ -130,6 +130,8 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert growth_of("p", t_ns[:10], np.linspace(3e8, 9e8, 10)) is None
     backwards = growth_of("p", t_ns[::-1], np.linspace(3e8, 9e8, 60)[::-1])
     assert backwards is not None and backwards.bytes_per_s > 0
+    paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
+    assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
 
 
 def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:

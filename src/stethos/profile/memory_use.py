@@ -191,4 +191,8 @@ def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: f
     grown = float(levels[-1] - levels[0])
     if rising < 0.8 or spent <= 0 or grown < max(share * levels[0], 20e6) or not math.isfinite(grown):
         return None
-    return Growth(process, float(levels[0]), float(levels[-1]), grown / spent, rising)
+    early, late = np.triu_indices(len(levels), 1)
+    apart = times[late] > times[early]  # the median of all slopes: a pause, or the end, does not bend it
+    slopes = (levels[late] - levels[early])[apart] / (times[late] - times[early])[apart]
+    rate = float(np.median(slopes))
+    return Growth(process, float(levels[0]), float(levels[-1]), rate, rising) if rate > 0 else None
