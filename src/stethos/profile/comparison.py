@@ -180,7 +180,8 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
     elif changed and not [one for one in differences if not one.is_place]:
         notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")
     others = max(first.others_share, second.others_share)
-    if others > _MUCH:
+    virtual = "round time" if first.has_virtual_rounds and second.has_virtual_rounds else ""
+    if others > _MUCH and any(one.unit == "ms" and one.name != virtual for one in quantities):
         notes.append(
             f"other processes kept {others:.0%} of the machine busy: times differ only beyond what that explains"
         )
