@@ -85,10 +85,21 @@ def subtract(row: Vector, base: Vector) -> None:
 
 def clear_odd(plan: Plan, row: Vector, state: State, client: str) -> tuple[Vector, Vector] | None:
     """Set to 0 what is not finite in a row; the odd elements of the state that it was made of, if it has any."""
+    return count_odd(plan, state, client) if clear(row) else None
+
+
+def clear(row: Vector) -> bool:
+    """Set to 0 what is not finite in a row; False if everything is."""
     if math.isfinite(square_sum(row)):
-        return None
+        return False
     np.copyto(row, 0, where=~np.isfinite(row))
-    return count_odd(plan, state, client)
+    return True
+
+
+def are_moderate(rows: Vector) -> bool:
+    """Whether all elements are finite, and so far from the largest numbers that no difference of two is not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.vecdot(rows, rows).sum())
 
 
 def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fingerprint]:
@@ -132,6 +143,13 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
             if not math.isfinite(square_sum(flat)):
                 nan[number], inf[number] = np.isnan(flat).sum(), np.isinf(flat).sum()
     return nan, inf
+
+
+def odd_in_row(plan: Plan, row: Vector) -> tuple[Vector, Vector]:
+    """The same where all elements lie in a row, as they came."""
+    starts = [part.start for part in plan.parts]
+    counted = [np.add.reduceat(found, starts, dtype=np.float64) for found in (np.isnan(row), np.isinf(row))]
+    return counted[0], counted[1]
 
 
 def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | None:

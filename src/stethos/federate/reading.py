@@ -136,6 +136,8 @@ class Reading:
             self.odd += odd_clients(prints, compared) if wants_odd else []
             rows.put(self._number, prints, compared, base_norms, duration_ms * 1e-3 * _PATIENCE_SHARE)
             federation.recent.append(self._row(plan, compared, sites))
+        if self._reader is not None:
+            self._reader.close()
         if after is None or row is None or base is None:
             return {}
         rows.put(self._number, [after], None, base_norms, 0.0)

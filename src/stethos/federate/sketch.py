@@ -86,7 +86,8 @@ class Plan:
         self.sizes = np.array(sizes, float)
         self.reads_everything = bool((self.coverage == 1).all())
         self._scratch = _Scratch(at)
-        self._is_plain = all(part.blocks is None and part.read for part in parts)
+        self.spare_desks: list[Any] = []  # see `Desk`
+        self.is_plain = all(part.blocks is None and part.read for part in parts)
         self._signs = np.where(chance.random(at) < 0.5, np.float32(-1), np.float32(1))
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
         self.sign_member = _membership(self.sign_places, [(part.start, part.stop) for part in parts], self.weight_stop)
@@ -107,7 +108,7 @@ class Plan:
 
         What stands in the row for those layers is 0.
         """
-        if self._is_plain and copy_plain(self.structure, state, row):
+        if self.is_plain and copy_plain(self.structure, state, row):
             return ()
         values, missing = self.structure.values_of(state, client), []
         with np.errstate(over="ignore", invalid="ignore"):
