@@ -207,6 +207,7 @@ class Round:
         detector `faulty-client` must be, unless `probability` says otherwise.
         """
         found: list[Verdict] = []
+        self._guarded(self._settle_sites)
         self._guarded(self._reading.screen, probability, self.updates, self._sites, found)
         return found
 
@@ -218,6 +219,7 @@ class Round:
     def facts_of(self) -> dict[str, dict[str, Any]]:
         """What clients report of their training, by client."""
         names = ("entry_loss", "exit_loss", "samples")
+        self._guarded(self._settle_sites)
         return {
             site.client: {
                 **{name: site.facts.get(name) for name in names},
@@ -303,6 +305,7 @@ class Round:
         self._wait_times()
         if session is None:
             return
+        self._settle_sites()
         for site in self._sites:
             site.write(session)
         if plan is not None:
@@ -323,6 +326,10 @@ class Round:
             **self._facts,
         }
         put_row(session, ROUNDS, values, client=None, round=self.number, t_ns=self._start_ns + session.offset_ns)
+
+    def _settle_sites(self) -> None:
+        for site in self._sites:
+            site.settle()
 
     def _wait_times(self) -> None:
         """Where clients work side by side, the early ones wait for the last."""
