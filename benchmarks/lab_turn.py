@@ -91,8 +91,8 @@ def _fixed_cost(costs: Sequence[float]) -> str:
     enough = f"{turn_us * 1e-3 / (_TARGET - 1 - share):.0f} ms" if share < _TARGET - 1 else "no length"
     return (
         f"Of recording, {turn_us:.0f} us are a turn's whatever its length, and {step_us:.0f} us each step's (first and "
-        f"second row). With steps of {_LONG_STEP_US // 1000} ms, of which that is {share:.1%}, recording as a whole stays "
-        f"below 3 % from turns of {enough} on."
+        f"second row). With steps of {_LONG_STEP_US // 1000} ms, of which that is {share:.1%}, recording as a whole "
+        f"stays below 3 % from turns of {enough} on."
     )
 
 
