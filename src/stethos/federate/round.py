@@ -51,6 +51,7 @@ class Round:
         self._lock = threading.RLock()
         self._stack = ExitStack()
         self._span: Span | None = None
+        self._traceparent = ""
         self._observe_ns = 0
         self._start_ns = 0
         self._is_ended = False
@@ -65,6 +66,7 @@ class Round:
         fields = {"federation": self._federation.name, "round": self.number}
         self._span = Span(boot.current_session, "round", fields, is_root=True)
         self._stack.enter_context(self._span)
+        self._traceparent = traceparent()
         self._start_ns = time.monotonic_ns()
         self._guarded(lambda: self._reading.begin(self._base_state()))
         self._capture.begin(self._base_state)
@@ -127,7 +129,7 @@ class Round:
             run_dir=str(settings.run_dir) if settings is not None and settings.run_dir is not None else "",
             preset=settings.preset if settings is not None else "standard",
             overhead=settings.overhead if settings is not None else 0.01,
-            traceparent=traceparent(),
+            traceparent=traceparent() or self._traceparent,  # threads that the loop starts know of no open span
         )
 
     def receive(
@@ -170,12 +172,13 @@ class Round:
         self._show()
 
     def _take(self, update: Update) -> None:
-        """An update came in: read it now, so that it may go when the caller is done with it."""
-        with self._lock:
-            self.updates.append(update)
+        """An update came in: read it now, so that it may go when the caller is done with it. One that does not fit the
+        global model is none to be averaged."""
         start_ns = time.monotonic_ns()
         try:
             self._guarded(self._read, update)
+            with self._lock:
+                self.updates.append(update)
             self._capture.update(update)
         finally:
             self._observe_ns += time.monotonic_ns() - start_ns
