@@ -10,9 +10,11 @@ when the process is killed is lost with it.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,7 @@ class LateRows:
         self._events: list[Any] = []
         self._next = 0
         self._waiting: deque[tuple[LateStep, Callable[..., bool], tuple[Any, ...]]] = deque()
+        self._flushing = threading.Lock()
 
     def copy(self, loss: torch.Tensor) -> int | None:
         """Start copying a loss; return its place, or None where that is not possible."""
@@ -84,10 +87,11 @@ class LateRows:
         self.flush()
 
     def flush(self) -> None:
-        while self._waiting and self._has_arrived(self._waiting[0][0]):
-            self._write(is_known=True)
-        while len(self._waiting) > _SLOTS // 2:
-            self._write(is_known=False)
+        with alone(self._flushing) as is_alone:
+            while is_alone and self._waiting and self._has_arrived(self._waiting[0][0]):
+                self._write(is_known=True)
+            while is_alone and len(self._waiting) > _SLOTS // 2:
+                self._write(is_known=False)
 
     def finish(self) -> None:
         """Write everything, waiting a moment for what is still on its way."""
@@ -118,6 +122,17 @@ class LateRows:
             if len(late.marks) < _MOST_MARKS:
                 row[FORWARD_AT : OPTIMIZER_AT + 1] = _spent_ns(late.marks, row[FORWARD_AT : OPTIMIZER_AT + 1])
         put(*row)
+
+
+@contextmanager
+def alone(lock: threading.Lock) -> Iterator[bool]:
+    """Whether nobody else is at it: a training thread waits for nothing, and leaves the work to who began it."""
+    is_alone = lock.acquire(blocking=False)
+    try:
+        yield is_alone
+    finally:
+        if is_alone:
+            lock.release()
 
 
 def recorded_event() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stethos.observe.budget import Purse
 from stethos.observe.context import turn
 from stethos.observe.device_statistic import DeviceStatistics, LateTable
-from stethos.observe.late_row import LAST_WAIT_S
+from stethos.observe.late_row import LAST_WAIT_S, alone
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, statistics_of
 from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
@@ -71,6 +72,7 @@ class LayerSampler:
         self._session = session
         self._device = DeviceStatistics(session.guard.run)
         self._waiting: deque[LateSample] = deque()
+        self._flushing = threading.Lock()
         self.spent_ns = 0
 
     def copy_of_start(self, params: list[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -123,11 +125,12 @@ class LayerSampler:
         return sample
 
     def flush(self) -> None:
-        """Record the samples that have come."""
-        while self._waiting and self._waiting[0].is_there():
-            sample = self._waiting.popleft()
-            sample.norm()
-            self.spent_ns += sample.take_spent_ns()
+        """Record the samples that have come; where another thread is at it, leave it to that one."""
+        with alone(self._flushing) as is_alone:
+            while is_alone and self._waiting and self._waiting[0].is_there():
+                sample = self._waiting.popleft()
+                sample.norm()
+                self.spent_ns += sample.take_spent_ns()
 
     def finish(self) -> None:
         """Recording ends: wait a moment for what is still on its way."""

@@ -15,7 +15,7 @@ from stethos.clock import monotonic_ns
 from stethos.observe.budget import Purse
 from stethos.observe.context import turn
 from stethos.observe.device_statistic import LateTable
-from stethos.observe.late_row import LAST_WAIT_S
+from stethos.observe.late_row import LAST_WAIT_S, alone
 from stethos.observe.layer_name import module_names
 from stethos.observe.memory_sample import MemorySampler
 from stethos.observe.memory_trace import Place
@@ -55,6 +55,8 @@ class ModuleTracer:
         self.spent_ns = 0
         self.peak_bytes = NULL_I64
         self._late: deque[tuple[LateTable, Callable[[], None]]] = deque()
+        self._flushing = threading.Lock()
+        self._beginning = threading.Lock()
 
     def refuse(self, reason: str) -> None:
         """Never trace in this process, and say why in the run."""
@@ -78,11 +80,12 @@ class ModuleTracer:
         return self.is_on and self._thread == threading.get_ident()
 
     def flush(self) -> None:
-        """Record the activations that have come from a device."""
-        while self._late and self._late[0][0].is_there():
-            late, write = self._late.popleft()
-            late.read()
-            write()
+        """Record the activations that have come from a device; where another thread is at it, leave it to that one."""
+        with alone(self._flushing) as is_alone:
+            while is_alone and self._late and self._late[0][0].is_there():
+                late, write = self._late.popleft()
+                late.read()
+                write()
 
     def finish(self) -> None:
         """Recording ends: wait a moment for what is still on its way."""
@@ -102,7 +105,9 @@ class ModuleTracer:
             if self._thread == threading.get_ident():
                 self._finish(watched, iteration, optimizer_ns, step)
         elif not self.is_refused:
-            self._begin(watched, iteration)
+            with alone(self._beginning) as is_alone:
+                if is_alone and not self._thread:
+                    self._begin(watched, iteration)
 
     def _begin(self, watched: Watched, iteration: Iteration) -> None:
         """Trace the next iteration for times or, in turns, for memory: tracing operators makes the times worthless."""
@@ -124,19 +129,29 @@ class ModuleTracer:
             self.memory.begin(functools.partial(_place_in, iteration, self._trace))
 
     def stop(self) -> None:
-        """Take the hooks away; what was seen stays for `_finish`."""
-        self.memory.stop()
+        """End the trace; what it saw is given up."""
+        self._unhook()
         self._thread = 0
         self._owner = None
+
+    def _unhook(self) -> None:
+        """Take the hooks away. The trace stays this thread's own: another one's would begin by emptying it."""
+        self.memory.stop()
         self.is_on = False
         self._trace.stop()
 
     def _finish(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
+        try:
+            if self.memory.is_on:
+                self._finish_memory(watched, iteration, step)
+            else:
+                self._finish_modules(watched, iteration, optimizer_ns, step)
+        finally:
+            self.stop()
+
+    def _finish_modules(self, watched: Watched, iteration: Iteration, optimizer_ns: int, step: int) -> None:
         began_ns = monotonic_ns()
-        if self.memory.is_on:
-            self._finish_memory(watched, iteration, step)
-            return
-        self.stop()
+        self._unhook()
         names = self._names(watched)
         spans = self._trace.take(names)
         self._record(spans, optimizer_ns, watched, step)
@@ -151,7 +166,7 @@ class ModuleTracer:
         began_ns = monotonic_ns()
         self.memory.end(watched, step, self._names(watched))
         calls = self.memory.calls
-        self.stop()
+        self._unhook()
         self._trace.take()
         clocked_ns = self._trace.own_ns + _START_NS + _OPERATOR_NS * calls + monotonic_ns() - began_ns
         if self.memory.purse is not None:
