@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     target = live_target(arguments)
-    wanted: list[tuple[int, LiveProcess | None]] = [(process.pid, process) for process in target.processes]
+    ordered = sorted(target.processes, key=lambda one: (one.rank is None, one.rank or 0))  # what started the ranks last
+    wanted: list[tuple[int, LiveProcess | None]] = [(process.pid, process) for process in ordered]
     if target.pid is not None:
         wanted = [one for one in wanted if one[0] == target.pid] or [(target.pid, None)]
     elif not wanted:
@@ -118,7 +119,7 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
 
 
 def _place(frame: Frame) -> str:
-    path = frame.file
+    path = os.path.normpath(frame.file) if os.path.isabs(frame.file) else frame.file
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = inside if not inside.startswith("..") else path
     return f"{clean(shown)}:{frame.lineno}" if frame.lineno else clean(shown)

@@ -27,6 +27,7 @@ from stethos.cli.target import add_live_target, chosen_processes
 from stethos.cli.text import clean, count_text
 from stethos.errors import LiveError, StethosError, UsageError
 from stethos.live.ask import ask
+from stethos.live.target import take_apart
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
@@ -60,11 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
         replies.append({"pid": process.pid, "rank": process.rank, **reply})
         if not arguments.json:
             show_reply(reply)
+            _note_others(process, arguments)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 
         print_json(replies[0])
     return 1 if any(reply["error"] for reply in replies) else 0
+
+
+def _note_others(process: LiveProcess, arguments: argparse.Namespace) -> None:
+    """Who did not name a rank is told that there are more."""
+    wanted = take_apart(arguments.target)
+    is_named = wanted.rank is not None or wanted.is_all or (wanted.run or "").isdigit()
+    if process.rank is not None and (process.world_size or 1) > 1 and not is_named:
+        _say(f"this was rank {process.rank} of {process.world_size}; `stethos all eval` runs it on every rank")
 
 
 def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Namespace) -> int:
