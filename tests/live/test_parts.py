@@ -195,7 +195,5 @@ def test_code_that_says_nothing_is_said_to_have_run_on_a_terminal(
 def test_what_py_spy_says_is_one_line_without_its_own_stack() -> None:
     lost = "Error: Failed to find python version from target process\nStack backtrace:\n   0: anyhow::msg\n"
     assert spoken(lost) == "Failed to find python version from target process"
-    denied = (
-        "Error: Failed to get it. Is it running?\n\nCaused by:\n    0: Permission denied\n    1: Permission denied\n"
-    )
-    assert spoken(denied) == "Failed to get it. Is it running?: Permission denied"
+    denied = "Error: Failed to get it. Is it there?\n\nCaused by:\n    0: Permission denied\n    1: Permission denied\n"
+    assert spoken(denied) == "Failed to get it. Is it there?: Permission denied"

@@ -6,6 +6,7 @@ import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
+import { label } from "./format";
 import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
 import { address, go, type Route } from "./route";
 import { panelAddress, Server, type Complaint } from "./source";
@@ -89,6 +90,7 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       const data = curvesOf({ ...panel, scale }, columns, names);
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
       const shown = { ...panel, scale };
+      if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
       return <Plot panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`} />;
     }
     case "heat": {
@@ -203,10 +205,10 @@ function Picker({ panel, parameter, route, version, value, choose }: Picked) {
       {parameter.title}{" "}
       <select value={value} onChange={(event) => choose({ [parameter.name]: event.currentTarget.value })}>
         <option value="">{none[parameter.name] ?? "all"}</option>
-        {value !== "" && !values.includes(value) && <option value={value}>{value}</option>}
+        {value !== "" && !values.includes(value) && <option value={value}>{label(value)}</option>}
         {values.map((one) => (
           <option key={one} value={one}>
-            {one}
+            {label(one)}
           </option>
         ))}
       </select>

@@ -31,8 +31,8 @@ def add_steering(parser: argparse.ArgumentParser) -> None:
 def steer(arguments: argparse.Namespace, op: str, is_change: bool, **request: Any) -> tuple[Replies, int]:
     """What each process answered, and the exit status. Of a job with ranks all are meant, unless one was named.
 
-    A change happens at the same step on all of them. It is refused where that cannot be: where a rank makes no steps, or
-    is on another machine and no step was given.
+    A change happens at the same step on all of them. It is refused where that cannot be: where a rank makes no steps,
+    or is on another machine and no step was given.
     """
     target = live_target(arguments)
     is_named = target.pid is not None or target.wanted.rank is not None

@@ -341,5 +341,5 @@ function together(panel: Panel, answers: Columns[], runs: string[]): Curves {
     });
     return [{ name: runs[index] ?? "", values }];
   });
-  return { x, curves };
+  return { x, curves, broken: [...new Set(each.flatMap((one) => one.broken))] };
 }

@@ -80,11 +80,11 @@ function Row({ row }: { row: RunRow }) {
       </td>
       <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>
       <td>
-        <HealthMark health={row.health} />
+        {row.rows_stored === 0 ? <span class="muted">nothing recorded</span> : <HealthMark health={row.health} />}
       </td>
       <td class="is-number">{cell(row.last_round ?? null, "")}</td>
       <td class="is-number">{cell(row.steps ?? null, "")}</td>
-      <td class="is-number">{cell(row.loss ?? null, "loss")}</td>
+      <td class={`is-number${Number.isFinite(number(row.loss ?? null) ?? 0) ? "" : " is-broken"}`}>{cell(row.loss ?? null, "loss")}</td>
       <td class="is-number">{cell(row.accuracy ?? null, "accuracy")}</td>
       <td class="is-number">{row.overhead_share == null ? "–" : share(row.overhead_share)}</td>
       <td class="is-number">{started === null ? "–" : duration((ended - started) / 1e6)}</td>
