@@ -34,7 +34,8 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
     () => answer !== null && <Drawing panel={panel} columns={answer} given={given} route={route} findings={diagnosis?.findings ?? []} choose={choose} />,
     [answer, diagnosis, JSON.stringify(route), theme],
   );
-  if (answer === null && complaint?.status === 404 && !source.isReport) return null; // the run is gone, as the page says
+  const isSaid = complaint?.status === 404 || complaint?.status === 0; // the run is gone, or the server: the page says so
+  if (answer === null && isSaid && !source.isReport) return null;
   if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   return (
     <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>

@@ -24,7 +24,7 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
   const hasClient = (route.given.client ?? "") !== "";
   return (
     <div class="grid">
-      {route.page === "overview" && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "overview" && (diagnosis.answer !== null || diagnosis.complaint?.status !== 0) && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
       {route.page === "overview" && source instanceof Report && <Made report={source} />}
       {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
       {panels.map((panel) => {
