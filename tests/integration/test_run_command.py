@@ -393,12 +393,12 @@ def test_another_interpreter_without_our_packages_is_observed(here: Path) -> Non
 
 
 def test_a_federation_without_steps_is_summed_up_by_its_rounds(here: Path) -> None:
-    name = script("""
-        import stethos
-        with stethos.federation("f", progress=False) as federation:
-            for one in federation.rounds(2):
-                one.evaluate(loss=1.0)
-    """)
+    name = script(
+        "import stethos\n"
+        "with stethos.federation('f', progress=False) as federation:\n"
+        "    for one in federation.rounds(2):\n"
+        "        one.evaluate(loss=1.0)\n"
+    )
     ended = command("run", "--name", "fed", name)
     assert ended.returncode == 0
     assert "stethos: 2 rounds recorded; look: stethos -t fed rounds" in ended.stderr

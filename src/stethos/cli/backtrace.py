@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import linecache
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from stethos.live.target import Target
 
 _LONGEST_LINE = 100
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +124,9 @@ def _place(frame: Frame) -> str:
     path = os.path.normpath(frame.file) if os.path.isabs(frame.file) else frame.file
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = inside if not inside.startswith("..") else path
+    library = _LIBRARY.search(path)
+    if library is not None:  # of a library what it is, not where it was installed: one's own lines are to stand out
+        shown = path[library.end() :]
     return f"{clean(shown)}:{frame.lineno}" if frame.lineno else clean(shown)
 
 
