@@ -135,7 +135,8 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
       <div class="heat-said" aria-live="polite">
         {cursor === null ? (
           <span class="muted">
-            {typeof all === "number" && all > grid.rows.length ? `the ${plain(grid.rows.length)} of ${plain(all)} that differ most` : plain(grid.rows.length)} × {plain(grid.xs.length)}
+            {counted(grid.rows.length, y)} × {counted(grid.xs.length, panel.x)}
+            {typeof all === "number" && all > grid.rows.length && `: of ${plain(all)} those that differ most`}
           </span>
         ) : (
           <span>
@@ -145,6 +146,12 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
       </div>
     </div>
   );
+}
+
+/** `10 clients`; of a column of somebody's own query the number alone. */
+function counted(count: number, name: string): string {
+  const isKnown = ["client", "layer", "round", "step"].includes(name);
+  return isKnown ? `${plain(count)} ${name}${count === 1 ? "" : "s"}` : plain(count);
 }
 
 interface Look {

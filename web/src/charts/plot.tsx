@@ -2,7 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { BROKEN, faded, phaseColour, seriesColour, themeColour } from "../colour";
-import { clock, heading, measured, moment, plain, short } from "../format";
+import { clock, heading, label as nameOf, measured, moment, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel } from "../model";
 
 export interface Curve {
@@ -16,8 +16,9 @@ export interface Curve {
 export interface Curves {
   x: number[];
   curves: Curve[];
-  /** Where a value is NaN or infinite, which no line can show. */
+  /** Where a value is NaN or infinite, which no line can show; and in which curves, where that is to be told. */
   broken: number[];
+  brokenIn?: string[];
 }
 
 const MOST_CURVES = 40;
@@ -78,9 +79,11 @@ interface Drawn {
   theme: string;
   onPick?: ((x: number) => void) | undefined;
   label: string;
+  /** Whether a single curve is named, too. */
+  isNamed?: boolean;
 }
 
-export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label }: Drawn) {
+export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label, isNamed = false }: Drawn) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const latest = useRef({ findings, data, onPick });
@@ -121,10 +124,11 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
           <span>
             <i style={{ background: BROKEN }} />
             NaN or infinite {isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(data.x.length)}`}
+            {data.brokenIn !== undefined && data.brokenIn.length > 0 && `: ${data.brokenIn.map(nameOf).join(", ")}`}
           </span>
         </div>
       )}
-      {names.length > 1 && (
+      {(names.length > 1 || (isNamed && names.length === 1)) && (
         <div class="legend-steps">
           {names.slice(0, 16).map(({ name, colour }) => (
             <span key={name}>
