@@ -129,14 +129,17 @@ def request_for(arguments: argparse.Namespace, code: str) -> dict[str, Any]:
     }
 
 
-def show_reply(reply: dict[str, Any]) -> None:
-    """Output and value on stdout; the traceback, and what is to be known about the circumstances, on stderr."""
+def show_reply(reply: dict[str, Any], *, is_terse: bool = False) -> None:
+    """Output and value on stdout; the traceback, and what is to be known about the circumstances, on stderr.
+
+    In a terminal code that came to nothing is said to have run, unless that goes without saying (`is_terse`).
+    """
     output = clean(reply["output"], keep_lines=True)
     sys.stdout.write(output if not output or output.endswith("\n") else output + "\n")
     if reply["value"] is not None:
         sys.stdout.write(clean(reply["value"], keep_lines=True) + "\n")
     sys.stdout.flush()
-    if not output and reply["value"] is None and not reply["error"] and sys.stderr.isatty():
+    if not output and reply["value"] is None and not reply["error"] and not is_terse and sys.stderr.isatty():
         _say(f"it ran{_at(reply)}, printed nothing and has no value")
     if reply["dropped_chars"]:
         _say(f"the output was cut: {count_text(reply['dropped_chars'])} more characters were printed")
