@@ -237,6 +237,22 @@ def repeated(second: float = 1.25, base: float = 3.0) -> Window:
     return Window({"client_rounds": turns(), "updates": frame_of(rows)})
 
 
+def broken_model(since: int = 6, senders: Sequence[str] = ("c2", "c4")) -> Window:
+    """From a round on the global model is NaN; these clients sent NaN in it."""
+    rounds = [
+        {"round": number, "federation": None, "loss": float("nan") if number >= since else 1.0,
+         "global_nan": 40 if number >= since else 0, "global_inf": 0}
+        for number in ROUNDS
+    ]  # fmt: skip
+    updates = [
+        {"client": client, "round": number, "layer": None, "federation": None,
+         "nan": 40 if number > since or (number == since and client in senders) else 0, "inf": 0}
+        for number in ROUNDS
+        for client in CLIENTS
+    ]  # fmt: skip
+    return Window({"client_rounds": turns(), "rounds": frame_of(rounds), "updates": frame_of(updates)})
+
+
 def unstable(growth: float = 1.4) -> Window:
     """Clients improve in each round, and each round begins worse than the one before."""
 
@@ -344,6 +360,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED013": unstable,
     "FED014": changed,
     "FED015": repeated,
+    "FED016": broken_model,
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS003": lambda: absent("dropped", "no reply"),

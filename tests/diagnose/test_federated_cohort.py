@@ -72,6 +72,22 @@ def test_a_round_that_comes_out_differently_is_told() -> None:
     assert not found("FED015", cases.repeated(base=3.1))  # another model: another update
 
 
+def test_a_global_model_of_nan_is_told_with_those_who_sent_it() -> None:
+    (one,) = found("FED016", cases.broken_model())
+    assert one.subject.clients == ("c2", "c4") and one.subject.first == 6 and one.is_open
+    assert one.title == "the global model has 40 NaN or infinite elements after round 6, sent by c2, c4"
+    (one,) = found("FED016", cases.broken_model(senders=()))
+    assert "and no client sent any" in one.title and "aggregation" in one.next_step
+    (one,) = found("FED016", cases.broken_model(senders=cases.CLIENTS))
+    assert "sent by all 6 clients" in one.title and one.subject.clients == ()
+    assert not found("FED016", cases.broken_model(since=99))
+    losses = [{"round": number, "loss": float("nan") if number == 3 else 1.0} for number in cases.ROUNDS]
+    (one,) = found("FED016", Window({"rounds": cases.frame_of(losses)}))
+    assert "has a loss of nan after round 3" in one.title and not one.is_open
+    unknown = [{"round": number, "loss": None} for number in cases.ROUNDS]  # not evaluated is no NaN
+    assert not found("FED016", Window({"rounds": cases.frame_of(unknown)}))
+
+
 def test_a_loss_that_falls_or_wobbles_is_no_instability() -> None:
     assert not found("FED013", cases.unstable(growth=0.9))
     assert not found("FED013", cases.unstable(growth=1.02))

@@ -20,6 +20,8 @@ def test_rounds_have_a_line_each_with_a_gap_where_the_loss_is_no_number(federati
     assert (loss.get_ylabel(), accuracy.get_ylabel(), duration.get_ylabel()) == ("loss", "accuracy", "duration (s)")
     values = loss.lines[0].get_ydata()
     assert values[0] == 1.0 and math.isnan(values[1]) and values[2] == pytest.approx(1 / 3)
+    (broken,) = loss.collections  # it was NaN, not missing
+    assert broken.get_offsets()[:, 0].tolist() == [2.0] and not accuracy.collections
     (failures,) = duration.collections
     assert failures.get_offsets().tolist() == [[3.0, 1.0]] and duration.get_xlabel() == "round"
 

@@ -392,6 +392,18 @@ def test_another_interpreter_without_our_packages_is_observed(here: Path) -> Non
     assert only_process(run)["torch"] is None and only_process(run)["state"] == "ended"
 
 
+def test_a_federation_without_steps_is_summed_up_by_its_rounds(here: Path) -> None:
+    name = script(
+        "import stethos\n"
+        "with stethos.federation('f', progress=False) as federation:\n"
+        "    for one in federation.rounds(2):\n"
+        "        one.evaluate(loss=1.0)\n"
+    )
+    ended = command("run", "--name", "fed", name)
+    assert ended.returncode == 0
+    assert "stethos: 2 rounds recorded; look: stethos -t fed rounds" in ended.stderr
+
+
 def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> None:
     name = script("import sys; print('stethos' in sys.modules)")
     ended = command("run", sys.executable, "-I", name)

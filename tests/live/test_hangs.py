@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,7 @@ def test_a_stalled_data_loader_is_named(story: dict[str, Any]) -> None:
 
 def test_a_lock_is_named(story: dict[str, Any]) -> None:
     assert "waits for a lock or another thread in wait_for_lock (hanging.py:" in story["lock"]["title"]
+    assert re.match(r"process [0-9]+ hangs: it ", story["lock"]["title"])  # a pid, by which commands know it
 
 
 def test_c_code_that_holds_the_gil_is_named(story: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from stethos.errors import LiveError, QueryError, StethosError
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, private_names
 from stethos.live.output import Catcher, Caught
+from stethos.live.stack import spoken
 from stethos.live.target import Wanted, take_apart
 from stethos.live.wire import error_from, error_reply, receive, send
 from stethos.store.captures import keep_stacks, read_stacks
@@ -189,3 +190,10 @@ def test_code_that_says_nothing_is_said_to_have_run_on_a_terminal(
     show_reply(quiet)
     show_reply({**quiet, "value": "3"})
     assert capsys.readouterr() == ("3\n", "stethos: it ran at step 41, printed nothing and has no value\n")
+
+
+def test_what_py_spy_says_is_one_line_without_its_own_stack() -> None:
+    lost = "Error: Failed to find python version from target process\nStack backtrace:\n   0: anyhow::msg\n"
+    assert spoken(lost) == "Failed to find python version from target process"
+    denied = "Error: Failed to get it. Is it there?\n\nCaused by:\n    0: Permission denied\n    1: Permission denied\n"
+    assert spoken(denied) == "Failed to get it. Is it there?: Permission denied"

@@ -232,6 +232,30 @@ def test_the_gateway_serves_the_same(ask: Ask, job: Job, private: Path) -> None:
     assert who == "gateway act@127.0.0.1"
 
 
+def test_a_change_is_made_by_all_ranks_at_the_same_step(ask: Ask) -> None:
+    for words in (["lr", "x0.5"], ["clip", "0.01"], ["lr", "undo"], ["all", "clip", "off"]):
+        status, out, err = ask(*words, "--json")
+        replies = json.loads(out)
+        assert (status, err, [reply["rank"] for reply in replies]) == (0, "", [0, 1]), words
+        assert replies[0]["step"] == replies[1]["step"], words
+    _, out, _ = ask("lr")
+    assert out.count("lr 0.001\n") == 2
+    status, out, _ = ask("sync")
+    assert (status, "the ranks are in step" in out) == (0, True)
+    status, _, err = ask("lr", "x0.5", "--at-step", "3")
+    assert (status, "step 3 had passed already" in err) == (6, True)
+
+
+def test_who_names_no_rank_is_told_that_there_are_more(ask: Ask) -> None:
+    assert ask("eval", "dist.get_rank()") == (
+        0, "0\n", "stethos: this was rank 0 of 2; `stethos all eval` runs it on every rank\n",
+    )  # fmt: skip
+    assert ask("rank:0", "eval", "dist.get_rank()") == (0, "0\n", "")
+    _, out, _ = ask("backtrace")
+    titles = [line for line in out.splitlines() if line.startswith("process ")]
+    assert [title.partition(", ")[2] for title in titles] == ["rank 0", "rank 1", ""]  # what started them comes last
+
+
 def test_sync_names_the_rank_that_differs(ask: Ask, job: Job) -> None:
     status, out, _ = ask("sync")
     assert (status, "the ranks are in step" in out) == (0, True)
@@ -240,6 +264,13 @@ def test_sync_names_the_rank_that_differs(ask: Ask, job: Job) -> None:
     status, out, _ = ask("sync", "--json")
     assert status == 1
     assert json.loads(out)["differ"] == {"0": "parameters", "1": "parameters"}  # of two, who could say
+
+
+def test_one_rank_can_be_changed_alone_and_that_is_said(ask: Ask) -> None:
+    status, out, err = ask("rank:1", "lr", "x0.5")
+    assert (status, out) == (0, "rank 1  SGD  group 0  lr 0.0005 (was 0.001)\n")
+    assert err.startswith("stethos: rank 1 alone of 2 was changed; ranks that train one model differ from now on")
+    assert ask("rank:1", "lr", "undo")[0] == 0
 
 
 def test_a_deadlock_is_named_with_the_missing_rank_and_both_places(ask: Ask, job: Job) -> None:
@@ -271,6 +302,8 @@ def test_in_a_deadlock_no_collective_is_begun_and_nobody_is_said_to_be_in_step(a
     wait_until(job.hangs, "the hang", PATIENCE_S)
     status, _, err = ask("all", "eval", "dist.barrier()")
     assert (status, "not all ranks make steps" in err) == (6, True)
+    status, _, err = ask("lr", "x0.1")
+    assert (status, "nothing was changed: not all ranks make steps" in err) == (6, True)
     status, out, _ = ask("all", "backtrace")
     assert "stray (two_ranks.py:" in out
     status, out, _ = ask("sync", "--json")
@@ -286,6 +319,8 @@ def test_a_missing_rank_is_reported(ask: Ask, job: Job) -> None:
     try:
         _, out, _ = ask("all", "backtrace")
         assert "rank 1 is missing: it is not alive here" in out
+        status, _, err = ask("two/all", "clip", "1.0")
+        assert (status, "nothing was changed" in err) == (6, True)
     finally:
         registry.write_text(kept, encoding="utf-8")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders import RunBuilder
 from hung_run import make_hung_run
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from processes import environment, finish, start_program, wait_until
@@ -140,6 +141,8 @@ def test_names_are_text_on_every_page(window: Window) -> None:
     expect(page.locator("[data-panel=client-table]").get_by_role("button", name=SCRIPT)).to_be_visible()
     page.locator("[data-panel=client-table]").get_by_role("button", name=SCRIPT).click()
     expect(page.locator("#one-client")).to_contain_text(SCRIPT)
+    hidden = page.locator("[data-panel=client-table]").get_by_role("button", name="a\\u202ebxxx")
+    expect(hidden).to_be_visible()  # the mark that turns text round is spelled out
     window.go("/run/odd/live")
     expect(page.locator("[data-panel=logs]")).to_contain_text("<script>alert(4)</script>")
 
@@ -208,6 +211,22 @@ def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> N
     expect(page.locator("[data-panel=settings] tr.differs").first).to_be_visible()
     page.get_by_role("checkbox", name="odd").click()
     expect(page.get_by_text("Choose another one to compare it with.")).to_be_visible()
+
+
+def test_nan_is_seen_and_a_run_without_rows_is_not_called_well(window: Window) -> None:
+    with RunBuilder(window.server.directory / "nothing"):
+        pass
+    with RunBuilder(window.server.directory / "lost") as lost:
+        process = lost.process(is_alive=False)
+        process.steps(10, losses=[1.0] * 6 + [float("nan")] * 4)
+        process.finish()
+    page = window.go("/run/lost/overview")
+    expect(page.locator("[data-panel=step-loss]")).to_contain_text("NaN or infinite at 4 of 10")
+    window.go("/run/nothing/overview")
+    expect(page.locator(".verdict-word")).to_have_text("Nothing could be checked")
+    expect(page.locator(".verdict.is-ok")).to_have_count(0)
+    window.go("/runs")
+    expect(page.locator("tr", has_text="nothing").first).to_contain_text("nothing recorded")
 
 
 def test_a_hang_shows_who_stood_where(window: Window) -> None:

@@ -81,7 +81,8 @@ export function shading(values: number[], scale: Scale): Shading {
     return Math.min(1, Math.max(0, (bend(value) - bend(low)) / (bend(high) - bend(low))));
   };
   const table = Array.from({ length: 256 }, (_, index) => blend(stops, index / 255));
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) =>
+  const parts = finite.length > 0 ? [0, 0.25, 0.5, 0.75, 1] : []; // of nothing but NaN there is no scale
+  const ticks = parts.map((part) =>
     scale === "log" ? low * (high / low) ** part : low + (high - low) * part,
   );
   return {

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Spark } from "./charts/small";
 import { useAround } from "./context";
-import { share } from "./format";
+import { label, share } from "./format";
 import { number, type Diagnosis, type Evidence, type Finding } from "./model";
 import { Code } from "./panel";
 import { address } from "./route";
@@ -13,15 +13,18 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
   const notes = diagnosis.findings.filter((one) => one.open && one.severity === "info");
   const [worst] = open;
   if (worst === undefined) {
-    const words = !diagnosis.is_diagnosed
+    const isIdle = diagnosis.checked.length === 0 && diagnosis.not_checked.length > 0;
+    const isKept = diagnosis.checked.length === 0 && !isIdle && diagnosis.is_under_way; // what an earlier look left; this one is not over
+    const words = !diagnosis.is_diagnosed || isKept
       ? diagnosis.error !== "" ? "Not diagnosed" : "Listening …"
-      : state === "failed" || state === "killed" ? "No cause found" : "Nothing wrong found";
-    const isCalm = diagnosis.is_diagnosed && state !== "failed" && state !== "killed";
+      : isIdle ? "Nothing could be checked" : state === "failed" || state === "killed" ? "No cause found" : "Nothing wrong found";
+    const isCalm = diagnosis.is_diagnosed && !isIdle && !isKept && state !== "failed" && state !== "killed";
     return (
       <section class={`verdict card is-wide ${isCalm ? "is-ok" : "is-looking"}`} aria-label="Verdict">
         <p class="verdict-word">{words}</p>
         <p class="verdict-more">
           {diagnosis.error !== "" && <span>{diagnosis.error}</span>}
+          {isIdle && <span>there are no rows to look at: no training was seen</span>}
           {diagnosis.checked.length > 0 && <span>{diagnosis.checked.length} checks made, {diagnosis.not_checked.length} not possible</span>}
           {notes.length > 0 && <a href={address({ run, page: "findings", given: {} })}>{notes.length === 1 ? "1 remark" : `${notes.length} remarks`}</a>}
         </p>
@@ -34,7 +37,7 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
   return (
     <section class={`verdict card is-wide is-${worst.severity}`} aria-label="Verdict">
       <div>
-        <p class="verdict-word">{worst.title}</p>
+        <p class="verdict-word">{label(worst.title)}</p>
         <p class="verdict-more">
           <Since finding={worst} />
           <span>{share(worst.confidence)} sure</span>
@@ -45,7 +48,7 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
         </p>
         {worst.next_step !== "" && <p class="next"><b>Next</b> {worst.next_step}</p>}
         <p class="verdict-links">
-          {worst.clients[0] !== undefined && <a class="button" href={address({ run, page: "clients", given: { client: worst.clients[0] } })}>See {worst.clients[0]} beside the others</a>}
+          {worst.clients[0] !== undefined && <a class="button" href={address({ run, page: "clients", given: { client: worst.clients[0] } })}>See {label(worst.clients[0])} beside the others</a>}
           <a href={address({ run, page: "findings", given: {} })}>{rest > 0 ? `Evidence, and ${rest} more` : "Evidence"}</a>
         </p>
       </div>
@@ -81,7 +84,7 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
     <article class={`finding is-${finding.severity}${finding.open ? "" : " is-closed"}`}>
       <header>
         <span class={`severity is-${finding.severity}`}>{finding.open ? (finding.severity === "info" ? "remark" : finding.severity) : "passed"}</span>
-        <h3>{finding.title}</h3>
+        <h3>{label(finding.title)}</h3>
       </header>
       <p class="verdict-more">
         <span>
@@ -93,7 +96,7 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
           <span>
             {finding.clients.slice(0, 6).map((client) => (
               <a key={client} class="chip" href={address({ run, page: "clients", given: { client } })}>
-                {client}
+                {label(client)}
               </a>
             ))}
           </span>
@@ -102,7 +105,7 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
           <span>
             {finding.layers.slice(0, 4).map((layer) => (
               <a key={layer} class="chip" href={address({ run, page: "layers", given: { layer } })}>
-                {layer}
+                {label(layer)}
               </a>
             ))}
           </span>

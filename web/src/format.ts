@@ -82,6 +82,14 @@ export function short(value: number, name: string, unit = ""): string {
   return Number(value.toPrecision(2)).toExponential().replace("e+", "e").replaceAll("-", MINUS);
 }
 
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+/** A name as text that can be seen: blanks alone are quoted, and marks that hide or reorder text are spelled out. */
+export function label(name: string): string {
+  const seen = name.replace(UNSEEN, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return seen.trim() === "" ? `"${seen}"` : seen;
+}
+
 /** Any cell as text. */
 export function cell(value: Cell | undefined, name: string, unit = ""): string {
   if (value === null || value === undefined) return "–";
@@ -92,7 +100,7 @@ export function cell(value: Cell | undefined, name: string, unit = ""): string {
   if (/^(NaN|-?Infinity)$/.test(value) || (name.endsWith("_ns") && /^\d+$/.test(value))) {
     return measured(number(value) ?? Number.NaN, name, unit);
   }
-  return value;
+  return name === "client" || name === "layer" || name === "run" ? label(value) : value;
 }
 
 /** A column's name as a heading: its unit is shown with every value. */

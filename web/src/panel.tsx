@@ -6,6 +6,7 @@ import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
+import { label } from "./format";
 import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
 import { address, go, type Route } from "./route";
 import { panelAddress, Server, type Complaint } from "./source";
@@ -33,7 +34,8 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
     () => answer !== null && <Drawing panel={panel} columns={answer} given={given} route={route} findings={diagnosis?.findings ?? []} choose={choose} />,
     [answer, diagnosis, JSON.stringify(route), theme],
   );
-  if (answer === null && complaint?.status === 404 && !source.isReport) return null; // the run is gone, as the page says
+  const isSaid = complaint?.status === 404 || complaint?.status === 0; // the run is gone, or the server: the page says so
+  if (answer === null && isSaid && !source.isReport) return null;
   if (answer !== null && answer.rows === 0 && panel.optional && complaint === null) return null;
   return (
     <section class={`card panel is-${panel.chart}${panel.wide ? " is-wide" : ""}`} aria-labelledby={`title-${panel.name}`} aria-busy={isAsking} data-panel={panel.name}>
@@ -89,6 +91,7 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       const data = curvesOf({ ...panel, scale }, columns, names);
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
       const shown = { ...panel, scale };
+      if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
       return <Plot panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`} />;
     }
     case "heat": {
@@ -203,10 +206,10 @@ function Picker({ panel, parameter, route, version, value, choose }: Picked) {
       {parameter.title}{" "}
       <select value={value} onChange={(event) => choose({ [parameter.name]: event.currentTarget.value })}>
         <option value="">{none[parameter.name] ?? "all"}</option>
-        {value !== "" && !values.includes(value) && <option value={value}>{value}</option>}
+        {value !== "" && !values.includes(value) && <option value={value}>{label(value)}</option>}
         {values.map((one) => (
           <option key={one} value={one}>
-            {one}
+            {label(one)}
           </option>
         ))}
       </select>

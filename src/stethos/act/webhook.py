@@ -66,8 +66,9 @@ def _address(host: str, port: int, *, is_private_fine: bool) -> tuple[Any, ...]:
         raise DeliveryError(f"{host} cannot be resolved: {error}") from None
     for _, _, _, _, address in found:
         if not is_private_fine and not _is_public(str(address[0])):
+            resolved = "" if host == address[0] else f"{address[0]}, which is "
             raise DeliveryError(
-                f"{host} is {address[0]}, which is no public address",
+                f"{host} is {resolved}no public address",
                 hint="set allow_private = true in the sink if it is meant",
             )
     family, _, _, _, address = found[0]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import linecache
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from stethos.live.target import Target
 
 _LONGEST_LINE = 100
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     target = live_target(arguments)
-    wanted: list[tuple[int, LiveProcess | None]] = [(process.pid, process) for process in target.processes]
+    ordered = sorted(target.processes, key=lambda one: (one.rank is None, one.rank or 0))  # what started the ranks last
+    wanted: list[tuple[int, LiveProcess | None]] = [(process.pid, process) for process in ordered]
     if target.pid is not None:
         wanted = [one for one in wanted if one[0] == target.pid] or [(target.pid, None)]
     elif not wanted:
@@ -118,9 +121,12 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
 
 
 def _place(frame: Frame) -> str:
-    path = frame.file
+    path = os.path.normpath(frame.file) if os.path.isabs(frame.file) else frame.file
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = inside if not inside.startswith("..") else path
+    library = _LIBRARY.search(path)
+    if library is not None:  # of a library what it is, not where it was installed: one's own lines are to stand out
+        shown = path[library.end() :]
     return f"{clean(shown)}:{frame.lineno}" if frame.lineno else clean(shown)
 
 

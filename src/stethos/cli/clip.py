@@ -5,7 +5,8 @@
     stethos clip              is anything clipped?
 
 What the program clips itself it clips before. All optimizers that have stepped so far are meant; the change lasts as
-long as the process, or until `stethos detach`.
+long as the process, or until `stethos detach`. Of a distributed job every rank begins at the same step, so that they
+stay alike; `-t rank:3` is one alone.
 """
 
 from __future__ import annotations
@@ -13,32 +14,28 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from stethos.cli.target import add_live_target, chosen_processes
+from stethos.cli.steering import add_steering, steer
 from stethos.cli.text import number_text
 from stethos.errors import UsageError
-from stethos.live.ask import ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("norm", nargs="?", metavar="NORM", help="the largest norm, or off; nothing: show")
-    add_live_target(parser)
-    parser.add_argument("--json", action="store_true", help="print one object per process")
+    add_steering(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     wanted = _wanted(arguments.norm)
-    replies = []
-    for process in chosen_processes(arguments):
-        reply = ask(process, "clip", **wanted)
-        replies.append({"pid": process.pid, "rank": process.rank, **reply})
-        if not arguments.json:
-            now = f"clipped to a norm of {number_text(reply['clip'])}" if reply["clip"] else "not clipped"
-            print(f"{process.title}  gradients are {now}")
+    answers, status = steer(arguments, "clip", bool(wanted), **wanted)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 
-        print_json(replies)
-    return 0
+        print_json([{"pid": process.pid, "rank": process.rank, **reply} for process, reply in answers])
+        return status
+    for process, reply in answers:
+        now = f"clipped to a norm of {number_text(reply['clip'])}" if reply["clip"] else "not clipped"
+        print(f"{process.title}  gradients are {now}")
+    return status
 
 
 def _wanted(text: str | None) -> dict[str, Any]:

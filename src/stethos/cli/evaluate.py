@@ -27,6 +27,7 @@ from stethos.cli.target import add_live_target, chosen_processes
 from stethos.cli.text import clean, count_text
 from stethos.errors import LiveError, StethosError, UsageError
 from stethos.live.ask import ask
+from stethos.live.target import take_apart
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
@@ -60,11 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
         replies.append({"pid": process.pid, "rank": process.rank, **reply})
         if not arguments.json:
             show_reply(reply)
+            _note_others(process, arguments)
     if arguments.json:
         from stethos.cli.jsontext import print_json
 
         print_json(replies[0])
     return 1 if any(reply["error"] for reply in replies) else 0
+
+
+def _note_others(process: LiveProcess, arguments: argparse.Namespace) -> None:
+    """Who did not name a rank is told that there are more."""
+    wanted = take_apart(arguments.target)
+    is_named = wanted.rank is not None or wanted.is_all or (wanted.run or "").isdigit()
+    if process.rank is not None and (process.world_size or 1) > 1 and not is_named:
+        _say(f"this was rank {process.rank} of {process.world_size}; `stethos all eval` runs it on every rank")
 
 
 def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Namespace) -> int:
@@ -119,14 +129,17 @@ def request_for(arguments: argparse.Namespace, code: str) -> dict[str, Any]:
     }
 
 
-def show_reply(reply: dict[str, Any]) -> None:
-    """Output and value on stdout; the traceback, and what is to be known about the circumstances, on stderr."""
+def show_reply(reply: dict[str, Any], *, is_terse: bool = False) -> None:
+    """Output and value on stdout; the traceback, and what is to be known about the circumstances, on stderr.
+
+    In a terminal code that came to nothing is said to have run, unless that goes without saying (`is_terse`).
+    """
     output = clean(reply["output"], keep_lines=True)
     sys.stdout.write(output if not output or output.endswith("\n") else output + "\n")
     if reply["value"] is not None:
         sys.stdout.write(clean(reply["value"], keep_lines=True) + "\n")
     sys.stdout.flush()
-    if not output and reply["value"] is None and not reply["error"] and sys.stderr.isatty():
+    if not output and reply["value"] is None and not reply["error"] and not is_terse and sys.stderr.isatty():
         _say(f"it ran{_at(reply)}, printed nothing and has no value")
     if reply["dropped_chars"]:
         _say(f"the output was cut: {count_text(reply['dropped_chars'])} more characters were printed")

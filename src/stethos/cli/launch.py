@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,20 +155,24 @@ class Launch:
             time.sleep(0.03)
         self._facts["ended_ns"] = time.time_ns()
         self._write_facts()
-        steps, dropped = 0, 0
+        steps, dropped, rounds = 0, 0, 0
         for process in self._place.processes():
             manifest = process.manifest()
             counters = manifest.get("counters") or _counters_in(process.ring())
-            stored = sum(file["rows"] for file in manifest.get("sealed", []) if file["table"] == "steps")
-            steps += max(counters.get("steps", 0), stored)
+            stored = Counter[str]()
+            for file in manifest.get("sealed", []):
+                stored[file["table"]] += file["rows"]
+            steps += max(counters.get("steps", 0), stored["steps"])
+            rounds += stored["rounds"]
             dropped += sum(counters.get("drops", {}).values())
         if not self._place.processes():
-            self._say("no Python process was observed")
-        elif steps:
+            self._say("no Python process was observed to train, to log or to take part in a federation")
+        elif steps or rounds:
             lost = f", {dropped:,} rows dropped (see `stethos doctor`)" if dropped else ""
             is_usual = self._place.path.parent == default_runs_dir().absolute()
             target = self._place.name if is_usual else _shown(self._place.path)
-            self._say(f"{steps:,} steps recorded{lost}; look: stethos -t {target} {_LOOK}")
+            counted = f"{steps:,} steps" if steps else f"{rounds:,} round{'s' if rounds > 1 else ''}"
+            self._say(f"{counted} recorded{lost}; look: stethos -t {target} {_LOOK if steps else 'rounds'}")
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
 

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                     raise
                 sys.stderr.write(f"{error}\n")
                 continue
-            show_reply(reply)
+            show_reply(reply, is_terse=True)
             failures += bool(reply["error"])
     if is_terminal:
         print()

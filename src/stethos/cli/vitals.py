@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stethos.store.catalogue import overhead_share
+from stethos.store.findings import FILE as FINDINGS_FILE
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -128,7 +129,7 @@ class Monitor:
             clients_failed=failed,
             findings=tuple(found[:_FINDINGS]),
             open_findings=len(found),
-            is_diagnosed=bool(kept),
+            is_diagnosed=bool(kept) or (sum(stored.values()) > 0 and (self.run.path / FINDINGS_FILE).exists()),
         )
 
     def _stored(self) -> Counter[str]:

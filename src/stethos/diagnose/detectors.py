@@ -20,6 +20,7 @@ from stethos.diagnose.federated.aggregation_bias import AggregationBias
 from stethos.diagnose.federated.client_anomaly import ClientAnomaly
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
+from stethos.diagnose.federated.non_finite_model import NonFiniteModel
 from stethos.diagnose.federated.quantity_skew import QuantitySkew
 from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
@@ -71,6 +72,7 @@ DETECTORS: dict[str, type[Detector]] = {
         DetachedLoss, GradientsNotZeroed,
         # federated
         FaultyClient, LabelSkew, QuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
+        NonFiniteModel,
         # system
         Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
         DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,

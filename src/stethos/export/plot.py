@@ -92,7 +92,7 @@ class Plots:
                         _mark_failures(axis, rows)
                 axis.set_ylabel(names[place])
             if 2 in shown:
-                axes[-1].set_ylim(bottom=0)
+                axes[-1].set_ylim(0, 1.05 * axes[-1].get_ylim()[1])
             axes[0].set_title(f"{_words(self._run.name)}: rounds")
             axes[-1].set_xlabel("round")
             axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -104,7 +104,8 @@ class Plots:
     def clients(self, value: ClientValue | None = None, federation: str | None = None) -> Figure:
         """A heat map of clients by rounds; without a `value` the cosine of the updates, else the loss.
 
-        A cross marks a turn that failed; grey is a client that did not take part, or was not measured.
+        A cross marks a turn that failed, red NaN or infinities; grey is a client that did not take part, or was not
+        measured.
         """
         if value is not None and value not in _CLIENT_VALUES:
             raise UsageError(f"no value {value!r} of clients", hint=f"one of {', '.join(_CLIENT_VALUES)}")
@@ -124,9 +125,12 @@ class Plots:
             {name: place for place, name in enumerate(rounds)},
         )
         grid = [[math.nan] * len(rounds) for _ in clients]
+        broken = []
         for client, number, amount in found:
             if amount is not None and number in columns:
-                grid[rows[client]][columns[number]] = float(amount)
+                grid[rows[client]][columns[number]] = float(amount) if math.isfinite(amount) else math.nan
+                if not math.isfinite(amount):
+                    broken.append((columns[number], rows[client]))
         bad = [(columns[number], rows[client]) for client, number, status in turns if status not in ("ok", None)]
         with matplotlib.rc_context({**_STYLE, "axes.grid": False}):
             figure = RunFigure(figsize=(7.5, min(_TALLEST_INCHES, 1.3 + 0.22 * len(clients))), layout="constrained")
@@ -135,9 +139,16 @@ class Plots:
             image = _heat(axis, grid, "PuOr" if chosen == "cosine" else "viridis", scale)
             if bad:
                 axis.scatter([x for x, _ in bad], [y for _, y in bad], marker="x", s=22, color=_RED, linewidths=1.4)
+            if broken:
+                axis.scatter([x for x, _ in broken], [y for _, y in broken], marker="s", s=16, color=_RED)
             _ticks(axis.yaxis, [_words(str(name)) for name in clients], 55)
             _ticks(axis.xaxis, [str(number) for number in rounds], 15)
-            axis.set_xlabel("round" + ("   (x: no update, grey: not measured)" if bad else "   (grey: not measured)"))
+            notes = (
+                *(["x: no update"] if bad else []),
+                *(["red: NaN or infinite"] if broken else []),
+                "grey: not measured",
+            )
+            axis.set_xlabel(f"round   ({', '.join(notes)})")
             axis.set_title(f"{_words(self._run.name)}: clients")
             figure.colorbar(image, ax=axis, label=_CLIENT_VALUES[chosen][0], pad=0.01)
         return figure
@@ -237,15 +248,21 @@ class Plots:
     def _client_values(self, value: str, federation: str | None) -> list[tuple[Any, ...]]:
         _, column, table = _CLIENT_VALUES[value]
         whole = " AND layer IS NULL" if table == "updates" else ""
+        if table == "updates":  # one with NaN in it has no size and no direction
+            column = f"if(nan + inf > 0, 'nan'::DOUBLE, {column})"
         query = f"SELECT client, round, {column} FROM {table} WHERE client IS NOT NULL AND round IS NOT NULL{whole}"
         return list(stream(self._run, query + _of(federation)))
 
 
 def _line(axis: Axes, x: Sequence[Any], y: Sequence[Any], colour: str, label: str | None) -> None:
-    """A line with gaps where nothing was measured; lonely points are dots."""
+    """A line with gaps where nothing was measured; lonely points are dots, red squares at its foot NaN or infinite."""
     values = [math.nan if value is None or not math.isfinite(value) else float(value) for value in y]
     marker = "o" if len(values) <= 60 or math.nan in values else None
     axis.plot(list(x), values, color=colour, marker=marker, markersize=3, label=label)
+    broken = [place for place, value in zip(x, y, strict=True) if value is not None and not math.isfinite(value)]
+    if broken:
+        foot = axis.get_xaxis_transform()
+        axis.scatter(broken, [0.03] * len(broken), marker="s", s=14, color=_RED, transform=foot, clip_on=False)
 
 
 def _mark_failures(axis: Axes, rows: Sequence[tuple[Any, ...]]) -> None:

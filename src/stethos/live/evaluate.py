@@ -110,6 +110,11 @@ class Evaluation:
         text = "".join(outcome_text(error, trace))
         return {"type": kind, "message": _cut(message), "traceback": _cut(text)}
 
+    def refuse(self, error: LiveError) -> None:
+        """It is over before it began."""
+        self.error = {"type": "Refused", "message": str(error), "traceback": f"{error}\n"}
+        self.is_over.set()
+
     def reply(self) -> dict[str, Any]:
         return {
             "value": self.value,
@@ -216,11 +221,14 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
     elif watch is None or not watch.steps.is_active:
         why = "no optimizer step can be seen in this process"
     else:
-        at_step = int(request.seconds("at_step", 0, most=2**53))
+        at_step = request.at_step
 
         def act(optimizer: Any) -> None:
             evaluation.step = request.session.steps
-            evaluation.run(frames_from(sys._getframe(1)), is_still=True)
+            if 0 < at_step < evaluation.step:
+                evaluation.refuse(request.too_late())
+            else:
+                evaluation.run(frames_from(sys._getframe(1)), is_still=True)
 
         task = Task(act, at_step=at_step, steps=lambda: request.session.steps)
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):

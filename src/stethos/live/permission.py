@@ -31,7 +31,7 @@ def why_not_readable(pid: int) -> str:
             "in a container the capability SYS_PTRACE is missing: start it with `docker run --cap-add SYS_PTRACE`, or "
             "in Kubernetes with securityContext.capabilities.add: [SYS_PTRACE]"
         )
-    return "it may not be a Python process, or it is about to end"
+    return "is it a Python process, and one that stays? `stethos ls` lists the observed ones"
 
 
 def owner_of(pid: int) -> int | None:

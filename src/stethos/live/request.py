@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stethos.errors import UsageError
+from stethos.errors import LiveError, UsageError
 from stethos.live.boundary import Boundary
 from stethos.observe.boot import Recording
 from stethos.observe.session import Session
@@ -59,6 +59,15 @@ class Request:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise UsageError(f"{self.op}: {name} is not a number of seconds up to {most:g}: {value!r}")
         return float(value)
+
+    @property
+    def at_step(self) -> int:
+        """The step at which all ranks are to act together; 0: the next one."""
+        return int(self.seconds("at_step", 0, most=2**53))
+
+    def too_late(self) -> LiveError:
+        """What is said where the step at which all ranks were to act has passed."""
+        return LiveError(f"step {self.at_step} had passed already when it came: nothing was done", hint="try again")
 
     def has_hung_up(self) -> bool:
         """Whether nobody waits for the reply any more."""

@@ -35,8 +35,8 @@ ROUTES: dict[str, Route] = {
     "collectives": Route("read", frozenset({"--json", "--calls"})),
     "sync": Route("read"),
     "eval": Route("act", frozenset({"--json", "--now"}), frozenset({"--timeout", "--wait"}), "text"),
-    "lr": Route("act", words="plain"),
-    "clip": Route("act", words="plain"),
+    "lr": Route("act", values=frozenset({"--at-step"}), words="plain"),
+    "clip": Route("act", values=frozenset({"--at-step"}), words="plain"),
     "gc": Route("act"),
     "checkpoint": Route("act", words="plain"),
 }

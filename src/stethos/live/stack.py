@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,9 +110,16 @@ def _run(spy: str, pid: int, flags: list[str]) -> tuple[list[dict[str, Any]] | N
     except ValueError:
         threads = None
     if result.returncode or not isinstance(threads, list):
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        return None, "; ".join(line.strip() for line in lines[:3]) or f"py-spy ended with status {result.returncode}"
+        return None, spoken(result.stderr) or f"py-spy ended with status {result.returncode}"
     return threads, ""
+
+
+def spoken(stderr: str) -> str:
+    """What py-spy says is wrong and why, in one line, without the words around it and its own stack."""
+    before, _, _ = stderr.partition("Stack backtrace:")
+    lines = [re.sub(r"^(Error:|\d+:)\s*", "", line.strip()) for line in before.splitlines()]
+    said = [line.rstrip(".:") for line in lines if line and line != "Caused by:"]
+    return ": ".join(list(dict.fromkeys(said))[:3])
 
 
 def find_spy() -> str | None:

@@ -9,7 +9,7 @@ import gc
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +54,26 @@ class Steering:
 
 
 def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: float = WAIT_S) -> dict[str, Any]:
-    """What `action` returns at the next step; LiveError if it failed or no step came."""
+    """What `action` returns at the next step; LiveError if it failed or no step came.
+
+    With `at_step` in the request at that step or not at all, so that all ranks do it at the same one.
+    """
     watch = request.recording.torch_watch
     if watch is None or not watch.steps.is_active:
         raise LiveError("no optimizer step can be seen in this process", hint="torch is not imported, or not watched")
     outcome: list[Any] = []
-    task = Task(lambda optimizer: outcome.append(outcome_of(action, optimizer)))
-    if not request.boundary.leave(watch.steps, task, request.seconds("wait_s", wait_s), request.has_hung_up):
+    wanted = request.at_step
+
+    def act(optimizer: Any) -> None:
+        is_late = 0 < wanted < request.session.steps
+        outcome.append(request.too_late() if is_late else outcome_of(action, optimizer))
+
+    task = Task(act, at_step=wanted, steps=lambda: request.session.steps)
+    wait_s = request.seconds("wait_s", wait_s)
+    if not request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
+        which = f"step {wanted} did not come" if wanted else "no optimizer step came"
         raise LiveError(
-            f"no optimizer step came within {request.seconds('wait_s', wait_s):g} s: nothing was changed",
+            f"{which} within {wait_s:g} s: nothing was changed",
             hint="`stethos backtrace` shows where the training is",
         )
     task.done.wait()
@@ -92,11 +103,13 @@ def _change_rate(request: Request, change: str) -> dict[str, Any]:
     if change == "undo":
         if not history:
             raise LiveError("no learning rate was changed from here", hint="`stethos lr` shows the present ones")
+        were = _groups(request)
         for reference, rate in history.pop():
             group = reference.group()
             if group is not None:
                 _set_rate(group, rate)
-        return {"groups": _groups(request), "changed": True}
+        return {"groups": _groups(request, were), "changed": True}
+    were = _groups(request)
     before = []
     for watched in request.watched():
         optimizer = watched.optimizer()
@@ -106,7 +119,7 @@ def _change_rate(request: Request, change: str) -> dict[str, Any]:
             _set_rate(group, _new_rate(change, rate))
     history.append(before)
     del history[:-_MOST_UNDO]
-    return {"groups": _groups(request), "changed": True}
+    return {"groups": _groups(request, were), "changed": True}
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
@@ -126,7 +139,9 @@ def _new_rate(change: str, rate: float) -> float:
     return value
 
 
-def _groups(request: Request) -> list[dict[str, Any]]:
+def _groups(request: Request, were: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Every parameter group with its rate, and the one it had in `were`."""
+    rates = {(group["optimizer"], group["group"]): group["lr"] for group in were}
     found = []
     for watched in request.watched():
         optimizer = watched.optimizer()
@@ -137,6 +152,7 @@ def _groups(request: Request) -> list[dict[str, Any]]:
                     "class": type(optimizer).__name__,
                     "group": index,
                     "lr": float(group["lr"]),
+                    "was": rates.get((watched.number, index), float(group["lr"])),
                     "weight_decay": float(group.get("weight_decay") or 0.0),
                     "has_scheduler": "initial_lr" in group,
                 }

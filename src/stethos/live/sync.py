@@ -34,7 +34,7 @@ def parameter_hash(request: Request) -> dict[str, Any]:
         found["step"] = request.session.steps
         found["hashes"] = hashes_of([one for one in request.watched() if one.optimizer() is not None])
 
-    task = Task(take, at_step=int(request.seconds("at_step", 0, most=2**53)), steps=lambda: request.session.steps)
+    task = Task(take, at_step=request.at_step, steps=lambda: request.session.steps)
     wait_s = request.seconds("wait_s", _WAIT_S)
     if not request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
         return {"step": request.session.steps, "hashes": None, "why": f"no optimizer step came within {wait_s:g} s"}

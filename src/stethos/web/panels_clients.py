@@ -9,9 +9,13 @@ _TURN = "FROM client_rounds WHERE client IS NOT NULL"
 _STATUS = "CASE status WHEN 'ok' THEN 0 WHEN 'timeout' THEN 1 WHEN 'dropped' THEN 2 ELSE 3 END"
 _CLIENTS = "SELECT DISTINCT client FROM client_reports WHERE client IS NOT NULL ORDER BY client"
 
+_BROKEN = "if(nan + inf > 0, 'nan'::DOUBLE, {})"  # what an update with NaN in it has instead of a size or a direction
+
 MEASURES = {
-    "norm": Option(f"SELECT client, round, norm AS value {_WHOLE}", "Norm of the update", "log"),
-    "cosine": Option(f"SELECT client, round, cos_centre AS value {_WHOLE}", "Cosine to the others", "diverging"),
+    "norm": Option(f"SELECT client, round, {_BROKEN.format('norm')} AS value {_WHOLE}", "Norm of the update", "log"),
+    "cosine": Option(
+        f"SELECT client, round, {_BROKEN.format('cos_centre')} AS value {_WHOLE}", "Cosine to the others", "diverging"
+    ),
     "loss": Option(f"SELECT client, round, coalesce(entry_loss, loss) AS value {_TURN}", "Loss of the incoming model"),
     "time": Option(f"SELECT client, round, duration_ms AS value {_TURN}", "Duration of the turn", "log", "ms"),
     "status": Option(f"SELECT client, round, {_STATUS} AS value {_TURN}", "Status", "category"),
@@ -47,20 +51,25 @@ CLIENT_PANELS = (
         "client-map", "clients", "Every client in every round", "heat",
         "WITH cells AS ($measure),\n"
         "span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM cells),\n"
-        "shown AS (SELECT client FROM cells, (SELECT median(value) AS middle FROM cells) GROUP BY client\n"
+        "middle AS (SELECT median(value) AS middle FROM cells WHERE isfinite(value)),\n"
+        "shown AS (SELECT client FROM cells, middle GROUP BY client\n"
         "          ORDER BY max(abs(value - middle)) DESC NULLS LAST LIMIT 200)\n"
-        "SELECT client, low + (round - low) // width * width AS round, avg(value) AS value\n"
+        "SELECT client, low + (round - low) // width * width AS round, avg(value) AS value,\n"
+        "       (SELECT count(DISTINCT client) FROM cells) AS of_rows\n"
         "FROM cells, span WHERE client IN (FROM shown) GROUP BY ALL ORDER BY client, round",
         "A client that differs from its column is odd in that round; a row that differs is an odd client. "
         "Click a cell to see the client beside the others.",
         x="round", y=("client",), parameters=(MEASURE,), selects={"client": "client", "round": "round"},
         needs=("client_reports",), marks="round", is_wide=True, is_optional=False,
     ),
-    _one("client-norm", "Size of its update", "2-norm; the band holds four fifths of the others.", "norm", _WHOLE),
+    _one(
+        "client-norm", "Size of its update", "2-norm; the band holds four fifths of the others.",
+        _BROKEN.format("norm"), _WHOLE,
+    ),
     _one(
         "client-cosine", "Direction of its update",
         "Cosine to the robust centre of the others: 1 the same way, 0 unrelated, below 0 against them.",
-        "cos_centre", _WHOLE,
+        _BROKEN.format("cos_centre"), _WHOLE,
     ),
     _one(
         "client-loss", "Loss of the incoming model on its data",
@@ -79,8 +88,8 @@ CLIENT_PANELS = (
         "         sum(nan + inf) AS non_finite\n"
         f"  {_WHOLE} GROUP BY client)\n"
         "SELECT client, turns, failed, samples, loss, duration_ms, norm_ratio, cosine, non_finite, sent_bytes, label\n"
-        "FROM turns LEFT JOIN shapes USING (client) ORDER BY cosine NULLS LAST, client LIMIT 1000",
-        "Medians over all rounds, the least alike first.",
+        "FROM turns LEFT JOIN shapes USING (client) ORDER BY non_finite > 0 DESC, cosine NULLS LAST, client LIMIT 1000",
+        "Medians over all rounds; who sends NaN first, then the least alike.",
         selects={"client": "client"}, needs=("client_reports",), is_wide=True,
     ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ TIME_PANELS = (
         "       max(end_ms) OVER () - end_ms AS wait_ms, status, end_ms = max(end_ms) OVER () AS is_critical\n"
         "FROM ended ORDER BY end_ms DESC NULLS LAST LIMIT 200",
         "When each client downloaded, computed and uploaded. The one that ended last is the critical path: "
-        "the round could not end before it.",
+        "the round could not end before it. At most 200 are shown, the last ones.",
         x="start_ms", y=("download_ms", "compute_ms", "upload_ms", "wait_ms"), by="client", unit="ms",
         parameters=(ROUND,), selects={"client": "client"}, needs=("client_reports",), is_wide=True,
     ),
@@ -112,7 +112,7 @@ MEMORY_PANELS = (
         "round-bytes", "memory", "Bytes sent and received by round", "stack",
         "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM client_reports),\n"
         "totals AS (SELECT round, sum(sent_bytes) AS sent, sum(received_bytes) AS received\n"
-        "           FROM client_rounds GROUP BY round)\n"
+        "           FROM client_rounds WHERE sent_bytes IS NOT NULL OR received_bytes IS NOT NULL GROUP BY round)\n"
         "SELECT low + (round - low) // width * width AS round, avg(sent) AS sent_bytes,\n"
         "       avg(received) AS received_bytes\n"
         "FROM totals, span GROUP BY 1 ORDER BY 1",

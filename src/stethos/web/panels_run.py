@@ -75,8 +75,9 @@ OVERVIEW_PANELS = (
     Panel(
         "global-drift", "overview", "Change of the global model", "line",
         f"{_ROUND_SPAN}"
-        "SELECT low + (round - low) // width * width AS round, avg(drift) AS in_round,\n"
-        "       avg(start_drift) AS since_start\n"
+        "SELECT low + (round - low) // width * width AS round,\n"
+        "       if(max(global_nan + global_inf) > 0, 'nan'::DOUBLE, avg(drift)) AS in_round,\n"
+        "       if(max(global_nan + global_inf) > 0, 'nan'::DOUBLE, avg(start_drift)) AS since_start\n"
         "FROM rounds, span WHERE drift IS NOT NULL GROUP BY 1 ORDER BY 1",
         "2-norm of the change of the weights in a round, and since the beginning.",
         x="round", y=("in_round", "since_start"), needs=("rounds",), marks="round", is_comparable=True,

@@ -1,7 +1,7 @@
 // A heat map on a canvas: rows of names, columns of steps or rounds, with a legend, a cursor and keys.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { BROKEN, faded, shading, STATUS, themeColour, type Shading } from "../colour";
-import { measured, plain, short } from "../format";
+import { label, measured, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel, type Scale } from "../model";
 
 interface Grid {
@@ -65,7 +65,8 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
     return () => watcher.disconnect();
   }, []);
 
-  const longest = Math.max(...grid.rows.map((name) => name.length), 2);
+  const [all] = column(columns, "of_rows").map(number);
+  const longest = Math.max(...grid.rows.map((name) => label(name).length), 2);
   const left = Math.min(width * 0.34, Math.max(44, Math.min(longest, 34) * 6.4 + 12));
   const rowHeight = Math.max(3, Math.min(26, Math.floor(560 / Math.max(1, grid.rows.length))));
   const top = 6;
@@ -133,15 +134,24 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
       />
       <div class="heat-said" aria-live="polite">
         {cursor === null ? (
-          <span class="muted">{grid.rows.length} × {grid.xs.length}</span>
+          <span class="muted">
+            {counted(grid.rows.length, y)} × {counted(grid.xs.length, panel.x)}
+            {typeof all === "number" && all > grid.rows.length && `: of ${plain(all)} those that differ most`}
+          </span>
         ) : (
           <span>
-            <b>{grid.rows[cursor.row]}</b> · {panel.x} {plain(grid.xs[cursor.x] ?? 0)} · <b>{said}</b>
+            <b>{label(grid.rows[cursor.row] ?? "")}</b> · {panel.x} {plain(grid.xs[cursor.x] ?? 0)} · <b>{said}</b>
           </span>
         )}
       </div>
     </div>
   );
+}
+
+/** `10 clients`; of a column of somebody's own query the number alone. */
+function counted(count: number, name: string): string {
+  const isKnown = ["client", "layer", "round", "step"].includes(name);
+  return isKnown ? `${plain(count)} ${name}${count === 1 ? "" : "s"}` : plain(count);
 }
 
 interface Look {
@@ -179,7 +189,7 @@ function draw(ctx: CanvasRenderingContext2D, grid: Grid, shade: Shading, look: L
     if (row % every !== 0 && !isAccused && !isSelected) return;
     ctx.font = `${isAccused || isSelected ? "600 " : ""}11px ${font}`;
     ctx.fillStyle = isAccused ? themeColour("error") : themeColour(isSelected ? "ink" : "muted");
-    ctx.fillText(shortened(ctx, name, left - 12), left - 7, top + (row + 0.5) * rowHeight);
+    ctx.fillText(shortened(ctx, label(name), left - 12), left - 7, top + (row + 0.5) * rowHeight);
     if (isSelected) {
       ctx.strokeStyle = themeColour("ink");
       ctx.lineWidth = 1.5;
@@ -233,15 +243,15 @@ function Legend({ shade, unit, title, scale, hasBroken }: Legended) {
         <span class="legend-steps">
           <span>
             <i style={{ background: BROKEN }} />
-            NaN
+            NaN or infinite
           </span>
         </span>
       )}
       <span class="muted">
         {title}
-        {scale === "log" ? ", logarithmic" : ""}
+        {scale === "log" && shade.ticks.length > 0 ? ", logarithmic" : ""}
       </span>
-      <div>
+      {shade.ticks.length > 0 && <div>
         <i style={{ background: `linear-gradient(to right, ${shade.stops.join(",")})` }} />
         <p>
           {shade.ticks.map((tick) => (
@@ -250,7 +260,7 @@ function Legend({ shade, unit, title, scale, hasBroken }: Legended) {
             </span>
           ))}
         </p>
-      </div>
+      </div>}
     </div>
   );
 }

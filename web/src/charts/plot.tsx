@@ -1,8 +1,8 @@
 // Lines and stacks over a dense x axis, drawn by uPlot.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { faded, phaseColour, seriesColour, themeColour } from "../colour";
-import { clock, heading, measured, moment, plain, short } from "../format";
+import { BROKEN, faded, phaseColour, seriesColour, themeColour } from "../colour";
+import { clock, heading, label as nameOf, measured, moment, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel } from "../model";
 
 export interface Curve {
@@ -16,6 +16,9 @@ export interface Curve {
 export interface Curves {
   x: number[];
   curves: Curve[];
+  /** Where a value is NaN or infinite, which no line can show; and in which curves, where that is to be told. */
+  broken: number[];
+  brokenIn?: string[];
 }
 
 const MOST_CURVES = 40;
@@ -36,6 +39,13 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
     return spreadOut;
   };
   const [low, high] = panel.band;
+  const drawn = panel.y.map((name) => column(columns, name));
+  const isBroken = (row: number): boolean =>
+    drawn.some((values) => {
+      const value = number(values[row]);
+      return value !== null && !Number.isFinite(value);
+    });
+  const broken = [...new Set(places.filter((_, row) => isBroken(row)))];
   const curve = (name: string, y: string, wanted: (row: number) => boolean, hasBand: boolean): Curve => ({
     name,
     values: spread(y, wanted),
@@ -48,6 +58,7 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
     const isAlone = distinct.length === 1;
     return {
       x,
+      broken,
       curves: distinct.map((group) =>
         curve(isAlone ? (names[y] ?? heading(y)) : group, y, (row) => groups[row] === group, distinct.length <= 6),
       ),
@@ -57,7 +68,7 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
     ...curve(names[y] ?? heading(y), y, () => true, place === panel.y.length - (y === "layer" || panel.y.includes("others") ? 1 : panel.y.length)),
     isFaint: y === "others",
   }));
-  return { x, curves: curves.filter((one) => one.values.some((value) => value !== null)) };
+  return { x, broken, curves: curves.filter((one) => one.values.some((value) => value !== null)) };
 }
 
 interface Drawn {
@@ -68,9 +79,11 @@ interface Drawn {
   theme: string;
   onPick?: ((x: number) => void) | undefined;
   label: string;
+  /** Whether a single curve is named, too. */
+  isNamed?: boolean;
 }
 
-export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label }: Drawn) {
+export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label, isNamed = false }: Drawn) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const latest = useRef({ findings, data, onPick });
@@ -103,9 +116,19 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
   }, [data, findings]);
 
   const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack) }));
+  const isBare = !data.curves.some((one) => one.values.some((value) => value !== null));
   return (
     <div class="plot-frame">
-      {names.length > 1 && (
+      {data.broken.length > 0 && (
+        <div class="legend-steps">
+          <span>
+            <i style={{ background: BROKEN }} />
+            NaN or infinite {isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(data.x.length)}`}
+            {data.brokenIn !== undefined && data.brokenIn.length > 0 && `: ${data.brokenIn.map(nameOf).join(", ")}`}
+          </span>
+        </div>
+      )}
+      {(names.length > 1 || (isNamed && names.length === 1)) && (
         <div class="legend-steps">
           {names.slice(0, 16).map(({ name, colour }) => (
             <span key={name}>
@@ -198,7 +221,7 @@ function optionsOf(
         time: panel.x.endsWith("_ns"),
         range: (_, low, high) => (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
       },
-      y: panel.scale === "log" ? { distr: 3 } : isStack ? { range: (_, __, high) => [0, high * 1.05 || 1] } : {},
+      y: !data.curves.some((one) => one.values.some((value) => value !== null)) ? { range: [0, 1] } : panel.scale === "log" ? { distr: 3 } : isStack ? { range: (_, __, high) => [0, high * 1.05 || 1] } : {},
     },
     axes: [
       { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
@@ -206,7 +229,12 @@ function optionsOf(
     ],
     hooks: {
       drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
-      draw: [(plot) => mark(plot, latest.current.findings, panel.marks, false)],
+      draw: [
+        (plot) => {
+          markBroken(plot, latest.current.data.broken, panel.x);
+          mark(plot, latest.current.findings, panel.marks, false);
+        },
+      ],
     },
   };
 }
@@ -277,6 +305,19 @@ function tip(panel: Drawn["panel"], latest: { current: { data: Curves } }, isSta
       },
     },
   };
+}
+
+/** A tick at the foot of the drawing wherever a value is NaN or infinite. */
+function markBroken(plot: uPlot, broken: number[], x: string): void {
+  const { ctx, bbox } = plot;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.fillStyle = BROKEN;
+  for (const place of broken) {
+    const at = plot.valToPos(x.endsWith("_ns") ? place / 1e9 : place, "x", true);
+    if (at >= bbox.left - 1 && at <= bbox.left + bbox.width + 1) ctx.fillRect(at - 1.5 * ratio, bbox.top + bbox.height - 9 * ratio, 3 * ratio, 9 * ratio);
+  }
+  ctx.restore();
 }
 
 /** Findings on the time line: from where each began, a flag and a shade. */

@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { phaseColour, seriesColour } from "../colour";
 import { useAround } from "../context";
-import { ago, cell, heading, measured, moment } from "../format";
+import { ago, cell, heading, label, measured, moment } from "../format";
 import { column, number, type Cell, type Columns, type Panel } from "../model";
 
 export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Columns; onPick?: ((name: string) => void) | undefined }) {
@@ -29,7 +29,7 @@ export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Column
         const bar = (
           <>
             <span class="bar-name" title={name}>
-              {name}
+              {label(name)}
             </span>
             <span class="bar-track">
               <i style={{ width: `${((values[row] ?? 0) / most) * 100}%`, background: colour(groups[row] ?? "") }} />

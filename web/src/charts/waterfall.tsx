@@ -1,6 +1,6 @@
 // One round across its clients: when each downloaded, computed, uploaded and waited.
 import { phaseColour } from "../colour";
-import { duration } from "../format";
+import { duration, label } from "../format";
 import { column, number, type Columns } from "../model";
 
 const PHASES = ["download_ms", "compute_ms", "upload_ms"];
@@ -58,7 +58,7 @@ export function Waterfall({ columns, onPick }: Drawn) {
               onClick={() => onPick(client)}
               title={`${client}: ${PHASES.map((phase, index) => `${NAMES[phase]} ${duration(known[index] ?? 0)}`).join(", ")}; ${status[row]}`}
             >
-              <span class="waterfall-name">{client}</span>
+              <span class="waterfall-name">{label(client)}</span>
               <span class="waterfall-track">
                 {known.map((ms, index) => {
                   const left = from;

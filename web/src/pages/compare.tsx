@@ -315,7 +315,7 @@ function Together({ panel, runs, isWide = false }: { panel: Panel; runs: string[
         <h2>{what}</h2>
       </header>
       <p class="note">{panel.note.split(". ")[0]?.replace(/\.$/, "")}.</p>
-      <Plot panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} />
+      <Plot panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} isNamed />
       <footer>
         <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
           SQL
@@ -341,5 +341,5 @@ function together(panel: Panel, answers: Columns[], runs: string[]): Curves {
     });
     return [{ name: runs[index] ?? "", values }];
   });
-  return { x, curves };
+  return { x, curves, broken: [...new Set(each.flatMap((one) => one.broken))], brokenIn: runs.filter((_, index) => (each[index]?.broken.length ?? 0) > 0) };
 }

@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Branches, type Frame } from "../charts/tree";
 import { useAround, useAsked, type Asked } from "../context";
 import { FindingCard, Verdict } from "../findings";
-import { moment } from "../format";
+import { label, moment } from "../format";
 import type { Diagnosis } from "../model";
 import { PanelCard, Trouble } from "../panel";
 import type { Route } from "../route";
@@ -24,7 +24,7 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
   const hasClient = (route.given.client ?? "") !== "";
   return (
     <div class="grid">
-      {route.page === "overview" && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "overview" && (diagnosis.answer !== null || diagnosis.complaint?.status !== 0) && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
       {route.page === "overview" && source instanceof Report && <Made report={source} />}
       {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
       {panels.map((panel) => {
@@ -33,7 +33,7 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
           <>
             {needsClient(panel.name) && panel.name === "client-norm" && (
               <h2 class="divider is-wide" id="one-client">
-                {route.given.client} <span class="muted">beside the others</span>
+                {label(route.given.client ?? "")} <span class="muted">beside the others</span>
               </h2>
             )}
             <PanelCard key={`${route.run}/${panel.name}`} panel={panel} route={route} version={version} diagnosis={diagnosis.answer} />
@@ -63,10 +63,10 @@ function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string
       <header>
         <h2>What was found</h2>
         <p class="note">
-          {answer.is_under_way ? "Listening …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : `${answer.checked.length || "All"} checks made.`}
+          {answer.is_under_way ? "Listening …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : answer.checked.length === 0 && answer.not_checked.length > 0 ? "No check was possible." : `${answer.checked.length || "All"} checks made.`}
         </p>
       </header>
-      {answer.findings.length === 0 && <p class="nothing">{answer.is_diagnosed ? "Nothing wrong found." : "Nobody has looked yet; a diagnosis is under way."}</p>}
+      {answer.findings.length === 0 && <p class="nothing">{answer.is_diagnosed ? (answer.checked.length > 0 || answer.not_checked.length === 0 ? "Nothing wrong found." : "Nothing could be checked: there are no rows to look at.") : "Nobody has looked yet; a diagnosis is under way."}</p>}
       {answer.findings.map((one) => (
         <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} />
       ))}

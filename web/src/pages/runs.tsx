@@ -80,18 +80,24 @@ function Row({ row }: { row: RunRow }) {
       </td>
       <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>
       <td>
-        <HealthMark health={row.health} />
+        {row.rows_stored === 0 ? <span class="muted">nothing recorded</span> : <HealthMark health={row.health} />}
       </td>
       <td class="is-number">{cell(row.last_round ?? null, "")}</td>
       <td class="is-number">{cell(row.steps ?? null, "")}</td>
-      <td class="is-number">{cell(row.loss ?? null, "loss")}</td>
-      <td class="is-number">{cell(row.accuracy ?? null, "accuracy")}</td>
+      <Measured value={row.loss} name="loss" />
+      <Measured value={row.accuracy} name="accuracy" />
       <td class="is-number">{row.overhead_share == null ? "–" : share(row.overhead_share)}</td>
       <td class="is-number">{started === null ? "–" : duration((ended - started) / 1e6)}</td>
       <td title={cell(row.started_ns ?? null, "started_ns")}>{started === null ? "–" : ago(started)}</td>
       <td class="is-number">{cell(row.size_bytes ?? null, "size_bytes")}</td>
     </tr>
   );
+}
+
+/** A number that stands out where it is NaN or infinite. */
+function Measured({ value, name }: { value: number | string | null | undefined; name: string }) {
+  const isBroken = !Number.isFinite(number(value ?? null) ?? 0);
+  return <td class={`is-number${isBroken ? " is-broken" : ""}`}>{cell(value ?? null, name)}</td>;
 }
 
 export function HealthMark({ health }: { health: Health | null | undefined }) {

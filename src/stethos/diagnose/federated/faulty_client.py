@@ -62,7 +62,7 @@ class FaultyClient:
         {
             "non-finite-loss", "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "plateau",
             "slow-progress", "weight-explosion", "exploding-gradients", "aggregation-bias", "server-instability",
-            "series-anomaly", "update-to-weight-ratio", "client-anomaly",
+            "series-anomaly", "update-to-weight-ratio", "client-anomaly", "non-finite-model",
         }
     )  # fmt: skip
 

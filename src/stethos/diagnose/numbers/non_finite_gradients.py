@@ -34,7 +34,7 @@ class NonFiniteGradients:
     reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
-         "frozen-layers"}
+         "frozen-layers", "non-finite-model"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

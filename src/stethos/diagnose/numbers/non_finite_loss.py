@@ -30,7 +30,7 @@ class NonFiniteLoss:
     reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-gradients", "non-finite-weights", "divergence", "plateau", "dead-units", "series-anomaly",
-         "frozen-layers", "exploding-gradients"}
+         "frozen-layers", "non-finite-model", "exploding-gradients"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

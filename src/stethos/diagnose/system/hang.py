@@ -150,7 +150,8 @@ class _Member:
 
     @property
     def title(self) -> str:
-        return f"rank {self.rank}" if self.rank is not None else f"process {self.process}"
+        pid, _, _ = self.process.partition("-")  # by which commands know it
+        return f"rank {self.rank}" if self.rank is not None else f"process {pid if pid.isdigit() else self.process}"
 
     def get(self, name: str) -> Any:
         """A column's value; None where it is NULL or not there."""

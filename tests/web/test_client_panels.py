@@ -1,0 +1,62 @@
+"""The map and the table of clients over a run made by hand: many clients, one of which sends NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import T0_NS, RunBuilder
+from federated_rows import put_row
+
+from stethos.schema import CLIENT_REPORTS, UPDATES
+from stethos.store.run import Run, open_run
+from stethos.web.panel import Columns, evaluate
+from stethos.web.panels import PANELS
+
+CLIENTS = 230
+BROKEN = "c007"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    path: Path = tmp_path_factory.mktemp("many") / "many"
+    with RunBuilder(path) as made:
+        server = made.process(is_alive=False)
+        for place in range(CLIENTS):
+            client = f"c{place:03}"
+            facts: dict[str, Any] = {"norm": 1.0 + place / 1000, "cos_centre": 0.5, "nan": 0, "inf": 0}
+            if client == BROKEN:
+                facts = {"nan": 3, "inf": 1}  # it has no norm and no direction
+            put_row(server, UPDATES, T0_NS, client=client, round=1, federation="wards", **facts)
+            put_row(server, CLIENT_REPORTS, T0_NS, client=client, round=1, federation="wards", duration_ms=1.0)
+        server.drain()
+        server.finish()
+    with open_run(path) as opened:
+        yield opened
+
+
+def shown(run: Run, name: str, **given: str) -> list[dict[str, Any]]:
+    columns: Columns = evaluate(run, PANELS[name], **given)
+    return [dict(zip(columns.names, row, strict=True)) for row in zip(*columns.values, strict=True)]
+
+
+@pytest.mark.parametrize("measure", ["norm", "cosine"])
+def test_who_sends_nan_is_among_those_shown_and_is_nan(run: Run, measure: str) -> None:
+    rows = shown(run, "client-map", measure=measure)
+    assert len(rows) == 200 and {row["of_rows"] for row in rows} == {CLIENTS}
+    (value,) = [row["value"] for row in rows if row["client"] == BROKEN]
+    assert math.isnan(float(value))
+    (beside,) = shown(run, f"client-{measure}", client=BROKEN)
+    assert math.isnan(float(beside["client"])) and math.isfinite(float(beside["others"]))
+
+
+def test_who_sends_nan_stands_first_in_the_table(run: Run) -> None:
+    first, second, *_ = shown(run, "client-table")
+    assert (first["client"], first["non_finite"], second["non_finite"]) == (BROKEN, 4, 0)
+
+
+def test_bytes_that_nobody_counted_are_no_panel(run: Run) -> None:
+    assert shown(run, "round-bytes") == []
