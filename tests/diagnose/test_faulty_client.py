@@ -137,6 +137,26 @@ def test_few_clients_cannot_be_compared_and_that_is_said() -> None:
     assert "3 clients are too few" in reason.reason
 
 
+def test_few_of_many_clients_in_a_round_cannot_be_compared_either(tmp_path: Path) -> None:
+    """Three of twenty, each with a few classes: the ones differ from the others by what they hold."""
+    path = federation(
+        tmp_path, clients=20, participation=0.15, rounds=24, split=lab.Shards(per_client=2), engine="loop"
+    )
+    with stethos.open_run(path) as run, pytest.raises(CannotTell, match="3 clients in a round are too few"):
+        list(FaultyClient().check(RunWindow(run, needs_of([FaultyClient()]))))
+
+
+@pytest.mark.parametrize(("faults", "accused"), [((), []), ((lab.Fault("stale", [1]),), [("c1",)])], ids=str)
+def test_where_few_of_many_clients_meet_only_who_stands_out_is_accused(
+    tmp_path: Path, faults: tuple[lab.Fault, ...], accused: list[tuple[str, ...]]
+) -> None:
+    """Five of ten in each round: others are compared with others each time, which the judge never saw."""
+    path = federation(
+        tmp_path, *faults, participation=0.5, rounds=20, batch=32, lr=0.1, seed=777_005, split=lab.Dirichlet(0.3)
+    )
+    assert [one.subject.clients for one in findings_of(path)] == accused
+
+
 def test_identical_clients_and_empty_windows_give_nothing() -> None:
     assert list(FaultyClient().check(window_of(6))) == []
     (reason,) = examine(Window(), [FaultyClient()]).not_checked

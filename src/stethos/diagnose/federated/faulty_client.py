@@ -11,7 +11,7 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohort_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, verdicts_on
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_on
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 
@@ -73,10 +73,11 @@ class FaultyClient:
         if not cohort.clients:
             raise CannotTell("no updates of clients were recorded")
         verdicts = verdicts_on(cohort, self.probability)
-        if len(cohort.clients) < FEWEST_CLIENTS and not verdicts:
-            raise CannotTell(
-                f"{len(cohort.clients)} clients are too few to compare, at least {FEWEST_CLIENTS} are needed"
-            )
+        present = clients_per_round(cohort)
+        if present < FEWEST_CLIENTS and not verdicts:
+            per_round = " in a round" if len(cohort.clients) > present else ""
+            count = f"{present} client{'s' * (present != 1)}{per_round}"
+            raise CannotTell(f"{count} are too few to compare, at least {FEWEST_CLIENTS} are needed")
         for verdict in verdicts:
             yield self._finding(cohort, verdict)
 
