@@ -20,6 +20,7 @@ from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
 from stethos.diagnose.training import trainings_of
 from stethos.diagnose.window import Window
 
@@ -139,6 +140,12 @@ def test_a_fast_descent_does_not_oscillate() -> None:
 
 def test_the_noise_of_small_batches_does_not_oscillate() -> None:
     assert made.names_in(Oscillation(), only_loss(1 + np.abs(made.noise(300, 0.5)))) == []
+
+
+def test_a_loss_that_rises_until_it_is_infinite_is_one_finding() -> None:
+    loss = np.concatenate([5.0 * 10.0 ** np.arange(34), [np.inf] * 20])
+    (cause,) = examine(only_loss(loss), [Divergence(), NonFiniteLoss()]).findings
+    assert cause.name == "divergence" and [one.name for one in cause.consequences] == ["non-finite-loss"]
 
 
 # Too slowly ------------------------------------------------------------------------------------------

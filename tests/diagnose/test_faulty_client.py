@@ -130,6 +130,22 @@ def window_of(clients: int, rounds: int = 3) -> Window:
     return Window({"updates": Frame(columns)})
 
 
+@pytest.mark.parametrize(("column", "value", "words"), [("nan", 27.0, "send NaN"), ("norm", 0.0, "send no work")])
+def test_what_all_clients_do_is_told_once(column: str, value: float, words: str) -> None:
+    """Sizes and cosines are NULL then; that nothing can be compared is no reason to say nothing."""
+    size = 5 * 3
+    rows: dict[str, Any] = {
+        "round": [1 + place // 5 for place in range(size)], "client": [f"c{place % 5}" for place in range(size)],
+        "layer": [None] * size, "norm": [None] * size, "norm_ratio": [None] * size, "cos_centre": [None] * size,
+        "nan": [0.0] * size, "zero_share": [1.0] * size,
+    }  # fmt: skip
+    rows[column] = [value] * size
+    diagnosis = examine(Window({"updates": Frame(rows)}), [FaultyClient()])
+    (finding,) = diagnosis.findings
+    assert finding.title.startswith(f"all 5 clients {words}") and len(finding.subject.clients) == 5
+    assert "what they share" in finding.next_step and finding.evidence
+
+
 def test_few_clients_cannot_be_compared_and_that_is_said() -> None:
     with pytest.raises(CannotTell, match="2 clients are too few"):
         list(FaultyClient().check(window_of(2)))

@@ -256,6 +256,12 @@ def test_initialisations(start: dict[str, float], found: bool) -> None:
     assert bool(made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows))) == found
 
 
+def test_beside_gradients_that_exploded_nothing_has_vanished() -> None:
+    exploded = np.where(np.arange(30) < 10, 1.0, 1e12)
+    rows = made.layers(30, gradient__a_weight={"norm": exploded}, gradient__b_weight={"norm": 1.0})
+    assert made.names_in(VanishingGradients(), made.window(steps=made.steps(STUCK), layers=rows)) == []
+
+
 @pytest.mark.parametrize(("first", "found"), [("embedding", []), ("0", []), ("0 std 2", ["poor-initialisation"])])
 def test_an_embedding_may_begin_large(first: str, found: list[str]) -> None:
     name, _, std = first.partition(" std ")

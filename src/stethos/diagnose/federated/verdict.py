@@ -67,7 +67,7 @@ def clients_per_round(cohort: Cohort) -> int:
 
 
 def _took_part(cohort: Cohort) -> Mask:
-    took_part: Mask = ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
+    took_part: Mask = ~np.isnan(cohort.norm) | ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
     return took_part
 
 
@@ -78,7 +78,7 @@ def certain_on(cohort: Cohort) -> Iterable[Verdict]:
     """Verdicts on clients that broke an exact rule."""
     took_part = _took_part(cohort)
     odd = _own_odd(cohort.odd > 0, took_part)
-    nothing = (cohort.norm_ratio < _NOTHING) & took_part
+    nothing = ((cohort.norm_ratio < _NOTHING) | (cohort.norm == 0)) & took_part
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
