@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         if not rows:
             sys.stdout.write(
-                f"run {clean(one.name)}: no actions; corrections are off unless the training asks for them\n"
+                f'run {clean(one.name)}: nothing was corrected; a training must ask for it: correct="on", or "dry-run"\n'
             )
             return 0
         for row in rows:
