@@ -131,7 +131,7 @@ def turnouts_of(
             f"no round was captured with all of its updates{kept}",
             hint="capture='all' keeps the updates of every client"
             if mode != "all"
-            else "they were dropped: a larger capture_bytes keeps more rounds",
+            else "none has ended yet, or they were dropped: a larger capture_bytes keeps more",
         )
     return found
 
