@@ -105,6 +105,9 @@ def test_a_copy_of_the_last_change_is_no_work_but_a_likeness_is() -> None:
     (verdict,) = [one for one in verdicts_on(honest(cos_last=copies), 0.9) if one.is_certain]
     assert (verdict.client, verdict.kind) == ("c2", "free-rider")
     assert not [one for one in verdicts_on(honest(cos_last=alike), 0.9) if one.is_certain]
+    few_weights = np.full_like(copies, 0.97)
+    few_weights[1:, 2] = 0.9999
+    assert not [one for one in verdicts_on(honest(cos_last=few_weights), 0.9) if one.is_certain]
 
 
 def test_missing_answers_and_losses_are_no_trouble() -> None:

@@ -23,6 +23,7 @@ Mask = npt.NDArray[np.bool_]
 FEWEST_CLIENTS = 4
 SURE = 0.85  # that a client is faulty, to be accused
 _COPY = 0.999
+_ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
 _NOTHING = 1e-6
 _FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
@@ -82,7 +83,7 @@ def certain_on(cohort: Cohort) -> Iterable[Verdict]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
-    copies = (cohort.cos_last > _COPY) & ~(typical > 0.99)
+    copies = (cohort.cos_last > _COPY) & ~(typical > _ALIKE)
     for place, client in enumerate(cohort.clients):
         for kind, broken, fewest in (("nan", odd, 1), ("free-rider", nothing | copies, 2)):
             rounds = np.flatnonzero(broken[:, place])
