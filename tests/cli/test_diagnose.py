@@ -134,6 +134,7 @@ def test_further_findings_are_shorter_and_consequences_stand_below_their_cause()
     lines = [line.text for line in report_lines(Diagnosis(findings, ("A",), missing), "RUN")]
     assert len(lines) < 50 and max(map(len, lines)) <= WIDTH
     assert any("and 31 more" in line for line in lines) and any("6 more that follow" in line for line in lines)
+    assert sum(line.endswith("… (XYZ050)") for line in lines) == 1  # what it is called stays, whatever is cut
 
 
 def test_everything_at_once_is_still_readable() -> None:

@@ -18,7 +18,9 @@ from stethos.diagnose.convergence.overfitting import Overfitting
 from stethos.diagnose.convergence.plateau import Plateau
 from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.numbers.non_finite_loss import NonFiniteLoss
 from stethos.diagnose.training import trainings_of
 from stethos.diagnose.window import Window
 
@@ -140,6 +142,12 @@ def test_the_noise_of_small_batches_does_not_oscillate() -> None:
     assert made.names_in(Oscillation(), only_loss(1 + np.abs(made.noise(300, 0.5)))) == []
 
 
+def test_a_loss_that_rises_until_it_is_infinite_is_one_finding() -> None:
+    loss = np.concatenate([5.0 * 10.0 ** np.arange(34), [np.inf] * 20])
+    (cause,) = examine(only_loss(loss), [Divergence(), NonFiniteLoss()]).findings
+    assert cause.name == "divergence" and [one.name for one in cause.consequences] == ["non-finite-loss"]
+
+
 # Too slowly ------------------------------------------------------------------------------------------
 
 
@@ -147,6 +155,19 @@ def test_a_loss_that_creeps_down_is_slow() -> None:
     loss = np.linspace(2.3, 2.1, 400) + made.noise(400, 0.02)
     assert made.names_in(SlowProgress(), only_loss(loss)) == ["slow-progress"]
     assert made.names_in(SlowProgress(), only_loss(made.falling(400))) == []
+
+
+def test_one_that_hardly_creeps_is_told_once_and_in_steps_not_in_turns() -> None:
+    levels = 2.34 - 0.05 * (1 - np.exp(-np.linspace(0, 3, 300)))
+    seen = turns(*[level + made.noise(8, 0.01, number) for number, level in enumerate(levels)])
+    (cause,) = examine(seen, [SlowProgress(), Plateau()]).findings
+    assert "2,400 steps" in cause.title and [one.name for one in cause.consequences] == ["plateau"]
+    assert "2,400 steps" in cause.consequences[0].title
+
+
+def test_turns_are_not_called_rounds() -> None:
+    with pytest.raises(CannotTell, match="12 turns with a loss, 30 needed"):
+        list(SlowProgress().check(turns(*healthy_turns(12))))
 
 
 def test_a_loss_that_never_moved_is_a_plateau() -> None:

@@ -105,6 +105,9 @@ def test_a_copy_of_the_last_change_is_no_work_but_a_likeness_is() -> None:
     (verdict,) = [one for one in verdicts_on(honest(cos_last=copies), 0.9) if one.is_certain]
     assert (verdict.client, verdict.kind) == ("c2", "free-rider")
     assert not [one for one in verdicts_on(honest(cos_last=alike), 0.9) if one.is_certain]
+    few_weights = np.full_like(copies, 0.97)
+    few_weights[1:, 2] = 0.9999
+    assert not [one for one in verdicts_on(honest(cos_last=few_weights), 0.9) if one.is_certain]
 
 
 def test_missing_answers_and_losses_are_no_trouble() -> None:
@@ -130,11 +133,47 @@ def window_of(clients: int, rounds: int = 3) -> Window:
     return Window({"updates": Frame(columns)})
 
 
+@pytest.mark.parametrize(("column", "value", "words"), [("nan", 27.0, "send NaN"), ("norm", 0.0, "send no work")])
+def test_what_all_clients_do_is_told_once(column: str, value: float, words: str) -> None:
+    """Sizes and cosines are NULL then; that nothing can be compared is no reason to say nothing."""
+    size = 5 * 3
+    rows: dict[str, Any] = {
+        "round": [1 + place // 5 for place in range(size)], "client": [f"c{place % 5}" for place in range(size)],
+        "layer": [None] * size, "norm": [None] * size, "norm_ratio": [None] * size, "cos_centre": [None] * size,
+        "nan": [0.0] * size, "zero_share": [1.0] * size,
+    }  # fmt: skip
+    rows[column] = [value] * size
+    diagnosis = examine(Window({"updates": Frame(rows)}), [FaultyClient()])
+    (finding,) = diagnosis.findings
+    assert finding.title.startswith(f"all 5 clients {words}") and len(finding.subject.clients) == 5
+    assert "what they share" in finding.next_step and finding.evidence
+
+
 def test_few_clients_cannot_be_compared_and_that_is_said() -> None:
     with pytest.raises(CannotTell, match="2 clients are too few"):
         list(FaultyClient().check(window_of(2)))
     (reason,) = examine(window_of(3), [FaultyClient()]).not_checked
     assert "3 clients are too few" in reason.reason
+
+
+def test_few_of_many_clients_in_a_round_cannot_be_compared_either(tmp_path: Path) -> None:
+    """Three of twenty, each with a few classes: the ones differ from the others by what they hold."""
+    path = federation(
+        tmp_path, clients=20, participation=0.15, rounds=24, split=lab.Shards(per_client=2), engine="loop"
+    )
+    with stethos.open_run(path) as run, pytest.raises(CannotTell, match="3 clients in a round are too few"):
+        list(FaultyClient().check(RunWindow(run, needs_of([FaultyClient()]))))
+
+
+@pytest.mark.parametrize(("faults", "accused"), [((), []), ((lab.Fault("stale", [1]),), [("c1",)])], ids=str)
+def test_where_few_of_many_clients_meet_only_who_stands_out_is_accused(
+    tmp_path: Path, faults: tuple[lab.Fault, ...], accused: list[tuple[str, ...]]
+) -> None:
+    """Five of ten in each round: others are compared with others each time, which the judge never saw."""
+    path = federation(
+        tmp_path, *faults, participation=0.5, rounds=20, batch=32, lr=0.1, seed=777_005, split=lab.Dirichlet(0.3)
+    )
+    assert [one.subject.clients for one in findings_of(path)] == accused
 
 
 def test_identical_clients_and_empty_windows_give_nothing() -> None:

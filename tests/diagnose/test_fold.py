@@ -30,3 +30,14 @@ def test_a_cause_is_as_grave_as_what_follows_and_lasts_as_long() -> None:
     assert one.is_open and one.severity is Severity.ERROR
     (one,) = fold([finding("cause", is_open=False), replace(effect, is_open=False)], EXPLAINS)
     assert not one.is_open
+
+
+def test_what_a_client_does_follows_from_what_that_client_has_and_nobody_else() -> None:
+    def of(name: str, client: str, first: int = 1) -> Finding:
+        return finding(name, subject=Subject(clients=(client,), first=first))
+
+    found = fold([of("cause", "c2"), of("cause", "c7", 2), of("effect", "c7", 3)], EXPLAINS)
+    assert [[effect.name for effect in one.consequences] for one in found] == [[], ["effect"]]
+    assert len(fold([of("cause", "c2"), of("effect", "c7", 3)], EXPLAINS)) == 2
+    (one,) = fold([of("cause", "c2"), of("non-finite-loss", "c7", 3)], {"cause": frozenset({"non-finite-loss"})})
+    assert one.subject.clients == ("c2",)

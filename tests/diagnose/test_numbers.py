@@ -148,6 +148,12 @@ def test_the_client_is_named_in_rounds() -> None:
     assert (finding.subject.clients, finding.subject.first, finding.subject.unit) == (("c7",), 2, "round")
 
 
+def test_the_turn_is_named_in_a_loop_that_names_no_clients() -> None:
+    rows = made.steps(broken_at(50, 80), optimizer=[1 + step // 8 for step in range(80)])
+    (finding,) = NonFiniteLoss().check(made.window(steps=rows))
+    assert finding.title == "the loss is NaN from step 50 on, in turn 7 of 10 (optimizer 7)"
+
+
 def test_a_client_that_got_a_broken_model_is_not_blamed() -> None:
     rows = made.steps([1.0] * 10 + [math.nan] * 10, client=["c0"] * 10 + ["c1"] * 10, round=[3.0] * 10 + [4.0] * 10,
                       optimizer=[1] * 10 + [2] * 10)  # fmt: skip
@@ -250,9 +256,18 @@ def test_initialisations(start: dict[str, float], found: bool) -> None:
     assert bool(made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows))) == found
 
 
-def test_an_embedding_may_begin_large() -> None:
-    rows = made.layers(3, weight__embedding_weight={"std": 1.0}, weight__b_weight={"std": 0.07})
-    assert made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows)) == []
+def test_beside_gradients_that_exploded_nothing_has_vanished() -> None:
+    exploded = np.where(np.arange(30) < 10, 1.0, 1e12)
+    rows = made.layers(30, gradient__a_weight={"norm": exploded}, gradient__b_weight={"norm": 1.0})
+    assert made.names_in(VanishingGradients(), made.window(steps=made.steps(STUCK), layers=rows)) == []
+
+
+@pytest.mark.parametrize(("first", "found"), [("embedding", []), ("0", []), ("0 std 2", ["poor-initialisation"])])
+def test_an_embedding_may_begin_large(first: str, found: list[str]) -> None:
+    name, _, std = first.partition(" std ")
+    weights = {f"weight__{name}_weight": {"std": float(std or 1.0)}, "weight__b_weight": {"std": 0.07}}
+    seen = made.window(steps=made.steps(STUCK), layers=made.layers(3, **weights))
+    assert made.names_in(PoorInitialisation(), seen) == found
 
 
 # Activations -----------------------------------------------------------------------------------------
@@ -344,6 +359,42 @@ def test_a_metric_that_climbs_slowly_is_fine() -> None:
     values = np.linspace(0, 1, 300) + made.noise(300, 0.01)
     seen = made.window(steps=made.steps(made.falling(300)), metrics=made.metrics("accuracy", values))
     assert made.names_in(SeriesAnomaly(), seen) == []
+
+
+def in_metric(name: str, values: Any) -> list[str]:
+    seen = made.window(steps=made.steps(made.falling(300)), metrics=made.metrics(name, values))
+    return [one.kind for one in SeriesAnomaly().check(seen)]
+
+
+def test_a_metric_far_out_of_its_range_is_a_spike_unless_it_is_the_first() -> None:
+    values = 900 + made.noise(300, 20)
+    values[210] = 9.0e4
+    assert in_metric("samples_per_s", values) == ["spike"]
+    values[0], values[210] = values[210], values[0]
+    assert in_metric("samples_per_s", values) == []
+    assert in_metric("grad_norm", np.exp(made.noise(300, 1.0))) == []  # now and then a large one
+
+
+def test_a_metric_that_begins_to_vary_is_told_and_one_that_begins_to_learn_is_not() -> None:
+    assert in_metric("score", 1 + np.concatenate([made.noise(150, 0.01), made.noise(150, 0.3)])) == ["variance-change"]
+    chance = 0.25 + made.noise(150, 0.005)
+    assert in_metric("accuracy", np.concatenate([chance, np.linspace(0.25, 0.9, 150) + made.noise(150, 0.06)])) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.arange(300) // 100, np.where(np.arange(300) < 150, 0.1, 0.01), np.repeat([3, 1, 2], 100), np.arange(300) ** 2],
+    ids=["epoch", "lr", "stage", "tokens"],
+)
+def test_settings_and_counters_are_no_anomalies(values: Any) -> None:
+    assert in_metric("setting", values.astype(float)) == []
+
+
+def test_a_model_that_begins_to_tell_batches_apart_varies_more_and_is_fine() -> None:
+    assert (
+        kinds(np.concatenate([1.386 + made.noise(80, 0.004), np.linspace(1.38, 0.9, 120) + made.noise(120, 0.04)]))
+        == []
+    )
 
 
 # Together --------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from stethos.federate.sketch import Plan
 from stethos.federate.structure import Structure
 
 SHAPES = {"a.weight": (40, 30), "a.bias": (40,), "n.mean": (40,), "out.weight": (7, 40), "out.bias": (7,)}
+OUTPUTS = SHAPES["a.weight"][0]
 VECTORS = ("norms", "nan", "inf", "sketch", "signs", "inputs", "input_gram")
 
 
@@ -152,9 +153,21 @@ def test_many_clients_are_compared_as_few_are(plan: Plan, base: np.ndarray, monk
 def test_directions_are_the_same_without_torch(plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     prints = [fingerprint_of(plan, base, state, str(number)) for number, state in enumerate(states(9, seed=6))]
     weights = np.full(9, 1 / 9)
-    found = input_spread.spread_over_directions(prints, weights)
+    found = input_spread.spread_over_directions(prints, weights, OUTPUTS)
     monkeypatch.delitem(input_spread.sys.modules, "torch")
-    np.testing.assert_allclose(found, input_spread.spread_over_directions(prints, weights), atol=1e-4)
+    np.testing.assert_allclose(found, input_spread.spread_over_directions(prints, weights, OUTPUTS), atol=1e-4)
+
+
+@pytest.mark.parametrize("clients", [6, 8, 12])
+def test_a_first_layer_of_one_output_says_nothing_of_directions(clients: int) -> None:
+    """Others who change in fewer directions than there are leave more of them to whom is left out with fewer."""
+    generator = torch.Generator().manual_seed(8)
+    made = [{"w": torch.randn((1, 12), generator=generator)} for _ in range(clients + 1)]
+    one = Plan(Structure.of(made[0]))
+    row = global_row(one, made[0])
+    prints = [fingerprint_of(one, row, state, f"c{number}") for number, state in enumerate(made[1:])]
+    found = compare(one, prints, History())
+    assert np.isnan(found.input_tail).all() and np.isfinite(found.input_cos).all()
 
 
 def test_an_update_too_large_for_single_precision_does_not_spoil_the_others(plan: Plan, base: np.ndarray) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import stethos
 from stethos import lab
+from stethos.cli.main import main
 from stethos.errors import CaptureError, UsageError
 from stethos.replay.bundle import Bundle, open_bundle
 from stethos.replay.pack import pack_round
@@ -138,12 +139,17 @@ def test_the_oldest_rounds_are_dropped_first_and_it_is_said(tmp_path: Path) -> N
         bundle.global_state(2)
 
 
-def test_without_a_limit_that_holds_one_round_nothing_is_kept(tmp_path: Path) -> None:
+def test_without_a_limit_that_holds_one_round_nothing_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, _ = play(tmp_path, capture="all", capture_bytes=100)
     bundle = open_bundle(path)
     assert bundle.rounds == ()
     with pytest.raises(CaptureError, match="round 2 was dropped: one round is larger than capture_bytes"):
         bundle.global_state(2)
+    assert main(["replay", "-t", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "no round is kept" in shown and "dropped: one round is larger" in shown and "a larger capture_bytes" in shown
 
 
 def test_dropping_rounds_keeps_what_packed_ones_are_built_on(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stethos.lab.counterfactual import LabWorld
 from stethos.lab.proving import Prover
 from stethos.replay.bisection import fewest, first_bad_round
 from stethos.replay.bundle import open_bundle
-from stethos.replay.effect import difference, noise_of
+from stethos.replay.effect import difference, noise_of, share_of
 from stethos.replay.past import turnouts_of
 from stethos.replay.proof import Accusation, Proof, controls_of
 from stethos.store.findings import read_findings
@@ -167,6 +167,23 @@ def test_the_flipped_client_is_blamed_for_the_answers_it_taught(
         assert found["shares"][0]["effect"] > 0 and len(found["shares"]) == 10
     assert main(["blame", "--input", str(wrong[0]), "-t", str(flipped)]) == 0
     assert "most responsible: client c5" in capsys.readouterr().out
+
+
+def test_a_model_of_nan_has_a_bad_round_and_answers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its largest score seems to be class 0, which is right now and then; and nobody taught it that."""
+    fault = lab.Fault("nan", clients="c1")
+    path = lab.federate("digits", clients=4, rounds=2, faults=[fault], dir=tmp_path, capture="all", progress=False).path
+    assert main(["bisect", "--json", "-t", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bad_round"]["number"] == 1 and found["bad_round"]["after"] == 0
+    assert found["guilty"]["clients"] == ["c1"] and [one["round"] for one in found["accuracies"]] == [1, 2]
+    assert main(["blame", "--input", "3", "-t", str(path)]) == 7
+    assert "its weights are not finite" in capsys.readouterr().err
+
+
+def test_an_accuracy_lies_between_0_and_1() -> None:
+    found = share_of([np.array([True] * 19 + [False]), np.array([True] * 20)])
+    assert found.high == 1.0 and 0 < found.low < found.mean
 
 
 def test_bisection_finds_the_round_the_client_and_that_its_data_are_sound(

@@ -40,9 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_json_rows(rows)
             return 0
         if not rows:
-            sys.stdout.write(
-                f"run {clean(one.name)}: no actions; corrections are off unless the training asks for them\n"
-            )
+            words = 'nothing was corrected; a training must ask for it: correct="on", or "dry-run"'
+            sys.stdout.write(f"run {clean(one.name)}: {words}\n")
             return 0
         for row in rows:
             _show(row)

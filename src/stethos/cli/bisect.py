@@ -67,13 +67,13 @@ def run(arguments: argparse.Namespace) -> int:
         from stethos.cli.jsontext import print_json
 
         print_json({
-            "accuracies": [{"round": place, "accuracy": float(flags.mean())} for place, flags in answers],
+            "accuracies": [{"round": place, "accuracy": float(flags.mean())} for place, flags in answers[1:]],
             "bad_round": None if bad is None else asdict(bad),
             "guilty": None if guilty is None else asdict(guilty),
             "inside": [{**asdict(one), "is_sent_as_trained": one.is_sent_as_trained} for one in inside],
         })  # fmt: skip
         return 0
-    _show(answers, bad, guilty, inside)
+    _show(answers[1:], bad, guilty, inside)
     return 0
 
 

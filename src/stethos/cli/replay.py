@@ -104,12 +104,17 @@ def _overview(bundle: Bundle, name: str, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps(table) + "\n")
         return 0
-    span = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round yet"
+    span = (
+        f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round is kept" if dropped["rounds"] else "no round yet"
+    )
     mode = clean(str(settings.get("mode")))
     sys.stdout.write(f"{clean(name)}: {span}, capture={mode!r}, {size / 1e6:.1f} MB\n")
     for first, last, reason in dropped["rounds"]:
         which = f"round {first} was" if first == last else f"rounds {first} to {last} were"
-        sys.stdout.write(f"  {which} dropped {clean(reason)}\n")
+        mark = "" if reason.startswith("to ") else ":"
+        sys.stdout.write(f"  {which} dropped{mark} {clean(reason)}\n")
+    if dropped["rounds"] and not rounds:
+        sys.stdout.write("  a larger capture_bytes keeps some: `stethos run --capture-bytes 2GB`\n")
     for reason, count in dropped["states"].items():
         sys.stdout.write(f"  {count} states were dropped: {clean(str(reason))}\n")
     for number in rounds[-3:]:

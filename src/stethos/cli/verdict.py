@@ -121,7 +121,9 @@ def finding_lines(
     if "heat" in one.detail:
         yield from _heat(one.detail["heat"], width)
     for place, effect in enumerate(one.consequences[:effects]):
-        yield from _entry("so" if place == 0 else "", f"{effect.title} ({effect.code})", width, most=1)
+        tail = f" ({effect.code})"
+        words = cut(clean(effect.title), width - _MARGIN - len(tail)) + tail
+        yield Line(f"{'so' if place == 0 else '':{_MARGIN}}{words}")
     if len(one.consequences) > effects:
         yield from _entry("", f"and {len(one.consequences) - effects} more that follow from it", width)
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):

@@ -88,6 +88,18 @@ class Curve:
         return self.unit == "step" and not (self.training is not None and self.training.is_relay)
 
     @property
+    def value_unit(self) -> str:
+        """What each value stands for: a step, a round, or the turn of an optimizer that has made several steps."""
+        return "turn" if self.unit == "step" and not self.is_by_step else self.unit
+
+    @property
+    def length_text(self) -> str:
+        """How long it is, in what a user counts: `300 steps`, `20 rounds`."""
+        if self.training is not None and self.value_unit == "turn":
+            return f"{len(self.training):,} steps"
+        return f"{len(self.values):,} {self.unit}s"
+
+    @property
     def has_rival(self) -> bool:
         return self.training is not None and self.training.has_rival
 
@@ -119,8 +131,7 @@ def curves_to_judge(window: Window, steps: int, rounds: int | None = None) -> It
     chosen = [curve for curve in curves if len(curve.finite) >= least[curve.is_by_step]]
     if curves and not chosen:
         longest = max(curves, key=lambda curve: len(curve.finite))
-        unit = "steps" if longest.is_by_step else "rounds"
-        raise CannotTell(f"{len(longest.finite)} {unit} with a loss, {least[longest.is_by_step]} needed")
+        raise CannotTell(f"{len(longest.finite)} {longest.value_unit}s with a loss, {least[longest.is_by_step]} needed")
     yield from chosen
 
 

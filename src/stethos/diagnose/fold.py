@@ -7,21 +7,27 @@ from dataclasses import replace
 
 from stethos.diagnose.finding import Finding
 
+# What one client does to another, by way of the global model.
+_SPREADING = ("non-finite-loss", "non-finite-gradients", "non-finite-weights")
+
 
 def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) -> list[Finding]:
     """Root causes, most severe and surest first, each with what follows from it.
 
     A finding follows from another if that one's detector explains it, it began
-    no earlier, and they do not concern different processes. Chains go to their
-    first cause.
+    no earlier, and they do not concern different processes, or different clients,
+    unless it spreads as NaN does. Chains go to their first cause.
     """
     listed = sorted(_merged(findings), key=lambda one: _first(one))
     parent: dict[int, int] = {}
     for place, one in enumerate(listed):
-        for cause, other in enumerate(listed):
-            if cause != place and _follows(one, other, explains) and _root(parent, cause) != place:
-                parent[place] = cause
-                break
+        causes = [
+            cause
+            for cause, other in enumerate(listed)
+            if cause != place and _follows(one, other, explains) and _root(parent, cause) != place
+        ]
+        if causes:
+            parent[place] = min(causes, key=lambda cause: not _shared(one, listed[cause]))
     consequences: dict[int, list[Finding]] = {}
     for place in parent:
         consequences.setdefault(_root(parent, place), []).append(listed[place])
@@ -39,12 +45,18 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
     return list(best.values())
 
 
+def _shared(one: Finding, other: Finding) -> bool:
+    return bool(set(one.subject.clients) & set(other.subject.clients))
+
+
 def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]]) -> bool:
     if one.name not in explains.get(cause.name, frozenset()) or one.subject.unit != cause.subject.unit:
         return False
     if one.subject.process and cause.subject.process and one.subject.process != cause.subject.process:
         return False
     if one.name == cause.name and one.subject.clients == cause.subject.clients:
+        return False
+    if one.subject.clients and cause.subject.clients and not _shared(one, cause) and one.name not in _SPREADING:
         return False
     return _first(one) >= _first(cause)
 

@@ -76,8 +76,13 @@ def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comp
         back_rounds=rounds,
         input_cos=input_cos,
         input_focus=input_focus,
-        input_tail=spread_over_directions(prints, weights),
+        input_tail=spread_over_directions(prints, weights, _outputs(plan)),
     )
+
+
+def _outputs(plan: Plan) -> int:
+    """The rows of the first layer."""
+    return 0 if plan.input is None else int(plan.structure.layers[plan.input].shape[0])
 
 
 def quantities_of(plan: Plan, prints: Sequence[Fingerprint], compared: Comparison) -> dict[str, Vector]:

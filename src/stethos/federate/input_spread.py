@@ -17,6 +17,7 @@ Vector = npt.NDArray[Any]
 _GROUPS = 5
 _LEAST = 1e-9  # of a squared change: below is rounding
 _AT_ONCE = 64
+_CLEAR_OF_SIDE = 2  # times as many rows of the others' as directions
 
 
 def spread_over_inputs(prints: Sequence[Fingerprint], weights: Vector) -> tuple[Vector, Vector]:
@@ -51,12 +52,14 @@ def _shares(prints: Sequence[Fingerprint]) -> Vector:
     return found
 
 
-def spread_over_directions(prints: Sequence[Fingerprint], weights: Vector) -> Vector:
+def spread_over_directions(prints: Sequence[Fingerprint], weights: Vector, outputs: int) -> Vector:
     """How much more than the others' a first layer changed in directions of the inputs that the others hardly use.
 
     The logarithm of the ratio of two shares: of the client's squared change, and of the others', in the half of the
     directions where the others have least. Noise, in the inputs or in the update, goes in all directions
     alike, what is learnt from real data does not. "The others" are those of other groups of clients than its own.
+    NaN where a layer of so few `outputs` changes in so few directions that even all others together leave half of them
+    out: what is left would tell the size of a group, not its clients.
     """
     found = np.full(len(prints), math.nan)
     in_order = sorted(range(len(prints)), key=lambda number: prints[number].client)  # not that of their arrival
@@ -69,6 +72,8 @@ def spread_over_directions(prints: Sequence[Fingerprint], weights: Vector) -> Ve
     places = [slice(start, start + _AT_ONCE) for start in range(0, len(known), _AT_ONCE)]
     sums: Vector = sum(share[:, place] @ _grams(prints, known[place]) for place in places)  # type: ignore[assignment]
     side = (math.isqrt(8 * sums.shape[1] + 1) - 1) // 2
+    if outputs * (len(known) - math.ceil(len(known) / groups)) < _CLEAR_OF_SIDE * side:
+        return found
     upper, times = _triangle(side)
     shares = share.sum(1)
     packed = (sums.sum(0) - sums) / (shares.sum() - shares)[:, None]

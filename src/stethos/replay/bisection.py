@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.replay.effect import Interval, difference, noise_of
-from stethos.replay.past import Flags, History, Turnout, World
+from stethos.replay.past import Flags, History, State, Turnout, World
 
 Item = TypeVar("Item")
 Array = npt.NDArray[Any]
@@ -41,8 +41,16 @@ class GuiltySet:
 
 
 def accuracies_of(history: History, world: World) -> list[tuple[int, Flags]]:
-    """The answers of every captured global model, by the round that made it."""
-    return [(number, world.right(history.global_state(number, "after"))) for number in history.rounds]
+    """The answers of every captured global model, by the round that made it; the first is the one it began with."""
+    first = [(history.rounds[0] - 1, _right(world, history.global_state(history.rounds[0])))] if history.rounds else []
+    return first + [(number, _right(world, history.global_state(number, "after"))) for number in history.rounds]
+
+
+def _right(world: World, state: State) -> Flags:
+    """Which answers are right; none where a model is not finite, whatever its largest score seems to be."""
+    flags = world.right(state)
+    is_finite = all(bool(value.isfinite().all()) for value in state.values() if value.is_floating_point())
+    return flags if is_finite else np.zeros_like(flags)
 
 
 def first_bad_round(answers: Sequence[tuple[int, Flags]]) -> BadRound | None:

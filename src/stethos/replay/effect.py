@@ -30,8 +30,9 @@ class Interval:
 
 
 def share_of(flags: Sequence[Flags]) -> Interval:
-    """An accuracy: of several models on the same samples."""
-    return difference([one.astype(float) for one in flags])
+    """An accuracy, and so its interval lies between 0 and 1: of several models on the same samples."""
+    found = difference([one.astype(float) for one in flags])
+    return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
 
 
 def difference(values: Sequence[Array]) -> Interval:

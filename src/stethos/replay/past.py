@@ -126,9 +126,12 @@ def turnouts_of(
     found = [one for one in (turnout_of(history, number) for number in chosen) if one is not None]
     if not found and is_needed:
         mode = history.settings.get("mode")
+        kept = f": capture={mode!r}" if mode else ""
         raise CaptureError(
-            "no round was captured with all of its updates" + (f": capture={mode!r}" if mode else ""),
-            hint="capture='all' keeps the updates of every client",
+            f"no round was captured with all of its updates{kept}",
+            hint="capture='all' keeps the updates of every client"
+            if mode != "all"
+            else "none has ended yet, or they were dropped: a larger capture_bytes keeps more",
         )
     return found
 

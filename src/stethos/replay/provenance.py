@@ -69,6 +69,12 @@ def provenance_of(world: Asked, turnouts: Sequence[Turnout], x: Tensor, output: 
         raise CaptureError("no captured round began with a finite model", hint="see `stethos diagnose`")
     clients = list(dict.fromkeys(client for one in rounds for client in one.clients))
     final = world.scores(rounds[-1].combined(world), x)[0]
+    if not bool(torch.isfinite(final).all()):
+        raise CaptureError(
+            f"the global model of round {rounds[-1].number} answers {float(final[~torch.isfinite(final)][0])}: "
+            "its weights are not finite",
+            hint="`stethos diagnose` says whose update broke it",
+        )
     answer = int(final.argmax())
     wanted = answer if output is None else output
     if not 0 <= wanted < len(final):

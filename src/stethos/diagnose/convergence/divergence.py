@@ -36,8 +36,9 @@ class Divergence:
         "client_rounds": CLIENT_COLUMNS,
     }
     explains: ClassVar[frozenset[str]] = frozenset(
-        {"weight-explosion", "exploding-gradients", "oscillation", "series-anomaly"}
-    )
+        {"weight-explosion", "exploding-gradients", "oscillation", "series-anomaly", "non-finite-loss",
+         "non-finite-gradients", "non-finite-weights"}
+    )  # fmt: skip
 
     lost_share: float = 0.5
     of_first_loss: float = 0.25

@@ -71,7 +71,7 @@ class Oscillation:
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         yield Finding(
             self.code, self.name, self.name, self.severity,
-            f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.unit}s",
+            f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.value_unit}s",
             curve.subject(first),
             sureness(min(turns / self.turns, spread / (self.swing * level), abs(likeness) / self.likeness * 1.5)),
             (curve.evidence(f"{turns} turns; neighbours resemble each other by {likeness:.2f}"),),

@@ -56,10 +56,10 @@ class Plateau:
         stopped = not never and abs(late) < 0.01 and curve.end > self.half_way * curve.start > 0
         if not (never or stopped) or (never and slope_of(curve) < -8 and late > 0.01):
             return
-        what = "has not moved" if never else "no longer moves"
+        what = "has hardly moved" if never else "no longer moves"
         yield Finding(
             self.code, self.name, self.name, self.severity if never else Severity.INFO,
-            f"the loss {what}: {curve.end:.3g} after {len(curve.values)} {curve.unit}s, {curve.start:.3g} at the start",
+            f"the loss {what}: {curve.end:.3g} after {curve.length_text}, {curve.start:.3g} at the start",
             curve.subject(int(curve.at[0]) if never else curve.position_of(third)),
             sureness(self.gained / max(best_fall, 0.02)) if never else 0.75,
             (curve.evidence(f"start {curve.start:.4g}, best {curve.best:.4g}, end {curve.end:.4g}"),),

@@ -33,7 +33,7 @@ class SlowProgress:
         "rounds": ROUND_COLUMNS,
         "client_rounds": CLIENT_COLUMNS,
     }
-    explains: ClassVar[frozenset[str]] = frozenset()
+    explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     gained: float = 0.2
     surely: float = 5.0
@@ -59,7 +59,7 @@ class SlowProgress:
             return
         yield Finding(
             self.code, self.name, self.name, self.severity,
-            f"the loss fell by only {curve.fall:.1%} in {len(curve.values)} {curve.unit}s, and steadily",
+            f"the loss fell by only {curve.fall:.1%} in {curve.length_text}, and steadily",
             curve.subject(int(curve.at[0])),
             sureness(min(self.gained / max(curve.fall, 1e-6), -steady / self.surely * 2)),
             (curve.evidence(f"from {curve.start:.4g} to {curve.end:.4g}, slope {steady:.0f} standard errors"),),

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from stethos.diagnose.window import Frame, Window
 
 Array = npt.NDArray[np.float64]
-NEEDS = {"updates": frozenset({"round", "client", "norm", "norm_ratio", "cos_centre"})}
+NEEDS = {"updates": frozenset({"round", "client"})}  # sizes and cosines are NULL where all updates are NaN
 READS = {
     "updates": frozenset(
-        {"layer", "kind", "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
+        {"layer", "kind", "norm", "norm_ratio", "cos_centre",
+         "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
          "zero_share", "input_cos", "input_focus", "input_tail", "output_rows"}
     ),
     "client_rounds": frozenset({"round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),

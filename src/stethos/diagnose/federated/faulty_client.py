@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohort_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, verdicts_on
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_on
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 
@@ -30,6 +30,7 @@ _KINDS: dict[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
+_OF_ALL = {"nan": "send NaN or infinite weights", "free-rider": "send no work of their own"}
 _LABELS = {
     **{column: label for _, column, label, _ in _KINDS.values()},
     "sign_agreement": "elements that move as the others' do",
@@ -72,13 +73,33 @@ class FaultyClient:
         cohort = cohort_of(window)
         if not cohort.clients:
             raise CannotTell("no updates of clients were recorded")
+        if not np.isfinite(cohort.norm).any() and not (cohort.odd > 0).any():
+            raise CannotTell("`updates.norm` was not recorded")
         verdicts = verdicts_on(cohort, self.probability)
-        if len(cohort.clients) < FEWEST_CLIENTS and not verdicts:
-            raise CannotTell(
-                f"{len(cohort.clients)} clients are too few to compare, at least {FEWEST_CLIENTS} are needed"
-            )
+        present = clients_per_round(cohort)
+        if present < FEWEST_CLIENTS and not verdicts:
+            per_round = " in a round" if len(cohort.clients) > present else ""
+            count = f"{present} client{'s' * (present != 1)}{per_round}"
+            raise CannotTell(f"{count} are too few to compare, at least {FEWEST_CLIENTS} are needed")
+        for kind in dict.fromkeys(one.kind for one in verdicts if one.is_certain):
+            alike = [one for one in verdicts if one.is_certain and one.kind == kind]
+            if len(alike) == len(cohort.clients) > 1:
+                yield self._common(cohort, alike)
+                verdicts = [one for one in verdicts if one not in alike]
         for verdict in verdicts:
             yield self._finding(cohort, verdict)
+
+    def _common(self, cohort: Cohort, verdicts: list[Verdict]) -> Finding:
+        """What every client does is no fault of one of them."""
+        one = self._finding(cohort, min(verdicts, key=lambda verdict: verdict.first))
+        last = None if any(verdict.last is None for verdict in verdicts) else max(v.last or 0 for v in verdicts)
+        return replace(
+            one,
+            title=f"all {len(verdicts)} clients {_OF_ALL[one.kind]}",
+            subject=replace(one.subject, clients=cohort.clients, last=last),
+            next_step="look at what they share: the model they begin with, the loss, the learning rate, the code",
+            is_open=last is None,
+        )
 
     def _finding(self, cohort: Cohort, verdict: Verdict) -> Finding:
         words, _, _, todo = _KINDS[verdict.kind]
@@ -105,8 +126,12 @@ def _evidence(cohort: Cohort, verdict: Verdict) -> Iterator[Evidence]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
         shown = _KINDS[verdict.kind][1]
+        if shown == "cos_last" and np.nanmean(cohort.zero_share[:, place]) > 0.5:
+            shown = "zero_share"  # it copies nothing, it sends zeros
         apart = {column: _apart(getattr(cohort, column), place) for column in _LABELS}
-        listed = sorted((column for column in _LABELS if column != shown), key=lambda column: -apart[column])
+        listed = sorted(
+            (column for column in _LABELS if column not in (shown, "odd")), key=lambda column: -apart[column]
+        )
         for column in (shown, *listed[:2]):
             values = getattr(cohort, column)
             own, typical = values[:, place], np.nanmedian(np.delete(values, place, axis=1), axis=1)

@@ -23,9 +23,17 @@ Mask = npt.NDArray[np.bool_]
 FEWEST_CLIENTS = 4
 SURE = 0.85  # that a client is faulty, to be accused
 _COPY = 0.999
+_ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
 _NOTHING = 1e-6
 _FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
+_FEW_CLIENTS = 6  # the judge never saw rounds of fewer who are not always the same
+_PLAINLY = 6.0  # robust standard deviations between an accused of such rounds and the other clients
+_PLAIN = (
+    "norm_ratio", "entry_loss", "exit_loss", "cos_centre", "cos_last", "cos_self", "cos_back", "sign_agreement",
+    "input_cos", "input_tail",
+)  # fmt: skip
+_OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +62,28 @@ def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
     return sorted(found.values(), key=lambda one: -one.probability)
 
 
+def clients_per_round(cohort: Cohort) -> int:
+    """How many clients can be compared with each other in a typical round."""
+    return int(np.median(_took_part(cohort).sum(1))) if len(cohort) else 0
+
+
+def _took_part(cohort: Cohort) -> Mask:
+    took_part: Mask = ~np.isnan(cohort.norm) | ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
+    return took_part
+
+
 # What is certain ------------------------------------------------------------------------------------
 
 
 def certain_on(cohort: Cohort) -> Iterable[Verdict]:
     """Verdicts on clients that broke an exact rule."""
-    took_part = ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
+    took_part = _took_part(cohort)
     odd = _own_odd(cohort.odd > 0, took_part)
-    nothing = (cohort.norm_ratio < _NOTHING) & took_part
+    nothing = ((cohort.norm_ratio < _NOTHING) | (cohort.norm == 0)) & took_part
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
-    copies = (cohort.cos_last > _COPY) & ~(typical > 0.99)
+    copies = (cohort.cos_last > _COPY) & ~(typical > _ALIKE)
     for place, client in enumerate(cohort.clients):
         for kind, broken, fewest in (("nan", odd, 1), ("free-rider", nothing | copies, 2)):
             rounds = np.flatnonzero(broken[:, place])
@@ -90,7 +108,8 @@ def _own_odd(odd: npt.NDArray[np.bool_], took_part: npt.NDArray[np.bool_]) -> np
 
 
 def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iterable[Verdict]:
-    if len(cohort.clients) < FEWEST_CLIENTS or not len(cohort):
+    present = clients_per_round(cohort)
+    if present < FEWEST_CLIENTS:
         return
     judge = load_judge()
     is_broken = np.array([client in broken for client in cohort.clients])
@@ -103,6 +122,8 @@ def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iter
         for place in np.flatnonzero((1 - shares[:, 0] >= probability) & is_seen).tolist():
             if place not in best or shares[place, 0] < best[place][1][0]:
                 best[place] = (1 - float(shares[place, 0]), shares[place], after.traits)
+    if present < min(_FEW_CLIENTS, len(cohort.clients)):
+        best = {place: found for place, found in best.items() if _stands_out(cohort, place)}
     if not best:
         return
     chances = _chances(cohort, judge, np.array([place in best for place in range(len(cohort.clients))]) | is_broken)
@@ -116,6 +137,26 @@ def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iter
             cohort.clients[place], kind, sure, cohort.rounds[first],
             None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
+
+
+def _stands_out(cohort: Cohort, place: int) -> bool:
+    """Whether a client is far from all others in a plain number, over all its rounds.
+
+    Asked where few of many clients meet in a round: whom a client is compared with then changes from round to round,
+    and so does what is typical.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
+        for name in _PLAIN:
+            values = getattr(cohort, name)
+            values = np.log(np.maximum(values, 1e-9)) if name in _OF_SIZE else values
+            means = np.nanmean(values - np.nanmedian(values, axis=1, keepdims=True), axis=0)
+            others = np.delete(means, place)
+            middle = np.nanmedian(others)
+            spread = 1.4826 * np.nanmedian(np.abs(others - middle))
+            if abs(means[place] - middle) >= _PLAINLY * max(spread, 1e-6):
+                return True
+    return False
 
 
 def _periods(rounds: int) -> list[tuple[int, int]]:

@@ -144,7 +144,9 @@ def _finding(onset: Onset, code: str, name: str, advice: str) -> Finding:
     if onset.is_inherited:
         client = ", as a turn began: it came with the global model"
     elif one.is_relay and not client:
-        client = f" (optimizer {int(one.optimizer[onset.place])}, the turn in which it began)"
+        turns = one.turn_starts[0]
+        turn = 1 + int(np.searchsorted(turns, one.optimizer[onset.place]))
+        client = f", in turn {turn} of {len(turns)} (optimizer {int(one.optimizer[onset.place])})"
     at = f"{subject.unit} {subject.first}"
     table = "steps" if onset.what == "loss" else "layers"
     if onset.what == "loss":

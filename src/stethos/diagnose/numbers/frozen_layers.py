@@ -59,7 +59,7 @@ class FrozenLayers:
                 sureness(samples / self.least),
                 (
                     Evidence(
-                        f"{samples} samples, weights unchanged",
+                        f"{samples} sample{'s' * (samples != 1)}, weights unchanged",
                         "SELECT layer, count(norm) AS samples, max(norm) AS most FROM layers WHERE kind = 'gradient' "
                         f"AND {one.where} GROUP BY layer HAVING coalesce(max(norm), 0) = 0",
                     ),

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -20,8 +20,9 @@ class PoorInitialisation:
     What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
-    Not a fault when: embeddings (layers with `emb` in their name are left out), the scales of norm layers, and single
-    layers that begin at 0 on purpose. If the loss falls as it should it is only mentioned.
+    Not a fault when: embeddings (layers with `emb` in their name, and a first layer alone that is standard normal, are
+    left out), the scales of norm layers, and single layers that begin at 0 on purpose. If the loss falls as it should
+    it is only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 
@@ -56,6 +57,8 @@ class PoorInitialisation:
         zero = (scales == 0) & (means == 0)
         big = scales > self.large
         big &= np.array(["emb" not in track.layer.lower() for track in tracks])
+        if big[0] and big.sum() == 1 and len(tracks) > 1 and _is_standard_normal(tracks[0]):
+            big[0] = False  # torch's own way to begin an embedding, whatever its name
         small = (scales < self.small) & (scales > 0)
         choices = (
             ("equal", equal, 5.0, "all equal"),
@@ -89,6 +92,10 @@ class PoorInitialisation:
                 {"kind": kind, "fall": one.fall},
             )  # fmt: skip
             return
+
+
+def _is_standard_normal(track: Track) -> bool:
+    return abs(float(track["std"][0]) - 1) < 0.1 and abs(float(track["mean"][0])) < 0.1
 
 
 def _fell_at_once(one: Training) -> bool:

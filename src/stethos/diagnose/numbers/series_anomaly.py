@@ -22,16 +22,20 @@ from stethos.diagnose.training import (
 )  # fmt: skip
 from stethos.diagnose.window import Array, Window, is_null
 
+_MOST_SPIKES = 3
+_STILL = 0.8  # of the values are as the one before: a setting, such as a learning rate or an epoch
+
 
 @dataclass(frozen=True, slots=True)
 class SeriesAnomaly:
     """The loss or a logged number leaves its own past behind: a spike, another level, another spread.
 
     What it looks at: the losses of the steps and every metric with enough values. A spike of the loss must go beyond
-    the loss of the untrained model; a level must be left for good, with all values on the other side; a spread must
-    become several times as wide at a level no lower.
+    the loss of the untrained model, one of a metric far beyond the range of its other values; a level must be left for
+    good, with all values on the other side; a spread must become several times as wide at a level no lower.
     Why it matters: something changed at that moment: a broken batch, other data, another batch size, a restart.
-    Not a fault when: it was changed on purpose. Losses that fall and metrics that drift slowly are not reported.
+    Not a fault when: it was changed on purpose. Losses that fall, metrics that drift slowly, and settings and counters
+    (an epoch, a learning rate) are not reported.
     Next step: look at what happened at that step: the batch, the logs, the schedule.
     """
 
@@ -48,6 +52,8 @@ class SeriesAnomaly:
     spike: float = 3.0
     spread: float = 4.0
     shift: float = 3.0
+    metric_spike: float = 5.0
+    metric_spread: float = 8.0
     least: int = 60
     most: int = 20_000
 
@@ -116,12 +122,16 @@ class SeriesAnomaly:
         """Several times the spread at a level no lower."""
         rest = np.abs(np.diff(losses))
         edge = max(30, len(losses) // 10)
+        first, last = float(np.median(losses[:5])), float(np.median(losses[-edge:]))
         best = (0, "", 0.0, "")
         for place in range(edge, len(rest) - edge, max(1, len(rest) // 200)):
             before, after = rest[max(0, place - 2 * edge) : place], rest[place : place + 2 * edge]
             ratio = float(np.median(after)) / max(float(np.median(before)), 1e-12)
             level = float(losses[place:].mean()) / max(float(losses[max(0, place - 2 * edge) : place].mean()), 1e-12)
             to_end = float(np.median(rest[place:])) / max(float(np.median(before)), 1e-12)
+            untrained = float(np.median(losses[max(0, place - 2 * edge) : place])) > 0.9 * first > 0
+            if untrained and last < 0.9 * first:
+                continue  # a model that knows nothing answers all batches alike; what follows is learning
             if min(ratio, to_end) > max(self.spread, best[2] * self.spread) and ratio > 2 * level and level > 0.8:
                 words = f"varies {ratio:.1f} times as much from step to step"
                 best = place + 1, "variance-change", min(ratio, to_end) / self.spread, words
@@ -132,28 +142,72 @@ class SeriesAnomaly:
         order = np.argsort(at[known], kind="stable")
         at, values = at[known][order], values[known][order]
         name = str(key[0])
-        if len(values) < self.least or "loss" in name.lower():
+        if len(values) < self.least or "loss" in name.lower() or _is_setting(values):
             return
-        place, score = _break_of(values, margin=max(15, len(values) // 10))
-        if place is None or score < 2 * self.shift:
+        found = self._metric_spike(values) or self._metric_level(values) or self._metric_spread(values)
+        if found is None:
             return
-        before, after = values[:place], values[place:]
-        is_apart = before.min() > after.max() or before.max() < after.min()
-        if not is_apart or _is_gradual(values, place):
-            return
-        words = f"goes from {np.median(before):.4g} to {np.median(after):.4g} and stays"
+        place, kind, margin, words = found
+        where = "".join(
+            f" AND {column} = {quoted(one)}" for column, one in (("process", key[1]), ("client", key[2])) if one
+        )
         yield Finding(
-            self.code, self.name, "level-shift", self.severity, f"{name} {words} at step {int(at[place])}",
+            self.code, self.name, kind, self.severity, f"{name} {words} at step {int(at[place])}",
             Subject(clients=(key[2],) if key[2] else (), process=key[1], first=int(at[place]), unit="step"),
-            sureness(score / self.shift / 2),
+            sureness(margin),
             (
                 Evidence(
-                    words, f"SELECT step, value FROM metrics WHERE name = {quoted(name)} ORDER BY step", thinned(values)
+                    words, f"SELECT step, value FROM metrics WHERE name = {quoted(name)}{where} ORDER BY step",
+                    thinned(values),
                 ),
             ),
             f"look at what changed at step {int(at[place])}: `stethos query \"SELECT * FROM logs\"`",
-            {"kind": "level-shift", "metric": name, "step": int(at[place])},
+            {"kind": kind, "metric": name, "step": int(at[place])},
         )  # fmt: skip
+
+    def _metric_spike(self, values: Array) -> tuple[int, str, float, str] | None:
+        """Up to three values many times the range of all others away from them; not at the start."""
+        far = np.argsort(-np.abs(values - np.median(values)), kind="stable")[:_MOST_SPIKES]
+        usual = np.delete(values, far)
+        low, high = float(usual.min()), float(usual.max())
+        away = np.maximum(values - high, low - values) / max(self.metric_spike * (high - low), 1e-12)
+        away[: max(20, len(values) // 20)] = 0
+        if not high > low or not (away > 1).any():
+            return None
+        place = int(np.argmax(away > 1))
+        words = f"jumps from {np.median(values[max(0, place - 30) : place]):.4g} to {values[place]:.4g}"
+        return place, "spike", float(away[place]), words
+
+    def _metric_level(self, values: Array) -> tuple[int, str, float, str] | None:
+        """Another level from one value to the next, kept for the rest."""
+        place, score = _break_of(values, margin=max(15, len(values) // 10))
+        if place is None or score < 2 * self.shift:
+            return None
+        before, after = values[:place], values[place:]
+        is_apart = before.min() > after.max() or before.max() < after.min()
+        if not is_apart or _is_gradual(values, place):
+            return None
+        words = f"goes from {np.median(before):.4g} to {np.median(after):.4g} and stays"
+        return place, "level-shift", score / self.shift / 2, words
+
+    def _metric_spread(self, values: Array) -> tuple[int, str, float, str] | None:
+        """Many times the spread around the same level, from some value on to the end."""
+        rest = np.abs(np.diff(values))
+        edge = max(30, len(values) // 10)
+        best: tuple[int, str, float, str] | None = None
+        for place in range(edge, len(rest) - edge, max(1, len(rest) // 200)):
+            before, after = float(np.median(rest[:place])), float(np.median(rest[place:]))
+            margin = after / max(self.metric_spread * before, 1e-12)
+            is_moved = abs(np.median(values[place:]) - np.median(values[:place])) > after
+            if before > 0 and not is_moved and margin > max(1.0, best[2] if best else 0.0):
+                best = place + 1, "variance-change", margin, f"varies {after / before:.1f} times as much"
+        return best
+
+
+def _is_setting(values: Array) -> bool:
+    """Whether a number was set or counted, not measured: it goes one way only, or hardly ever changes."""
+    steps = np.diff(values)
+    return bool((steps >= 0).all() or (steps <= 0).all() or float((steps == 0).mean()) > _STILL)
 
 
 def _break_of(values: Array, margin: int) -> tuple[int | None, float]:

@@ -51,8 +51,8 @@ class VanishingGradients:
         is_matrix = np.array([track.is_matrix for track in tracks])
         if sizes.max() <= 0 or is_matrix.sum() < 2:
             return
-        small = is_matrix & (sizes > 0) & (sizes < self.below * sizes.max())
-        bound = self.below * sizes.max()
+        bound = self.below * min(sizes.max(), starts.max())  # beside one that exploded nothing has vanished
+        small = is_matrix & (sizes > 0) & (sizes < bound)
         if small.sum() < max(1, self.share * is_matrix.sum()):
             small = is_matrix & (sizes > 0) & (sizes < self.of_start * starts)
             bound = self.of_start * float(np.median(starts[small])) if small.any() else 0.0
