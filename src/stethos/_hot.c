@@ -20,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define INTERFACE 1
+#define INTERFACE 2
 #define LONG_NS 1000000000LL /* as in hotpath.py */
 #define NULL_BITS ((int64_t)0x7FF80000000007A2LL) /* schema.NULL_F64 */
 
@@ -43,7 +43,7 @@ typedef struct {
     PyTypeObject *next_batch, *backward, *step_begins, *step_ended;
     PyObject *lr, *param_groups, *num_yielded, *get;
     PyObject *iteration_, *failed, *beat, *samples_in, *batch_came, *odd_loss, *add_loss, *backward_ended, *tracer;
-    PyObject *backward_begins, *numel, *run, *guard, *is_inside, *enter, *has_closure, *sample, *mark;
+    PyObject *backward_begins, *numel, *is_complex, *run, *guard, *is_inside, *enter, *has_closure, *sample, *mark;
     PyObject *reopen, *number_of, *take_turn, *add, *put_later, *keep_house, *tensors, *grad_tensors, *qualname;
 } State;
 
@@ -597,6 +597,31 @@ static PyMethodDef Session_methods[] = {
 #define SESSION_OBJECTS(on) on(self->ring); on(self->names); on(self->slots); on(self->turn);
 FIELDS_TYPE(Session, SESSION_OBJECTS)
 
+/* What a tensor is made of, as torch tells it in C: the layouts of DLPack 1.x, which do not change within a major version. */
+typedef struct {
+    void *data;
+    struct { int32_t type, number; } device;
+    int32_t dimensions;
+    struct { uint8_t code, bits; uint16_t lanes; } kind;
+    int64_t *shape, *strides;
+    uint64_t offset_bytes;
+} Described;
+
+typedef int (*Describe)(void *tensor, Described *described); /* -1 with an exception */
+
+typedef struct {
+    struct { uint32_t major, minor; } version;
+    void *older;
+    void *allocate, *from_object, *to_object;
+    Describe describe;
+    void *work_stream;
+} Exchange;
+
+#define EXCHANGE "dlpack_exchange_api"
+#define EXCHANGE_MAJOR 1
+#define ON_CPU 1
+#define IS_FLOAT 2
+
 /* The four callbacks -------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -611,6 +636,8 @@ typedef struct {
     PyObject *is_training, *modes, *item, *is_cpu, *turn, *mark; /* of torch's and ours, whichever it needs */
     PyTypeObject *tensor;
     lenfunc length; /* of a tensor's first dimension */
+    Describe describe; /* NULL where torch is too old for it */
+    PyObject *is_neg;
     PyObject *note_begin, *note_end;
     PyObject *dict, *weak;
 } Callback;
@@ -821,6 +848,42 @@ next_batch(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames
     return batch;
 }
 
+/* The number in a plain tensor, read where it lies; 0 where it is none: on a device, of another kind, several numbers,
+ * negated lazily, a wrapper that has no memory of its own. Torch's `item` goes through its dispatcher, which is cold. */
+static int
+glance(Callback *self, PyObject *tensor, double *number)
+{
+    Described found;
+    if (self->describe == NULL)
+        return 0;
+    if (self->describe(tensor, &found) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (found.data == NULL || found.device.type != ON_CPU || found.kind.code != IS_FLOAT || found.kind.lanes != 1)
+        return 0;
+    for (int32_t at = 0; at < found.dimensions; at++)
+        if (found.shape[at] != 1)
+            return 0;
+    PyObject *is_neg = PyObject_CallOneArg(self->is_neg, tensor);
+    if (is_neg == NULL)
+        PyErr_Clear();
+    Py_XDECREF(is_neg);
+    if (is_neg != Py_False)
+        return 0;
+    const char *at = (const char *)found.data + found.offset_bytes;
+    float single;
+    if (found.kind.bits == 64)
+        memcpy(number, at, 8);
+    else if (found.kind.bits == 32) {
+        memcpy(&single, at, 4);
+        *number = single;
+    }
+    else
+        return 0;
+    return 1;
+}
+
 /* The loss of a backward that begins, and the time before it: 0, or -1 with an exception. */
 static int
 note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gradients)
@@ -834,26 +897,26 @@ note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gra
         iteration->samples += iteration->batch_samples;
         iteration->batch_data_ns = iteration->batch_samples = 0;
     }
+    double loss;
     int is_plain = Py_IS_TYPE(tensors, self->tensor) && gradients == Py_None;
-    if (is_plain)
-        is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
-    if (is_plain > 0 && is_some(iteration->scaled)) {
+    if (is_plain && is_some(iteration->scaled)) {
         int is_scaled = PyObject_IsTrue(iteration->scaled);
         is_plain = is_scaled < 0 ? -1 : !is_scaled;
     }
-    if (is_plain > 0) {
-        int modes = truth_of(PyObject_CallNoArgs(self->modes));
-        is_plain = modes < 0 ? -1 : !modes;
-    }
-    double loss;
-    if (is_plain < 0)
-        return -1;
-    if (is_plain) {
-        if (double_of(PyObject_CallOneArg(self->item, tensors), &loss) < 0)
+    if (is_plain <= 0 || !glance(self, tensors, &loss)) {
+        if (is_plain > 0)
+            is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
+        if (is_plain > 0) {
+            int modes = truth_of(PyObject_CallNoArgs(self->modes));
+            is_plain = modes < 0 ? -1 : !modes;
+        }
+        if (is_plain < 0)
+            return -1;
+        if (double_of(is_plain ? PyObject_CallOneArg(self->item, tensors)
+                               : PyObject_CallMethodObjArgs(watch, state->odd_loss, iteration, tensors, gradients, NULL),
+                      &loss) < 0)
             return -1;
     }
-    else if (double_of(PyObject_CallMethodObjArgs(watch, state->odd_loss, iteration, tensors, gradients, NULL), &loss) < 0)
-        return -1;
     if (iteration->has_stepped && !iteration->depth) {
         iteration->loss = loss;
         iteration->has_stepped = 0;
@@ -889,12 +952,15 @@ is_ours(Callback *self, PyObject *tensors)
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     int64_t count = 1;
-    if (number_of(PyObject_CallMethodNoArgs(tensors, self->state->numel), &count) < 0) {
+    int is_complex = 0;
+    if (number_of(PyObject_CallMethodNoArgs(tensors, self->state->numel), &count) < 0
+        || (is_complex = truth_of(PyObject_CallMethodNoArgs(tensors, self->state->is_complex))) < 0) {
         PyErr_Clear();
         count = 1;
+        is_complex = 0;
     }
     PyErr_Restore(type, error, trace);
-    return count == 1;
+    return count == 1 && !is_complex;
 }
 
 static PyObject *
@@ -1295,6 +1361,7 @@ Callback_traverse(Callback *self, visitproc visit, void *arg)
     Py_VISIT(self->modes);
     Py_VISIT(self->item);
     Py_VISIT(self->is_cpu);
+    Py_VISIT(self->is_neg);
     Py_VISIT(self->turn);
     Py_VISIT(self->mark);
     Py_VISIT(self->tensor);
@@ -1327,6 +1394,7 @@ Callback_dealloc(Callback *self)
     Py_XDECREF(self->modes);
     Py_XDECREF(self->item);
     Py_XDECREF(self->is_cpu);
+    Py_XDECREF(self->is_neg);
     Py_XDECREF(self->turn);
     Py_XDECREF(self->mark);
     Py_XDECREF(self->tensor);
@@ -1342,23 +1410,27 @@ static PyObject *
 Callback_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"watch", "local", "session", "original", "tensor", "tensor_base", "is_training", "modes",
-                            "item", "is_cpu", "turn", "mark", "note_begin", "note_end", NULL};
-    PyObject *watch, *local, *session, *original, *tensor, *base, *is_training, *modes, *item, *is_cpu, *turn, *mark, *begin,
-        *end;
+                            "item", "is_cpu", "is_neg", "exchange", "turn", "mark", "note_begin", "note_end", NULL};
+    PyObject *watch, *local, *session, *original, *tensor, *base, *is_training, *modes, *item, *is_cpu, *is_neg, *exchange,
+        *turn, *mark, *begin, *end;
     State *state = PyType_GetModuleState(type);
     if (state == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!OO!O!OOOOOOOO", names, state->watch, &watch,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!OO!O!OOOOOOOOOO", names, state->watch, &watch,
                                         state->iterations, &local, state->session, &session, &original, &PyType_Type,
-                                        &tensor, &PyType_Type, &base, &is_training, &modes, &item, &is_cpu, &turn, &mark,
-                                        &begin, &end))
+                                        &tensor, &PyType_Type, &base, &is_training, &modes, &item, &is_cpu, &is_neg,
+                                        &exchange, &turn, &mark, &begin, &end))
         return NULL;
     if (!PyContextVar_CheckExact(turn) || Py_TYPE(is_cpu)->tp_descr_get == NULL) {
         PyErr_SetString(PyExc_TypeError, "no context variable, or no attribute of a tensor");
         return NULL;
     }
+    const Exchange *api = exchange == Py_None ? NULL : PyCapsule_GetPointer(exchange, EXCHANGE);
+    if (api == NULL && exchange != Py_None)
+        return NULL;
     Callback *self = (Callback *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    self->describe = api != NULL && api->version.major == EXCHANGE_MAJOR ? api->describe : NULL;
     self->module = Py_NewRef(PyType_GetModule(type));
     self->state = state;
     self->call = type == state->next_batch ? next_batch : type == state->backward ? backward : step_hook;
@@ -1373,6 +1445,7 @@ Callback_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->modes = Py_NewRef(modes);
     self->item = Py_NewRef(item);
     self->is_cpu = Py_NewRef(is_cpu);
+    self->is_neg = Py_NewRef(is_neg);
     self->turn = Py_NewRef(turn);
     self->mark = Py_NewRef(mark);
     self->note_begin = Py_NewRef(begin);
@@ -1517,7 +1590,7 @@ hot_exec(PyObject *module)
         {&state->get, "get"}, {&state->iteration_, "iteration"}, {&state->failed, "failed"}, {&state->beat, "beat"},
         {&state->samples_in, "samples_in"}, {&state->batch_came, "batch_came"}, {&state->odd_loss, "odd_loss"},
         {&state->add_loss, "add_loss"}, {&state->backward_ended, "backward_ended"}, {&state->tracer, "tracer"},
-        {&state->backward_begins, "backward_begins"}, {&state->numel, "numel"}, {&state->run, "run"},
+        {&state->backward_begins, "backward_begins"}, {&state->numel, "numel"}, {&state->is_complex, "is_complex"}, {&state->run, "run"},
         {&state->guard, "guard"}, {&state->is_inside, "is_inside"}, {&state->enter, "enter"},
         {&state->has_closure, "has_closure"}, {&state->sample, "sample"}, {&state->mark, "mark"},
         {&state->reopen, "reopen"}, {&state->number_of, "number_of"}, {&state->take_turn, "take_turn"},

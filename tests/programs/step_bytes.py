@@ -150,6 +150,12 @@ def main(directory: Path) -> None:
         scaler.scale(loss_of(model) * gradient).backward()  # type: ignore[no-untyped-call]
         scaler.step(first)
         scaler.update()
+    for odd_loss in (
+        lambda loss: loss.double(), lambda loss: loss.half(), lambda loss: loss.reshape(1, 1),
+        lambda loss: torch.stack([loss, loss])[1], torch._neg_view, lambda loss: torch.complex(loss, loss).conj().imag,
+    ):  # fmt: skip
+        odd_loss(loss_of(model)).backward()  # type: ignore[no-untyped-call]
+        first.step()
     simple(model, torch.optim.SGD(model.parameters(), lr=torch.tensor(0.25)))
     simple(model, torch.optim.SGD(model.parameters(), lr=1))
     session = boot.current_session()
