@@ -40,7 +40,7 @@ _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # r
 _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
 _SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
-_UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
+UNSEEN = 3.5  # what all callbacks cost a step, over what the last of them sees on its clock (an estimate)
 
 
 class Watched(WatchedFields):
@@ -273,7 +273,7 @@ class StepWatch(WatchFields):
         self.session.guard.run("layers", self.layers.flush)
         sampled_ns = self.layers.spent_ns + self.tracer.spent_ns
         self.layers.spent_ns = self.tracer.spent_ns = 0
-        always_on_ns = _UNSEEN * max(iteration.spent_ns, 0)
+        always_on_ns = UNSEEN * max(iteration.spent_ns, 0)
         self._spent_ns += int(always_on_ns + sampled_ns)
         self.budget.earn(elapsed_ns, always_on_ns)
         watched.alarm.learn(iteration.loss)
