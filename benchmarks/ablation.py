@@ -16,6 +16,7 @@ clock would have to be multiplied to give what all of them cost (`UNSEEN` in `ob
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import tempfile
@@ -67,26 +68,42 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stethos-bench-") as directory:
         choices, close = _choices(training, Path(directory))
         clock = time.perf_counter_ns if arguments.wall else time.thread_time_ns
-        times = _in_turns(training, choices, arguments.cycles, clock)
-        counted_us = _counted_us()
+        times, counted = _in_turns(training, choices, arguments.cycles, clock)
         close()
     from stethos.native import described
     from stethos.observe.stepwatch import UNSEEN
 
+    counted_us = counted * statistics.median(times["bare"])
     seen_us, cost_us = counted_us / UNSEEN, statistics.median(_more(times, "all callbacks"))
     note = f"The recording counts {counted_us:.1f} us for a step, {UNSEEN:g} times the {seen_us:.2f} us that the last "
     note += f"callback sees; {cost_us / seen_us:.1f} times would be all."
     print(_grid_of(times, f"Callbacks in {described()} within steps of the {arguments.workload}", note))
 
 
-def _counted_us() -> float:
-    """What the recording says it has cost a step so far."""
-    from stethos.observe import boot
-    from stethos.record.layout import Word
+class _Books:
+    """What the recording says it has cost, as a share of the time in which it ran."""
 
-    session = boot.current_session()
-    assert session is not None and session.ring is not None
-    return session.ring.word(Word.SPENT_NS) / session.ring.word(Word.STEPS) / 1e3
+    def __init__(self) -> None:
+        from stethos.observe import boot
+
+        session = boot.current_session()
+        assert session is not None and session.ring is not None
+        self._ring = session.ring
+        self._spent_ns = self._elapsed_ns = 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Count what happens here: on the wall both times, as other processes delay callbacks and training alike."""
+        from stethos.record.layout import Word
+
+        spent_ns, start_ns = self._ring.word(Word.SPENT_NS), time.perf_counter_ns()
+        yield
+        self._spent_ns += self._ring.word(Word.SPENT_NS) - spent_ns
+        self._elapsed_ns += time.perf_counter_ns() - start_ns
+
+    @property
+    def share(self) -> float:
+        return self._spent_ns / self._elapsed_ns
 
 
 def _more(times: dict[str, list[float]], name: str) -> list[float]:
@@ -122,8 +139,9 @@ def _choices(training: Training, directory: Path) -> tuple[dict[str, Pieces], Ca
 
 def _in_turns(
     training: Training, choices: dict[str, Pieces], cycles: int, clock: Callable[[], int]
-) -> dict[str, list[float]]:
-    batches = _endless(training)
+) -> tuple[dict[str, list[float]], float]:
+    """How long blocks took with each choice, and which share of its time the recording says it cost."""
+    batches, books = _endless(training), _Books()
     for pieces in choices.values():
         pieces.put_in()
         _block(training, batches, 300, clock)
@@ -131,9 +149,11 @@ def _in_turns(
     for cycle in range(cycles):
         for name in random.Random(cycle).sample(list(choices), len(choices)):
             choices[name].put_in()
-            _block(training, batches, _WARM, clock)
-            times[name].append(sorted(_block(training, batches, _COUNTED, clock))[_COUNTED // 5] / 1e3)
-    return times
+            with books.open() if name == "all callbacks" else contextlib.nullcontext():
+                _block(training, batches, _WARM, clock)
+                block = _block(training, batches, _COUNTED, clock)
+            times[name].append(sorted(block)[_COUNTED // 5] / 1e3)
+    return times, books.share
 
 
 def _endless(training: Training) -> Iterator[Any]:

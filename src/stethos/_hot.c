@@ -59,13 +59,15 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *optimizer; /* a weak reference */
-    PyObject *alarm, *turn;
+    Alarm *alarm;
+    PyObject *turn;
     int64_t table_client, round_optimizer, local_step_model, backwards, allocated_bytes;
 } Watched;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *watched, *scaled, *pending, *device_mark, *pace;
+    Watched *watched;
+    PyObject *scaled, *pending, *device_mark, *pace;
     double loss, norm;
     int64_t backward_ns, backwards, backwards_before, batch_data_ns, batch_samples, closure_backwards, completed, counted,
         data_ns, depth, forward_ns, house_ns, kept_ns, last_end_ns, mark_ns, optimizer_start_ns, owner, samples, skipped,
@@ -75,7 +77,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *home;
+    Iteration *home;
     uint64_t home_thread;
 } Iterations;
 
@@ -88,6 +90,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *errand, *put, *ring;
+    struct Slots *slots; /* those that `put` writes to, where it is their `put_step` */
     int64_t peak_bytes, next_step;
     char is_active, is_due;
 } Watch;
@@ -109,6 +112,40 @@ truth_set(PyObject *self, PyObject *value, void *offset)
     return 0;
 }
 
+/* An object of one of our classes, or None: looked at when it is put in, as that is rare. */
+typedef struct {
+    size_t offset, type; /* of the field, and of its type in the module's state */
+} Own;
+
+static PyObject *
+own_get(PyObject *self, void *own)
+{
+    PyObject *value = *(PyObject **)((char *)self + ((const Own *)own)->offset);
+    return Py_NewRef(value ? value : Py_None);
+}
+
+static int
+own_set(PyObject *self, PyObject *value, void *own)
+{
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &hot_module), **field;
+    State *state = module ? PyModule_GetState(module) : NULL;
+    if (state == NULL)
+        return -1;
+    PyTypeObject *type = *(PyTypeObject **)((char *)state + ((const Own *)own)->type);
+    if (value == Py_None)
+        value = NULL;
+    if (value != NULL && !PyObject_TypeCheck(value, type)) {
+        PyErr_Format(PyExc_TypeError, "%s or None, not %s", type->tp_name, Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    field = (PyObject **)((char *)self + ((const Own *)own)->offset);
+    Py_XINCREF(value);
+    Py_XSETREF(*field, value);
+    return 0;
+}
+
+#define OWN(type_, name, class_)                                                                                       \
+    {#name, own_get, own_set, NULL, &(Own){offsetof(type_, name), offsetof(State, class_)}}
 #define TRUTH(type, name) {#name, truth_get, truth_set, NULL, (void *)offsetof(type, name)}
 #define NUMBER(type, name) {#name, T_LONGLONG, offsetof(type, name), 0, NULL}
 #define DOUBLE(type, name) {#name, T_DOUBLE, offsetof(type, name), 0, NULL}
@@ -157,17 +194,17 @@ static PyMethodDef Alarm_methods[] = {{NULL}};
 FIELDS_TYPE(Alarm, ALARM_OBJECTS)
 
 static PyMemberDef Watched_members[] = {
-    OBJECT(Watched, optimizer), OBJECT(Watched, alarm), OBJECT(Watched, turn), NUMBER(Watched, table_client),
+    OBJECT(Watched, optimizer), OBJECT(Watched, turn), NUMBER(Watched, table_client),
     NUMBER(Watched, round_optimizer), NUMBER(Watched, local_step_model), NUMBER(Watched, backwards),
     NUMBER(Watched, allocated_bytes), {NULL},
 };
-static PyGetSetDef Watched_getset[] = {{NULL}};
+static PyGetSetDef Watched_getset[] = {OWN(Watched, alarm, alarm), {NULL}};
 static PyMethodDef Watched_methods[] = {{NULL}};
 #define WATCHED_OBJECTS(on) on(self->optimizer); on(self->alarm); on(self->turn);
 FIELDS_TYPE(Watched, WATCHED_OBJECTS)
 
 static PyMemberDef Iteration_members[] = {
-    OBJECT(Iteration, watched), OBJECT(Iteration, scaled), OBJECT(Iteration, pending), OBJECT(Iteration, device_mark),
+    OBJECT(Iteration, scaled), OBJECT(Iteration, pending), OBJECT(Iteration, device_mark),
     OBJECT(Iteration, pace), DOUBLE(Iteration, loss), DOUBLE(Iteration, norm), NUMBER(Iteration, backward_ns),
     NUMBER(Iteration, backwards), NUMBER(Iteration, backwards_before), NUMBER(Iteration, batch_data_ns),
     NUMBER(Iteration, batch_samples), NUMBER(Iteration, closure_backwards), NUMBER(Iteration, completed),
@@ -177,34 +214,56 @@ static PyMemberDef Iteration_members[] = {
     NUMBER(Iteration, skipped), NUMBER(Iteration, spent_ns), NUMBER(Iteration, step), {NULL},
 };
 static PyGetSetDef Iteration_getset[] = {
-    TRUTH(Iteration, has_stepped), TRUTH(Iteration, in_backward), TRUTH(Iteration, is_traced), {NULL},
+    OWN(Iteration, watched, watched), TRUTH(Iteration, has_stepped), TRUTH(Iteration, in_backward), TRUTH(Iteration, is_traced), {NULL},
 };
 static PyMethodDef Iteration_methods[] = {{NULL}};
 #define ITERATION_OBJECTS(on) on(self->watched); on(self->scaled); on(self->pending); on(self->device_mark); on(self->pace);
 FIELDS_TYPE(Iteration, ITERATION_OBJECTS)
 
 static PyMemberDef Iterations_members[] = {
-    OBJECT(Iterations, home), {"home_thread", T_ULONGLONG, offsetof(Iterations, home_thread), 0, NULL}, {NULL},
+    {"home_thread", T_ULONGLONG, offsetof(Iterations, home_thread), 0, NULL}, {NULL},
 };
-static PyGetSetDef Iterations_getset[] = {{NULL}};
+static PyGetSetDef Iterations_getset[] = {OWN(Iterations, home, iteration), {NULL}};
 static PyMethodDef Iterations_methods[] = {{NULL}};
 #define ITERATIONS_OBJECTS(on) on(self->home);
 FIELDS_TYPE(Iterations, ITERATIONS_OBJECTS)
 
 static PyMemberDef Watch_members[] = {
-    OBJECT(Watch, errand), OBJECT(Watch, put), OBJECT(Watch, ring), NUMBER(Watch, peak_bytes), NUMBER(Watch, next_step),
-    {NULL},
+    OBJECT(Watch, errand), OBJECT(Watch, ring), NUMBER(Watch, peak_bytes), NUMBER(Watch, next_step), {NULL},
 };
-static PyGetSetDef Watch_getset[] = {TRUTH(Watch, is_active), TRUTH(Watch, is_due), {NULL}};
+static struct Slots *slots_written_by(PyObject *put);
+
+static PyObject *
+Watch_put_get(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *put = ((Watch *)self)->put;
+    return Py_NewRef(put ? put : Py_None);
+}
+
+static int
+Watch_put_set(PyObject *op, PyObject *put, void *Py_UNUSED(none))
+{
+    Watch *self = (Watch *)op;
+    struct Slots *slots = put ? slots_written_by(put) : NULL;
+    Py_XINCREF((PyObject *)slots);
+    Py_XSETREF(self->slots, slots);
+    Py_XINCREF(put);
+    Py_XSETREF(self->put, put);
+    return 0;
+}
+
+static PyGetSetDef Watch_getset[] = {
+    {"put", Watch_put_get, Watch_put_set, NULL, NULL}, TRUTH(Watch, is_active), TRUTH(Watch, is_due), {NULL},
+};
 static PyMethodDef Watch_methods[] = {{NULL}};
-#define WATCH_OBJECTS(on) on(self->errand); on(self->put); on(self->ring);
+#define WATCH_OBJECTS(on) on(self->errand); on(self->put); on(self->ring); on(self->slots);
 FIELDS_TYPE(Watch, WATCH_OBJECTS)
 
 /* Slots of a ring ------------------------------------------------------------------------------------------ */
 
 #define STEP_WORDS 17
 
-typedef struct {
+typedef struct Slots {
     PyObject_HEAD
     Py_buffer map;
     int64_t *words;   /* NULL once released */
@@ -394,6 +453,15 @@ Slots_put_step(Slots *self, PyObject *const *values, Py_ssize_t count)
     }
     int is_put = put_words(self, words, STEP_WORDS);
     return is_put < 0 ? NULL : PyBool_FromLong(is_put);
+}
+
+/* The slots whose `put_step` it is, which are then written to directly; or NULL. */
+static Slots *
+slots_written_by(PyObject *put)
+{
+    if (PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step)
+        return (Slots *)PyCFunction_GET_SELF(put);
+    return NULL;
 }
 
 static PyObject *
@@ -647,8 +715,7 @@ static inline Iteration *
 iteration_of(Callback *self)
 {
     Iterations *local = self->local;
-    if (local->home_thread == (uint64_t)PyThread_get_thread_ident() && local->home != NULL
-        && PyObject_TypeCheck(local->home, self->state->iteration))
+    if (local->home_thread == (uint64_t)PyThread_get_thread_ident() && local->home != NULL)
         return (Iteration *)Py_NewRef(local->home);
     PyObject *found = PyObject_GetAttr((PyObject *)local, self->state->iteration_);
     if (found != NULL && !PyObject_TypeCheck(found, self->state->iteration)) {
@@ -663,13 +730,6 @@ static inline int
 is_some(PyObject *value)
 {
     return value != NULL && value != Py_None;
-}
-
-/* Whether it is `put_step` of some slots, which is then written to directly. */
-static inline int
-is_step_writer(PyObject *put)
-{
-    return PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step;
 }
 
 /* Tell the watch of the exception that is set, unless it is one to be let out: 0 if it is settled, else -1. */
@@ -1053,12 +1113,10 @@ backward(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 
 /* What an optimizer is known as, owned, where it is the one of last time. */
 static Watched *
-same_optimizer(Callback *self, Iteration *iteration, PyObject *optimizer)
+same_optimizer(Iteration *iteration, PyObject *optimizer)
 {
-    PyObject *known = iteration->watched;
-    if (!is_some(known) || !PyObject_TypeCheck(known, self->state->watched))
-        return NULL;
-    PyObject *reference = ((Watched *)known)->optimizer;
+    Watched *known = iteration->watched;
+    PyObject *reference = known ? known->optimizer : NULL;
     if (reference == NULL || !PyWeakref_CheckRef(reference))
         return NULL;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -1099,7 +1157,7 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
             goto out;
         }
     }
-    watched = same_optimizer(self, iteration, optimizer);
+    watched = same_optimizer(iteration, optimizer);
     if (watched == NULL) {
         PyObject *entered = PyObject_CallMethodObjArgs(python, state->enter, iteration, optimizer, NULL);
         if (entered == NULL)
@@ -1122,9 +1180,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
     if (has_closure) /* gradients come later */
         iteration->closure_backwards = 0;
     else {
-        Alarm *alarm = (Alarm *)watched->alarm;
-        int is_usual = alarm != NULL && PyObject_TypeCheck((PyObject *)alarm, state->alarm)
-            && alarm->low <= iteration->loss && iteration->loss <= alarm->high;
+        Alarm *alarm = watched->alarm;
+        int is_usual = alarm != NULL && alarm->low <= iteration->loss && iteration->loss <= alarm->high;
         if ((watch->is_due || !is_usual)
             && done(PyObject_CallMethodObjArgs(python, state->sample, watched, iteration, NULL)) < 0)
             goto out;
@@ -1143,8 +1200,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
         if (done(marked) < 0)
             goto out;
     }
-    if (watch->put != NULL && is_step_writer(watch->put))
-        fetch_ahead((Slots *)PyCFunction_GET_SELF(watch->put));
+    if (watch->slots != NULL)
+        fetch_ahead(watch->slots);
     iteration->optimizer_start_ns = now_ns();
     result = 0;
 out:
@@ -1204,8 +1261,9 @@ put_row(Callback *self, Iteration *iteration, PyObject *put, const int64_t *word
     else
         Py_INCREF(put);
     int result = 0;
-    if (is_step_writer(put))
-        result = put_words((Slots *)PyCFunction_GET_SELF(put), words, STEP_WORDS) < 0 ? -1 : 0;
+    Slots *slots = put == self->watch->put ? self->watch->slots : slots_written_by(put);
+    if (slots != NULL)
+        result = put_words(slots, words, STEP_WORDS) < 0 ? -1 : 0;
     else if (put != Py_None) {
         PyObject *values[STEP_WORDS];
         int count = 0;
@@ -1239,7 +1297,7 @@ end_step(Callback *self, PyObject *optimizer)
     PyObject *put = NULL, *turn = NULL;
     Watched *watched = NULL;
     iteration->depth -= 1;
-    if (iteration->depth || !is_some(iteration->watched) || !PyObject_TypeCheck(iteration->watched, state->watched)) {
+    if (iteration->depth || iteration->watched == NULL) {
         if (iteration->depth < 0)
             iteration->depth = 0;
         Py_DECREF(iteration);
