@@ -595,19 +595,17 @@ pair(int64_t low, int64_t high)
     return (int64_t)((uint64_t)high << 32 | (uint64_t)(uint32_t)low);
 }
 
-/* Write a float under a known name; False, and nothing else, where that takes more than a glance. */
-static PyObject *
-Session_put_float(Session *self, PyObject *const *args, Py_ssize_t count)
+/* Write a float under a known name: whether it was; not where that takes more than a glance. */
+static int
+put_float(Session *self, PyObject *name, PyObject *value)
 {
-    if (count != 2 || self->names == NULL || self->slots == NULL || self->turn == NULL || !PyDict_Check(self->names)
-        || !PyFloat_CheckExact(args[1]) || !PyUnicode_CheckExact(args[0]) || !PyContextVar_CheckExact(self->turn))
-        Py_RETURN_FALSE;
     Slots *slots = (Slots *)self->slots;
-    PyObject *known = PyDict_GetItemWithError(self->names, args[0]), *turn = NULL;
-    if (known == NULL || slots->words == NULL || slots->next >= slots->enough
-        || PyContextVar_Get(self->turn, NULL, &turn) < 0 || turn == NULL) {
+    if (!PyFloat_CheckExact(value) || !PyUnicode_CheckExact(name) || slots->words == NULL || slots->next >= slots->enough)
+        return 0;
+    PyObject *known = PyDict_GetItemWithError(self->names, name), *turn = NULL;
+    if (known == NULL || PyContextVar_Get(self->turn, NULL, &turn) < 0 || turn == NULL) {
         PyErr_Clear();
-        Py_RETURN_FALSE;
+        return 0;
     }
     int64_t words[6];
     if (PyTuple_Check(turn) && PyTuple_GET_SIZE(turn) == 3) {
@@ -616,17 +614,30 @@ Session_put_float(Session *self, PyObject *const *args, Py_ssize_t count)
         words[2] = self->steps;
         words[3] = now_ns() + self->offset_ns;
         words[4] = pair(PyLong_AsLongLong(known), 0);
-        words[5] = bits_of(PyFloat_AS_DOUBLE(args[1]));
+        words[5] = bits_of(PyFloat_AS_DOUBLE(value));
     }
     else
         PyErr_SetNone(PyExc_TypeError);
     Py_DECREF(turn);
     if (PyErr_Occurred()) {
         PyErr_Clear();
-        Py_RETURN_FALSE;
+        return 0;
     }
     put_words(slots, words, 6);
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *
+Session_put_floats(Session *self, PyObject *values)
+{
+    Py_ssize_t at = 0;
+    long count = 0;
+    PyObject *name, *value;
+    if (PyDict_CheckExact(values) && self->names != NULL && PyDict_Check(self->names) && self->slots != NULL
+        && self->turn != NULL && PyContextVar_CheckExact(self->turn))
+        while (PyDict_Next(values, &at, &name, &value) && put_float(self, name, value))
+            count++;
+    return PyLong_FromLong(count);
 }
 
 static PyObject *
@@ -658,8 +669,8 @@ static PyGetSetDef Session_getset[] = {
     {"slots", (getter)Session_slots_get, (setter)Session_slots_set, NULL, NULL}, {NULL},
 };
 static PyMethodDef Session_methods[] = {
-    {"put_float", (PyCFunction)(void (*)(void))Session_put_float, METH_FASTCALL,
-     "put_float(name, value): whether a row of `metrics` was written or counted as dropped."},
+    {"put_floats", (PyCFunction)Session_put_floats, METH_O,
+     "put_floats(values): how many of the first ones, by name, were written as rows of `metrics`."},
     {NULL},
 };
 #define SESSION_OBJECTS(on) on(self->ring); on(self->names); on(self->slots); on(self->turn);
