@@ -19,7 +19,7 @@ from stethos.store.run import Run, open_run
 
 SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -58,6 +58,11 @@ class ProcessReader:
         return self.ring.counters if self.ring else None
 
     @property
+    def waiting(self) -> int:
+        """Slots and bytes that its ring still holds: 0 once the drainer has taken everything."""
+        return self.ring.waiting_slots + self.ring.waiting_frame_bytes if self.ring else 0
+
+    @property
     def segment_version(self) -> tuple[object, ...]:
         return self._segment_version
 

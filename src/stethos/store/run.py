@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
-_COLLECT_S = 2.0
+_COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
+_STILL_S = 3.0  # a drainer that moves none of them for so long is stuck
 _POLL_S = 0.02
 _ATTEMPTS = 20
 _CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
@@ -310,7 +311,7 @@ class Run:
         return process_rows(list(self._readers.values()), self._place, self.examiner)
 
     def _collect_rest(self) -> None:
-        """See to it that a drainer is at work, and wait a little for the last rows of ended recordings."""
+        """See to it that a drainer is at work, and wait for the last rows of ended recordings while it gets on."""
         local = [reader for reader in self._readers.values() if reader.is_here and not reader.has_ended and reader.ring]
         if not local:
             return
@@ -319,11 +320,15 @@ class Run:
         except OSError:  # a read-only directory: what is there can be read all the same
             return
         over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
-        deadline = time.monotonic() + _COLLECT_S
-        while time.monotonic() < deadline and any(reader.ring and reader.ring.has_waiting for reader in over):
+        began = moved = time.monotonic()
+        waiting = sum(reader.waiting for reader in over)
+        while waiting and time.monotonic() < min(moved + _STILL_S, began + _COLLECT_S):
             time.sleep(_POLL_S)
             for reader in over:
                 reader.refresh()
+            before, waiting = waiting, sum(reader.waiting for reader in over)
+            if waiting != before:
+                moved = time.monotonic()
 
     def _load(self, named: set[str]) -> None:
         """Bring the named tables up to date in the engine."""
