@@ -72,7 +72,7 @@ class Engine:
         for schema in ("live", "python"):
             self._connection.execute(f"CREATE SCHEMA {schema}")
         self._defined: set[str] = set()
-        self._made_of: dict[str, tuple[tuple[Path, ...], bool]] = {}  # by table: its files, and whether it has live rows
+        self._made_of: dict[str, tuple[tuple[Path, ...], bool]] = {}  # files, and whether there are live rows
 
     def close(self) -> None:
         self._connection.close()
