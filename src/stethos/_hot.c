@@ -919,8 +919,9 @@ next_batch(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames
     return batch;
 }
 
-/* The number in a plain tensor, read where it lies; 0 where it is none: on a device, of another kind, several numbers,
- * negated lazily, a wrapper that has no memory of its own. Torch's `item` goes through its dispatcher, which is cold. */
+/* The number in a plain tensor, read where it lies: 1; 0 where it is none (on a device, of another kind, several numbers,
+ * negated lazily, a wrapper that has no memory of its own); -1 with an exception. Torch's `item` goes through its
+ * dispatcher, which is cold. */
 static int
 glance(Callback *self, PyObject *tensor, double *number)
 {
@@ -936,12 +937,6 @@ glance(Callback *self, PyObject *tensor, double *number)
     for (int32_t at = 0; at < found.dimensions; at++)
         if (found.shape[at] != 1)
             return 0;
-    PyObject *is_neg = PyObject_CallOneArg(self->is_neg, tensor);
-    if (is_neg == NULL)
-        PyErr_Clear();
-    Py_XDECREF(is_neg);
-    if (is_neg != Py_False)
-        return 0;
     const char *at = (const char *)found.data + found.offset_bytes;
     float single;
     if (found.kind.bits == 64)
@@ -952,7 +947,11 @@ glance(Callback *self, PyObject *tensor, double *number)
     }
     else
         return 0;
-    return 1;
+    PyObject *is_neg = PyObject_CallOneArg(self->is_neg, tensor); /* last: meanwhile another thread may move the memory */
+    if (is_neg == NULL)
+        return -1;
+    Py_DECREF(is_neg);
+    return is_neg == Py_False;
 }
 
 /* The loss of a backward that begins, and the time before it: 0, or -1 with an exception. */
@@ -974,7 +973,10 @@ note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gra
         int is_scaled = PyObject_IsTrue(iteration->scaled);
         is_plain = is_scaled < 0 ? -1 : !is_scaled;
     }
-    if (is_plain <= 0 || !glance(self, tensors, &loss)) {
+    int is_seen = is_plain > 0 ? glance(self, tensors, &loss) : 0;
+    if (is_seen < 0)
+        return -1;
+    if (!is_seen) {
         if (is_plain > 0)
             is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
         if (is_plain > 0) {

@@ -193,6 +193,21 @@ def test_reading_a_loss_is_not_seen_by_those_who_watch_torch(record: Record, way
     assert recording.column("SELECT loss FROM steps") == [pytest.approx(losses * weight.sum().item())]
 
 
+def test_ctrl_c_while_a_loss_is_read_comes_out(record: Record, way: str) -> None:
+    class Interrupted(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise KeyboardInterrupt
+
+    recording = record(preset="light", overhead=0.0)
+    weight, optimizer = weight_and_optimizer()
+    loss = weight.sum()
+    with pytest.raises(KeyboardInterrupt), Interrupted():
+        torch.autograd.backward(loss)
+    weight.sum().backward()
+    optimizer.step()
+    assert recording.column("SELECT loss FROM steps") == [weight.sum().item()]
+
+
 def test_a_torch_that_does_not_describe_its_tensors_is_asked_for_the_item(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
