@@ -78,7 +78,7 @@ provebench: .venv/.installed  ## prove, blame and correct in federations with kn
 trainbench: .venv/.installed  ## train with and without faults, and count what the diagnosis finds; TRAINBENCH=--quick is short
 	@$(RUN) -m benchmarks.trainbench $(TRAINBENCH)
 
-profilebench: .venv/.installed  ## plant bottlenecks and count which the profile names; PROFILEBENCH=--quick is short
+profilebench: .venv/.installed  ## plant bottlenecks and count which the profile names; PROFILEBENCH="--keep FILE --limit-s 120" for a slice
 	@$(RUN) -m benchmarks.profilebench $(PROFILEBENCH)
 
 clean:  ## remove the virtual environment and caches; runs are kept

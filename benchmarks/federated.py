@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.lab_turn import observing
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 
 # A million parameters in seven tensors.
 SHAPES = ((900, 784), (900,), (256, 900), (256,), (256, 256), (10, 256), (10,))
 _TARGET = 0.25
-_LAB_TARGET = 1.03
 
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
-    return [_fingerprints(scale), _lab(scale, scratch)]
+    return [_fingerprints(scale), observing(scale, scratch)]
 
 
 def _fingerprints(scale: Scale) -> Grid:
@@ -55,38 +55,6 @@ def _fingerprints(scale: Scale) -> Grid:
         "paper reports 48 % on top of aggregation."
     ]
     return Grid("Fingerprints beside FedAvg", headings, rows, notes)
-
-
-def _lab(scale: Scale, scratch: Path) -> Grid:
-    rows = []
-    for data, clients, rounds, model in (("digits", 10, 20, "mlp"), ("digits", 10, 5, "cnn")):
-        say(f"observing the lab: {data}, {model}")
-        times: dict[str, list[float]] = {"bare": [], "observed": []}
-        for repeat in range(3 if scale.is_quick else 7):
-            for variant, seconds in times.items():
-                seconds.append(_federate_s(data, clients, rounds, model, scratch / f"{model}-{repeat}", variant))
-        ratios = [b / a for a, b in zip(times["bare"][1:], times["observed"][1:], strict=True)]
-        middle = statistics.median(ratios)
-        rows.append(
-            [
-                f"{data}, {model}, {clients} clients x {rounds} rounds", f"{statistics.median(times['bare']):.2f}",
-                f"{statistics.median(times['observed']):.2f}", f"{middle:.3f}",
-                f"{min(ratios):.2f} to {max(ratios):.2f}", str(_LAB_TARGET),
-                verdict(middle, _LAB_TARGET, low=min(ratios), high=max(ratios)),
-            ]
-        )  # fmt: skip
-    headings = ["federation", "bare s", "observed s", "x bare", "range", "target", "reached"]
-    return Grid("Observing a federation of the lab", headings, rows, ["CPU time of the process that trains."])
-
-
-def _federate_s(data: str, clients: int, rounds: int, model: str, place: Path, variant: str) -> float:
-    from stethos import lab
-
-    start = time.process_time()
-    lab.federate(
-        data, clients=clients, rounds=rounds, model=model, observe=variant == "observed", dir=place, progress=False
-    )
-    return time.process_time() - start
 
 
 def main(clients: int, repeats: int) -> None:

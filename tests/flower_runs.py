@@ -21,7 +21,7 @@ from stethos.errors import StethosError
 from stethos.store.run import Run, open_run
 
 BIN = Path(sys.executable).parent
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]

@@ -88,7 +88,8 @@ def nothing_is_left_behind() -> Iterator[None]:
     finally:
         boot.end()
     after = touched()
-    assert {name for name in before if before[name] != after[name]} == set()
+    changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    assert changed == {}, changed
 
 
 def touched() -> dict[str, object]:

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 FLAGS = (
     "--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",

@@ -1,17 +1,22 @@
-"""Record trainings with a planted bottleneck, and balanced ones, and count what `profile` names; about ten minutes.
+"""Record trainings with a planted bottleneck, and balanced ones, and count what `profile` names; about six minutes.
 
-python -m benchmarks.profilebench [--quick] [--seeds 20] [--json] [--write docs/benchmarks.md]
+python -m benchmarks.profilebench [--quick] [--seeds 20] [--limit-s S] [--keep FILE] [--json]
+    [--write docs/benchmarks.md]
+
+With --keep every outcome is added to the file as it comes, and the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
@@ -21,7 +26,7 @@ from benchmarks.report import Grid, machine, say, section_text, write_section
 
 FIRST_SEED = 1000
 _TARGET = 0.95
-_SIDE_BY_SIDE = 4  # trainings that mostly sleep
+_BLOCK = 5  # seeds of one scenario at a time; side by side where trainings mostly sleep
 _SLOW_SEEDS = 10
 _PATIENCE_S = 120.0
 
@@ -67,24 +72,62 @@ def wait_for_rest(path: Path) -> None:
         time.sleep(0.05)
 
 
-def run_all(scratch: Path, seeds: int) -> list[Outcome]:
-    """Every scenario with every seed; those that take half a minute side by side, and with fewer seeds."""
-    found: list[Outcome] = []
-    for scenario in SCENARIOS:
-        began = time.monotonic()
-        numbers = range(FIRST_SEED, FIRST_SEED + (min(seeds, _SLOW_SEEDS) if scenario.is_slow else seeds))
+def blocks(seeds: int) -> Iterator[tuple[Scenario, list[int]]]:
+    """What is to be done, block by block, so that every beginning has something of each scenario.
+
+    Scenarios that take half a minute have fewer seeds.
+    """
+    for start in range(0, seeds, _BLOCK):
+        for scenario in SCENARIOS:
+            most = min(seeds, _SLOW_SEEDS) if scenario.is_slow else seeds
+            numbers = [FIRST_SEED + place for place in range(start, min(start + _BLOCK, most))]
+            if numbers:
+                yield scenario, numbers
+
+
+def run_all(scratch: Path, seeds: int, limit_s: float, keep: Path | None) -> list[Outcome]:
+    """Every scenario with every seed, but for those that `keep` has already; no new block after `limit_s`."""
+    found, began = list(kept(keep)), time.monotonic()
+    done = {(one.scenario, one.seed) for one in found}
+    for scenario, numbers in blocks(seeds):
+        numbers = [seed for seed in numbers if (scenario.name, seed) not in done]
+        if not numbers:
+            continue
+        if time.monotonic() - began >= limit_s:
+            say("stopped")
+            break
 
         def one(seed: int, scenario: Scenario = scenario) -> Outcome:
-            return judged(scenario, seed, scratch / f"{scenario.name.replace(' ', '-').replace(',', '')}-{seed}")
+            path = scratch / f"{scenario.name.replace(' ', '-').replace(',', '')}-{seed}"
+            outcome = judged(scenario, seed, path)
+            shutil.rmtree(path, ignore_errors=True)
+            return outcome
 
-        with ThreadPoolExecutor(_SIDE_BY_SIDE if scenario.is_slow else 1) as pool:
-            found += pool.map(one, numbers)
-        wrong = [outcome for outcome in found if outcome.scenario == scenario.name and not outcome.is_right]
-        say(f"{scenario.name}: {len(numbers) - len(wrong)} of {len(numbers)} in {time.monotonic() - began:.0f} s")
-        for outcome in wrong:
-            expected, verdict = outcome.expected.kind or "nothing", outcome.verdict or "nothing"
-            say(f"  seed {outcome.seed}: expected {expected}, said {verdict}")
+        block_began = time.monotonic()
+        with ThreadPoolExecutor(_BLOCK if scenario.sleeps else 1) as pool:
+            outcomes = list(pool.map(one, numbers))
+        found += outcomes
+        if keep is not None:
+            with open(keep, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
+        right = sum(outcome.is_right for outcome in outcomes)
+        say(f"{scenario.name}: {right} of {len(outcomes)} in {time.monotonic() - block_began:.0f} s")
+        for outcome in outcomes:
+            if not outcome.is_right:
+                expected, verdict = outcome.expected.kind or "nothing", outcome.verdict or "nothing"
+                say(f"  seed {outcome.seed}: expected {expected}, said {verdict}")
     return found
+
+
+def kept(keep: Path | None) -> Iterator[Outcome]:
+    """The outcomes in a file; a last line that was cut off is left out."""
+    if keep is None or not keep.exists():
+        return
+    for line in keep.read_text(encoding="utf-8").splitlines():
+        if line.endswith("}"):
+            row = json.loads(line)
+            expected = Expected(**{name: tuple(v) if isinstance(v, list) else v for name, v in row["expected"].items()})
+            yield Outcome(**{**row, "expected": expected})
 
 
 def grid_of(outcomes: list[Outcome]) -> Grid:
@@ -113,14 +156,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="seeds per scenario (default: 20)")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep outcomes here, and go on from those it has")
+    parser.add_argument(
+        "--limit-s", type=float, default=float("inf"), help="stop after this time; 0: only the table of what is kept"
+    )
     arguments = parser.parse_args()
-    command = " ".join(["python -m benchmarks.profilebench", *sys.argv[1:]]).partition(" --write")[0]
+    seeds = 2 if arguments.quick else arguments.seeds
+    command = f"python -m benchmarks.profilebench --seeds {seeds}"
     with tempfile.TemporaryDirectory(prefix="stethos-profilebench-", ignore_cleanup_errors=True) as scratch:
-        outcomes = run_all(Path(scratch), 2 if arguments.quick else arguments.seeds)
+        outcomes = run_all(Path(scratch), seeds, arguments.limit_s, arguments.keep)
+    if not outcomes:
+        sys.exit("no run was made: the limit is too short, or nothing is kept")
     if arguments.json:
         print(json.dumps([{"scenario": one.scenario, "seed": one.seed, "kind": one.kind, "right": one.is_right} for one in outcomes]))  # fmt: skip  # noqa: E501
         return
-    grid = grid_of(outcomes)
+    grid, total = grid_of(outcomes), sum(len(numbers) for _, numbers in blocks(seeds))
+    if len(outcomes) < total:
+        grid = replace(grid, notes=[*grid.notes, f"These are {len(outcomes)} of {total} runs."])
     print(machine(), "", grid, sep="\n", flush=True)
     if arguments.write:
         write_section(arguments.write, "profilebench", section_text([grid], command))

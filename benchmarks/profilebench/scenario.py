@@ -26,10 +26,15 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`make(path, seed)` records a run at `path` and returns what should be said about it."""
+    """`make(path, seed)` records a run at `path` and returns what should be said about it.
+
+    `sleeps` where it hardly uses a processor, so that several can run side by side; `is_slow` where it takes half a
+    minute.
+    """
 
     name: str
     make: Callable[[Path, int], Expected]
+    sleeps: bool = False
     is_slow: bool = False
 
 
@@ -125,9 +130,9 @@ SCENARIOS = (
     Scenario("slow client", slow_client),
     Scenario("late aggregation", late_aggregation),
     Scenario("big layer", big_layer),
-    Scenario("slow loader", slow_loader),
-    Scenario("leak", leak, is_slow=True),
+    Scenario("slow loader", slow_loader, sleeps=True),
+    Scenario("leak", leak, sleeps=True, is_slow=True),
     Scenario("balanced federation", balanced_federation),
     Scenario("balanced training", balanced_training),
-    Scenario("balanced training, half a minute", long_training, is_slow=True),
+    Scenario("balanced training, half a minute", long_training, sleeps=True, is_slow=True),
 )

@@ -403,7 +403,7 @@ HOST = Table(
     "process x second",
     "Samples of each training process and its machine, taken from outside about once a second.",
     _columns("""
-    cpu_share            f64   cores in use by the process (1.0 is one core)
+    cpu_share            f64   cores in use since the last sample, or the start of the process (1.0 is one core)
     rss_bytes            i64   resident memory of the process
     threads              i32   threads of the process
     read_bytes           i64   bytes read from disk since the process started

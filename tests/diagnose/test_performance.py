@@ -10,7 +10,7 @@ from examining import cases, found
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
-from stethos.diagnose.window import Window
+from stethos.diagnose.window import Frame, Window
 
 FAMILY = [code for code in DETECTORS if code.startswith("PRF")]
 
@@ -69,6 +69,24 @@ def test_every_finding_of_the_family_is_a_note() -> None:
 )  # fmt: skip
 def test_near_misses(code: str, window: Window) -> None:
     assert found(code, window) == []
+
+
+def test_code_of_the_programs_own_before_the_model_is_not_computing() -> None:
+    """Without a data loader `forward_ms` begins with the last step; sampled modules tell what the model takes."""
+    frames = {"steps": cases.CASES["PRF001"]().frame("steps")}
+    steps = frames["steps"]
+    frames["steps"] = Frame({**{name: steps[name] for name in steps.names}, "model": ["Net"] * len(steps)})
+    process = str(steps["process"][0])
+
+    def window(forward_ms: float, device: str = "cpu") -> Window:
+        rows = [{"process": process, "step": step, "module": "Net", "stage": "forward", "duration_ms": forward_ms}
+                for step in range(5)]  # fmt: skip
+        memory = cases.frame_of([{"process": process, "device": device}])
+        return Window({**frames, "modules": cases.frame_of(rows), "memory": memory})
+
+    usual = float(steps["forward_ms"][0])
+    assert found("PRF001", window(0.9 * usual)) and not found("PRF001", window(0.1 * usual))
+    assert found("PRF001", window(0.1 * usual, "cuda:0"))  # there modules are timed while they are launched
 
 
 def test_a_layer_that_is_most_of_the_update_is_named() -> None:

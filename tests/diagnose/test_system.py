@@ -166,8 +166,17 @@ def test_kept_tensors_are_found_before_the_process_was_watched_for_long() -> Non
     assert one.title.startswith("tensors made at train.py:9 stay alive") and "1,592 MB" in one.title
 
 
+def test_a_line_and_half_a_minute_of_growth_are_enough_together() -> None:
+    growing = np.linspace(3.5e8, 7.3e8, 31)
+    (one,) = found("SYS009", cases.kept(growing, step_bytes=1e6))
+    assert "a minute: tensors made at train.py:9 stay alive" in one.title
+    assert not found("SYS009", cases.host(growing)) and not found("SYS009", cases.kept(growing, step_bytes=4.0))
+
+
 def test_a_list_of_small_losses_is_no_leak() -> None:
     assert not found("SYS009", cases.kept([2e9] * 90, step_bytes=4.0))
+    (one,) = found("SYS009", cases.kept(np.linspace(2e9, 4e9, 200), step_bytes=4.0))
+    assert "train.py" not in one.title and "line" not in one.detail  # something else grows
 
 
 def test_tensors_that_fill_a_gpu_are_forecast() -> None:

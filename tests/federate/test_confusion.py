@@ -35,3 +35,17 @@ def test_a_vocabulary_is_not_counted() -> None:
 def test_as_many_answers_as_labels_are_needed() -> None:
     with pytest.raises(ValueError, match="2 labels and 1 answers"):
         Confusion().add([0, 1], [0])
+
+
+def test_what_the_caller_does_to_its_arrays_later_changes_nothing() -> None:
+    labels, counts = np.array([0, 1]), Confusion()
+    counts.add(labels, labels)
+    labels[:] = 0
+    assert json.loads(counts.text()) == [[1, 0], [0, 1]]
+
+
+def test_many_pairs_are_counted_as_they_come() -> None:
+    counts = Confusion()
+    for _ in range(3):
+        counts.add(np.zeros(10_000, int), np.ones(10_000, int))
+    assert not counts._waiting[1:] and json.loads(counts.text()) == [[0, 30_000], [0, 0]]

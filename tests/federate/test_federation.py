@@ -192,6 +192,7 @@ def test_an_update_that_does_not_fit_is_refused_by_client_and_layer(
         site.update(state)
     assert all(word in str(caught.value) for word in words), caught.value
     assert recording.column("SELECT status FROM client_rounds") == ["failed"]
+    assert not rnd.updates and recording.column("SELECT reported FROM rounds") == [0]
 
 
 def test_a_list_of_the_wrong_length_is_refused(record: Record) -> None:
@@ -311,6 +312,10 @@ def test_clients_in_threads_are_told_apart_and_wait_for_the_last(record: Record)
     waits = recording.rows("SELECT round, min(wait_ms), max(wait_ms) FROM client_rounds GROUP BY round")
     assert all(least == 0 and most > 0 for _, least, most in waits)
     assert all(wait > 0 for wait in recording.column("SELECT wait_ms FROM rounds"))
+    joined = (
+        "SELECT count(*) FROM spans c JOIN spans r ON c.parent = r.span AND c.trace = r.trace WHERE c.name = 'client'"
+    )
+    assert recording.column(f"{joined} AND r.name = 'round'") == [8]
 
 
 def test_a_thread_or_task_that_a_client_starts_belongs_to_it(record: Record) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stethos.federate import cohort, input_spread, reader
+from stethos.federate import cohort, desk, input_spread
 from stethos.federate.cohort import compare
 from stethos.federate.fingerprint import GLOBAL, Fingerprint, fingerprint_of, global_row
 from stethos.federate.history import History
@@ -51,7 +51,7 @@ def odd_ones() -> list[tuple[str, dict[str, torch.Tensor], bool]]:
 def test_updates_read_together_have_the_fingerprints_of_each(
     plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(reader, "_KEPT", rows * plan.read)
+    monkeypatch.setattr(desk, "_KEPT", rows * plan.read)
     together = Reader(plan)
     alone = []
     for client, state, is_delta in odd_ones():
@@ -72,8 +72,7 @@ def same(found: Fingerprint, expected: Fingerprint) -> None:
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=name)
     assert found.missing == expected.missing
     assert found.output_rows is not None and expected.output_rows is not None
-    for name in ("norm", "mean", "bias"):
-        np.testing.assert_allclose(found.output_rows[name], expected.output_rows[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.output_rows, expected.output_rows, rtol=1e-5, atol=1e-6)
 
 
 def test_the_global_models_change_is_no_update(plan: Plan, base: np.ndarray) -> None:
@@ -94,6 +93,44 @@ def test_what_waits_is_not_what_the_caller_holds(plan: Plan, base: np.ndarray) -
     for value in state.values():
         value.zero_()
     same(read.prints()[0], expected)
+
+
+def test_rows_are_used_again_but_not_by_two_at_once(plan: Plan, base: np.ndarray) -> None:
+    first, second, late = states(3, seed=8)
+    one, other = Reader(plan), Reader(plan)
+    one.read(first, "a", base)
+    other.read(second, "b", base)
+    same(one.prints()[0], fingerprint_of(plan, base, first, "a"))
+    same(other.prints()[0], fingerprint_of(plan, base, second, "b"))
+    one.close()
+    (desk,) = plan.spare_desks
+    following = Reader(plan)
+    following.read(second, "c", base)
+    assert not plan.spare_desks
+    one.read(late, "d", base)  # after the round's end
+    same(following.prints()[0], fingerprint_of(plan, base, second, "c"))
+    same(one.prints()[1], fingerprint_of(plan, base, late, "d"))
+    following.close()
+    assert plan.spare_desks == [desk]
+
+
+def test_reading_parameters_leaves_no_trace_in_their_graph(plan: Plan, base: np.ndarray) -> None:
+    (state,) = states(1, seed=2)
+    parameters = {name: torch.nn.Parameter(value) for name, value in state.items()}
+    read = Reader(plan)
+    read.read(parameters, "a", base)
+    read.read(state, "b", base)
+    assert torch.is_grad_enabled() and all(value.grad_fn is None for value in parameters.values())
+    same(read.prints()[0], read.prints()[1])
+
+
+def test_a_global_model_that_is_not_finite_is_no_fault_of_the_update(plan: Plan, base: np.ndarray) -> None:
+    base[7] = np.nan
+    (state,) = states(1, seed=2)
+    read = Reader(plan)
+    read.read(state, "a", base)
+    same(read.prints()[0], fingerprint_of(plan, base, state, "a"))
+    assert read.prints()[0].is_finite
 
 
 def test_many_clients_are_compared_as_few_are(plan: Plan, base: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

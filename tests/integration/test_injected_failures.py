@@ -90,7 +90,8 @@ UNREACHED = {
     },
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
-        "observe.spans.ids_in", "observe.spans.traceparent", "observe.session.Session.mark_turn",
+        "observe.spans.ids_in", "observe.spans.traceparent", "observe.spans.Span.write_kept",
+        "observe.session.Session.mark_turn",
     },
 }  # fmt: skip
 # Called by readers, by the launcher or by the drainer; not on the side of the training.
@@ -146,7 +147,8 @@ def test_every_function_on_the_side_of_the_training_was_reached(outcomes: list[d
 
 # Small turns that depend on numbers, and are tested on their own.
 RARE = {
-    "observe.layer_name._stripped", "observe.module_trace.ModuleTrace.is_on", "observe.session.Session._end_of_child",
+    "observe.layer_name._stripped", "observe.stepwatch._numbered", "observe.module_trace.ModuleTrace.is_on",
+    "observe.session.Session._end_of_child",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",
     "record.slots.PlainSlots.__iter__", "record.slots.PlainSlots.__next__", "record.slots.PlainSlots._has_room",

@@ -312,6 +312,7 @@ def test_a_loss_that_looks_wrong_is_sampled_at_that_step_whatever_the_budget(rec
     assert len([step for step in sampled if 0 < step < 100]) <= 2, "the budget is tiny"
 
 
+@pytest.mark.usefixtures("every_step")
 def test_a_nan_is_sampled_even_before_normal_is_known(record: Record) -> None:
     recording = record(overhead=0.0001)
     train_with_losses([1.0, 1.0, 1.0, math.nan, 1.0])

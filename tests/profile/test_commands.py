@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from builders import RunBuilder
+from builders import MS_NS, T0_NS, RunBuilder
+from federated_rows import put_row, put_steps
 from processes import wait_for_rest
 
 import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import UsageError
+from stethos.profile.column import records, select
+from stethos.profile.step_time import INSIDE_SQL, inside_of, read_step_times
+from stethos.schema import ROUNDS as ROUNDS_TABLE
+from stethos.store.run import open_run
 
 ROUNDS = 12
 
@@ -76,6 +81,15 @@ def test_the_parts_of_a_round_add_up(runs: Path, capsys: pytest.CaptureFixture[s
     known = [value for value in rounds["parts_ms"].values() if value is not None]
     assert sum(known) == pytest.approx(rounds["mean_ms"]) and min(known) >= 0
     assert rounds["parts_ms"]["evaluate"] is None and rounds["rounds"] == ROUNDS
+
+
+def test_the_engine_and_plain_sums_agree_on_what_is_inside_the_model(runs: Path) -> None:
+    with open_run(runs / "reference") as one:
+        (row,) = records(one, INSIDE_SQL)
+        (time,) = read_step_times(one)
+        plain = inside_of(*(select(one, f"SELECT * FROM {table}") for table in ("steps", "modules")))
+    known = {row["process"]: pytest.approx(row["inside"])} if row["samples"] >= 3 else {}
+    assert 0 < row["inside"] <= 1 and plain == known and time.inside == known.get(time.process)
 
 
 def test_the_screen_has_the_verdict_first_and_fits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +169,29 @@ def test_a_run_with_steps_alone_says_what_is_missing(run: RunBuilder, capsys: py
     assert "step time" in capsys.readouterr().out
 
 
+def test_steps_that_all_warm_up_are_not_called_unrecorded(run: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    process = run.process()
+    process.steps(3)
+    process.finish()
+    assert main(["profile"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "too few steps to tell: 3" in text and "steps beyond the first 5, which warm up" in text
+
+
+def test_a_round_without_an_end_is_left_out_and_that_is_said(
+    run: RunBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed in its third round; the clocks of its rounds were set back in between."""
+    process = run.process()
+    for number, t_ns in ((1, T0_NS), (2, T0_NS - 3_600 * 1000 * MS_NS)):
+        put_row(process, ROUNDS_TABLE, t_ns, round=number, federation="f", duration_ms=500.0, aggregate_ms=20.0)
+    put_steps(process, 20, T0_NS + 1000 * MS_NS, client="a", round=3, first=0)
+    process.finish()
+    assert main(["profile"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a round: 500 ms (2 rounds" in text and "the end of round 3, which is left out" in text
+
+
 def test_a_run_with_nothing_says_so(run: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
     run.process().finish()
     assert main(["profile"]) == 0
@@ -185,3 +222,17 @@ def test_odd_rows_break_nothing_and_are_said_to_be_odd(tmp_path: Path, capsys: p
     assert "2 impossible durations of rounds" in text and "impossible times of clients" in text
     assert "\x1b" not in text and "change nothing" in text and " -1" not in text.split("{")[0]
     assert main(["compare", str(tmp_path / "odd"), str(tmp_path / "odd")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--capture", "0"], "--capture 0 is out of range"),
+        (["--capture", "1000"], "give 1 to 100 steps"),
+        (["--capture", "3", "--trace-limit", "10"], "--trace-limit is too small"),
+    ],
+)
+def test_a_capture_that_makes_no_sense_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", *words]) == UsageError.exit_code and said in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from stethos.profile.column import Array
 from stethos.profile.comparison import Pair, Quantity, compare, compare_pair
-from stethos.profile.measure import Measures
+from stethos.profile.measure import Measures, Trouble
 from stethos.profile.resample import Interval, block_length, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
 
@@ -23,7 +23,7 @@ def measured(name: str = "a", *, loss: Array | None = None, round_ms: float = 10
         "settings": {"lr": 0.1, "seed": 0}, "unit": "round", "at": ROUNDS,
         "loss": 2 / ROUNDS if loss is None else loss, "accuracy": 1 - 0.5 / ROUNDS, "round_ms": round_ms * wobble,
         "step_ms": np.array([]), "sent_bytes": np.full(len(ROUNDS), 4e6), "peak_bytes": {"tensors, peak": 1e9},
-        "findings": (), **more,
+        **more,
     }  # fmt: skip
     return Measures(name, **facts)
 
@@ -84,7 +84,7 @@ def test_few_rounds_are_too_few() -> None:
 def test_runs_without_anything_in_common_say_so() -> None:
     empty = np.array([])
     nothing = {"at": empty, "loss": empty, "accuracy": empty, "round_ms": empty, "sent_bytes": empty, "peak_bytes": {}}
-    pair = compare_pair(measured(), Measures("b", {}, "step", **{**nothing, "step_ms": empty, "findings": ()}))
+    pair = compare_pair(measured(), Measures("b", {}, "step", **{**nothing, "step_ms": empty}))
     assert pair.verdict == "too little was recorded to compare" and not pair.quantities
 
 
@@ -108,8 +108,25 @@ def test_several_runs_of_two_settings_use_the_spread_between_runs() -> None:
 
 
 def test_findings_of_one_run_alone_are_listed() -> None:
-    pair = compare_pair(measured(findings=("plateau: x",)), measured(bottlenecks=("client c1's link: y",)))
+    both = [(Trouble("leak", f"memory grows by {rate} MB a minute"),) for rate in (5, 7)]
+    first = measured(troubles=(Trouble("plateau", "plateau: x"), *both[0]))
+    second = measured(troubles=(Trouble("slow-link c1", "client c1's link: y"), *both[1]))
+    pair = compare_pair(first, second)
     assert pair.new_findings == ("client c1's link: y",) and pair.gone_findings == ("plateau: x",)
+    groups = [measured(settings={"lr": lr, "seed": seed}, troubles=one.troubles[: 2 - seed])
+              for lr, one in ((0.1, first), (0.05, second)) for seed in (0, 1)]  # fmt: skip
+    assert compare(groups)[0].new_findings == ("client c1's link: y",)
+
+
+def test_a_peak_that_is_a_little_lower_is_no_difference() -> None:
+    for change, word in (
+        (-0.03, "no difference shown"),
+        (0.03, "no difference shown"),
+        (-0.2, "better"),
+        (0.2, "worse"),
+    ):
+        pair = compare_pair(measured(), measured(peak_bytes={"tensors, peak": 1e9 * (1 + change)}))
+        assert words(pair)["memory of tensors, peak"] == word
 
 
 def test_settings_are_compared_by_value() -> None:
@@ -165,7 +182,7 @@ def test_other_work_on_the_machine_widens_times_but_no_losses() -> None:
     assert words(pair(0.0, 130.0))["round time"] == words(pair(0.1, 130.0))["round time"] == "worse"
     busy = pair(0.5, 130.0)
     assert words(busy) | {"round time": "no difference shown", "final loss": "worse"} == words(busy)
-    assert "other programs kept 50% of the machine busy" in busy.notes[-1]
+    assert "other processes kept 50% of the machine busy" in busy.notes[-1]
     assert words(pair(0.5, 230.0))["round time"] == "worse"  # more than half the machine can explain
     assert words(pair(1.0, 1000.0))["round time"] == "no difference shown"
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import RunBuilder
 from made import columns
 
-from stethos.profile.bottleneck import batch_bottleneck, bottlenecks_of, input_bottleneck, launch_bottleneck
+from stethos.profile.bottleneck import (
+    batch_bottleneck,
+    bottlenecks_of,
+    input_bottleneck,
+    launch_bottleneck,
+    leak_bottleneck,
+    own_code_bottleneck,
+)
 from stethos.profile.column import select
-from stethos.profile.memory_use import growth_of
+from stethos.profile.memory_use import Growth, Kept, growth_of
 from stethos.profile.module_time import module_times
-from stethos.profile.step_time import STEP_COLUMNS, StepTime, read_step_times, step_times, together
+from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.store.run import open_run
 
 
@@ -121,3 +130,53 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert growth_of("p", t_ns[:10], np.linspace(3e8, 9e8, 10)) is None
     backwards = growth_of("p", t_ns[::-1], np.linspace(3e8, 9e8, 60)[::-1])
     assert backwards is not None and backwards.bytes_per_s > 0
+    paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
+    assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
+
+
+def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:
+    growth = Growth("p", 5.5e8, 7.4e8, 12.5e6, 1.0, free_bytes=20e9)
+    kept = Kept("p", "train.py:9", "history (list) at train.py:17", 1e6, 172, 1)
+    one = leak_bottleneck(growth, kept)
+    assert one is not None and one.verdict == (
+        "memory of process p grows by 750 MB a minute: tensors made at train.py:9 stay alive"
+    )
+    assert "(+35%)" in one.evidence and "20.0 GB free on the machine last 27 minutes" in one.evidence
+    assert "train.py:17" in one.next_step and one.detail["left_s"] == 1600
+    for other in (replace(kept, step_bytes=4.0), replace(kept, process="q"), None):
+        plain = leak_bottleneck(growth, other)
+        assert plain is not None and plain.verdict.endswith("a minute") and plain.detail["line"] is None
+    assert leak_bottleneck(None, kept) is None  # one sample of a line alone is too little
+    assert leak_bottleneck(None, replace(kept, samples=3)) is not None
+
+
+def test_the_outputs_of_a_module_are_those_of_its_forward() -> None:
+    rows = [
+        {"module": "0", "stage": "backward", "duration_ms": 4.0, "allocated_bytes": None, "samples": 2},
+        {"module": "0", "stage": "forward", "duration_ms": 1.0, "allocated_bytes": 640, "samples": 3},
+    ]
+    (one,) = module_times(rows, set())
+    assert (one.allocated_bytes, one.samples) == (640, 3)
+
+
+def test_code_around_the_model_is_not_called_computing() -> None:
+    """A loop without a data loader: what it does before the model counts as forward; sampled modules tell."""
+    steps = columns([{"process": "p", "step": step, "model": "Net", "forward_ms": 4.0} for step in range(20)])
+    rows = [{"process": "p", "step": step, "module": module, "stage": "forward", "duration_ms": ms}
+            for step in (1, 5, 9, 99) for module, ms in (("Net", 0.4), ("body", 0.3))]  # fmt: skip
+    assert inside_of(steps, columns(rows)) == {"p": pytest.approx(0.1)}
+    assert inside_of(steps, columns(rows[:4])) == {}  # too few
+    (time,) = steps_of()
+    slow = replace(time, mean_ms=50.0, inside=0.1, parts={**time.parts, "forward": 44.0})
+    named = own_code_bottleneck([slow])
+    assert named is not None and named.is_hint and "only 4.4 ms of them in the model" in named.evidence
+    assert own_code_bottleneck([replace(slow, inside=0.9)]) is None and own_code_bottleneck([]) is None
+    sleepy = replace(slow, inside=None, parts={**time.parts, "other": 40.0})
+    named = own_code_bottleneck([sleepy])
+    assert named is not None and "40.0 ms of 50.0 ms" in named.evidence
+
+
+def test_a_loader_that_is_slow_on_one_rank_is_named_once() -> None:
+    times = steps_of(ranks=2, data_ms=lambda rank, _: 60.0 if rank else 2.0,
+                     backward_ms=lambda rank, _: 5.0 if rank else 63.0, forward_ms=20.0)  # fmt: skip
+    assert [one.kind for one in bottlenecks_of([], times)] == ["input-bound"]

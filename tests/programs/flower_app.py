@@ -65,7 +65,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -119,14 +119,20 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def start(strategy: FedAvg, grid: Grid, rounds: int, **config: object) -> ArrayRecord | None:
+def start(strategy: FedAvg, grid: Grid, rounds: int, **config: object) -> dict[str, np.ndarray]:
+    """Train; the model after each round, as "round/layer"."""
     given = {"faults": True, **config}
-    result = strategy.start(
-        grid=grid, initial_arrays=ArrayRecord(make_model().state_dict()), num_rounds=rounds, timeout=120,
-        train_config=ConfigRecord(given), evaluate_config=ConfigRecord(copy.copy(given)),
-        evaluate_fn=lambda number, arrays: MetricRecord({"loss": 1.0 / (1 + number)}),
+    models: dict[str, np.ndarray] = {}
+
+    def evaluate_fn(number: int, arrays: ArrayRecord) -> MetricRecord:
+        models.update({f"{number}/{layer}": array.numpy() for layer, array in arrays.items()})
+        return MetricRecord({"loss": 1.0 / (1 + number)})
+
+    strategy.start(
+        grid=grid, initial_arrays=ArrayRecord(make_model().state_dict()), num_rounds=rounds, timeout=600,
+        train_config=ConfigRecord(given), evaluate_config=ConfigRecord(copy.copy(given)), evaluate_fn=evaluate_fn,
     )  # fmt: skip
-    return result.arrays
+    return models
 
 
 def fedavg(**more: object) -> FedAvg:
@@ -135,8 +141,8 @@ def fedavg(**more: object) -> FedAvg:
     return OrderedFedAvg(**{"fraction_evaluate": share, **counts, **more})
 
 
-def save(name: str, arrays: ArrayRecord) -> None:
-    np.savez(os.path.join(SETTINGS["dir"], name), **{key: array.numpy() for key, array in arrays.items()})
+def save(name: str, models: dict[str, np.ndarray]) -> None:
+    np.savez(os.path.join(SETTINGS["dir"], name), **models)
 
 
 def plain(grid: Grid) -> None:
@@ -157,7 +163,7 @@ def failing(grid: Grid) -> None:
 
 
 def unwritable(grid: Grid) -> None:
-    assert start(observe_strategy(fedavg(fraction_evaluate=0.0), dir="/proc/runs"), grid, 1, faults=False) is not None
+    assert start(observe_strategy(fedavg(fraction_evaluate=0.0), dir="/proc/runs"), grid, 1, faults=False)
 
 
 def pull(grid: Grid, missing: set[str], replies: list[Message]) -> list[Message]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stethos.cli.target import live_target
-from stethos.cli.text import bytes_text, clean, count_text
-from stethos.errors import LiveError
+from stethos.cli.text import bytes_text, clean, count_text, plural_text
+from stethos.errors import LiveError, UsageError
 from stethos.live.ask import ask
+from stethos.live.deep_capture import MOST_STEPS
 from stethos.live.registry import LiveProcess
 from stethos.settings import parse_bytes
 
@@ -18,6 +19,7 @@ _PATIENCE_S = 900.0
 _LOOK_S = 0.5
 _SHOWN = 15
 _WIDTH = 44
+_LEAST_BYTES = 1024
 
 
 def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,10 @@ def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Ask a live process for a profile of its next steps, and show it."""
+    if not 1 <= arguments.capture <= MOST_STEPS:
+        raise UsageError(f"--capture {arguments.capture} is out of range", hint=f"give 1 to {MOST_STEPS} steps")
+    if arguments.trace_limit < _LEAST_BYTES:
+        raise UsageError("--trace-limit is too small for any trace", hint="give 1kB or more, as 64MB")
     process = _awaited(arguments) if arguments.is_awaited else live_target(arguments).one()
     if arguments.when_slow is not None:
         from stethos.cli.slow import wait_for_slow_steps
@@ -66,13 +72,15 @@ def _awaited(arguments: argparse.Namespace) -> LiveProcess:
 def capture_lines(pid: int, reply: dict[str, Any]) -> list[str]:
     """The profile as text: the largest operators by time, then by memory."""
     per_step = reply["duration_ms"] / reply["steps"]
+    has_device = any(row["device_ms"] for row in reply["by_time"])
     lines = [
-        f"process {pid}, {reply['steps']} steps from step {count_text(reply['first_step'])}: {per_step:,.2f} ms each "
-        f"while profiled, {count_text(reply['operators'])} operators",
-        "", f"{'by time':<{_WIDTH}} {'calls':>8} {'self ms':>10} {'device ms':>10}",
+        f"process {pid}, {plural_text(reply['steps'], 'step')} from step {count_text(reply['first_step'])}: "
+        f"{per_step:,.2f} ms each while profiled, {count_text(reply['operators'])} operators",
+        "", f"{'by time':<{_WIDTH}} {'calls':>8} {'self ms':>10}{_device('device ms', has_device)}",
     ]  # fmt: skip
     for row in reply["by_time"][:_SHOWN]:
-        lines.append(f"{clean(row['op'])[:_WIDTH]:<{_WIDTH}} {row['calls']:>8,} {row['self_ms']:>10.3f} {row['device_ms']:>10.3f}")  # fmt: skip  # noqa: E501
+        device = _device(f"{row['device_ms']:.3f}", has_device)
+        lines.append(f"{clean(row['op'])[:_WIDTH]:<{_WIDTH}} {row['calls']:>8,} {row['self_ms']:>10.3f}{device}")
     lines += ["", f"{'by memory allocated':<{_WIDTH}} {'calls':>8} {'memory':>10}"]
     for row in reply["by_memory"][:_SHOWN]:
         size = bytes_text(row["allocated_bytes"])
@@ -82,3 +90,8 @@ def capture_lines(pid: int, reply: dict[str, Any]) -> list[str]:
         cut = f"; {count_text(left_out)} short events left out" if left_out else ""
         lines += ["", f"trace {clean(reply['path'])}: {count_text(reply['events'])} events, {bytes_text(reply['bytes'])}{cut}"]  # fmt: skip  # noqa: E501
     return lines
+
+
+def _device(text: str, has_device: bool) -> str:
+    """A cell of the column about a GPU, where there is one."""
+    return f" {text:>10}" if has_device else ""

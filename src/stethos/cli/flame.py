@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.export.flame import hottest, write_page, write_speedscope
+    from stethos.export.flame import by_function, hottest, write_page, write_speedscope
     from stethos.live.sampling import sample
 
     if not 1 <= arguments.seconds <= _LONGEST_S:
@@ -66,8 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     title = ", ".join(names.values()) if len(names) <= 3 else f"{len(names)} processes"
     subtitle = f"{count_text(sum(stacks.values()))} samples, {time_text(time.time_ns())}"
     try:
-        write_page(stacks, page, f"Flame graph of {title}", subtitle)
-        write_speedscope(((names[one.pid], _labelled(one, None)) for one in found), scope, arguments.rate, title)
+        write_page(by_function(stacks), page, f"Flame graph of {title}", subtitle)
+        profiles = ((names[one.pid], by_function(_labelled(one, None))) for one in found)
+        write_speedscope(profiles, scope, arguments.rate, title)
     except OSError as error:
         raise UsageError(f"cannot write {page}: {error.strerror or error}", hint="choose another file with -o FILE") from None  # fmt: skip  # noqa: E501
     _say(arguments, found, hottest(stacks), (page, scope))

@@ -18,6 +18,7 @@ from stethos.profile.traffic import Traffic
 _MARGIN = 12
 _BAR = 26
 _MODULES = 4
+_MUCH = 0.1  # of the machine, or of a step
 
 
 def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
@@ -29,7 +30,7 @@ def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
     if is_named:
         yield from _bottleneck(found.bottlenecks[0], target, width)
         for one in found.bottlenecks[1:4]:
-            yield Line(cut(f"{'also':{_MARGIN}}{clean(one.verdict)}", width))
+            yield from _entry("also", one.verdict, width)
     for one_round in found.rounds:
         yield Line("")
         yield from _rounds(one_round, width)
@@ -57,8 +58,9 @@ def _bottleneck(one: Bottleneck, target: str, width: int) -> Iterator[Line]:
 def _rounds(one: RoundTime, width: int) -> Iterator[Line]:
     name = f" of {clean(one.federation)}" if one.federation is not None else ""
     facts = one.as_dict()
-    yield Line(f"a round{name}: {ms_text(facts['mean_ms'])} ({plural_text(len(one.numbers), 'round')}, "
-               f"clients {facts['clients']})", "bold")  # fmt: skip
+    mean_text = "-" if facts["mean_ms"] is None else _time(facts["mean_ms"])
+    count_text = plural_text(len(one.numbers), "round")
+    yield Line(f"a round{name}: {mean_text} ({count_text}, clients {facts['clients']})", "bold")
     parts = {part: one.mean_ms(part) for part in ROUND_PARTS}
     if facts["clients"] == "in turn":
         parts.pop("wait")
@@ -86,6 +88,11 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
     parts = {part: steps.parts[part] for part in STEP_PARTS}
     if not found.rounds:
         yield from _bars(parts, steps.mean_ms, width)
+        forward = steps.parts["forward"] or 0.0
+        if steps.inside is not None and (1 - steps.inside) * forward >= _MUCH * steps.mean_ms:
+            inside = _time(steps.inside * forward)
+            text = f"forward is all from the batch, or the last step, to backward; {inside} of it are in the model"
+            yield from _entry("note", text, width)
         return
     shares = [f"{name} {value / steps.mean_ms:.0%}" for name, value in parts.items() if value is not None]
     unknown = [f"{name} not recorded" for name, value in parts.items() if value is None]
@@ -103,13 +110,13 @@ def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) ->
         yield Line(f"  {name:{_MARGIN - 2}}{bar(share, _BAR):{_BAR}} {share:>5.0%}  {_time(value)}")
     unknown = [name for name, value in parts.items() if value is None]
     if unknown:
-        yield Line(cut(f"  {'':{_MARGIN - 2}}not recorded: {', '.join(unknown)}", width), "dim")
+        yield from (Line(line.text, "dim") for line in _entry("", f"not recorded: {', '.join(unknown)}", width))
 
 
 def _modules(found: Profile, width: int) -> Iterator[Line]:
     if not found.modules:
         return
-    shown = [f"{clean(one.module)} {one.share:.0%}" for one in found.modules[:_MODULES] if one.self_ms > 0]
+    shown = [f"{clean(one.module)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
     if shown:
         yield from _entry("slowest", ", ".join(shown) + " of forward and backward", width)
 
@@ -117,9 +124,10 @@ def _modules(found: Profile, width: int) -> Iterator[Line]:
 def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
     processor = []
     if memory.cpu_share is not None:
-        processor.append(f"{memory.cpu_share:.1f} cores")
+        processor.append(f"{memory.cpu_share:.1f} cores{' a process' if memory.processes > 1 else ''}")
     if memory.machine_cpu_share is not None:
-        processor.append(f"machine {memory.machine_cpu_share:.0%} busy")
+        others = f" (other processes {memory.others_share:.0%})" if (memory.others_share or 0.0) >= _MUCH else ""
+        processor.append(f"machine {memory.machine_cpu_share:.0%} busy{others}")
     for gpu in memory.gpus:
         busy = "busy share not recorded" if gpu["busy_share"] is None else f"{gpu['busy_share']:.0%} busy"
         processor.append(f"GPU {gpu['device']} {busy}")
@@ -153,9 +161,8 @@ def _traffic(one: Traffic, width: int) -> Iterator[Line]:
     if one.received_bytes is not None:
         parts.append(f"{bytes_text(round(one.per_round(one.received_bytes) or 0))} down")
     if one.sent_bytes is not None and one.ok:
-        parts.append(f"{bytes_text(round(one.sent_bytes / one.ok))} a client")
-    if one.up_bytes_per_s is not None:
-        parts.append(f"{bytes_text(round(one.up_bytes_per_s))}/s")
+        at = "" if one.up_bytes_per_s is None else f" at {bytes_text(round(one.up_bytes_per_s))}/s"
+        parts.append(f"{bytes_text(round(one.sent_bytes / one.ok))} a client{at}")
     if one.compression is not None:
         parts.append("uncompressed" if abs(one.compression - 1) < 0.01 else f"compressed {one.compression:.1f}x")
     yield from _entry("traffic", ", ".join(parts) or "not recorded", width)

@@ -33,7 +33,8 @@ def statements(by: str | None) -> dict[str, str]:
         "rank": {"steps": step_time.STEP_SQL},
     }
     whole = {
-        "rounds": report.ROUND_SQL, "turns": report.TURN_SQL, "steps": step_time.STEP_SQL,
+        "rounds": report.ROUND_SQL, "round without an end": report.OPEN_SQL, "turns": report.TURN_SQL,
+        "steps": step_time.STEP_SQL, "forward inside the model": step_time.INSIDE_SQL,
         "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL, **memory, "processes": memory_use.HOST_SQL,
         "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip
@@ -176,8 +177,10 @@ def _ranks(run: Run) -> list[Record]:
 
 
 def _show_ranks(rows: list[Record]) -> None:
+    has_ranks = any(row["rank"] is not None for row in rows)
     headings = [
-        Heading("rank", True), Heading("process", spare=6), Heading("steps", True, 4), Heading("step", True),
+        Heading("rank", True), Heading("process", spare=6 if has_ranks else 0), Heading("steps", True, 4),
+        Heading("step", True),
         Heading("data", True), Heading("forward", True), Heading("backward", True), Heading("optimizer", True, 1),
         Heading("other", True, 2), Heading("samples", True, 5), Heading("samples/s", True, 3),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,14 +43,33 @@ def tree_of(stacks: Stacks) -> Node:
 
 
 def hottest(stacks: Stacks, most: int = 5) -> list[tuple[Label, float]]:
-    """The functions in which most samples ended, with their share."""
+    """The functions in which most samples ended, each with the line of it that had most, and their share."""
     total = sum(stacks.values())
-    own: dict[Label, int] = {}
+    own: dict[Label, Counter[str]] = {}
     for stack, count in stacks.items():
         if stack:
-            own[stack[-1]] = own.get(stack[-1], 0) + count
-    ranked = sorted(own.items(), key=lambda item: -item[1])[:most]
-    return [(label, count / total) for label, count in ranked] if total else []
+            func, place = stack[-1]
+            own.setdefault((func, place.rpartition(":")[0] or place), Counter())[place] += count
+    ranked = sorted(own.items(), key=lambda item: -item[1].total())[:most]
+    return [((func, places.most_common(1)[0][0]), places.total() / total) for (func, _), places in ranked]
+
+
+def by_function(stacks: Stacks) -> Counter[tuple[Label, ...]]:
+    """The same stacks with one place for each function, whichever of its lines ran: the first that was seen."""
+    first: dict[Label, tuple[int, str]] = {}
+
+    def key_of(label: Label) -> tuple[Label, int]:
+        file, _, line = label[1].rpartition(":")
+        return ((label[0], file), int(line)) if line.isdecimal() else (label, 0)
+
+    for stack in stacks:
+        for label in stack:
+            key, line = key_of(label)
+            first[key] = min(first.get(key, (line, label[1])), (line, label[1]))
+    found: Counter[tuple[Label, ...]] = Counter()
+    for stack, count in stacks.items():
+        found[tuple((label[0], first[key_of(label)[0]][1]) for label in stack)] += count
+    return found
 
 
 def write_page(stacks: Stacks, path: Path, title: str, subtitle: str) -> None:

@@ -1,6 +1,6 @@
 """The updates of one round compared with each other, from their fingerprints alone.
 
-A thousand clients' sketches are two megabytes; what is computed from them in
+A thousand clients' sketches are two megabytes, of which no copy is made: what is computed from them in
 double precision is computed for a few clients at a time.
 """
 
@@ -52,10 +52,9 @@ class Comparison:
 
 def compare(plan: Plan, prints: Sequence[Fingerprint], history: History) -> Comparison:
     """Compare each update with the robust centre of the others, and with the past."""
-    sketches = np.stack([one.sketch for one in prints])
-    is_finite = np.array([one.is_finite for one in prints]) & np.isfinite(sketches).all(1)
-    sketches[~is_finite] = np.nan_to_num(sketches[~is_finite], posinf=0.0, neginf=0.0)
-    weights = centre_weights(sketches[:, : plan.weight_buckets], is_finite)
+    is_finite = np.array([one.is_finite and bool(np.isfinite(one.sketch).all()) for one in prints])
+    sketches = _Rows([_finite(one.sketch, known) for one, known in zip(prints, is_finite.tolist(), strict=True)])
+    weights = _centre_weights(plan, sketches, is_finite)
     inner, own, rest = _products(plan, sketches, weights)
     norms = np.stack([one.norms for one in prints])
     middle = np.median(norms[is_finite], axis=0) if is_finite.any() else np.full(norms.shape[1], math.nan)
@@ -89,7 +88,7 @@ def quantities_of(plan: Plan, prints: Sequence[Fingerprint], compared: Compariso
     )  # fmt: skip
     layers = plan.structure.layers[: plan.structure.weights]
     matrices = [number for number, layer in enumerate(layers) if not layer.name.endswith("bias")] or [0]
-    zeros = np.stack([one.signs == 0 for one in prints]) @ plan.sign_member[:, -1]
+    zeros = np.array([(one.signs == 0) @ plan.sign_member[:, -1] for one in prints])
     return {name: last_column(getattr(compared, name)) for name in names} | {
         "norm": np.array([one.norm for one in prints]),
         "odd": np.array([one.nan[-1] + one.inf[-1] for one in prints]),
@@ -102,7 +101,7 @@ def quantities_of(plan: Plan, prints: Sequence[Fingerprint], compared: Compariso
 
 def _bias_of(one: Fingerprint) -> Vector:
     rows = one.output_rows
-    return np.asarray(rows["bias"] if rows is not None and "bias" in rows else [math.nan])
+    return rows[2] if rows is not None and len(rows) > 2 else np.array([math.nan])
 
 
 def last_column(values: Vector) -> Vector:
@@ -110,7 +109,35 @@ def last_column(values: Vector) -> Vector:
     return values[:, -1] if values.ndim > 1 else values
 
 
-def centre_weights(sketches: Vector, is_finite: npt.NDArray[np.bool_]) -> Vector:
+class _Rows:
+    """A vector per client in double precision: of few clients all at once, of many some at a time."""
+
+    def __init__(self, vectors: Sequence[Vector]) -> None:
+        self._vectors = vectors
+        self.together = np.stack(vectors, dtype=np.float64) if len(vectors) <= _MOST_PAIRWISE else None
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def parts(self, columns: int | None = None) -> Iterator[tuple[slice, Vector]]:
+        """The clients of each part, and their vectors, or the first columns of them; not to be written to."""
+        if self.together is not None:
+            yield slice(0, len(self)), self.together[:, :columns]
+            return
+        for start in range(0, len(self), _AT_ONCE):
+            place = slice(start, start + _AT_ONCE)
+            yield place, np.stack(self._vectors[place], dtype=np.float64)[:, :columns]
+
+    def mean(self, weights: Vector, columns: int | None = None) -> Vector:
+        """The sum of the vectors times their weights."""
+        return np.asarray(sum(weights[place] @ part for place, part in self.parts(columns)))
+
+
+def _finite(sketch: Vector, is_finite: bool) -> Vector:
+    return sketch if is_finite else np.nan_to_num(sketch, posinf=0.0, neginf=0.0)
+
+
+def _centre_weights(plan: Plan, sketches: _Rows, is_finite: npt.NDArray[np.bool_]) -> Vector:
     """The shares of the updates in their geometric median (Weiszfeld's iteration), 0 for non-finite ones.
 
     A geometric median is a weighted mean, so its sketch is the same mean of
@@ -120,7 +147,7 @@ def centre_weights(sketches: Vector, is_finite: npt.NDArray[np.bool_]) -> Vector
     if not is_finite.any():
         return weights
     weights /= weights.sum()
-    squares, far = _distances(sketches)
+    squares, far = _distances(sketches, plan.weight_buckets)
     scale = math.sqrt(float(np.median(squares[is_finite]))) or 1.0
     for _ in range(_ITERATIONS):
         distance = np.sqrt(np.maximum(far(weights), 0.0))
@@ -133,10 +160,10 @@ def centre_weights(sketches: Vector, is_finite: npt.NDArray[np.bool_]) -> Vector
     return weights
 
 
-def _distances(sketches: Vector) -> tuple[Vector, Callable[[Vector], Vector]]:
+def _distances(sketches: _Rows, columns: int) -> tuple[Vector, Callable[[Vector], Vector]]:
     """The squared lengths of the rows, and a function from weights to the squared distances to their weighted mean."""
-    if len(sketches) <= _MOST_PAIRWISE:  # then all inner products are cheaper than all sketches again and again
-        double = sketches.astype(np.float64)
+    if sketches.together is not None:  # then all inner products are cheaper than all sketches again and again
+        double = sketches.together[:, :columns]
         pairs = double @ double.T
         squares = np.diagonal(pairs)
 
@@ -145,53 +172,43 @@ def _distances(sketches: Vector) -> tuple[Vector, Callable[[Vector], Vector]]:
             return np.asarray(squares - 2 * inner + weights @ inner)
 
         return squares, far
-    lengths = np.concatenate([np.vecdot(part, part) for _, part in _parts_of(sketches)])
+    lengths = np.concatenate([np.vecdot(part, part) for _, part in sketches.parts(columns)])
 
     def far_in_parts(weights: Vector) -> Vector:
-        centre = _mean(sketches, weights)
-        inner = np.concatenate([part @ centre for _, part in _parts_of(sketches)])
+        centre = sketches.mean(weights, columns)
+        inner = np.concatenate([part @ centre for _, part in sketches.parts(columns)])
         return np.asarray(lengths - 2 * inner + centre @ centre)
 
     return lengths, far_in_parts
 
 
-def _parts_of(sketches: Vector) -> Iterator[tuple[slice, Vector]]:
-    """A few clients at a time, in double precision."""
-    for start in range(0, len(sketches), _AT_ONCE):
-        place = slice(start, start + _AT_ONCE)
-        yield place, sketches[place].astype(np.float64)
-
-
-def _mean(rows: Vector, weights: Vector) -> Vector:
-    """The sum of rows times their weights."""
-    return np.asarray(sum(weights[place] @ part for place, part in _parts_of(rows)))
-
-
-def _products(plan: Plan, sketches: Vector, weights: Vector) -> tuple[Vector, Vector, Vector]:
+def _products(plan: Plan, sketches: _Rows, weights: Vector) -> tuple[Vector, Vector, Vector]:
     """Inner products, by layer, of each update with the others' centre, with itself, and of that centre with itself."""
-    centre = _mean(sketches, weights)
+    centre = sketches.mean(weights)
     inner, own, rest = np.empty((3, len(sketches), len(plan.parts) + 1))
-    for place, mine in _parts_of(sketches):
-        others = centre - weights[place, None] * mine  # times (1 - weight), which no cosine minds
-        inner[place] = plan.by_layer(mine * others)
-        own[place] = plan.by_layer(np.square(mine, out=mine))
+    for place, mine in sketches.parts():
+        others = weights[place, None] * mine
+        np.subtract(centre, others, out=others)  # times (1 - weight), which no cosine minds
+        products = mine * others
+        inner[place] = plan.by_layer(products)
+        own[place] = plan.by_layer(np.square(mine, out=products))
         rest[place] = plan.by_layer(np.square(others, out=others))
     return inner, own, rest
 
 
-def _cosines(plan: Plan, sketches: Vector, lengths: Vector, ways: Sequence[Vector]) -> Vector:
+def _cosines(plan: Plan, sketches: _Rows, lengths: Vector, ways: Sequence[Vector]) -> Vector:
     """A row per client, a column per direction; NaN where one of the two is zero."""
     directions = np.stack(ways)[:, : plan.weight_buckets].astype(np.float64)
-    inner = np.concatenate([part @ directions.T for _, part in _parts_of(sketches[:, : plan.weight_buckets])])
+    inner = np.concatenate([part @ directions.T for _, part in sketches.parts(plan.weight_buckets)])
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = inner / (lengths[:, None] * np.sqrt(np.vecdot(directions, directions)))
     return np.asarray(np.clip(cosines, -1, 1))
 
 
-def _to_last_change(plan: Plan, sketches: Vector, lengths: Vector, history: History) -> Vector:
+def _to_last_change(plan: Plan, sketches: _Rows, lengths: Vector, history: History) -> Vector:
     """The cosine of each update to the previous round's change of the global model; NaN in the first round."""
     if not history.changes:
-        return _nothing(sketches)
+        return _nothing(lengths)
     return _cosines(plan, sketches, lengths, [history.changes[-1]])[:, 0]
 
 
@@ -217,11 +234,11 @@ def _cosine_error(plan: Plan, own: Vector, rest: Vector) -> Vector:
     return _DEVIATIONS * np.column_stack([np.broadcast_to(errors, (len(own), len(errors))), whole])
 
 
-def _way_back(plan: Plan, sketches: Vector, lengths: Vector, history: History) -> tuple[Vector, Vector]:
+def _way_back(plan: Plan, sketches: _Rows, lengths: Vector, history: History) -> tuple[Vector, Vector]:
     """The largest cosine to the way back to an earlier global model, and how many rounds back that lies."""
     ways = history.ways_back()
     if not ways:
-        return _nothing(sketches), _nothing(sketches)
+        return _nothing(lengths), _nothing(lengths)
     cosines = _cosines(plan, sketches, lengths, ways)
     best = np.argmax(np.where(np.isnan(cosines), -2.0, cosines), axis=1)
     found = cosines[np.arange(len(best)), best]
@@ -230,10 +247,10 @@ def _way_back(plan: Plan, sketches: Vector, lengths: Vector, history: History) -
 
 def _sign_agreement(plan: Plan, prints: Sequence[Fingerprint], weights: Vector) -> Vector:
     """Of the elements at the sampled places that moved: the share that moved as the others' weighted majority did."""
-    signs = np.stack([one.signs for one in prints])
-    total = _mean(signs, weights)
+    signs = _Rows([one.signs for one in prints])
+    total = signs.mean(weights)
     agreement = np.empty((len(prints), len(plan.parts) + 1))
-    for place, mine in _parts_of(signs):
+    for place, mine in signs.parts():
         others = total - weights[place, None] * mine
         is_clear = np.abs(others) > 1e-12
         is_known = is_clear & (mine != 0)

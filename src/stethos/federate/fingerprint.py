@@ -23,11 +23,12 @@ GLOBAL = "(the global model)"
 class Fingerprint:
     """What is kept of an update: per layer (then all weights together) norms and counts, and a sketch.
 
-    About 2 kB, and 8 kB more where the first layer is a matrix that is read whole.
+    About 4 kB, of which the sketch has 2, and 8 kB more where the first layer is a matrix that is read whole.
     Vectors have one entry per layer and, last, one for all weights together.
     `sketch` is that of the change, with non-finite elements left out; `inputs`
     is the squared change of the first layer per input, `input_gram` how that change is
-    spread over directions of the inputs: a matrix with trace 1, its upper triangle.
+    spread over directions of the inputs: a matrix with trace 1, its upper triangle. `output_rows` are norm and mean
+    of the change of every row of the output layer and, if it has one, the change of its bias.
     """
 
     client: str
@@ -36,7 +37,7 @@ class Fingerprint:
     inf: Vector
     sketch: Vector
     signs: Vector
-    output_rows: dict[str, Any] | None
+    output_rows: Vector | None
     inputs: Vector | None = None
     input_gram: Vector | None = None
     response: Vector | None = None
@@ -85,10 +86,21 @@ def subtract(row: Vector, base: Vector) -> None:
 
 def clear_odd(plan: Plan, row: Vector, state: State, client: str) -> tuple[Vector, Vector] | None:
     """Set to 0 what is not finite in a row; the odd elements of the state that it was made of, if it has any."""
+    return count_odd(plan, state, client) if clear(row) else None
+
+
+def clear(row: Vector) -> bool:
+    """Set to 0 what is not finite in a row; False if everything is."""
     if math.isfinite(square_sum(row)):
-        return None
+        return False
     np.copyto(row, 0, where=~np.isfinite(row))
-    return count_odd(plan, state, client)
+    return True
+
+
+def are_moderate(rows: Vector) -> bool:
+    """Whether all elements are finite, and so far from the largest numbers that no difference of two is not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.vecdot(rows, rows).sum())
 
 
 def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fingerprint]:
@@ -97,18 +109,15 @@ def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fing
     norms = np.empty((count, len(plan.parts) + 1))
     norms[:, :-1] = plan.norms(rows)
     norms[:, -1] = np.sqrt(np.square(norms[:, :weights]).sum(1))
-    nan, inf = np.zeros(norms.shape), np.zeros(norms.shape)
-    for number, one in enumerate(seen):
-        if one.odd is not None:
-            nan[number, :-1], inf[number, :-1] = one.odd
-            nan[number, -1], inf[number, -1] = nan[number, :weights].sum(), inf[number, :weights].sum()
+    odd = [plan.nothing_odd if one.odd is None else with_total(plan, one.odd) for one in seen]
     sketches = plan.sketch(rows)
     signs = np.sign(rows.take(plan.sign_places, axis=1)).astype(np.int8)
     output_rows, inputs = _output_rows(plan, rows), _inputs(plan, rows)
     return [
         Fingerprint(
-            client=one.client, norms=norms[number], nan=nan[number], inf=inf[number], sketch=sketches[number],
-            signs=signs[number], output_rows=None if output_rows is None else output_rows[number],
+            client=one.client, norms=norms[number], nan=odd[number][0], inf=odd[number][1],
+            sketch=sketches[number], signs=signs[number],
+            output_rows=None if output_rows is None else output_rows[number],
             inputs=None if inputs is None else inputs[0][number],
             input_gram=None if inputs is None else inputs[1][number], missing=one.missing,
         )
@@ -134,6 +143,19 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
     return nan, inf
 
 
+def with_total(plan: Plan, odd: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+    """Such counts, and those of all weights together."""
+    nan, inf = (np.append(counts, counts[: plan.structure.weights].sum()) for counts in odd)
+    return nan, inf
+
+
+def odd_in_row(plan: Plan, row: Vector) -> tuple[Vector, Vector]:
+    """The same where all elements lie in a row, as they came."""
+    starts = [part.start for part in plan.parts]
+    counted = [np.add.reduceat(found, starts, dtype=np.float64) for found in (np.isnan(row), np.isinf(row))]
+    return counted[0], counted[1]
+
+
 def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | None:
     """Of the first layer's change: its squares per input, and its spread over directions, None where it is zero."""
     if plan.input is None:
@@ -150,21 +172,15 @@ def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | No
     return energies, [one if 0 < total < math.inf else None for one, total in zip(packed, totals.tolist(), strict=True)]
 
 
-def _output_rows(plan: Plan, rows: Vector) -> list[dict[str, Any]] | None:
-    """Norm and mean of the change of every row of the output layer, and the change of its bias."""
+def _output_rows(plan: Plan, rows: Vector) -> Vector | None:
+    """For every update the rows of `Fingerprint.output_rows`."""
     if plan.output is None:
         return None
-    layers = plan.structure.layers
-    part, layer = plan.parts[plan.output], layers[plan.output]
+    part, layer = plan.parts[plan.output], plan.structure.layers[plan.output]
     tables = rows[:, part.start : part.stop].reshape(-1, *layer.shape).astype(np.float64)
-    means = np.add.reduce(tables, axis=2) / max(layer.shape[1], 1)
-    norms = np.sqrt(np.vecdot(tables, tables))
-    found: list[dict[str, Any]] = [
-        {"layer": layer.name, "norm": norm, "mean": mean} for norm, mean in zip(norms, means, strict=True)
-    ]
-    after = plan.output + 1
-    if after < plan.structure.weights and layers[after].shape == layer.shape[:1]:
-        biases = rows[:, plan.parts[after].start : plan.parts[after].stop].astype(np.float64)
-        for one, bias in zip(found, biases, strict=True):
-            one["bias"] = bias
+    found = np.empty((len(rows), 2 + plan.has_output_bias, layer.shape[0]))
+    found[:, 0] = np.sqrt(np.vecdot(tables, tables))
+    found[:, 1] = np.add.reduce(tables, axis=2) / max(layer.shape[1], 1)
+    if plan.has_output_bias:
+        found[:, 2] = rows[:, part.stop : part.stop + layer.shape[0]]
     return found

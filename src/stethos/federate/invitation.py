@@ -92,7 +92,7 @@ class Marked:
         number = session.name_id(invitation.client) if session is not None else 0
         self._tokens = (
             TURN.set((number, invitation.round, self._tally)),
-            OPEN.set(ids_in(invitation.traceparent) or OPEN.get()),
+            OPEN.set((invitation.traceparent != traceparent() and ids_in(invitation.traceparent)) or OPEN.get()),
             _CURRENT.set(invitation),
         )
         return self._tally

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.federate.cohort import Comparison, compare, quantities_of
-from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd
+from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, with_total
 from stethos.federate.odd import odd_clients
 from stethos.federate.reader import Reader
 from stethos.federate.sketch import Plan
@@ -127,8 +127,7 @@ class Reading:
         after = None
         if row is not None and state is not None:
             reader = self._reader = self._reader or Reader(plan)
-            after = reader.change_of(row, base, state)
-            self._look_closer(plan, state, after, updates)
+            after = self._look_closer(plan, state, reader.change_of(row, base, state), updates)
         rows, prints = federation.update_rows(session, plan), self.prints
         base_norms = None if base is None else norms_of_row(plan, base)
         if prints:
@@ -136,6 +135,8 @@ class Reading:
             self.odd += odd_clients(prints, compared) if wants_odd else []
             rows.put(self._number, prints, compared, base_norms, duration_ms * 1e-3 * _PATIENCE_SHARE)
             federation.recent.append(self._row(plan, compared, sites))
+        if self._reader is not None:
+            self._reader.close()
         if after is None or row is None or base is None:
             return {}
         rows.put(self._number, [after], None, base_norms, 0.0)
@@ -150,28 +151,26 @@ class Reading:
             "global_inf": float(after.inf[-1]),
         }
 
-    def _look_closer(self, plan: Plan, state: State, after: Fingerprint, updates: Sequence[Update]) -> None:
+    def _look_closer(self, plan: Plan, state: State, after: Fingerprint, updates: Sequence[Update]) -> Fingerprint:
         """Elements of large layers that are not read may be NaN too; if the new global model has any, find whose."""
         if plan.reads_everything:
-            return
-        after.nan[:-1], after.inf[:-1] = count_odd(plan, state, GLOBAL)
-        weights = plan.structure.weights
-        after.nan[-1], after.inf[-1] = after.nan[:weights].sum(), after.inf[:weights].sum()
+            return after
+        nan, inf = with_total(plan, count_odd(plan, state, GLOBAL))
+        after = replace(after, nan=nan, inf=inf)
         if not after.is_finite:
             self._search_odd(plan, updates)
+        return after
 
     def _search_odd(self, plan: Plan, updates: Sequence[Update]) -> None:
         """Look at every element of every update, unless all were read or one is known to be odd already."""
         prints = self.prints
         if plan.reads_everything or any(not one.is_finite for one in prints):
             return
-        weights = plan.structure.weights
         places = {one.client: place for place, one in enumerate(prints)}
         for update in updates:
             place = places.get(update.client)
             if place is not None:
-                nan, inf = count_odd(plan, update.state, update.client)
-                nan, inf = np.append(nan, nan[:weights].sum()), np.append(inf, inf[:weights].sum())
+                nan, inf = with_total(plan, count_odd(plan, update.state, update.client))
                 prints[place] = replace(prints[place], nan=nan, inf=inf)
 
     def _gap(self, reason: str) -> None:

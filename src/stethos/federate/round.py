@@ -51,6 +51,7 @@ class Round:
         self._lock = threading.RLock()
         self._stack = ExitStack()
         self._span: Span | None = None
+        self._traceparent = ""
         self._observe_ns = 0
         self._start_ns = 0
         self._is_ended = False
@@ -65,6 +66,7 @@ class Round:
         fields = {"federation": self._federation.name, "round": self.number}
         self._span = Span(boot.current_session, "round", fields, is_root=True)
         self._stack.enter_context(self._span)
+        self._traceparent = traceparent()
         self._start_ns = time.monotonic_ns()
         self._guarded(lambda: self._reading.begin(self._base_state()))
         self._capture.begin(self._base_state)
@@ -127,7 +129,7 @@ class Round:
             run_dir=str(settings.run_dir) if settings is not None and settings.run_dir is not None else "",
             preset=settings.preset if settings is not None else "standard",
             overhead=settings.overhead if settings is not None else 0.01,
-            traceparent=traceparent(),
+            traceparent=traceparent() or self._traceparent,  # threads that the loop starts know of no open span
         )
 
     def receive(
@@ -170,12 +172,13 @@ class Round:
         self._show()
 
     def _take(self, update: Update) -> None:
-        """An update came in: read it now, so that it may go when the caller is done with it."""
-        with self._lock:
-            self.updates.append(update)
+        """An update came in: read it now, so that it may go when the caller is done with it. One that does not fit the
+        global model is none to be averaged."""
         start_ns = time.monotonic_ns()
         try:
             self._guarded(self._read, update)
+            with self._lock:
+                self.updates.append(update)
             self._capture.update(update)
         finally:
             self._observe_ns += time.monotonic_ns() - start_ns
@@ -207,6 +210,7 @@ class Round:
         detector `faulty-client` must be, unless `probability` says otherwise.
         """
         found: list[Verdict] = []
+        self._guarded(self._settle_sites)
         self._guarded(self._reading.screen, probability, self.updates, self._sites, found)
         return found
 
@@ -218,6 +222,7 @@ class Round:
     def facts_of(self) -> dict[str, dict[str, Any]]:
         """What clients report of their training, by client."""
         names = ("entry_loss", "exit_loss", "samples")
+        self._guarded(self._settle_sites)
         return {
             site.client: {
                 **{name: site.facts.get(name) for name in names},
@@ -303,6 +308,7 @@ class Round:
         self._wait_times()
         if session is None:
             return
+        self._settle_sites()
         for site in self._sites:
             site.write(session)
         if plan is not None:
@@ -323,6 +329,10 @@ class Round:
             **self._facts,
         }
         put_row(session, ROUNDS, values, client=None, round=self.number, t_ns=self._start_ns + session.offset_ns)
+
+    def _settle_sites(self) -> None:
+        for site in self._sites:
+            site.settle()
 
     def _wait_times(self) -> None:
         """Where clients work side by side, the early ones wait for the last."""

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -19,7 +18,7 @@ import numpy as np
 
 from stethos.errors import UsageError
 from stethos.federate.confusion import Confusion
-from stethos.federate.invitation import Invitation
+from stethos.federate.invitation import Invitation, Marked
 from stethos.federate.row import put_row
 from stethos.federate.structure import State, bytes_of
 from stethos.guard import attempt, text_of
@@ -76,10 +75,10 @@ class Site:
         self.traces: dict[str, Any] = {}
         self._tally = Tally()
         self._confusion = Confusion()
-        self._stack = ExitStack()
+        self._marked: Marked | None = None
+        self._span: Span | None = None
         self._start_ns = 0
         self._start_rss = 0
-        self._span: Span | None = None
 
     # Telling ---------------------------------------------------------------------------------------
 
@@ -160,9 +159,11 @@ class Site:
         session = boot.current_session()
         if session is not None and self._side == "client":
             session.is_federated_client = True  # whose owner decides who may run code in it, see `live`
-        self._stack.enter_context(self.invitation.marked(self._tally))
+        self._marked = self.invitation.marked(self._tally)
+        self._marked.__enter__()
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
-        self._stack.enter_context(self._span)
+        self._span.kept = [] if self._on_end is not None else None
+        self._span.__enter__()
         self._start_rss = _RESIDENT.lately()
         self._mark(is_open=True)
         if self._on_start is not None:
@@ -189,9 +190,10 @@ class Site:
             session.guard.run("client_rounds", self._add_up, duration_ns)
         else:  # no run to record into: the report still goes back to the server
             attempt(self._add_up, duration_ns)
-        if self._span is not None:
+        if self._span is not None and self._marked is not None:
             self._span.fields["status"] = self.facts["status"]
-        self._stack.__exit__(kind, error, trace)
+            self._span.__exit__(kind, error, trace)
+            self._marked.__exit__(kind, error, trace)
         if self._on_end is not None:
             self._on_end(self)
         elif session is not None:
@@ -217,12 +219,20 @@ class Site:
             facts.setdefault("exit_loss", _mean_loss(tally.last_losses))
             if tally.samples:
                 facts.setdefault("samples_per_s", tally.samples / max(duration_ns * 1e-9, 1e-9))
+        if self._on_end is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was left for the end of the turn, or where there is a round for whoever asks it next."""
         if self._confusion:
-            facts.setdefault("confusion", self._confusion.text())
+            self.facts.setdefault("confusion", self._confusion.text())
 
     def write(self, session: Session) -> None:
         """Record what is known of the turn."""
         session.guard.run("client_rounds", self._write, session)
+        if self._span is not None and self._span.kept:
+            whose = session.name_id(self.client), self.invitation.round
+            session.guard.run("spans", self._span.write_kept, session, whose)
 
     def _write(self, session: Session) -> None:
         t_ns = (self._start_ns or time.monotonic_ns()) + session.offset_ns

@@ -60,6 +60,7 @@ class Plan:
         chance = np.random.default_rng([seed, 0x57E7])
         self.structure = structure
         self.output = _output_layer(structure)
+        self.has_output_bias = self.output is not None and _has_bias(structure, self.output)
         self.input = _input_layer(structure)
         inputs = 0 if self.input is None else structure.layers[self.input].shape[1]
         self.input_view = _input_view(inputs, seed)
@@ -86,7 +87,11 @@ class Plan:
         self.sizes = np.array(sizes, float)
         self.reads_everything = bool((self.coverage == 1).all())
         self._scratch = _Scratch(at)
-        self._is_plain = all(part.blocks is None and part.read for part in parts)
+        zeros = np.zeros(len(parts) + 1)
+        zeros.flags.writeable = False
+        self.nothing_odd = zeros, zeros  # of an update that is finite: NaN and infinite elements by layer
+        self.spare_desks: list[Any] = []  # see `Desk`
+        self.is_plain = all(part.blocks is None and part.read for part in parts)
         self._signs = np.where(chance.random(at) < 0.5, np.float32(-1), np.float32(1))
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
         self.sign_member = _membership(self.sign_places, [(part.start, part.stop) for part in parts], self.weight_stop)
@@ -107,7 +112,7 @@ class Plan:
 
         What stands in the row for those layers is 0.
         """
-        if self._is_plain and copy_plain(self.structure, state, row):
+        if self.is_plain and copy_plain(self.structure, state, row):
             return ()
         values, missing = self.structure.values_of(state, client), []
         with np.errstate(over="ignore", invalid="ignore"):
@@ -200,6 +205,12 @@ def _output_layer(structure: Structure) -> int | None:
         if len(layer.shape) == 2 and 2 <= layer.shape[0] <= 256 and layer.size <= WHOLE_UP_TO * 8:
             return number
     return None
+
+
+def _has_bias(structure: Structure, output: int) -> bool:
+    """Whether the layer after the output layer's matrix is its bias."""
+    layers, after = structure.layers, output + 1
+    return after < structure.weights and layers[after].shape == layers[output].shape[:1]
 
 
 def _input_layer(structure: Structure) -> int | None:

@@ -25,6 +25,7 @@ _NAMES = [column.name for column in UPDATES.of_kind(Kind.NAME)]
 _PLACES = {name: place for place, name in enumerate(_NUMBERS)}
 _BY_LAYER = ("norm_ratio", "cos_centre", "cos_error", "sign_agreement")
 _WHOLE = ("cos_last", "cos_self", "cos_back", "back_rounds", "input_cos", "input_focus", "input_tail")
+_OUTPUT_ROWS = ("norm", "mean", "bias")
 _AT_ONCE = 64
 assert _NAMES == ["federation", "layer", "kind"]
 
@@ -105,18 +106,16 @@ class UpdateRows:
         with np.errstate(invalid="ignore"):  # infinite where numbers were too large for single precision
             lengths = np.sqrt(np.vecdot(sketches, sketches))
             halves = (sketches / np.where(lengths > 0, lengths, 1.0)[:, None]).astype("<f2")
-        return [[_text(one, half, name) for name in _TEXTS] for one, half in zip(prints, halves, strict=True)]
+        output = None if self.plan.output is None else self.plan.structure.layers[self.plan.output].name
+        return [[_text(one, half, output, name) for name in _TEXTS] for one, half in zip(prints, halves, strict=True)]
 
 
-def _text(one: Fingerprint, half: Vector, name: str) -> str:
+def _text(one: Fingerprint, half: Vector, output: str | None, name: str) -> str:
     if name == "sketch":
         return base64.b64encode(half.tobytes()).decode()
     if name == "output_rows" and one.output_rows is not None:
-        lists = [
-            f'"{column}": ' + (json.dumps(value) if isinstance(value, str) else _listed(value))
-            for column, value in one.output_rows.items()
-        ]
-        return "{" + ", ".join(lists) + "}"
+        lists = zip(_OUTPUT_ROWS, one.output_rows, strict=False)
+        return f'{{"layer": {json.dumps(output)}, ' + ", ".join(f'"{key}": {_listed(row)}' for key, row in lists) + "}"
     if name == "response" and one.response is not None:
         return json.dumps(np.round(one.response, 4).tolist())
     return ""

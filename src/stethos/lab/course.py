@@ -208,6 +208,7 @@ class Course:
             with log.client(name) as site:
                 if turn is not None:
                     return self._trained_turn(fate, turn, site)
+                site.note(peak_bytes=None)  # not this process's memory
                 if fate.status == "dropped":
                     site.drop("no reply")
                 elif fate.status == "timeout":

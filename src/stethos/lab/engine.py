@@ -14,7 +14,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stethos.errors import StethosError, UsageError
 from stethos.federate.invitation import Invitation
@@ -53,12 +55,13 @@ class Loop:
     def __init__(self, parts: Parts) -> None:
         self._trainer = LocalTrainer(*parts)
         self.model: torch.nn.Module | None = self._trainer.model
+        self._answers: dict[int, NDArray[np.int64]] = {}
 
     def begin(self, turns: Sequence[Turn]) -> None:
-        """Nothing to prepare."""
+        self._answers = self._trainer.answers_to(turns)
 
     def result(self, turn: Turn) -> Trained:
-        return self._trainer.train(turn)
+        return self._trainer.train(turn, self._answers.get(turn.client))
 
     def close(self) -> None:
         """Nothing to close."""

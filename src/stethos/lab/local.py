@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from stethos.lab.model import Recipe
 from stethos.lab.seed import generator, isolated
 from stethos.lab.shelf import Shelf
 
+_MOST_AT_ONCE = 4096  # samples that a model is asked about in one go
 EDGE_BATCHES = 4  # the first and the last so many local batches make the entry and the exit loss
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -95,17 +96,45 @@ class LocalTrainer:
         self.model = recipe.build()
         self._layout = Layout.of(self.model)
 
-    def train(self, turn: Turn) -> Trained:
+    def train(self, turn: Turn, answers: NDArray[np.int64] | None = None) -> Trained:
+        """Train from the turn's state. `answers` are those of its incoming model, if `answers_to` has told them."""
         training = self._training
         luck = isolated(training.seed, "local", turn.client, turn.number) if self._recipe.is_callers else nullcontext()
         with luck:
-            return self._train(turn)
+            return self._train(turn, answers)
 
-    def _train(self, turn: Turn) -> Trained:
+    def answers_to(self, turns: Sequence[Turn]) -> dict[int, NDArray[np.int64]]:
+        """What the incoming models say of their clients' samples, by client: for many small clients in one go.
+
+        Nothing where nobody wants to know, and of the caller's models, which may do something else with the samples
+        of several clients than with those of one.
+        """
+        if not self._training.wants_answers or self._recipe.is_callers:
+            return {}
+        found: dict[int, NDArray[np.int64]] = {}
+        groups: list[tuple[State, list[Turn]]] = []
+        room = 0
+        for turn in turns:
+            size = len(self._shelf.labels(turn.client))
+            if not groups or groups[-1][0] is not turn.base or size > room:
+                groups.append((turn.base, []))
+                room = _MOST_AT_ONCE
+            groups[-1][1].append(turn)
+            room -= size
+        for base, group in groups:
+            self._layout.write(base, self.model)
+            inputs = [self._shelf.samples(turn.client, turn.number)[0] for turn in group]
+            answers = predictions(self.model, torch.cat(inputs) if len(inputs) > 1 else inputs[0])
+            parts = torch.split(answers, [len(x) for x in inputs])
+            found.update({turn.client: part.numpy() for turn, part in zip(group, parts, strict=True)})
+        return found
+
+    def _train(self, turn: Turn, answers: NDArray[np.int64] | None) -> Trained:
         model, training = self.model, self._training
         x, y = self._shelf.samples(turn.client, turn.number)
         self._layout.write(turn.base, model)
-        answers = predictions(model, x).numpy() if training.wants_answers else None
+        if answers is None and training.wants_answers:
+            answers = predictions(model, x).numpy()
         model.train()
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         anchors = [parameter.detach().clone() for parameter in parameters] if training.proximal else []
@@ -141,6 +170,6 @@ class LocalTrainer:
 def predictions(model: nn.Module, x: Tensor) -> Tensor:
     """The class that the model gives to each input."""
     model.eval()
-    if len(x) <= 4096:
+    if len(x) <= _MOST_AT_ONCE:
         return model(x).argmax(dim=1)  # type: ignore[no-any-return]
-    return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, 4096)])
+    return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, _MOST_AT_ONCE)])

@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0  # for py-spy to read symbols before, and to write after
 
 
 class Site(NamedTuple):
-    """A function in a stack; `line` is its first one, 0 if unknown."""
+    """A function in a stack; `line` is the one that ran, 0 if unknown."""
 
     func: str
     file: str
@@ -72,7 +72,7 @@ def sample(
         spies = {
             pid: subprocess.Popen(
                 [spy, "record", "--pid", str(pid), "--format", "speedscope", "--output", str(output), "--duration",
-                 str(max(1, round(seconds))), "--rate", str(rate), "--full-filenames", "--function", "--threads",
+                 str(max(1, round(seconds))), "--rate", str(rate), "--full-filenames", "--threads",
                  *flags],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True,

@@ -152,6 +152,11 @@ def drop_stale() -> None:
         torch._C._pop_torch_dispatch_stack(None)
 
 
+def is_only_mode() -> bool:
+    """Whether a trace of memory is this thread's only mode."""
+    return torch._C._len_torch_dispatch_stack() == 1 and type(torch._C._get_dispatch_stack_at(0)) is MemoryTrace
+
+
 def _name_of(func: Any) -> str:
     return str(func._schema.name).replace("::", ".")
 

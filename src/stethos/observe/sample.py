@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SMALL_MODEL_BYTES = 16 << 20
 _ROWS_PER_FRAME = 4096
+_clone_all = getattr(torch, "_foreach_clone", None)
 _NUMBERS = [column.name for column in LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)]
 assert [*STATISTICS, "drift", "size"] == _NUMBERS
 
@@ -79,9 +80,9 @@ class LayerSampler:
         if preset == "light" or (preset == "standard" and size > SMALL_MODEL_BYTES):
             return None
         if not torch._C._len_torch_dispatch_stack():
-            return [param.detach().clone() for param in params]
+            return _copies(params)
         with _disable_current_modes():
-            return [param.detach().clone() for param in params]
+            return _copies(params)
 
     def take(self, watched: Watched, step: int, purse: Purse) -> LateSample | None:
         """Record gradients and weights: now if they are in CPU memory, else when the device has them.
@@ -167,6 +168,13 @@ def put_weights(session: Session, named: Mapping[str, torch.Tensor]) -> None:
     numbers[-1] = [weight.numel() for weight in weights]
     ids = np.array([session.name_id(name) for name in named], dtype=np.int32)
     LayerSampler(session).put(ids, np.full(len(ids), session.name_id("weight"), np.int32), numbers, NULL_I32, 0)
+
+
+def _copies(params: list[torch.Tensor]) -> list[torch.Tensor]:
+    if params and _clone_all is not None and all(type(param) is torch.nn.Parameter for param in params):
+        with torch.no_grad():
+            return list(_clone_all(params))  # one call, where each is several microseconds
+    return [param.detach().clone() for param in params]
 
 
 def _total_norm(gradients: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:

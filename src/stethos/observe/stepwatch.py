@@ -27,6 +27,7 @@ from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.late_row import LateRows, LateStep, Mark, recorded_event
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
 from stethos.observe.memory_sample import MemorySampler
+from stethos.observe.memory_trace import is_only_mode
 from stethos.observe.sample import LateSample, LayerSampler, cuda_peak_of, tensor_bytes_of
 from stethos.observe.session import Session
 from stethos.observe.statistic import norm_of
@@ -40,6 +41,7 @@ _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # r
 _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
 _SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
+_UNNAMED, _SILENT = Named("", (), None), Alarm()
 # What all callbacks cost a step, over what the last of them sees on its clock: measured by `benchmarks.ablation`, which
 # prints both. In C less is left to be seen; what cold caches cost stays.
 UNSEEN = 3.5 if NATIVE is None else 5.0
@@ -52,8 +54,8 @@ class Watched(WatchedFields):
         self.number = number
         self.optimizer = optimizer
         self.params: list[torch.Tensor] = []
-        self.named = Named("", (), None)
-        self.alarm = Alarm()
+        self.named = _UNNAMED
+        self.alarm = _SILENT
         self.is_new_structure = self.was_sampled = False
         self.start: list[torch.Tensor] | None = None
         # Words of its rows, each of two 32-bit numbers: the first of its name is the lower half.
@@ -99,6 +101,7 @@ class StepWatch(WatchFields):
         self._count_from_zero()
         self._watched: dict[int, Watched] = {}
         self._alarms: dict[tuple[str, ...], Alarm] = {}
+        self._last_ids: tuple[Named, int, list[int]] = _UNNAMED, NULL_I32, []
         self._count = 0
         self._spent_ns = self._house_ns = 0
 
@@ -250,6 +253,7 @@ class StepWatch(WatchFields):
         self._count_from_zero()
         self.local.after_fork()
         self.tracer.stop()
+        self._last_ids = _UNNAMED, NULL_I32, []
 
     def _count_from_zero(self) -> None:
         """The next step's number: `number` gives it in Python, where threads may race for it, `next_step` is C's."""
@@ -296,8 +300,14 @@ class StepWatch(WatchFields):
     def sample(self, watched: Watched, iteration: Iteration) -> None:
         """Take the gradient norm, or all layer statistics, if due or if something looks wrong."""
         self.is_due = False
-        if torch._C._len_torch_dispatch_stack():  # its owner would take our reading for the training's own work
-            return
+        if not torch._C._len_torch_dispatch_stack():
+            self._sample(watched, iteration)
+        elif is_only_mode():  # our own trace of memory: it need not see our reading
+            with _disable_current_modes():
+                self._sample(watched, iteration)
+        # the owner of any other mode would take our reading for the training's own work
+
+    def _sample(self, watched: Watched, iteration: Iteration) -> None:
         alarm, guard = watched.alarm, self.session.guard
         is_urgent = not alarm.low <= iteration.loss <= alarm.high and alarm.rings_for_loss(iteration.loss)
         layers = self.budget.purses.get("layers")
@@ -378,8 +388,9 @@ class StepWatch(WatchFields):
         self._count += 1
         watched = Watched(self._count, weakref.ref(optimizer, lambda _: self._forget(identity)))
         self._learn_params(watched, optimizer)
-        watched.is_new_structure = watched.named.layers not in self._alarms
-        watched.alarm = self._alarms.setdefault(watched.named.layers, watched.alarm)
+        alarm = self._alarms.get(watched.named.layers)
+        watched.is_new_structure = alarm is None
+        watched.alarm = alarm or self._alarms.setdefault(watched.named.layers, Alarm())
         self._watched[identity] = watched
         self.is_due = self.is_due or watched.is_new_structure
         return watched
@@ -395,17 +406,20 @@ class StepWatch(WatchFields):
         guard, name_id = self.session.guard, self.session.name_id
         params = parameters_of(optimizer)
         starts = {id(param): start for param, start in zip(watched.params, watched.start or (), strict=False)}
-        fresh = [param for param in params if id(param) not in starts]
+        fresh = [param for param in params if id(param) not in starts] if starts else params
         copies = guard.run("drift", self.layers.copy_of_start, fresh)
-        if copies is not None:
+        if starts and copies is not None:
             starts |= zip(map(id, fresh), copies, strict=True)
-        watched.start = [starts[id(param)] for param in params] if copies is not None else None
+            copies = [starts[id(param)] for param in params]
+        watched.start = copies
         watched.params = params
-        unnamed = Named("", tuple(f"param_{index}" for index in range(len(params))), None)
-        watched.named = guard.run("names", self.names.of, optimizer) or unnamed
-        model = name_id(watched.named.model) if watched.named.model else NULL_I32
+        named = watched.named = guard.run("names", self.names.of, optimizer) or _numbered(len(params))
+        if named is not self._last_ids[0]:  # else a model that is trained turn by turn has got its next optimizer
+            model = name_id(named.model) if named.model else NULL_I32
+            ids = [name_id(name) for name in named.layers]
+            self._last_ids = named if NULL_I32 not in ids else _UNNAMED, model, ids
+        _, model, watched.layer_ids = self._last_ids
         watched.local_step_model = (model << 32) + (watched.local_step_model & 0xFFFF_FFFF)
-        watched.layer_ids = [name_id(name) for name in watched.named.layers]
         allocated = guard.run("memory", tensor_bytes_of, optimizer, params)
         watched.allocated_bytes = NULL_I64 if allocated is None else allocated
 
@@ -417,6 +431,11 @@ class StepWatch(WatchFields):
             if len(params) != len(watched.params) or any(map(is_not, params, watched.params)):
                 self._learn_params(watched, optimizer)
         return watched.params
+
+
+def _numbered(count: int) -> Named:
+    """Names for parameters whose names cannot be found."""
+    return Named("", tuple(f"param_{index}" for index in range(count)), None)
 
 
 def _number_in(loss: torch.Tensor) -> float:

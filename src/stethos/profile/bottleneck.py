@@ -20,6 +20,8 @@ from stethos.profile.step_time import StepTime
 from stethos.profile.what_if import Slowness, shortened_ms, slow_clients
 
 _AT_LEAST = 0.1  # of the time: less is not worth a word
+_PART = 0.1  # of a growth, at least, for a line to be named
+_FEWEST_KEPT = 3  # samples, where memory as a whole is not seen to grow
 _WORDS = {"upload": "upload", "download": "download", "link": "link", "compute": "training"}
 
 
@@ -28,8 +30,8 @@ class Bottleneck:
     """One thing that holds the training up.
 
     `kind` is one of slow-link, slow-client, more-data, missing-clients, communication-bound, big-layer,
-    aggregation-bound, evaluation-bound, input-bound, slow-rank, launch-bound, small-batches, leak. `is_hint` where it
-    is advice rather than trouble.
+    aggregation-bound, evaluation-bound, input-bound, own-code, slow-rank, launch-bound, small-batches, leak. `is_hint`
+    where it is advice rather than trouble.
     """
 
     kind: str
@@ -73,22 +75,24 @@ def client_bottleneck(one: RoundTime, times: float = 1.8) -> Bottleneck | None:
 def told(one: RoundTime, slow: Slowness) -> Bottleneck:
     """A slowness in words."""
     who, what = names_of(slow.clients), _WORDS[slow.what]
+    its, it = ("its", "it") if len(slow.clients) == 1 else ("their", "them")
     possessive = f"{who}'{'' if who.endswith('s') else 's'}"
     at = {"compute": "the median training time"}.get(slow.what, f"the median {what}")
     column = f"{slow.what}_ms" if slow.what != "link" else "download_ms + upload_ms"
     kind = "slow-client" if slow.what == "compute" else "slow-link"
     why = ""
     if slow.is_explained_by_samples:
-        kind, why = "more-data", f"; it has {slow.samples_times:.1f} times as many samples"
+        kind, why = "more-data", f"; {slow.samples_times:.1f} times as many samples"
     steps = {
-        "slow-link": f"look at the link of {who}; compress its updates, or set a deadline",
-        "slow-client": f"look at the machine of {who}; give it less local work, or set a deadline",
-        "more-data": f"let {who} train on a part of its samples per round, or fewer epochs",
+        "slow-link": f"look at the link of {who}; compress {its} updates, or set a deadline",
+        "slow-client": f"look at the machine of {who}; give {it} less local work, or set a deadline",
+        "more-data": f"let {who} train on a part of {its} samples per round, or fewer epochs",
     }
     return Bottleneck(
         kind,
         f"{possessive} {what}: rounds would be {slow.share:.0%} shorter at {at}",
-        f"{slow.own_ms:,.0f} ms where the others take {slow.usual_ms:,.0f} ms ({slow.times:.1f} times){why}",
+        f"{its} {what} takes {slow.own_ms:,.0f} ms a round, that of the others {slow.usual_ms:,.0f} ms "
+        f"({slow.times:.1f} times){why}",
         f"SELECT client, median({column}) AS ms, median(duration_ms) AS turn_ms FROM client_rounds "
         f"{where_of(one)}GROUP BY client ORDER BY ms DESC",
         steps[kind],
@@ -138,7 +142,8 @@ def server_bottleneck(one: RoundTime, share: float = 0.3, at_least_ms: float = 2
         return Bottleneck(
             kind,
             f"the server's {doing} takes {part:.0%} of each round, while every client waits",
-            f"{mean_ms:,.0f} ms of {one.total_ms / max(1, len(one.numbers)):,.0f} ms per round",
+            f"{mean_ms:,.0f} ms of {one.total_ms / max(1, len(one.numbers)):,.0f} ms per round; in half that time, "
+            f"rounds would be {part / 2:.0%} shorter",
             f"SELECT round, duration_ms, {name}_ms FROM rounds {where_of(one)}ORDER BY round",
             advice[name],
             part,
@@ -171,7 +176,8 @@ def link_bottleneck(
         f"the bytes would make rounds {saved:.0%} shorter",
         "SELECT round, median(download_ms) AS download_ms, median(compute_ms) AS compute_ms, median(upload_ms) AS "
         f"upload_ms FROM client_rounds {where_of(one)}GROUP BY round ORDER BY round",
-        "train longer between rounds, or compress: `federation(measure_compression=True)` measures what that costs",
+        f"{'make that layer smaller (fewer units, low rank)' if is_one else 'train longer between rounds'}, or "
+        "compress: `federation(measure_compression=True)` measures what that costs",
         saved,
         layers=(big[0],) if is_one and big is not None else (),
         detail={"link_share": part},
@@ -198,6 +204,33 @@ def input_bottleneck(times: Sequence[StepTime], share: float = 0.25, at_least_ms
         part,
         ranks=() if one.rank is None else (one.rank,),
         process=one.process,
+    )
+
+
+def own_code_bottleneck(times: Sequence[StepTime], share: float = 0.5, at_least_ms: float = 5.0) -> Bottleneck | None:
+    """Steps that mostly run the program's own code around the model; the process in which that takes longest."""
+    one = max(times, key=lambda time: time.outside_ms / time.mean_ms if time.mean_ms else 0.0, default=None)
+    if one is None or one.parts["forward"] is None or one.outside_ms < at_least_ms:
+        return None
+    part = one.outside_ms / one.mean_ms
+    if part < share:
+        return None
+    evidence = f"{one.parts['other']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie outside of all of these"
+    if one.inside is not None and (1 - one.inside) * one.parts["forward"] > (one.parts["other"] or 0.0):
+        evidence = (
+            f"{one.parts['forward']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie before backward, only "
+            f"{one.inside * one.parts['forward']:,.1f} ms of them in the model"
+        )
+    return Bottleneck(
+        "own-code",
+        f"the program's own code takes {part:.0%} of a step: neither data loader nor model, backward or optimizer",
+        evidence,
+        "SELECT process, avg(step_ms) AS step_ms, avg(data_ms) AS data_ms, avg(forward_ms) AS forward_ms, "
+        "avg(backward_ms) AS backward_ms, avg(optimizer_ms) AS optimizer_ms FROM steps GROUP BY process",
+        "`stethos flame`, while it runs, shows which function; prepare batches in a DataLoader with workers",
+        part,
+        process=one.process,
+        is_hint=True,
     )
 
 
@@ -284,18 +317,29 @@ def leak_bottleneck(growth: Growth | None, kept: Kept | None = None, at_least_by
     """Memory that keeps growing. It costs no time until it costs the process."""
     made = "" if kept is None else f"tensors made at {kept.line} stay alive" + (f", kept by {kept.holder}" if kept.holder else "")  # fmt: skip  # noqa: E501
     if growth is not None:
+        grown = growth.end_bytes - growth.start_bytes
+        own = kept if kept is not None and kept.process == growth.process else None
+        if own is not None and own.step_bytes * own.steps < _PART * grown:
+            own = None  # a list of losses is not what grows here
+        at = "" if own is None else f": tensors made at {own.line} stay alive"
+        advice = "look for what is kept across steps: losses with their graph, outputs in lists, caches"
+        if own is not None:
+            advice = f"keep numbers (`loss.item()`) or detached copies, or fewer of them: see {own.holder or own.line}"
+        left = ""
+        if growth.free_bytes is not None and growth.left_s is not None:
+            left = f"; {growth.free_bytes / 1e9:,.1f} GB free on the machine last {_span(growth.left_s)} at this rate"
         return Bottleneck(
             "leak",
-            f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute",
-            f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB in the second half of its time"
-            + (f"; {made}" if made else ""),
+            f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute{at}",
+            f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB "
+            f"(+{grown / growth.start_bytes:.0%}) in the second half of its time{left}",
             f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
-            "look for what is kept across steps: losses with their graph, outputs in lists, caches",
+            advice,
             None,
             process=growth.process,
-            detail={"bytes_per_s": growth.bytes_per_s},
+            detail={"bytes_per_s": growth.bytes_per_s, "left_s": growth.left_s, "line": own and own.line},
         )
-    if kept is None or kept.step_bytes * kept.steps < at_least_bytes:
+    if kept is None or kept.samples < _FEWEST_KEPT or kept.step_bytes * kept.steps < at_least_bytes:
         return None
     return Bottleneck(
         "leak",
@@ -304,8 +348,17 @@ def leak_bottleneck(growth: Growth | None, kept: Kept | None = None, at_least_by
         "SELECT step, line, holder, allocated_bytes, bytes FROM memory WHERE line IS NOT NULL ORDER BY step",
         "keep numbers (`loss.item()`) or detached copies instead of tensors",
         None,
+        process=kept.process,
         detail={"line": kept.line},
     )
+
+
+def _span(seconds: float) -> str:
+    """A time to come, roughly: `40 minutes`, `3 hours`."""
+    for size, word in ((86400, "days"), (3600, "hours")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {word}"
+    return f"{max(1, round(seconds / 60))} minute{'' if round(seconds / 60) <= 1 else 's'}"
 
 
 # All ---------------------------------------------------------------------------------------------------
@@ -326,7 +379,13 @@ def bottlenecks_of(
         found += [client_bottleneck(one), missing_bottleneck(one), server_bottleneck(one), link_bottleneck(one, layers)]
         share = known_or_none(one.share("compute"))
         computing = min(computing, 1.0 if share is None else share)
-    inside = [input_bottleneck(steps), rank_bottleneck(steps), batch_bottleneck(steps), launch_bottleneck(steps, gpus)]
+    loader, rank = input_bottleneck(steps), rank_bottleneck(steps)
+    if loader is not None and rank is not None and rank.ranks == loader.ranks and rank.detail["part"] == "data":
+        rank = None  # said already
+    inside = [
+        loader, rank, own_code_bottleneck(steps), batch_bottleneck(steps),
+        launch_bottleneck(steps, gpus),
+    ]  # fmt: skip
     for one_inside in inside:
         if one_inside is not None and (one_inside.share or 0.0) * computing >= _AT_LEAST:
             found.append(replace(one_inside, share=(one_inside.share or 0.0) * computing))

@@ -73,7 +73,8 @@ class Quantity:
         if self.paired:
             return None, None
         value = self.change.value
-        return value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value), value
+        near = value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value)
+        return min(near, value), max(near, value)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -162,11 +163,14 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
     """Two runs."""
     differences = tuple(differences_of([first.settings, second.settings]))
     notes = []
-    if first.unit != second.unit:
+    empty = [one.run for one in (first, second) if not one.has_anything]
+    if empty:
+        notes.append(f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}")
+    elif first.unit != second.unit:
         notes.append(f"one run has rounds, the other only steps: {first.run} counts {first.unit}s")
     quantities = [*_convergence(first, second), *_costs(first, second)]
     pair = Pair(
-        first.run, second.run, differences, tuple(quantities), _beyond(second, first), _beyond(first, second)
+        first.run, second.run, differences, tuple(quantities), _beyond([second], [first]), _beyond([first], [second])
     )  # fmt: skip
     changed = [one for one in quantities if one.word in _CALLED]
     if pair.is_seed_only and changed:
@@ -176,19 +180,24 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
     elif changed and not [one for one in differences if not one.is_place]:
         notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")
     others = max(first.others_share, second.others_share)
-    if others > _MUCH:
+    virtual = "round time" if first.has_virtual_rounds and second.has_virtual_rounds else ""
+    if others > _MUCH and any(one.unit == "ms" and one.name != virtual for one in quantities):
         notes.append(
-            f"other programs kept {others:.0%} of the machine busy: times differ only beyond what that explains"
+            f"other processes kept {others:.0%} of the machine busy: times differ only beyond what that explains"
         )
     return Pair(
         pair.first, pair.second, differences, pair.quantities, pair.new_findings, pair.gone_findings, tuple(notes)
     )  # fmt: skip
 
 
-def _beyond(one: Measures, other: Measures) -> tuple[str, ...]:
-    """Findings and bottlenecks of one run whose like the other does not have; the first words tell them apart."""
-    known = {text.partition(":")[0] for text in (*other.findings, *other.bottlenecks)}
-    return tuple(text for text in (*one.findings, *one.bottlenecks) if text.partition(":")[0] not in known)
+def _beyond(runs: Sequence[Measures], others: Sequence[Measures]) -> tuple[str, ...]:
+    """Findings and bottlenecks that all of these runs have, and none of the others."""
+    known = {trouble for one in others for trouble in one.troubles}
+    return tuple(
+        trouble.text
+        for trouble in runs[0].troubles
+        if trouble not in known and all(trouble in one.troubles for one in runs)
+    )
 
 
 # Convergence -------------------------------------------------------------------------------------------
@@ -330,8 +339,9 @@ def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pai
     differences = [each for each in differences_of([first[0].settings, second[0].settings]) if not each.is_seed]
     one, two = (", ".join(run.run for run in group) for group in (first, second))
     spread = f"intervals from the spread between {len(first)} and {len(second)} runs"
-    new, gone = (set.intersection(*(set(getattr(pair, which)) for pair in pairs)) for which in ("new_findings", "gone_findings"))  # fmt: skip  # noqa: E501
-    return Pair(one, two, tuple(differences), tuple(quantities), tuple(sorted(new)), tuple(sorted(gone)), (spread,))
+    return Pair(
+        one, two, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second), (spread,)
+    )
 
 
 def summary_of(run: Measures, name: str) -> float | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stethos.profile.column import Array, Columns, durations_in, numbers_in, records, select
+from stethos.profile.memory_use import read_others_share
 from stethos.profile.setting import read_settings
 
 if TYPE_CHECKING:
@@ -33,14 +34,23 @@ _LOCAL = "SELECT step AS local, loss, step_ms FROM steps"
 _MEMORY_SQL = """\
 SELECT (SELECT max(rss_bytes) FROM host) AS rss_bytes, (SELECT max(peak_bytes) FROM steps) AS peak_bytes,
        (SELECT max(peak_bytes) FROM client_rounds) AS client_bytes"""
-# What other programs took from the machine, second by second; the first sample of a process knows no share yet.
-_OTHERS_SQL = """\
-WITH at_once AS (
-    SELECT host.t_ns // 1000000000, processes.host, sum(cpu_share) AS own, any_value(machine_cpu_share) AS used,
-           any_value(machine_cores) AS cores
-    FROM host JOIN processes USING (process) GROUP BY ALL)
-SELECT median(greatest(0, used - own / cores)) AS others_share FROM at_once WHERE own > 0 AND cores > 0"""
-_FINDINGS_SQL = "SELECT code, name, title FROM findings WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"
+_FINDINGS_SQL = """\
+SELECT name, title, clients, ranks, layers FROM findings
+WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"""
+# What a bottleneck says with its what-if, a finding of these names would say again.
+_SAID_BY = {
+    "slow-link": {"straggler"}, "slow-client": {"straggler"}, "more-data": {"straggler"},
+    "missing-clients": {"client-timeout"}, "input-bound": {"data-loader-stall"}, "slow-rank": {"rank-straggler"},
+    "leak": {"memory-growth"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A finding or a bottleneck; equal to its like in another run, however strong it is there."""
+
+    key: str
+    text: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,7 @@ class Measures:
     step_ms: Array
     sent_bytes: Array
     peak_bytes: dict[str, float | None]
-    findings: tuple[str, ...]
-    bottlenecks: tuple[str, ...] = field(default=())
+    troubles: tuple[Trouble, ...] = ()
     others_share: float = 0.0  # of the machine, kept busy by other programs
 
     @property
@@ -82,7 +91,6 @@ def read_measures(run: Run) -> Measures:
     if is_federated and np.isnan(loss).all():
         loss = _matched(at, traffic, "client_loss")
     memory = records(run, _MEMORY_SQL)[0]
-    findings = tuple(f"{row['name']}: {row['title']}" for row in records(run, _FINDINGS_SQL))
     return Measures(
         run.name,
         read_settings(run),
@@ -98,9 +106,8 @@ def read_measures(run: Run) -> Measures:
             "process, peak": memory["rss_bytes"],
             "client, peak": memory["client_bytes"],
         },
-        findings,
-        _bottlenecks(run),
-        float(records(run, _OTHERS_SQL)[0]["others_share"] or 0.0),
+        _troubles(run),
+        read_others_share(run) or 0.0,
     )
 
 
@@ -110,7 +117,14 @@ def _matched(at: Array, columns: Columns, name: str) -> Array:
     return np.array([known.get(number, math.nan) for number in at.tolist()])
 
 
-def _bottlenecks(run: Run) -> tuple[str, ...]:
+def _troubles(run: Run) -> tuple[Trouble, ...]:
     from stethos.profile.report import find_bottlenecks
 
-    return tuple(one.verdict for one in find_bottlenecks(run) if not one.is_hint)
+    slow = [one for one in find_bottlenecks(run) if not one.is_hint]
+    said = set().union(*(_SAID_BY.get(one.kind, set()) for one in slow))
+    rows = [row for row in records(run, _FINDINGS_SQL) if row["name"] not in said]
+    return (
+        *(Trouble(f"{row['name']} {row['clients']} {row['ranks']} {row['layers']}", f"{row['name']}: {row['title']}")
+          for row in rows),
+        *(Trouble(f"{one.kind} {one.clients} {one.ranks} {one.layers}", one.verdict) for one in slow),
+    )  # fmt: skip

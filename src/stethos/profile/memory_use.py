@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stethos.profile.column import Array, records
+from stethos.profile.column import Array, known_or_none, median_of, numbers_in, records, select, sql_text
 from stethos.schema import TABLES
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ SELECT "class", max(bytes) AS bytes, max(peak_bytes) AS peak_bytes, max(growth_b
        sum(samples)::BIGINT AS samples
 FROM own GROUP BY "class" """
 KEPT_SQL = """\
-SELECT line, any_value(holder) AS holder, median(allocated_bytes) AS step_bytes, max(step) AS steps, count(*) AS samples
+SELECT process, line, any_value(holder) AS holder, median(allocated_bytes) AS step_bytes, max(step) AS steps,
+       count(*) AS samples
 FROM memory WHERE line IS NOT NULL AND allocated_bytes > 0
-GROUP BY process, line ORDER BY step_bytes DESC LIMIT 1"""
+GROUP BY process, line ORDER BY step_bytes DESC"""
 STEP_MEMORY_SQL = """\
 SELECT max(allocated_bytes) AS allocated_bytes, max(peak_bytes) AS peak_bytes FROM steps"""
 HOST_SQL = """\
@@ -39,9 +40,17 @@ GPU_SQL = """\
 SELECT device, count(*) AS samples, avg(busy_share) AS busy_share, max(process_bytes) AS process_bytes,
        max(used_bytes) AS used_bytes, max(total_bytes) AS total_bytes, avg(power_w) AS power_w
 FROM gpu GROUP BY device ORDER BY device"""
-_RSS_SQL = "SELECT t_ns, rss_bytes FROM host WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"
+# What other processes took of the machine, second by second.
+OTHERS_SQL = """\
+WITH at_once AS (
+    SELECT host.t_ns // 1000000000, processes.host, sum(cpu_share) AS own, any_value(machine_cpu_share) AS used,
+           any_value(machine_cores) AS cores
+    FROM host JOIN processes USING (process) GROUP BY ALL)
+SELECT median(greatest(0, used - own / cores)) AS others_share FROM at_once WHERE own > 0 AND cores > 0"""
+_RSS_SQL = """\
+SELECT t_ns, rss_bytes, machine_free_bytes FROM host
+WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"""
 _STRETCHES = 10
-_FEWEST_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +66,29 @@ class ClassMemory:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory that keeps growing: over the second half of what was sampled."""
+    """Memory that keeps growing: over the second half of what was sampled.
+
+    `free_bytes` is what the machine had left at the end; None where that was not recorded.
+    """
 
     process: str
     start_bytes: float
     end_bytes: float
     bytes_per_s: float
     rising: float
+    free_bytes: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the machine's memory lasts at this rate."""
+        return None if self.free_bytes is None else self.free_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A line of the program whose tensors outlive their steps: bytes per step, as sampled."""
 
+    process: str
     line: str
     holder: str | None
     step_bytes: float
@@ -87,9 +106,11 @@ class MemoryUse:
     rss_bytes: int | None
     cpu_share: float | None
     machine_cpu_share: float | None
+    others_share: float | None
     gpus: tuple[dict[str, Any], ...]
     growth: Growth | None
     kept: Kept | None = None
+    processes: int = 0  # over which `cpu_share` is a mean
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -105,6 +126,7 @@ def read_memory_use(run: Run) -> MemoryUse:
     cpu = sum(row["cpu_share"] * row["samples"] for row in host if row["cpu_share"] is not None)
     machine = [row["machine_cpu_share"] for row in host if row["machine_cpu_share"] is not None]
     growths = [grown for row in host if (grown := read_growth(run, row["process"])) is not None]
+    growth = max(growths, key=lambda one: one.bytes_per_s, default=None)
     return MemoryUse(
         classes,
         steps["allocated_bytes"],
@@ -112,15 +134,25 @@ def read_memory_use(run: Run) -> MemoryUse:
         max((row["rss_bytes"] for row in host if row["rss_bytes"] is not None), default=None),
         cpu / weights if weights else None,
         sum(machine) / len(machine) if machine else None,
+        read_others_share(run),
         tuple(records(run, GPU_SQL)) if "gpu" in TABLES else (),
-        max(growths, key=lambda one: one.bytes_per_s, default=None),
-        _kept(run) if "memory" in TABLES else None,
+        growth,
+        _kept(run, growth) if "memory" in TABLES else None,
+        len(host),
     )
 
 
-def _kept(run: Run) -> Kept | None:
+def read_others_share(run: Run) -> float | None:
+    """How much of the machine other processes kept busy; None where nothing was sampled."""
+    found = records(run, OTHERS_SQL)[0]["others_share"]
+    return None if found is None else float(found)
+
+
+def _kept(run: Run, growth: Growth | None) -> Kept | None:
+    """The line that leaves most behind: of the process that grows, if one does."""
     rows = records(run, KEPT_SQL)
-    return Kept(**rows[0]) if rows and rows[0]["samples"] >= _FEWEST_SAMPLES else None
+    own = [row for row in rows if growth is not None and row["process"] == growth.process]
+    return Kept(**(own or rows)[0]) if own or rows else None
 
 
 def _classes(run: Run) -> list[ClassMemory]:
@@ -136,10 +168,12 @@ def _classes(run: Run) -> list[ClassMemory]:
 
 def read_growth(run: Run, process: str, samples: int = 20) -> Growth | None:
     """Whether the resident memory of a process keeps growing; None if not, or with too few samples."""
-    from stethos.profile.column import select, sql_text
-
     found = select(run, _RSS_SQL.format(process=sql_text(process)))
-    return growth_of(process, found["t_ns"], found["rss_bytes"], samples) if len(found) else None
+    if not len(found):
+        return None
+    free = median_of(numbers_in(found, "machine_free_bytes")[-5:])
+    growth = growth_of(process, found["t_ns"], found["rss_bytes"], samples)
+    return None if growth is None else replace(growth, free_bytes=known_or_none(free))
 
 
 def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: float = 0.1) -> Growth | None:
@@ -157,4 +191,8 @@ def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: f
     grown = float(levels[-1] - levels[0])
     if rising < 0.8 or spent <= 0 or grown < max(share * levels[0], 20e6) or not math.isfinite(grown):
         return None
-    return Growth(process, float(levels[0]), float(levels[-1]), grown / spent, rising)
+    early, late = np.triu_indices(len(levels), 1)
+    apart = times[late] > times[early]  # the median of all slopes: a pause, or the end, does not bend it
+    slopes = (levels[late] - levels[early])[apart] / (times[late] - times[early])[apart]
+    rate = float(np.median(slopes))
+    return Growth(process, float(levels[0]), float(levels[-1]), rate, rising) if rate > 0 else None

@@ -50,10 +50,13 @@ def read_module_times(run: Run) -> list[ModuleTime]:
 def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime]:
     """From means per module and stage, with children, to means without them."""
     own: dict[str, dict[str, float]] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    outputs: dict[str, int] = {}
+    samples: dict[str, int] = {}
     for row in rows:
         own.setdefault(row["module"], {})[row["stage"]] = float(row["duration_ms"])
-        facts.setdefault(row["module"], row)
+        if row["allocated_bytes"] is not None:  # of the forward; a backward has none
+            outputs[row["module"]] = max(outputs.get(row["module"], 0), row["allocated_bytes"])
+        samples[row["module"]] = max(samples.get(row["module"], 0), row["samples"])
     inner = {name: dict(stages) for name, stages in own.items()}
     for name, stages in own.items():
         for parent in _parents(name, own, roots):
@@ -67,8 +70,8 @@ def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime
             stages.get("forward"),
             stages.get("backward"),
             sum(stages.values()) / total,
-            facts[name]["allocated_bytes"],
-            facts[name]["samples"],
+            outputs.get(name),
+            samples[name],
         )
         for name, stages in inner.items()
     ]

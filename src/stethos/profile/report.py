@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stethos.profile.bottleneck import Bottleneck, bottlenecks_of
-from stethos.profile.column import select
+from stethos.profile.column import records, select
 from stethos.profile.compression import Compression, read_compression
 from stethos.profile.memory_use import MemoryUse, read_memory_use
 from stethos.profile.module_time import ModuleTime, read_module_times
 from stethos.profile.round_time import ROUND_COLUMNS, RoundTime, round_times
-from stethos.profile.step_time import Epochs, StepTime, read_epochs, read_step_times, together
+from stethos.profile.step_time import COUNT_SQL, SKIPPED_STEPS, Epochs, StepTime, read_epochs, read_step_times, together
 from stethos.profile.traffic import LayerSize, Traffic, read_layer_sizes, read_traffic
 from stethos.profile.trip import TURN_COLUMNS
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
+# Of a live or killed run, the round that was on.
+OPEN_SQL = """\
+SELECT max(round) AS round FROM (SELECT round FROM client_rounds UNION ALL SELECT round FROM steps)
+WHERE round > (SELECT coalesce(max(round), 0) FROM rounds WHERE duration_ms IS NOT NULL)"""
 TURN_SQL = f"SELECT {', '.join(sorted(TURN_COLUMNS))} FROM client_rounds"
 
 
@@ -38,6 +42,8 @@ class Profile:
     layers: tuple[LayerSize, ...]
     compression: tuple[Compression, ...]
     bottlenecks: tuple[Bottleneck, ...]
+    cold_steps: int = 0  # recorded, all of them while the process warmed up
+    open_round: int | None = None  # begun, and without an end
 
     @property
     def all_steps(self) -> StepTime | None:
@@ -48,9 +54,10 @@ class Profile:
         """The profile in one sentence."""
         if self.bottlenecks:
             return self.bottlenecks[0].verdict
-        return (
-            "; ".join(filter(None, (self._round_words(), self._step_words()))) or "nothing that takes time was recorded"
-        )
+        said = "; ".join(filter(None, (self._round_words(), self._step_words())))
+        if not said and self.cold_steps:
+            return f"too few steps to tell: {self.cold_steps}, and the first {SKIPPED_STEPS} of a process warm up"
+        return said or "nothing that takes time was recorded"
 
     def _round_words(self) -> str:
         if not self.rounds:
@@ -78,8 +85,12 @@ class Profile:
         found = []
         if not self.rounds:
             found.append("rounds" if self.traffic else "rounds and clients")
-        if not self.steps:
+        if not self.steps and self.cold_steps:
+            found.append(f"steps beyond the first {SKIPPED_STEPS}, which warm up")
+        elif not self.steps:
             found.append("steps")
+        if self.open_round is not None:
+            found.append(f"the end of round {self.open_round}, which is left out")
         if self.steps and self.epochs is None:
             found.append("epochs (no whole pass over a training data loader)")
         if not self.modules:
@@ -117,6 +128,8 @@ class Profile:
                 for one in self.layers
             ],
             "compression": [one.as_dict() for one in self.compression],
+            "cold_steps": self.cold_steps,
+            "open_round": self.open_round,
             "not_recorded": self.missing,
         }  # fmt: skip
 
@@ -147,4 +160,6 @@ def profile_of(run: Run) -> Profile:
         tuple(layers),
         tuple(read_compression(run)),
         tuple(found),
+        0 if steps else int(records(run, COUNT_SQL)[0]["steps"]),
+        records(run, OPEN_SQL)[0]["round"],
     )

@@ -22,6 +22,7 @@ ROUND_COLUMNS = frozenset({"federation", "round", "t_ns", "duration_ms", "wait_m
     f"{name}_ms" for name in ("select", *PHASES, "aggregate", "evaluate")
 }
 _COLD = 4.0  # times the median round
+_COLD_MS = 10.0
 _FEWEST_WARM = 4
 _SLACK = 1.05  # turns may overlap by so much and still be one after the other
 
@@ -102,7 +103,7 @@ def _warm(rounds: _Part) -> tuple[_Part, tuple[str, ...]]:
     """The rounds without the first, where that took far longer than the others, and what to say about it."""
     duration = rounds.durations("duration")
     rest = duration[1:][np.isfinite(duration[1:])]
-    if len(rest) < _FEWEST_WARM or not duration[0] > _COLD * float(np.median(rest)):
+    if len(rest) < _FEWEST_WARM or not duration[0] > max(_COLD * float(np.median(rest)), _COLD_MS):
         return rounds, ()
     return rounds.without_first(), (f"the first round is left out: it warms up, for {duration[0]:,.0f} ms",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,16 @@ SELECT process, any_value(rank) AS rank, count(*) AS steps, sum(step_ms) AS step
 FROM steps
 WHERE step_ms >= 0 AND step_ms < 'Infinity'::DOUBLE AND step >= {SKIPPED_STEPS} AND coalesce(local_step, 1) > 0
 GROUP BY process ORDER BY process"""
+# Of `forward_ms`, which begins with the batch or the last step, what sampled steps spend inside the model. On a GPU the
+# one is the device's time and the other the host's: they cannot be compared.
+INSIDE_SQL = """\
+SELECT process, count(*) AS samples, least(1, sum(duration_ms) / sum(forward_ms)) AS inside
+FROM modules JOIN steps USING (process, step)
+WHERE stage = 'forward' AND module = model AND duration_ms >= 0 AND forward_ms > 0
+      AND process NOT IN (SELECT process FROM memory WHERE device LIKE 'cuda%')
+GROUP BY process"""
+_FEWEST_INSIDE = 3
+COUNT_SQL = "SELECT count(*) AS steps FROM steps"
 EPOCH_SQL = """\
 SELECT count(*) AS epochs, median(duration_ms) AS median_ms, min(duration_ms) AS min_ms, max(duration_ms) AS max_ms
 FROM spans WHERE name = 'epoch' AND duration_ms >= 0"""
@@ -46,6 +56,13 @@ class StepTime:
     parts: dict[str, float | None]
     samples: float | None
     samples_per_s: float | None
+    inside: float | None = None  # of forward, the share inside the model's modules; None if not known
+
+    @property
+    def outside_ms(self) -> float:
+        """What is none of data, model, backward and optimizer: the rest, and forward outside of the model."""
+        forward = self.parts["forward"] or 0.0
+        return (self.parts["other"] or 0.0) + (0.0 if self.inside is None else (1 - self.inside) * forward)
 
     def share(self, *names: str) -> float:
         """Of a step, the part that these take; NaN if one of them was not recorded."""
@@ -64,12 +81,17 @@ class StepTime:
             "parts_ms": dict(self.parts),
             "samples": self.samples,
             "samples_per_s": self.samples_per_s,
+            "forward_inside_model": self.inside,
         }
 
 
 def read_step_times(run: Run) -> list[StepTime]:
     """Every process's steps, added up by the engine."""
-    return [_made(row["process"], row["rank"], row) for row in records(run, STEP_SQL)]
+    inside = {
+        row["process"]: float(row["inside"]) for row in records(run, INSIDE_SQL) if row["samples"] >= _FEWEST_INSIDE
+    }
+    times = [_made(row["process"], row["rank"], row) for row in records(run, STEP_SQL)]
+    return [replace(one, inside=inside.get(one.process)) for one in times]
 
 
 def step_times(steps: Columns) -> list[StepTime]:
@@ -83,6 +105,29 @@ def step_times(steps: Columns) -> list[StepTime]:
         if use[at] and process is not None:
             places.setdefault(str(process), []).append(at)
     return [_added_up(steps, process, np.array(at)) for process, at in sorted(places.items())]
+
+
+def inside_of(steps: Columns, modules: Columns) -> dict[str, float]:
+    """`INSIDE_SQL` over rows of `steps` and `modules`, those of a GPU left out before."""
+    if not len(steps) or not len(modules) or "model" not in steps or "module" not in modules:
+        return {}
+    forward = {
+        (process, step): (model, ms)
+        for process, step, model, ms in zip(
+            steps["process"].tolist(), numbers_in(steps, "step").tolist(), steps["model"].tolist(),
+            numbers_in(steps, "forward_ms").tolist(), strict=True,
+        )
+    }  # fmt: skip
+    sums: dict[str, list[float]] = {}
+    for process, step, module, stage, ms in zip(
+        modules["process"].tolist(), numbers_in(modules, "step").tolist(), modules["module"].tolist(),
+        modules["stage"].tolist(), numbers_in(modules, "duration_ms").tolist(), strict=True,
+    ):  # fmt: skip
+        model, whole = forward.get((process, step), (None, math.nan))
+        if stage == "forward" and module == model and ms >= 0 and whole > 0:
+            found = sums.setdefault(str(process), [0.0, 0.0, 0.0])
+            found[0], found[1], found[2] = found[0] + 1, found[1] + ms, found[2] + whole
+    return {name: min(1.0, ms / whole) for name, (count, ms, whole) in sums.items() if count >= _FEWEST_INSIDE}
 
 
 def _added_up(steps: Columns, process: str, at: Array) -> StepTime:
@@ -141,6 +186,7 @@ def together(times: Sequence[StepTime]) -> StepTime | None:
     mean = sum(one.mean_ms * one.steps for one in times) / steps
     if None in parts.values():
         parts["other"] = max(0.0, mean - sum(v for n, v in parts.items() if v is not None and n != "other"))
+    inside = [one.inside for one in times if one.inside is not None]
     samples = [one.samples for one in times if one.samples is not None]
     rates = [one.samples_per_s for one in times if one.samples_per_s is not None]
     return StepTime(
@@ -152,4 +198,5 @@ def together(times: Sequence[StepTime]) -> StepTime | None:
         parts,
         float(np.median(samples)) if samples else None,
         sum(rates) / len(rates) if rates else None,
+        sum(inside) / len(inside) if len(inside) == len(times) else None,
     )

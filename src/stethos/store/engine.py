@@ -196,7 +196,7 @@ class Engine:
         """Interrupt the query after a time; turn DuckDB's errors into ours, but for those of files."""
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            with limited(self._connection.interrupt, timeout_s):
+            with limited(self._interrupt, timeout_s):
                 yield
         except duckdb.InterruptException:
             raise QueryError(
@@ -210,6 +210,14 @@ class Engine:
             if "interrupted" in str(error).lower():  # how DuckDB passes Ctrl-C on
                 raise KeyboardInterrupt from None
             raise
+
+    def _interrupt(self) -> bool:
+        """Stop the query under way; False once the connection is closed."""
+        try:
+            self._connection.interrupt()
+        except duckdb.ConnectionException:
+            return False
+        return True
 
 
 def _memory_limit() -> int:

@@ -20,8 +20,12 @@ _AGAIN_S = 0.05
 
 
 @contextmanager
-def limited(interrupt: Callable[[], object], timeout_s: float) -> Iterator[None]:
-    """Call `interrupt` from another thread after `timeout_s`, or when a SIGINT comes to the main thread."""
+def limited(interrupt: Callable[[], bool], timeout_s: float) -> Iterator[None]:
+    """Call `interrupt` from another thread after `timeout_s`, or when a SIGINT comes to the main thread.
+
+    It says whether there is still anything to interrupt: Ctrl-C may strike in
+    our own clean-up, too, and then nobody tells the thread that all is over.
+    """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     is_main = threading.current_thread() is threading.main_thread()
@@ -36,8 +40,7 @@ def limited(interrupt: Callable[[], object], timeout_s: float) -> Iterator[None]
                 os.write(previous, numbers)
             if signal.SIGINT in numbers:
                 break
-        while True:  # one that comes just before the query begins is lost, so go on until it ends
-            interrupt()
+        while interrupt():  # one that comes just before the query begins is lost, so go on until it ends
             if select.select([read_end], [], [], _AGAIN_S)[0] and _DONE in os.read(read_end, 64):
                 return
 

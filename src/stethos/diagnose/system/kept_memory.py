@@ -11,7 +11,7 @@ from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
 
 KEPT_COLUMNS = frozenset({"process", "step", "line", "holder", "allocated_bytes"})
-_LEAST_SAMPLES = 3
+LEAST_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Kept:
         )
 
 
-def kept_in(window: Window, process: str) -> Kept | None:
-    """The line that leaves most behind, if it does so in several samples."""
+def kept_in(window: Window, process: str, samples: int = LEAST_SAMPLES) -> Kept | None:
+    """The line that leaves most behind, if it does so in that many samples."""
     frame = window.frame("memory")
     if not len(frame) or not KEPT_COLUMNS.issubset(frame.names):
         return None
@@ -63,6 +63,6 @@ def kept_in(window: Window, process: str) -> Kept | None:
         mine = [row for row in rows if row[0] == line]
         holder = next((text for _, text, *_ in reversed(mine) if text), "")
         found = Kept(line, holder, float(np.median([size for *_, size, _ in mine])), max(steps), len(mine), process)
-        if len(mine) >= _LEAST_SAMPLES and (best is None or found.step_bytes > best.step_bytes):
+        if len(mine) >= samples and (best is None or found.step_bytes > best.step_bytes):
             best = found
     return best

@@ -10,10 +10,13 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.system.kept_memory import KEPT_COLUMNS, Kept, kept_in
-from stethos.diagnose.system.trend import trend_of
+from stethos.diagnose.system.kept_memory import KEPT_COLUMNS, LEAST_SAMPLES, Kept, kept_in
+from stethos.diagnose.system.trend import Trend, trend_of
 from stethos.diagnose.turn import sql_text
-from stethos.diagnose.window import Window
+from stethos.diagnose.window import Frame, Window
+
+_SOONER = 3  # times, where a line of the program is known to keep tensors
+_PART = 0.1  # of the growth, at least, for that line to be named
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class MemoryGrowth:
     What it looks at: resident memory, sampled each second from outside. The second half of the run is cut into
     stretches; it grows if nearly every stretch is above the one before. And tensors that outlive the sampled steps
     in which they were made (`memory` by line): they name the line, and are a finding of their own once they add up.
+    Where both agree, a third of the samples and a tenth of the growth are enough.
 
     Why it matters: a leak ends in a killed process, usually at night. Typical are losses or outputs kept in a list
     with their graph (`losses.append(loss)` instead of `loss.item()`), caches without a bound, and data sets that are
@@ -47,10 +51,13 @@ class MemoryGrowth:
 
     def check(self, window: Window) -> Iterator[Finding]:
         for process, frame in window.frame("host").groups("process").items():
-            trend, kept = trend_of(frame, self.samples), kept_in(window, str(process))
-            is_growing = trend is not None and trend.rising >= self.rising
-            if trend is None or not is_growing or trend.grown_bytes < self._least(trend.start_bytes):
-                if kept is not None and kept.grown_bytes >= self._least(float(np.nanmin(frame["rss_bytes"]))):
+            kept, trend = kept_in(window, str(process), 1), trend_of(frame, round(self.samples / _SOONER))
+            if kept is not None and trend is not None and kept.grown_bytes < _PART * trend.grown_bytes:
+                kept = None  # a list of losses is not what grows here
+            if kept is None:
+                trend = trend_of(frame, self.samples)
+            if trend is None or trend.rising < self.rising or trend.grown_bytes < self._least(trend, kept is not None):
+                if kept is not None and kept.samples >= LEAST_SAMPLES and kept.grown_bytes >= self._most(frame):
                     yield self._of_kept(str(process), kept)
                 continue
             where = "" if kept is None else f": {kept.words}"
@@ -76,8 +83,12 @@ class MemoryGrowth:
                 detail={"bytes_per_s": trend.bytes_per_s, **_place(kept)},
             )
 
-    def _least(self, start_bytes: float) -> float:
-        return max(self.at_least_bytes, self.growth * start_bytes)
+    def _least(self, trend: Trend, has_line: bool) -> float:
+        return max(self.at_least_bytes * (0.1 if has_line else 1.0), self.growth * trend.start_bytes)
+
+    def _most(self, frame: Frame) -> float:
+        """What a line has to leave behind to be a finding of its own."""
+        return max(self.at_least_bytes, self.growth * float(np.nanmin(frame["rss_bytes"])))
 
     def _of_kept(self, process: str, kept: Kept) -> Finding:
         """Tensors add up to much before the process has been watched for long."""
