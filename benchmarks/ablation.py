@@ -7,11 +7,16 @@ A cycle trains a block of steps with each choice of callbacks, in random order. 
 steps (a fifth is faster), its first ones left out: Python specialises its bytecode to what it has just seen. A
 choice counts by the median of its differences from the bare block of the same cycle, so that what else the machine does
 hits both alike. All in one process, so that memory lies the same; the benchmark `overhead` compares processes.
+Time is the thread's processor time, or what a clock on the wall says (`--wall`, for a machine with nothing else to do).
+
+The last line says what the recording itself counted for a step, and by which number what its last callback sees on its
+clock would have to be multiplied to give what all of them cost (`UNSEEN` in `observe/stepwatch.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import tempfile
@@ -54,6 +59,7 @@ class Pieces(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--cycles", type=int, default=_CYCLES)
+    parser.add_argument("--wall", action="store_true", help="time on the wall instead of the thread's own")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="mlp")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -61,11 +67,48 @@ def main() -> None:
     training = WORKLOADS[arguments.workload]()
     with tempfile.TemporaryDirectory(prefix="stethos-bench-") as directory:
         choices, close = _choices(training, Path(directory))
-        times = _in_turns(training, choices, arguments.cycles)
+        clock = time.perf_counter_ns if arguments.wall else time.thread_time_ns
+        times, counted = _in_turns(training, choices, arguments.cycles, clock)
         close()
     from stethos.native import described
+    from stethos.observe.stepwatch import UNSEEN
 
-    print(_grid_of(times, f"Callbacks in {described()} within steps of the {arguments.workload}"))
+    counted_us = counted * statistics.median(times["bare"])
+    seen_us, cost_us = counted_us / UNSEEN, statistics.median(_more(times, "all callbacks"))
+    note = f"The recording counts {counted_us:.1f} us for a step, {UNSEEN:g} times the {seen_us:.2f} us that the last "
+    note += f"callback sees; {cost_us / seen_us:.1f} times would be all."
+    print(_grid_of(times, f"Callbacks in {described()} within steps of the {arguments.workload}", note))
+
+
+class _Books:
+    """What the recording says it has cost, as a share of the time in which it ran."""
+
+    def __init__(self) -> None:
+        from stethos.observe import boot
+
+        session = boot.current_session()
+        assert session is not None and session.ring is not None
+        self._ring = session.ring
+        self._spent_ns = self._elapsed_ns = 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Count what happens here: on the wall both times, as other processes delay callbacks and training alike."""
+        from stethos.record.layout import Word
+
+        spent_ns, start_ns = self._ring.word(Word.SPENT_NS), time.perf_counter_ns()
+        yield
+        self._spent_ns += self._ring.word(Word.SPENT_NS) - spent_ns
+        self._elapsed_ns += time.perf_counter_ns() - start_ns
+
+    @property
+    def share(self) -> float:
+        return self._spent_ns / self._elapsed_ns
+
+
+def _more(times: dict[str, list[float]], name: str) -> list[float]:
+    """What each block of a choice took more than the bare one of its cycle."""
+    return sorted(one - other for one, other in zip(times[name], times["bare"], strict=True))
 
 
 def _choices(training: Training, directory: Path) -> tuple[dict[str, Pieces], Callable[[], None]]:
@@ -94,18 +137,23 @@ def _choices(training: Training, directory: Path) -> tuple[dict[str, Pieces], Ca
     return choices, close
 
 
-def _in_turns(training: Training, choices: dict[str, Pieces], cycles: int) -> dict[str, list[float]]:
-    batches = _endless(training)
+def _in_turns(
+    training: Training, choices: dict[str, Pieces], cycles: int, clock: Callable[[], int]
+) -> tuple[dict[str, list[float]], float]:
+    """How long blocks took with each choice, and which share of its time the recording says it cost."""
+    batches, books = _endless(training), _Books()
     for pieces in choices.values():
         pieces.put_in()
-        _block(training, batches, 300)
+        _block(training, batches, 300, clock)
     times: dict[str, list[float]] = {name: [] for name in choices}
     for cycle in range(cycles):
         for name in random.Random(cycle).sample(list(choices), len(choices)):
             choices[name].put_in()
-            _block(training, batches, _WARM)
-            times[name].append(sorted(_block(training, batches, _COUNTED))[_COUNTED // 5] / 1e3)
-    return times
+            with books.open() if name == "all callbacks" else contextlib.nullcontext():
+                _block(training, batches, _WARM, clock)
+                block = _block(training, batches, _COUNTED, clock)
+            times[name].append(sorted(block)[_COUNTED // 5] / 1e3)
+    return times, books.share
 
 
 def _endless(training: Training) -> Iterator[Any]:
@@ -113,8 +161,8 @@ def _endless(training: Training) -> Iterator[Any]:
         yield from training.loader
 
 
-def _block(training: Training, batches: Iterator[Any], steps: int) -> list[int]:
-    model, optimizer, clock, times = training.model, training.optimizer, time.perf_counter_ns, []
+def _block(training: Training, batches: Iterator[Any], steps: int, clock: Callable[[], int]) -> list[int]:
+    model, optimizer, times = training.model, training.optimizer, []
     for _ in range(steps):
         start = clock()
         inputs, labels = next(batches)
@@ -126,10 +174,10 @@ def _block(training: Training, batches: Iterator[Any], steps: int) -> list[int]:
     return times
 
 
-def _grid_of(times: dict[str, list[float]], title: str) -> Grid:
+def _grid_of(times: dict[str, list[float]], title: str, note: str) -> Grid:
     bare, rows = times["bare"], []
     for name, found in times.items():
-        more = sorted(one - other for one, other in zip(found, bare, strict=True))
+        more = _more(times, name)
         half = 1.96 * len(more) ** 0.5 / 2  # ranks around the median that hold it with 95 %
         low, high = (more[min(max(round(len(more) / 2 + side * half), 0), len(more) - 1)] for side in (-1, 1))
         middle = statistics.median(more)
@@ -141,7 +189,7 @@ def _grid_of(times: dict[str, list[float]], title: str) -> Grid:
             "" if name == "bare" else f"{middle / statistics.median(bare):+.2%}",
         ])  # fmt: skip
     return Grid(title, ["callbacks", "us/step", "more than bare, us", "95 % interval", "share"], rows,
-                [f"Medians of {len(bare)} cycles of {_COUNTED} steps each."])  # fmt: skip
+                [f"Medians of {len(bare)} cycles of {_COUNTED} steps each.", note])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define INTERFACE 1
+#define INTERFACE 2
 #define LONG_NS 1000000000LL /* as in hotpath.py */
 #define NULL_BITS ((int64_t)0x7FF80000000007A2LL) /* schema.NULL_F64 */
 
@@ -43,7 +43,7 @@ typedef struct {
     PyTypeObject *next_batch, *backward, *step_begins, *step_ended;
     PyObject *lr, *param_groups, *num_yielded, *get;
     PyObject *iteration_, *failed, *beat, *samples_in, *batch_came, *odd_loss, *add_loss, *backward_ended, *tracer;
-    PyObject *backward_begins, *numel, *run, *guard, *is_inside, *enter, *has_closure, *sample, *mark;
+    PyObject *backward_begins, *numel, *is_complex, *run, *guard, *is_inside, *enter, *has_closure, *sample, *mark;
     PyObject *reopen, *number_of, *take_turn, *add, *put_later, *keep_house, *tensors, *grad_tensors, *qualname;
 } State;
 
@@ -59,13 +59,15 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *optimizer; /* a weak reference */
-    PyObject *alarm, *turn;
+    Alarm *alarm;
+    PyObject *turn;
     int64_t table_client, round_optimizer, local_step_model, backwards, allocated_bytes;
 } Watched;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *watched, *scaled, *pending, *device_mark, *pace;
+    Watched *watched;
+    PyObject *scaled, *pending, *device_mark, *pace;
     double loss, norm;
     int64_t backward_ns, backwards, backwards_before, batch_data_ns, batch_samples, closure_backwards, completed, counted,
         data_ns, depth, forward_ns, house_ns, kept_ns, last_end_ns, mark_ns, optimizer_start_ns, owner, samples, skipped,
@@ -75,7 +77,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *home;
+    Iteration *home;
     uint64_t home_thread;
 } Iterations;
 
@@ -88,6 +90,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *errand, *put, *ring;
+    struct Slots *slots; /* those that `put` writes to, where it is their `put_step` */
     int64_t peak_bytes, next_step;
     char is_active, is_due;
 } Watch;
@@ -109,6 +112,40 @@ truth_set(PyObject *self, PyObject *value, void *offset)
     return 0;
 }
 
+/* An object of one of our classes, or None: looked at when it is put in, as that is rare. */
+typedef struct {
+    size_t offset, type; /* of the field, and of its type in the module's state */
+} Own;
+
+static PyObject *
+own_get(PyObject *self, void *own)
+{
+    PyObject *value = *(PyObject **)((char *)self + ((const Own *)own)->offset);
+    return Py_NewRef(value ? value : Py_None);
+}
+
+static int
+own_set(PyObject *self, PyObject *value, void *own)
+{
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &hot_module), **field;
+    State *state = module ? PyModule_GetState(module) : NULL;
+    if (state == NULL)
+        return -1;
+    PyTypeObject *type = *(PyTypeObject **)((char *)state + ((const Own *)own)->type);
+    if (value == Py_None)
+        value = NULL;
+    if (value != NULL && !PyObject_TypeCheck(value, type)) {
+        PyErr_Format(PyExc_TypeError, "%s or None, not %s", type->tp_name, Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    field = (PyObject **)((char *)self + ((const Own *)own)->offset);
+    Py_XINCREF(value);
+    Py_XSETREF(*field, value);
+    return 0;
+}
+
+#define OWN(type_, name, class_)                                                                                       \
+    {#name, own_get, own_set, NULL, &(Own){offsetof(type_, name), offsetof(State, class_)}}
 #define TRUTH(type, name) {#name, truth_get, truth_set, NULL, (void *)offsetof(type, name)}
 #define NUMBER(type, name) {#name, T_LONGLONG, offsetof(type, name), 0, NULL}
 #define DOUBLE(type, name) {#name, T_DOUBLE, offsetof(type, name), 0, NULL}
@@ -157,17 +194,17 @@ static PyMethodDef Alarm_methods[] = {{NULL}};
 FIELDS_TYPE(Alarm, ALARM_OBJECTS)
 
 static PyMemberDef Watched_members[] = {
-    OBJECT(Watched, optimizer), OBJECT(Watched, alarm), OBJECT(Watched, turn), NUMBER(Watched, table_client),
+    OBJECT(Watched, optimizer), OBJECT(Watched, turn), NUMBER(Watched, table_client),
     NUMBER(Watched, round_optimizer), NUMBER(Watched, local_step_model), NUMBER(Watched, backwards),
     NUMBER(Watched, allocated_bytes), {NULL},
 };
-static PyGetSetDef Watched_getset[] = {{NULL}};
+static PyGetSetDef Watched_getset[] = {OWN(Watched, alarm, alarm), {NULL}};
 static PyMethodDef Watched_methods[] = {{NULL}};
 #define WATCHED_OBJECTS(on) on(self->optimizer); on(self->alarm); on(self->turn);
 FIELDS_TYPE(Watched, WATCHED_OBJECTS)
 
 static PyMemberDef Iteration_members[] = {
-    OBJECT(Iteration, watched), OBJECT(Iteration, scaled), OBJECT(Iteration, pending), OBJECT(Iteration, device_mark),
+    OBJECT(Iteration, scaled), OBJECT(Iteration, pending), OBJECT(Iteration, device_mark),
     OBJECT(Iteration, pace), DOUBLE(Iteration, loss), DOUBLE(Iteration, norm), NUMBER(Iteration, backward_ns),
     NUMBER(Iteration, backwards), NUMBER(Iteration, backwards_before), NUMBER(Iteration, batch_data_ns),
     NUMBER(Iteration, batch_samples), NUMBER(Iteration, closure_backwards), NUMBER(Iteration, completed),
@@ -177,34 +214,56 @@ static PyMemberDef Iteration_members[] = {
     NUMBER(Iteration, skipped), NUMBER(Iteration, spent_ns), NUMBER(Iteration, step), {NULL},
 };
 static PyGetSetDef Iteration_getset[] = {
-    TRUTH(Iteration, has_stepped), TRUTH(Iteration, in_backward), TRUTH(Iteration, is_traced), {NULL},
+    OWN(Iteration, watched, watched), TRUTH(Iteration, has_stepped), TRUTH(Iteration, in_backward), TRUTH(Iteration, is_traced), {NULL},
 };
 static PyMethodDef Iteration_methods[] = {{NULL}};
 #define ITERATION_OBJECTS(on) on(self->watched); on(self->scaled); on(self->pending); on(self->device_mark); on(self->pace);
 FIELDS_TYPE(Iteration, ITERATION_OBJECTS)
 
 static PyMemberDef Iterations_members[] = {
-    OBJECT(Iterations, home), {"home_thread", T_ULONGLONG, offsetof(Iterations, home_thread), 0, NULL}, {NULL},
+    {"home_thread", T_ULONGLONG, offsetof(Iterations, home_thread), 0, NULL}, {NULL},
 };
-static PyGetSetDef Iterations_getset[] = {{NULL}};
+static PyGetSetDef Iterations_getset[] = {OWN(Iterations, home, iteration), {NULL}};
 static PyMethodDef Iterations_methods[] = {{NULL}};
 #define ITERATIONS_OBJECTS(on) on(self->home);
 FIELDS_TYPE(Iterations, ITERATIONS_OBJECTS)
 
 static PyMemberDef Watch_members[] = {
-    OBJECT(Watch, errand), OBJECT(Watch, put), OBJECT(Watch, ring), NUMBER(Watch, peak_bytes), NUMBER(Watch, next_step),
-    {NULL},
+    OBJECT(Watch, errand), OBJECT(Watch, ring), NUMBER(Watch, peak_bytes), NUMBER(Watch, next_step), {NULL},
 };
-static PyGetSetDef Watch_getset[] = {TRUTH(Watch, is_active), TRUTH(Watch, is_due), {NULL}};
+static struct Slots *slots_written_by(PyObject *put);
+
+static PyObject *
+Watch_put_get(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *put = ((Watch *)self)->put;
+    return Py_NewRef(put ? put : Py_None);
+}
+
+static int
+Watch_put_set(PyObject *op, PyObject *put, void *Py_UNUSED(none))
+{
+    Watch *self = (Watch *)op;
+    struct Slots *slots = put ? slots_written_by(put) : NULL;
+    Py_XINCREF((PyObject *)slots);
+    Py_XSETREF(self->slots, slots);
+    Py_XINCREF(put);
+    Py_XSETREF(self->put, put);
+    return 0;
+}
+
+static PyGetSetDef Watch_getset[] = {
+    {"put", Watch_put_get, Watch_put_set, NULL, NULL}, TRUTH(Watch, is_active), TRUTH(Watch, is_due), {NULL},
+};
 static PyMethodDef Watch_methods[] = {{NULL}};
-#define WATCH_OBJECTS(on) on(self->errand); on(self->put); on(self->ring);
+#define WATCH_OBJECTS(on) on(self->errand); on(self->put); on(self->ring); on(self->slots);
 FIELDS_TYPE(Watch, WATCH_OBJECTS)
 
 /* Slots of a ring ------------------------------------------------------------------------------------------ */
 
 #define STEP_WORDS 17
 
-typedef struct {
+typedef struct Slots {
     PyObject_HEAD
     Py_buffer map;
     int64_t *words;   /* NULL once released */
@@ -396,6 +455,15 @@ Slots_put_step(Slots *self, PyObject *const *values, Py_ssize_t count)
     return is_put < 0 ? NULL : PyBool_FromLong(is_put);
 }
 
+/* The slots whose `put_step` it is, which are then written to directly; or NULL. */
+static Slots *
+slots_written_by(PyObject *put)
+{
+    if (PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step)
+        return (Slots *)PyCFunction_GET_SELF(put);
+    return NULL;
+}
+
 static PyObject *
 Slots_next(Slots *self)
 {
@@ -527,19 +595,17 @@ pair(int64_t low, int64_t high)
     return (int64_t)((uint64_t)high << 32 | (uint64_t)(uint32_t)low);
 }
 
-/* Write a float under a known name; False, and nothing else, where that takes more than a glance. */
-static PyObject *
-Session_put_float(Session *self, PyObject *const *args, Py_ssize_t count)
+/* Write a float under a known name: whether it was; not where that takes more than a glance. */
+static int
+put_float(Session *self, PyObject *name, PyObject *value)
 {
-    if (count != 2 || self->names == NULL || self->slots == NULL || self->turn == NULL || !PyDict_Check(self->names)
-        || !PyFloat_CheckExact(args[1]) || !PyUnicode_CheckExact(args[0]) || !PyContextVar_CheckExact(self->turn))
-        Py_RETURN_FALSE;
     Slots *slots = (Slots *)self->slots;
-    PyObject *known = PyDict_GetItemWithError(self->names, args[0]), *turn = NULL;
-    if (known == NULL || slots->words == NULL || slots->next >= slots->enough
-        || PyContextVar_Get(self->turn, NULL, &turn) < 0 || turn == NULL) {
+    if (!PyFloat_CheckExact(value) || !PyUnicode_CheckExact(name) || slots->words == NULL || slots->next >= slots->enough)
+        return 0;
+    PyObject *known = PyDict_GetItemWithError(self->names, name), *turn = NULL;
+    if (known == NULL || PyContextVar_Get(self->turn, NULL, &turn) < 0 || turn == NULL) {
         PyErr_Clear();
-        Py_RETURN_FALSE;
+        return 0;
     }
     int64_t words[6];
     if (PyTuple_Check(turn) && PyTuple_GET_SIZE(turn) == 3) {
@@ -548,17 +614,30 @@ Session_put_float(Session *self, PyObject *const *args, Py_ssize_t count)
         words[2] = self->steps;
         words[3] = now_ns() + self->offset_ns;
         words[4] = pair(PyLong_AsLongLong(known), 0);
-        words[5] = bits_of(PyFloat_AS_DOUBLE(args[1]));
+        words[5] = bits_of(PyFloat_AS_DOUBLE(value));
     }
     else
         PyErr_SetNone(PyExc_TypeError);
     Py_DECREF(turn);
     if (PyErr_Occurred()) {
         PyErr_Clear();
-        Py_RETURN_FALSE;
+        return 0;
     }
     put_words(slots, words, 6);
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *
+Session_put_floats(Session *self, PyObject *values)
+{
+    Py_ssize_t at = 0;
+    long count = 0;
+    PyObject *name, *value;
+    if (PyDict_CheckExact(values) && self->names != NULL && PyDict_Check(self->names) && self->slots != NULL
+        && self->turn != NULL && PyContextVar_CheckExact(self->turn))
+        while (PyDict_Next(values, &at, &name, &value) && put_float(self, name, value))
+            count++;
+    return PyLong_FromLong(count);
 }
 
 static PyObject *
@@ -590,12 +669,37 @@ static PyGetSetDef Session_getset[] = {
     {"slots", (getter)Session_slots_get, (setter)Session_slots_set, NULL, NULL}, {NULL},
 };
 static PyMethodDef Session_methods[] = {
-    {"put_float", (PyCFunction)(void (*)(void))Session_put_float, METH_FASTCALL,
-     "put_float(name, value): whether a row of `metrics` was written or counted as dropped."},
+    {"put_floats", (PyCFunction)Session_put_floats, METH_O,
+     "put_floats(values): how many of the first ones, by name, were written as rows of `metrics`."},
     {NULL},
 };
 #define SESSION_OBJECTS(on) on(self->ring); on(self->names); on(self->slots); on(self->turn);
 FIELDS_TYPE(Session, SESSION_OBJECTS)
+
+/* What a tensor is made of, as torch tells it in C: the layouts of DLPack 1.x, which do not change within a major version. */
+typedef struct {
+    void *data;
+    struct { int32_t type, number; } device;
+    int32_t dimensions;
+    struct { uint8_t code, bits; uint16_t lanes; } kind;
+    int64_t *shape, *strides;
+    uint64_t offset_bytes;
+} Described;
+
+typedef int (*Describe)(void *tensor, Described *described); /* -1 with an exception */
+
+typedef struct {
+    struct { uint32_t major, minor; } version;
+    void *older;
+    void *allocate, *from_object, *to_object;
+    Describe describe;
+    void *work_stream;
+} Exchange;
+
+#define EXCHANGE "dlpack_exchange_api"
+#define EXCHANGE_MAJOR 1
+#define ON_CPU 1
+#define IS_FLOAT 2
 
 /* The four callbacks -------------------------------------------------------------------------------------------- */
 
@@ -611,6 +715,8 @@ typedef struct {
     PyObject *is_training, *modes, *item, *is_cpu, *turn, *mark; /* of torch's and ours, whichever it needs */
     PyTypeObject *tensor;
     lenfunc length; /* of a tensor's first dimension */
+    Describe describe; /* NULL where torch is too old for it */
+    PyObject *is_neg;
     PyObject *note_begin, *note_end;
     PyObject *dict, *weak;
 } Callback;
@@ -620,8 +726,7 @@ static inline Iteration *
 iteration_of(Callback *self)
 {
     Iterations *local = self->local;
-    if (local->home_thread == (uint64_t)PyThread_get_thread_ident() && local->home != NULL
-        && PyObject_TypeCheck(local->home, self->state->iteration))
+    if (local->home_thread == (uint64_t)PyThread_get_thread_ident() && local->home != NULL)
         return (Iteration *)Py_NewRef(local->home);
     PyObject *found = PyObject_GetAttr((PyObject *)local, self->state->iteration_);
     if (found != NULL && !PyObject_TypeCheck(found, self->state->iteration)) {
@@ -636,13 +741,6 @@ static inline int
 is_some(PyObject *value)
 {
     return value != NULL && value != Py_None;
-}
-
-/* Whether it is `put_step` of some slots, which is then written to directly. */
-static inline int
-is_step_writer(PyObject *put)
-{
-    return PyCFunction_CheckExact(put) && PyCFunction_GET_FUNCTION(put) == (PyCFunction)(void (*)(void))Slots_put_step;
 }
 
 /* Tell the watch of the exception that is set, unless it is one to be let out: 0 if it is settled, else -1. */
@@ -821,6 +919,41 @@ next_batch(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames
     return batch;
 }
 
+/* The number in a plain tensor, read where it lies: 1; 0 where it is none (on a device, of another kind, several numbers,
+ * negated lazily, a wrapper that has no memory of its own); -1 with an exception. Torch's `item` goes through its
+ * dispatcher, which is cold. */
+static int
+glance(Callback *self, PyObject *tensor, double *number)
+{
+    Described found;
+    if (self->describe == NULL)
+        return 0;
+    if (self->describe(tensor, &found) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (found.data == NULL || found.device.type != ON_CPU || found.kind.code != IS_FLOAT || found.kind.lanes != 1)
+        return 0;
+    for (int32_t at = 0; at < found.dimensions; at++)
+        if (found.shape[at] != 1)
+            return 0;
+    const char *at = (const char *)found.data + found.offset_bytes;
+    float single;
+    if (found.kind.bits == 64)
+        memcpy(number, at, 8);
+    else if (found.kind.bits == 32) {
+        memcpy(&single, at, 4);
+        *number = single;
+    }
+    else
+        return 0;
+    PyObject *is_neg = PyObject_CallOneArg(self->is_neg, tensor); /* last: meanwhile another thread may move the memory */
+    if (is_neg == NULL)
+        return -1;
+    Py_DECREF(is_neg);
+    return is_neg == Py_False;
+}
+
 /* The loss of a backward that begins, and the time before it: 0, or -1 with an exception. */
 static int
 note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gradients)
@@ -834,26 +967,29 @@ note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gra
         iteration->samples += iteration->batch_samples;
         iteration->batch_data_ns = iteration->batch_samples = 0;
     }
+    double loss;
     int is_plain = Py_IS_TYPE(tensors, self->tensor) && gradients == Py_None;
-    if (is_plain)
-        is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
-    if (is_plain > 0 && is_some(iteration->scaled)) {
+    if (is_plain && is_some(iteration->scaled)) {
         int is_scaled = PyObject_IsTrue(iteration->scaled);
         is_plain = is_scaled < 0 ? -1 : !is_scaled;
     }
-    if (is_plain > 0) {
-        int modes = truth_of(PyObject_CallNoArgs(self->modes));
-        is_plain = modes < 0 ? -1 : !modes;
-    }
-    double loss;
-    if (is_plain < 0)
+    int is_seen = is_plain > 0 ? glance(self, tensors, &loss) : 0;
+    if (is_seen < 0)
         return -1;
-    if (is_plain) {
-        if (double_of(PyObject_CallOneArg(self->item, tensors), &loss) < 0)
+    if (!is_seen) {
+        if (is_plain > 0)
+            is_plain = truth_of(Py_TYPE(self->is_cpu)->tp_descr_get(self->is_cpu, tensors, (PyObject *)Py_TYPE(tensors)));
+        if (is_plain > 0) {
+            int modes = truth_of(PyObject_CallNoArgs(self->modes));
+            is_plain = modes < 0 ? -1 : !modes;
+        }
+        if (is_plain < 0)
+            return -1;
+        if (double_of(is_plain ? PyObject_CallOneArg(self->item, tensors)
+                               : PyObject_CallMethodObjArgs(watch, state->odd_loss, iteration, tensors, gradients, NULL),
+                      &loss) < 0)
             return -1;
     }
-    else if (double_of(PyObject_CallMethodObjArgs(watch, state->odd_loss, iteration, tensors, gradients, NULL), &loss) < 0)
-        return -1;
     if (iteration->has_stepped && !iteration->depth) {
         iteration->loss = loss;
         iteration->has_stepped = 0;
@@ -889,12 +1025,15 @@ is_ours(Callback *self, PyObject *tensors)
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     int64_t count = 1;
-    if (number_of(PyObject_CallMethodNoArgs(tensors, self->state->numel), &count) < 0) {
+    int is_complex = 0;
+    if (number_of(PyObject_CallMethodNoArgs(tensors, self->state->numel), &count) < 0
+        || (is_complex = truth_of(PyObject_CallMethodNoArgs(tensors, self->state->is_complex))) < 0) {
         PyErr_Clear();
         count = 1;
+        is_complex = 0;
     }
     PyErr_Restore(type, error, trace);
-    return count == 1;
+    return count == 1 && !is_complex;
 }
 
 static PyObject *
@@ -987,12 +1126,10 @@ backward(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 
 /* What an optimizer is known as, owned, where it is the one of last time. */
 static Watched *
-same_optimizer(Callback *self, Iteration *iteration, PyObject *optimizer)
+same_optimizer(Iteration *iteration, PyObject *optimizer)
 {
-    PyObject *known = iteration->watched;
-    if (!is_some(known) || !PyObject_TypeCheck(known, self->state->watched))
-        return NULL;
-    PyObject *reference = ((Watched *)known)->optimizer;
+    Watched *known = iteration->watched;
+    PyObject *reference = known ? known->optimizer : NULL;
     if (reference == NULL || !PyWeakref_CheckRef(reference))
         return NULL;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -1033,7 +1170,7 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
             goto out;
         }
     }
-    watched = same_optimizer(self, iteration, optimizer);
+    watched = same_optimizer(iteration, optimizer);
     if (watched == NULL) {
         PyObject *entered = PyObject_CallMethodObjArgs(python, state->enter, iteration, optimizer, NULL);
         if (entered == NULL)
@@ -1056,9 +1193,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
     if (has_closure) /* gradients come later */
         iteration->closure_backwards = 0;
     else {
-        Alarm *alarm = (Alarm *)watched->alarm;
-        int is_usual = alarm != NULL && PyObject_TypeCheck((PyObject *)alarm, state->alarm)
-            && alarm->low <= iteration->loss && iteration->loss <= alarm->high;
+        Alarm *alarm = watched->alarm;
+        int is_usual = alarm != NULL && alarm->low <= iteration->loss && iteration->loss <= alarm->high;
         if ((watch->is_due || !is_usual)
             && done(PyObject_CallMethodObjArgs(python, state->sample, watched, iteration, NULL)) < 0)
             goto out;
@@ -1077,8 +1213,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
         if (done(marked) < 0)
             goto out;
     }
-    if (watch->put != NULL && is_step_writer(watch->put))
-        fetch_ahead((Slots *)PyCFunction_GET_SELF(watch->put));
+    if (watch->slots != NULL)
+        fetch_ahead(watch->slots);
     iteration->optimizer_start_ns = now_ns();
     result = 0;
 out:
@@ -1138,8 +1274,9 @@ put_row(Callback *self, Iteration *iteration, PyObject *put, const int64_t *word
     else
         Py_INCREF(put);
     int result = 0;
-    if (is_step_writer(put))
-        result = put_words((Slots *)PyCFunction_GET_SELF(put), words, STEP_WORDS) < 0 ? -1 : 0;
+    Slots *slots = put == self->watch->put ? self->watch->slots : slots_written_by(put);
+    if (slots != NULL)
+        result = put_words(slots, words, STEP_WORDS) < 0 ? -1 : 0;
     else if (put != Py_None) {
         PyObject *values[STEP_WORDS];
         int count = 0;
@@ -1173,7 +1310,7 @@ end_step(Callback *self, PyObject *optimizer)
     PyObject *put = NULL, *turn = NULL;
     Watched *watched = NULL;
     iteration->depth -= 1;
-    if (iteration->depth || !is_some(iteration->watched) || !PyObject_TypeCheck(iteration->watched, state->watched)) {
+    if (iteration->depth || iteration->watched == NULL) {
         if (iteration->depth < 0)
             iteration->depth = 0;
         Py_DECREF(iteration);
@@ -1295,6 +1432,7 @@ Callback_traverse(Callback *self, visitproc visit, void *arg)
     Py_VISIT(self->modes);
     Py_VISIT(self->item);
     Py_VISIT(self->is_cpu);
+    Py_VISIT(self->is_neg);
     Py_VISIT(self->turn);
     Py_VISIT(self->mark);
     Py_VISIT(self->tensor);
@@ -1327,6 +1465,7 @@ Callback_dealloc(Callback *self)
     Py_XDECREF(self->modes);
     Py_XDECREF(self->item);
     Py_XDECREF(self->is_cpu);
+    Py_XDECREF(self->is_neg);
     Py_XDECREF(self->turn);
     Py_XDECREF(self->mark);
     Py_XDECREF(self->tensor);
@@ -1342,23 +1481,27 @@ static PyObject *
 Callback_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"watch", "local", "session", "original", "tensor", "tensor_base", "is_training", "modes",
-                            "item", "is_cpu", "turn", "mark", "note_begin", "note_end", NULL};
-    PyObject *watch, *local, *session, *original, *tensor, *base, *is_training, *modes, *item, *is_cpu, *turn, *mark, *begin,
-        *end;
+                            "item", "is_cpu", "is_neg", "exchange", "turn", "mark", "note_begin", "note_end", NULL};
+    PyObject *watch, *local, *session, *original, *tensor, *base, *is_training, *modes, *item, *is_cpu, *is_neg, *exchange,
+        *turn, *mark, *begin, *end;
     State *state = PyType_GetModuleState(type);
     if (state == NULL
-        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!OO!O!OOOOOOOO", names, state->watch, &watch,
+        || !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!OO!O!OOOOOOOOOO", names, state->watch, &watch,
                                         state->iterations, &local, state->session, &session, &original, &PyType_Type,
-                                        &tensor, &PyType_Type, &base, &is_training, &modes, &item, &is_cpu, &turn, &mark,
-                                        &begin, &end))
+                                        &tensor, &PyType_Type, &base, &is_training, &modes, &item, &is_cpu, &is_neg,
+                                        &exchange, &turn, &mark, &begin, &end))
         return NULL;
     if (!PyContextVar_CheckExact(turn) || Py_TYPE(is_cpu)->tp_descr_get == NULL) {
         PyErr_SetString(PyExc_TypeError, "no context variable, or no attribute of a tensor");
         return NULL;
     }
+    const Exchange *api = exchange == Py_None ? NULL : PyCapsule_GetPointer(exchange, EXCHANGE);
+    if (api == NULL && exchange != Py_None)
+        return NULL;
     Callback *self = (Callback *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    self->describe = api != NULL && api->version.major == EXCHANGE_MAJOR ? api->describe : NULL;
     self->module = Py_NewRef(PyType_GetModule(type));
     self->state = state;
     self->call = type == state->next_batch ? next_batch : type == state->backward ? backward : step_hook;
@@ -1373,6 +1516,7 @@ Callback_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->modes = Py_NewRef(modes);
     self->item = Py_NewRef(item);
     self->is_cpu = Py_NewRef(is_cpu);
+    self->is_neg = Py_NewRef(is_neg);
     self->turn = Py_NewRef(turn);
     self->mark = Py_NewRef(mark);
     self->note_begin = Py_NewRef(begin);
@@ -1517,7 +1661,7 @@ hot_exec(PyObject *module)
         {&state->get, "get"}, {&state->iteration_, "iteration"}, {&state->failed, "failed"}, {&state->beat, "beat"},
         {&state->samples_in, "samples_in"}, {&state->batch_came, "batch_came"}, {&state->odd_loss, "odd_loss"},
         {&state->add_loss, "add_loss"}, {&state->backward_ended, "backward_ended"}, {&state->tracer, "tracer"},
-        {&state->backward_begins, "backward_begins"}, {&state->numel, "numel"}, {&state->run, "run"},
+        {&state->backward_begins, "backward_begins"}, {&state->numel, "numel"}, {&state->is_complex, "is_complex"}, {&state->run, "run"},
         {&state->guard, "guard"}, {&state->is_inside, "is_inside"}, {&state->enter, "enter"},
         {&state->has_closure, "has_closure"}, {&state->sample, "sample"}, {&state->mark, "mark"},
         {&state->reopen, "reopen"}, {&state->number_of, "number_of"}, {&state->take_turn, "take_turn"},

@@ -70,7 +70,7 @@ UNREACHED = {
         )),
         *(f"observe.hotpath.{name}" for name in ("_parameters_of", "_wrap_known_backward")),
     } if NATIVE is not None else {"observe.hotpath._parts"},
-    "only after another failure": {"observe.stepwatch.StepWatch.failed"},
+    "only after another failure": {"observe.stepwatch.StepWatch.failed", "observe.hotpath._may_be_loss"},
     "only with corrections, see tests/act": {"observe.api._correct_steps"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
     "only in a distributed job, see tests/observe/test_collectives.py": {

@@ -33,7 +33,7 @@ else:
 clock.wall_offset_ns = lambda: 7
 
 import stethos  # noqa: E402
-from stethos.observe import boot, epoch  # noqa: E402
+from stethos.observe import boot, epoch, stepwatch  # noqa: E402
 from stethos.observe.context import TURN, Tally  # noqa: E402
 from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS_BASE, TABLE_NAME, Word  # noqa: E402
 from stethos.record.tap import Tap  # noqa: E402
@@ -86,6 +86,7 @@ def batches() -> Iterator[list[torch.Tensor]]:
 
 def main(directory: Path) -> None:
     torch.manual_seed(1)
+    stepwatch.UNSEEN = 3.5  # by which the books of the two differ, and so their samples
     epoch.os = types.SimpleNamespace(urandom=bytes)  # type: ignore[attr-defined]
     watch = stethos.watch(name="bytes", dir=directory)
     model = net()
@@ -150,6 +151,12 @@ def main(directory: Path) -> None:
         scaler.scale(loss_of(model) * gradient).backward()  # type: ignore[no-untyped-call]
         scaler.step(first)
         scaler.update()
+    for odd_loss in (
+        lambda loss: loss.double(), lambda loss: loss.half(), lambda loss: loss.reshape(1, 1),
+        lambda loss: torch.stack([loss, loss])[1], torch._neg_view, lambda loss: torch.complex(loss, loss).conj().imag,
+    ):  # fmt: skip
+        odd_loss(loss_of(model)).backward()  # type: ignore[no-untyped-call]
+        first.step()
     simple(model, torch.optim.SGD(model.parameters(), lr=torch.tensor(0.25)))
     simple(model, torch.optim.SGD(model.parameters(), lr=1))
     session = boot.current_session()

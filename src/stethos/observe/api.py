@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -145,11 +146,11 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
 def log(step: int | None = None, **values: float) -> None:
     """Record numbers by name, with this thread's step, round and client; without a recording, do nothing."""
     session = boot.current_session()
-    if session is not None:
-        put = session.put_float
-        for name, value in values.items():
-            if step is None and put is not None and put(name, value):
-                continue
+    if session is None:
+        return
+    done = session.put_floats(values) if step is None else 0
+    if done < len(values):
+        for name, value in islice(values.items(), done, None):
             session.guard.run("metrics", session.put_metric, name, value, step)
 
 

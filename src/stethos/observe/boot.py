@@ -120,7 +120,8 @@ def current() -> Recording | None:
 
 
 def current_session() -> Session | None:
-    return _Current.recording.session if _Current.recording is not None else None
+    recording = _Current.recording
+    return None if recording is None else recording.session
 
 
 def begin(settings: Settings) -> Recording:

@@ -40,8 +40,8 @@ def _parts(watch: StepWatch, original: Callable[..., Any] | None) -> tuple[Any, 
     base = torch._C.TensorBase
     return (
         watch, watch.local, watch.session, original, torch.Tensor, base, torch.is_grad_enabled,
-        torch._C._len_torch_dispatch_stack, base.item, base.__dict__["is_cpu"], TURN, Mark.OPTIMIZER,
-        note_begin, note_end,
+        torch._C._len_torch_dispatch_stack, base.item, base.__dict__["is_cpu"], base.is_neg,
+        getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), TURN, Mark.OPTIMIZER, note_begin, note_end,
     )  # fmt: skip
 
 
@@ -105,6 +105,10 @@ def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..
     return backward
 
 
+def _may_be_loss(tensor: torch.Tensor) -> bool:
+    return tensor.numel() == 1 and not tensor.is_complex()
+
+
 _BACKWARD_PARAMETERS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 
 
@@ -139,7 +143,7 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
                     type(tensors) is Tensor and grad_tensors is None and tensors.is_cpu
                     and not iteration.scaled and not modes()
                 ):  # fmt: skip
-                    loss = tensors.item()
+                    loss = float(tensors.item())
                 else:
                     loss = watch.odd_loss(iteration, tensors, grad_tensors)
                 if iteration.has_stepped and not iteration.depth:
@@ -154,7 +158,7 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
                 iteration.in_backward = True
                 start_ns = clock()
         except Exception as error:
-            if not isinstance(tensors, Tensor) or tensors.numel() == 1:  # else torch will say that it is no loss
+            if not isinstance(tensors, Tensor) or _may_be_loss(tensors):  # else torch will say that it is none
                 failed("loss", error)
         if not start_ns:
             original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)

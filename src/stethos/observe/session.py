@@ -24,12 +24,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stethos.clock import monotonic_ns, wall_offset_ns
 from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
-from stethos.native import SessionFields, described
+from stethos.native import NATIVE, SessionFields, described
 from stethos.observe.context import TURN, turn
 from stethos.record.layout import (
     LARGEST_NAME,
@@ -70,8 +70,11 @@ _MOST_NO_NUMBERS = 100
 class Session(SessionFields):
     """Records rows of this process into a run; `ring` is None until it is opened, and after a failure."""
 
-    # Writes a float under a known name, in a fraction of the time; False where it takes more. Only in C.
-    put_float: Callable[[str, object], bool] | None = getattr(SessionFields, "put_float", None)
+    if TYPE_CHECKING or NATIVE is None:  # else C has it
+
+        def put_floats(self, values: Mapping[str, Any]) -> int:
+            """Write the first values, as far as they are floats under known names; return how many those are."""
+            return 0
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -90,7 +93,7 @@ class Session(SessionFields):
         self.on_fork: list[Callable[[], object]] = []
         self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
         self.names: dict[str, int] = {}
-        self.slots: Slots | None = None  # the ring's, with `turn` and the table's number: for `put_float`
+        self.slots: Slots | None = None  # the ring's, with `turn` and the table's number: for `put_floats`
         self.turn, self.metrics_table = TURN, _METRICS
         self._name_count = 0
         self._no_numbers: set[str] = set()

@@ -24,6 +24,10 @@ _ARROW_TYPE = {
 }
 
 
+def arrow_type(kind: Kind) -> pa.DataType:
+    return _ARROW_TYPE[kind]
+
+
 def arrow_field(column: Column) -> pa.Field:
     return pa.field(column.name, _ARROW_TYPE[column.kind])
 

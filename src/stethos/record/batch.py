@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stethos.record.arrow import arrow_field, name_array, number_array, segment_schema, stored_columns, text_array
+from stethos.record.arrow import arrow_type, number_array, segment_schema, stored_columns, text_array
 from stethos.record.layout import SLOT_BYTES
+from stethos.record.names import Names
 from stethos.record.tap import SLOT_DTYPES, Frame
 from stethos.redact import redact
 from stethos.schema import (
@@ -65,7 +66,7 @@ class _Plan:
 _PLANS = {number: _Plan.of(table) for number, table in RECORDED.items() if table.source is not Source.DRAINER}
 
 
-def slot_batches(slots: npt.NDArray[np.uint8], names: pa.Array) -> dict[int, pa.RecordBatch]:
+def slot_batches(slots: npt.NDArray[np.uint8], names: Names) -> dict[int, pa.RecordBatch]:
     """One batch per table for slots as `Tap.read_slots` gives them; void ones are left out."""
     if not len(slots):
         return {}
@@ -79,7 +80,7 @@ def slot_batches(slots: npt.NDArray[np.uint8], names: pa.Array) -> dict[int, pa.
     return batches
 
 
-def _slot_batch(number: int, rows: npt.NDArray[np.void], names: pa.Array) -> pa.RecordBatch:
+def _slot_batch(number: int, rows: npt.NDArray[np.void], names: Names) -> pa.RecordBatch:
     plan = _PLANS[number]
     values: dict[str, Vector] = {column.name: np.ascontiguousarray(rows[column.name]) for column in plan.columns}
     if number == STEPS.number:
@@ -103,7 +104,7 @@ def _finished_steps(values: dict[str, Vector]) -> dict[str, Vector]:
     return finished | {"samples": np.where(has_batch, values["samples"], np.int32(NULL_I32))}
 
 
-def frame_batches(frames: Sequence[Frame], names: pa.Array) -> dict[int, pa.RecordBatch]:
+def frame_batches(frames: Sequence[Frame], names: Names) -> dict[int, pa.RecordBatch]:
     """One batch per table for frames as `Tap.read_frames` gives them; names and notes are left out."""
     grouped: dict[int, list[Frame]] = defaultdict(list)
     for frame in frames:
@@ -112,7 +113,7 @@ def frame_batches(frames: Sequence[Frame], names: pa.Array) -> dict[int, pa.Reco
     return {number: _frame_batch(_PLANS[number], group, names) for number, group in grouped.items()}
 
 
-def _frame_batch(plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> pa.RecordBatch:
+def _frame_batch(plan: _Plan, frames: Sequence[Frame], names: Names) -> pa.RecordBatch:
     stacks = [_Stack(plan, list(group), names) for _, group in groupby(frames, key=attrgetter("rows"))]
     arrays = {column: _concatenated([stack.arrays[column] for stack in stacks]) for column in stacks[0].arrays}
     for index, column in enumerate(plan.texts):
@@ -127,7 +128,7 @@ def _frame_batch(plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> pa.Re
 class _Stack:
     """Columns of successive frames of one table with the same number of rows each, read as one matrix."""
 
-    def __init__(self, plan: _Plan, frames: Sequence[Frame], names: pa.Array) -> None:
+    def __init__(self, plan: _Plan, frames: Sequence[Frame], names: Names) -> None:
         self._count, self._rows, self._names = len(frames), frames[0].rows, names
         self.arrays: dict[str, pa.Array] = {}
         for column in CONTEXT_COLUMNS:
@@ -142,17 +143,20 @@ class _Stack:
         """A value for every row of each frame; often there is none at all, as outside of a federation."""
         is_null = each < 0 if column.kind is Kind.NAME else each == (NULL_I64 if column.kind is Kind.I64 else NULL_I32)
         if is_null.all():
-            return pa.nulls(len(each) * self._rows, arrow_field(column).type)
-        return _array(column, np.repeat(each, self._rows), self._names)
+            return pa.nulls(len(each) * self._rows, arrow_type(column.kind))
+        values = np.repeat(each, self._rows)
+        if column.kind is Kind.NAME or is_null.any():
+            return _array(column, values, self._names)
+        return pa.Array.from_buffers(arrow_type(column.kind), len(values), [None, pa.py_buffer(values)])
 
     def _add_names(self, columns: Sequence[Column], ids: npt.NDArray[np.int32]) -> None:
-        is_same = self._count > 1 and bool((ids == ids[0]).all())  # as layers are in every sample: look them up once
-        if is_same:
-            ids = ids[:1]
+        is_same = bool((ids == ids[0]).all())  # as layers are in every sample
         for index, column in enumerate(columns):
-            mine = np.ascontiguousarray(ids[:, index * self._rows : (index + 1) * self._rows]).ravel()
-            array = name_array(mine, self._names)
-            self.arrays[column.name] = _concatenated([array] * self._count) if is_same else array
+            mine = ids[:, index * self._rows : (index + 1) * self._rows]
+            if is_same:
+                self.arrays[column.name] = self._names.repeated(mine[0], self._count)
+            else:
+                self.arrays[column.name] = self._names.of(np.ascontiguousarray(mine).ravel())
 
     def _add_numbers(self, columns: Sequence[Column], bodies: Sequence[npt.NDArray[np.float64]]) -> None:
         """Numbers come as doubles, whatever they are; each is copied once, out of the ring and into its column."""
@@ -163,8 +167,8 @@ class _Stack:
             self.arrays[column.name] = number_array(values[index], column.kind)
 
 
-def _array(column: Column, values: Vector, names: pa.Array) -> pa.Array:
-    return name_array(values, names) if column.kind is Kind.NAME else number_array(values, column.kind)
+def _array(column: Column, values: Vector, names: Names) -> pa.Array:
+    return names.of(values) if column.kind is Kind.NAME else number_array(values, column.kind)
 
 
 def _concatenated(arrays: list[pa.Array]) -> pa.Array:

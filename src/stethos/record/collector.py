@@ -16,6 +16,7 @@ from stethos.record.arrow import number_array, segment_schema, serialize_batch, 
 from stethos.record.batch import frame_batches, slot_batches
 from stethos.record.compact import map_file, seal_segment
 from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Drop, Word
+from stethos.record.names import Names
 from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, boot_id, write_json
 from stethos.record.provenance import plain_facts
 from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, Bytes, SegmentWriter, encode_block, scan
@@ -51,7 +52,7 @@ class Collector:
         self.host_rows: int = self.manifest["host_rows"]
         self._samples: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
         self._with_schema: set[int] = set()
-        self._names_array: pa.Array | None = None
+        self._known: Names | None = None
         self._has_gap = False
         self._writer = self._recover()
         if self.facts.get("boot_id") not in (None, boot_id()):
@@ -166,12 +167,12 @@ class Collector:
             self.names.extend("?" for _ in range(number + 1 - len(self.names)))
             self.names[number] = name
         if names:
-            self._names_array = None
+            self._known = None
 
-    def _known_names(self) -> pa.Array:
-        if self._names_array is None:
-            self._names_array = text_array(self.names)
-        return self._names_array
+    def _known_names(self) -> Names:
+        if self._known is None:
+            self._known = Names(self.names)
+        return self._known
 
     def _take_notes(self, frames: Sequence[Frame]) -> None:
         """Facts about the process that came through the ring go into its `process.json`."""

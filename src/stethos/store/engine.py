@@ -72,6 +72,7 @@ class Engine:
         for schema in ("live", "python"):
             self._connection.execute(f"CREATE SCHEMA {schema}")
         self._defined: set[str] = set()
+        self._made_of: dict[str, tuple[tuple[Path, ...], bool]] = {}  # files, and whether there are live rows
 
     def close(self) -> None:
         self._connection.close()
@@ -92,16 +93,22 @@ class Engine:
     def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None) -> None:
         """Make a recorded table: these Parquet files and these rows in memory, one after the other.
 
-        Columns that a file does not have are NULL; columns we do not know are left out.
+        Columns that a file does not have are NULL; columns we do not know are left out. A table that has only grown
+        keeps its definition, for which DuckDB looks into each of the files.
         """
+        has_live = arrow is not None and arrow.num_rows > 0
+        if has_live:
+            self._connection.execute("USE live")
+            self._connection.from_arrow(arrow).create_view(table.name, replace=True)
+            self._connection.execute("USE main")
+        made_of = tuple(files), has_live
+        if self._made_of.get(table.qualified_name) == made_of:
+            return
         parts = [_empty_select(table)]
         if files:
             listed = ", ".join(_literal(str(path)) for path in files)
             parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true)")
-        if arrow is not None and arrow.num_rows:
-            self._connection.execute("USE live")
-            self._connection.from_arrow(arrow).create_view(table.name, replace=True)
-            self._connection.execute("USE main")
+        if has_live:
             parts.append(f"SELECT * FROM live.{table.name}")
         columns = ", ".join(_quoted(column.name) for column in table.all_columns)
         body = " UNION ALL BY NAME ".join(parts)
@@ -110,6 +117,7 @@ class Engine:
         except duckdb.Error as error:
             raise FileTroubleError(str(error)) from None
         self._defined.add(table.qualified_name)
+        self._made_of[table.qualified_name] = made_of
 
     def can_read(self, path: Path) -> bool:
         """Whether DuckDB gets through a whole Parquet file."""
