@@ -42,6 +42,12 @@ def test_a_target_is_taken_apart(typed: str | None, meant: Wanted) -> None:
     assert take_apart(typed) == meant
 
 
+def test_a_run_may_be_called_all(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    assert take_apart(f"{tmp_path}/all") == Wanted(f"{tmp_path}/all")
+    assert take_apart(f"{tmp_path}/all/all") == Wanted(f"{tmp_path}/all", is_all=True)
+
+
 def test_messages_have_a_limit_and_errors_keep_their_class() -> None:
     one, other = socket.socketpair()
     with one, other:

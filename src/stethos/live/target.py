@@ -62,7 +62,7 @@ class Target:
 
 
 def take_apart(text: str | None) -> Wanted:
-    """A target as typed; nothing is looked up."""
+    """A target as typed; nothing is looked up but whether it is a directory."""
     if text is None:
         return Wanted()
     selected = _SELECTOR.fullmatch(text)
@@ -70,7 +70,7 @@ def take_apart(text: str | None) -> Wanted:
     if gateway is not None and not text.startswith("rank:") and not Path(text).exists():
         inner = take_apart(gateway["rest"] or None)
         return Wanted(inner.run, inner.rank, inner.is_all, gateway["address"])
-    if selected is None:
+    if selected is None or ("/" in text and Path(text).is_dir()):  # a run may be called "all"
         return Wanted(text)
     rank = selected["rank"]
     return Wanted(selected["run"] or None, int(rank) if rank is not None else None, selected["all"] is not None)

@@ -36,6 +36,17 @@ class Ledger:
         """Rows the books do not explain: 0 unless something is wrong with Stethos itself."""
         return self.produced - self.stored - self.dropped - self.lost
 
+    def as_row(self) -> dict[str, Any]:
+        """As part of a summary."""
+        return {
+            "rows_produced": self.produced,
+            "rows_stored": self.stored,
+            "rows_dropped": self.dropped,
+            "rows_lost": self.lost,
+            "rows_waiting": self.waiting,
+            "drops": dict(self.drops),
+        }
+
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
     drops: dict[str, int] = {}

@@ -273,7 +273,7 @@ class Run:
             "last_loss": self._last_loss() if tables["steps"] else None,
             "rows": tables,
             "overhead_share": overhead_share(counters),
-            **books_of(ledger),
+            **ledger.as_row(),
             "size_bytes": run["size_bytes"],
         }
 
@@ -308,7 +308,17 @@ class Run:
         return all(verdicts)
 
     def _process_rows(self) -> tuple[list[Row], Ledger]:
-        return process_rows(list(self._readers.values()), self._place, self.examiner)
+        """The processes and their books; a file that was retired since the last look is not a damaged one."""
+        for _ in range(_ATTEMPTS):
+            seen = self._sealed_of()
+            found = process_rows(list(self._readers.values()), self._place, self.examiner)
+            if all(map(self.examiner.is_whole, seen)):
+                break
+            for reader in self._readers.values():
+                reader.refresh()
+            if self._sealed_of() == seen:
+                break
+        return found
 
     def _collect_rest(self) -> None:
         """See to it that a drainer is at work, and wait for the last rows of ended recordings while it gets on."""
@@ -376,18 +386,6 @@ def _ask_rows(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
 
 def _ask_arrow(engine: Engine, sql: str, named: set[str], **limits: Any) -> pa.Table:
     return engine.arrow(sql, named, **limits)
-
-
-def books_of(ledger: Ledger) -> dict[str, Any]:
-    """A ledger as part of a summary."""
-    return {
-        "rows_produced": ledger.produced,
-        "rows_stored": ledger.stored,
-        "rows_dropped": ledger.dropped,
-        "rows_lost": ledger.lost,
-        "rows_waiting": ledger.waiting,
-        "drops": dict(ledger.drops),
-    }
 
 
 def _concatenated(parts: list[pa.Table]) -> pa.Table | None:
