@@ -77,7 +77,7 @@ def test_who_cannot_be_sampled_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     try:
         assert main(["flame", "-t", str(sleeper.pid), "--seconds", "1", *output]) == 6
         error = capsys.readouterr().err
-        assert f"cannot sample process {sleeper.pid}" in error and "not be a Python process" in error
+        assert f"cannot sample process {sleeper.pid}" in error and "is it a Python process" in error
     finally:
         sleeper.kill()
         sleeper.wait()

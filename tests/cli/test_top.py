@@ -200,7 +200,7 @@ def test_in_a_terminal_it_follows_the_run_and_q_ends_it(growing: RunBuilder) -> 
         until(shown, lambda: "demo  ended" in shown.text, "the end of the run")
         assert shown.process.poll() is None
         shown.press(b"xq")
-        assert shown.process.wait(30) == 0
+        assert shown.process.wait(120) == 0
         assert shown.modes()[:4] == shown.before[:4]
 
 
@@ -212,9 +212,9 @@ def test_it_ends_when_the_run_is_deleted_and_with_ctrl_c(growing: RunBuilder, tm
     ):
         until(shown, lambda: "steps 20" in shown.text, "the first frame")
         shutil.rmtree(copy)
-        assert shown.process.wait(30) == 0
+        assert shown.process.wait(120) == 0
         until(shown, lambda: "has been deleted" in shown.text, "a word on the deletion")
         until(other, lambda: "steps 20" in other.text, "the other's first frame")
         os.kill(other.process.pid, signal.SIGINT)
-        assert other.process.wait(30) == 0 and "Traceback" not in other.text
+        assert other.process.wait(120) == 0 and "Traceback" not in other.text
         assert other.modes()[:4] == other.before[:4]

@@ -90,8 +90,7 @@ UNREACHED = {
     },
     "only in a federation, whose own guard stands around them": {
         "observe.context.Tally.__init__", "observe.context.Tally.add", "observe.sample.put_weights",
-        "observe.spans.ids_in", "observe.spans.traceparent", "observe.spans.Span.write_kept",
-        "observe.session.Session.mark_turn",
+        "observe.spans.ids_in", "observe.spans.traceparent", "observe.session.Session.mark_turn",
     },
 }  # fmt: skip
 # Called by readers, by the launcher or by the drainer; not on the side of the training.

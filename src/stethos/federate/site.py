@@ -162,7 +162,6 @@ class Site:
         self._marked = self.invitation.marked(self._tally)
         self._marked.__enter__()
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
-        self._span.kept = [] if self._on_end is not None else None
         self._span.__enter__()
         self._start_rss = _RESIDENT.lately()
         self._mark(is_open=True)
@@ -230,9 +229,6 @@ class Site:
     def write(self, session: Session) -> None:
         """Record what is known of the turn."""
         session.guard.run("client_rounds", self._write, session)
-        if self._span is not None and self._span.kept:
-            whose = session.name_id(self.client), self.invitation.round
-            session.guard.run("spans", self._span.write_kept, session, whose)
 
     def _write(self, session: Session) -> None:
         t_ns = (self._start_ns or time.monotonic_ns()) + session.offset_ns

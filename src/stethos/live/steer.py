@@ -62,10 +62,12 @@ def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: f
     if watch is None or not watch.steps.is_active:
         raise LiveError("no optimizer step can be seen in this process", hint="torch is not imported, or not watched")
     outcome: list[Any] = []
+    steps: list[int] = []  # read on the training thread: it goes on while this one wakes up
     wanted = request.at_step
 
     def act(optimizer: Any) -> None:
-        is_late = 0 < wanted < request.session.steps
+        steps.append(request.session.steps)
+        is_late = 0 < wanted < steps[0]
         outcome.append(request.too_late() if is_late else outcome_of(action, optimizer))
 
     task = Task(act, at_step=wanted, steps=lambda: request.session.steps)
@@ -82,7 +84,7 @@ def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: f
         raise result
     if isinstance(result, BaseException):
         raise LiveError(f"it failed: {type(result).__name__}: {result}")
-    return {"step": request.session.steps, **result}
+    return {"step": steps[0], **result}
 
 
 # Learning rate ---------------------------------------------------------------------------------------------

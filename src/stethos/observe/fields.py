@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from stethos.guard import text_of
 
 _LONGEST = 4000
-_quoted = json.encoder.encode_basestring_ascii  # what `json.dumps` does to a text, without its questions
 
 
 def json_of(fields: Mapping[str, object]) -> str:
     """A JSON object, or "" without fields; what JSON has no word for, NaN included, is put as its `repr`."""
     pairs = [
-        f"{_quoted(name if type(name) is str else text_of(name))}: {_word(value)}" for name, value in fields.items()
+        f"{json.dumps(name if type(name) is str else text_of(name))}: {_word(value)}" for name, value in fields.items()
     ]
     return "{" + ", ".join(pairs) + "}" if pairs else ""
 
@@ -23,7 +22,7 @@ def _word(value: object) -> str:
     if type(value) is int:
         return str(value)
     if type(value) is str and len(value) < _LONGEST // 8:
-        return _quoted(value)
+        return json.dumps(value)
     try:
         word = json.dumps(value, default=_shown, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # a key that is no text, NaN, or a circle

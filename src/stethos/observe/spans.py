@@ -23,7 +23,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NUMBERS = struct.Struct("<dd")
-_SHORT_NS = 50_000_000
 _Ids = tuple[str, str]  # trace, span
 # The open span of this thread or task.
 OPEN: ContextVar[_Ids | None] = ContextVar("stethos_span", default=None)
@@ -45,8 +44,7 @@ def ids_in(header: str) -> _Ids | None:
 class Span:
     """One piece of work. An exception is recorded and passes on. Reusable as a decorator, also of coroutines.
 
-    `is_root` begins a trace of its own; `parent` is a span of another process. With a list as `kept`, short pieces
-    of work that end well are written by `write_kept`, many after each other, which takes a third of the time.
+    `is_root` begins a trace of its own; `parent` is a span of another process.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class Span:
         self.fields = fields
         self._is_root = is_root
         self._parent = parent
-        self.kept: list[tuple[_Ids, _Ids | None, int, int, int]] | None = None
         self._entered: list[tuple[Token[_Ids | None], _Ids, _Ids | None, int]] = []
 
     def __enter__(self) -> Span:
@@ -75,23 +72,12 @@ class Span:
         with contextlib.suppress(ValueError):  # left in another context than entered, as async generators may be
             OPEN.reset(token)
         session = self._session()
-        if session is None:
-            return
-        if self.kept is not None and error is None and end_ns - start_ns < _SHORT_NS:
-            self.kept.append((ids, parent, start_ns, end_ns, session.steps))
-        else:
+        if session is not None:
             session.guard.run("spans", self._record, session, ids, parent, start_ns, end_ns, error)
 
-    def write_kept(self, session: Session, whose: tuple[int, int]) -> None:
-        """Write what was kept, as a client's in a round."""
-        kept, self.kept = self.kept or (), None
-        for ids, parent, start_ns, end_ns, step in kept:
-            self._record(session, ids, parent, start_ns, end_ns, None, step, whose)
-
     def _record(
-        self, session: Session, ids: _Ids, parent: _Ids | None, start_ns: int, end_ns: int,
-        error: BaseException | None, step: int | None = None, whose: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self, session: Session, ids: _Ids, parent: _Ids | None, start_ns: int, end_ns: int, error: BaseException | None
+    ) -> None:
         session.put_frame(
             SPANS.number,
             session.name_id(self.name).to_bytes(4, "little", signed=True),
@@ -102,9 +88,7 @@ class Span:
                 json_of(self.fields),
                 f"{type(error).__name__}: {text_of(error)}" if error is not None else "",
             ),
-            step=step,
             t_ns=start_ns + session.offset_ns,
-            whose=whose,
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

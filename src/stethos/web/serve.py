@@ -73,7 +73,10 @@ def serve(
         limit_concurrency=400,
     )
     url = f"{address_of(listener)}/#token={token}"
-    asyncio.run(_serve(uvicorn.Server(config), listener, lambda: _announce(url, ready, opens)))
+    server = uvicorn.Server(config)
+    asyncio.run(_serve(server, listener, lambda: _announce(url, ready, opens)))
+    if server.should_exit:  # Ctrl-C, which asyncio passes on only if it comes to its turn before the server's end
+        raise KeyboardInterrupt
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, announce: Callable[[], None]) -> None:
