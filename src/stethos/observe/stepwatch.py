@@ -42,8 +42,8 @@ _MOST_SCALED = 64
 KEEP_HOUSE_NS = 20_000_000
 _SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
 _UNNAMED, _SILENT = Named("", (), None), Alarm()
-# What all callbacks cost a step, over what the last of them sees on its clock: measured by `benchmarks.ablation`, which
-# prints both. In C less is left to be seen; what cold caches cost stays.
+# What all callbacks cost a step, over what the last of them sees on its clock: estimates; `benchmarks.ablation` prints
+# both. In C less is left to be seen; what cold caches cost stays.
 UNSEEN = 3.5 if NATIVE is None else 5.0
 
 
