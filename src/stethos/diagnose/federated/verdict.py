@@ -79,7 +79,8 @@ def certain_on(cohort: Cohort) -> Iterable[Verdict]:
     """Verdicts on clients that broke an exact rule."""
     took_part = _took_part(cohort)
     odd = _own_odd(cohort.odd > 0, took_part)
-    nothing = ((cohort.norm_ratio < _NOTHING) | (cohort.norm == 0)) & took_part
+    is_zero = (cohort.norm == 0) & (cohort.odd == 0)  # of NaN alone nothing is left to measure, either
+    nothing = ((cohort.norm_ratio < _NOTHING) | is_zero) & took_part
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
