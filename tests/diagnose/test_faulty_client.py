@@ -97,6 +97,10 @@ def test_nan_is_the_fault_of_who_sent_it_first() -> None:
     odd[3:, :] = 100  # from then on everybody has it, from the global model
     (verdict,) = [one for one in verdicts_on(honest(odd=odd), 0.9) if one.is_certain]
     assert (verdict.client, verdict.kind, verdict.first, verdict.last) == ("c5", "nan", 3, None)
+    norm = honest().norm.copy()
+    norm[3:, :] = 0  # no finite element is left to measure: that is no free rider
+    (verdict,) = [one for one in verdicts_on(honest(odd=odd, norm=norm), 0.9) if one.is_certain]
+    assert (verdict.client, verdict.kind) == ("c5", "nan")
 
 
 def test_a_copy_of_the_last_change_is_no_work_but_a_likeness_is() -> None:
