@@ -19,7 +19,7 @@ from torch import nn
 
 import stethos
 from benchmarks.child import job_of_child, leave_result
-from benchmarks.gpu_model import WIDTH, make_model
+from benchmarks.gpu_model import make_model
 from stethos.observe import boot
 
 _LENGTH = 1024
@@ -157,7 +157,8 @@ def _training(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
     torch.manual_seed(0)
     if job["device"] == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True
-        model, shape = make_model(), (job["batch"], _LENGTH, WIDTH)
+        model = make_model(job["layers"], job["width"])
+        shape: tuple[int, ...] = (job["batch"], _LENGTH, job["width"])
     else:
         model, shape = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), (job["batch"], 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.alternate_cost import Turn, cost_of
 from benchmarks.child import run_child, wait_for_drainer
@@ -14,8 +14,22 @@ from benchmarks.scale import Scale
 _STATISTICS_TARGET = 1.25
 _STEP_TARGET = 1.01
 _RUN_NAME = "measured"
-# Sequences in a batch: steps that wait for the host on many machines, and such that wait for the GPU; how long each.
-_BATCHES = {5: 110.0, 16: 60.0}
+
+
+class Case(NamedTuple):
+    """Steps to measure, and for how long."""
+
+    layers: int
+    width: int
+    batch: int
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.width}, batch {self.batch}"
+
+
+# With many layers and a small batch a step waits for the host on many machines; the others wait for the GPU.
+_CASES = (Case(24, 1024, 5, 80.0), Case(6, 2048, 6, 60.0), Case(24, 1024, 16, 60.0))
 
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
@@ -74,14 +88,15 @@ def _has_same_weights(scale: Scale, scratch: Path) -> bool:
     return digests[0] == digests[1]
 
 
-def alternated(scratch: Path, batch: int, *, is_quick: bool, device: str = "cuda") -> dict[str, Any]:
-    """One process that trains bare, bare again and observed in turns."""
-    directory = scratch / f"alternate-{batch}"
+def alternated(scratch: Path, case: Case, *, is_quick: bool, device: str = "cuda") -> dict[str, Any]:
+    """One process that trains bare and observed in turns."""
+    directory = scratch / f"alternate-{case.layers}-{case.batch}"
     directory.mkdir()
     job = {
-        "device": device, "directory": str(directory), "name": _RUN_NAME, "preset": "standard", "batch": batch,
+        "device": device, "directory": str(directory), "name": _RUN_NAME, "preset": "standard", "batch": case.batch,
+        "layers": case.layers, "width": case.width,
         "warmup": [20, 20], "pause_s": 3.0 if device == "cuda" else 0.1, "turns": 4 if is_quick else 400,
-        "steps": 12 if is_quick else 20, "settle": 4, "limit_s": _BATCHES.get(batch, 60.0),
+        "steps": 12 if is_quick else 20, "settle": 4, "limit_s": case.limit_s,
     }  # fmt: skip
     found: dict[str, Any] = run_child("alternate", job)
     wait_for_drainer(directory / _RUN_NAME)
@@ -90,36 +105,36 @@ def alternated(scratch: Path, batch: int, *, is_quick: bool, device: str = "cuda
 
 def _steps_grid(scale: Scale, scratch: Path, has_same_weights: bool) -> Grid:
     found = {}
-    for batch in _BATCHES:
-        say(f"gpu: training steps, bare and observed in turns, batch {batch}")
-        found[batch] = alternated(scratch, batch, is_quick=scale.is_quick)
+    for case in _CASES:
+        say(f"gpu: training steps, bare and observed in turns, {case}")
+        found[case] = alternated(scratch, case, is_quick=scale.is_quick)
     return steps_grid(found, has_same_weights)
 
 
-def steps_grid(found: dict[int, dict[str, Any]], has_same_weights: bool) -> Grid:
-    """What recording costs a step, by size of the batch."""
+def steps_grid(found: dict[Case, dict[str, Any]], has_same_weights: bool) -> Grid:
+    """What recording costs a step, by case."""
     rows = []
-    for batch, one in found.items():
+    for case, one in found.items():
         cost = cost_of([Turn(**turn) for turn in one["turns"]])
         for name, ratio in (("without a sample", cost.plain), ("all observed", cost.observed)):
             is_judged = ratio is cost.observed
             reached = verdict(ratio.value, _STEP_TARGET, low=ratio.low, high=ratio.high)
             rows.append([
-                f"batch {batch}, {name}", f"{cost.bare_ms:.2f} ms", f"{ratio.value:.4f}",
+                f"{case}, {name}", f"{cost.bare_ms:.2f} ms", f"{ratio.value:.4f}",
                 f"{ratio.low:.4f} to {ratio.high:.4f}", f"{_STEP_TARGET:g}" if is_judged else "",
                 reached if is_judged else "", f"{cost.sampled_share:.1%}" if is_judged else "",
             ])  # fmt: skip
     one = next(iter(found.values()))
-    steps = " and ".join(f"{len(each['turns']) * each['steps']:,}" for each in found.values())
+    steps = ", ".join(f"{len(each['turns']) * each['steps']:,}" for each in found.values())
     return Grid(
         f"A training step of {one['parameters'] / 1e6:.0f} M parameters",
         ["steps", "bare step", "x bare", "interval", "target", "reached", "with samples"],
         rows,
         [
-            f"24 Transformer layers, AdamW, bfloat16 autocast, sequences of {one['length']}, preset `standard`. One "
-            f"process for each batch, bare and observed in turns of {one['steps']} steps, {steps} of each kind, timed "
-            "by CUDA events between the ends of steps. Interquartile means, and what samples take in full; intervals "
-            "of 95 % from resampled turns.",
+            f"Transformer layers, AdamW, bfloat16 autocast, sequences of {one['length']}, preset `standard`. One "
+            f"process for each case, bare and observed in turns of {one['steps']} steps, {steps} of each kind; by CUDA "
+            "events between the ends of steps. Interquartile means, and what samples take in full; intervals of "
+            "95 % from resampled turns.",
             "Weights after 80 steps, with deterministic kernels, bare and observed: "
             + ("bit-identical." if has_same_weights else "NOT THE SAME."),
         ],

@@ -19,6 +19,7 @@ from stethos.observe.device_statistic import DeviceStatistics
 from stethos.observe.statistic import statistics_of
 
 _WARMUP = 5
+_SLEEP_CYCLES = 12_000_000  # about 6 ms: some hosts take more than one to launch
 
 
 def main() -> None:
@@ -49,14 +50,14 @@ def main() -> None:
 
 
 def timed(work: Callable[[], Any], repeats: int) -> list[float]:
-    """What the device spends on it, by events around it; the host is ahead, so that launching does not count."""
+    """What the device spends on it, by events around it; it sleeps first, so that one launch does not count."""
     for _ in range(_WARMUP):
         work()
     torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(_SLEEP_CYCLES)
         began.record()
         work()
         ended.record()

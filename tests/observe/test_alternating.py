@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.alternate_cost import Turn, cost_of
 from benchmarks.child import run_child
-from benchmarks.gpu import alternated, steps_grid
+from benchmarks.gpu import Case, alternated, steps_grid
 
 STEPS = 25
+CASE = Case(2, 64, 16, 60.0)
 
 
 def made(plain: float, sample_ms: float, *, every: int = 20, seed: int = 0) -> list[Turn]:
@@ -51,7 +52,7 @@ def test_costs_are_found_in_steps_that_vary_by_more(plain: float, sample_ms: flo
 def test_a_cost_beyond_the_target_is_not_called_reached() -> None:
     turns = [asdict(turn) for turn in made(1.05, 40.0)]
     one = {"turns": turns, "steps": STEPS, "parameters": 302e6, "length": 1024}
-    grid = str(steps_grid({5: one}, has_same_weights=False))
+    grid = str(steps_grid({CASE: one}, has_same_weights=False))
     assert "|      no |" in grid and "NOT THE SAME" in grid
 
 
@@ -63,13 +64,14 @@ def test_where_every_step_has_a_sample_there_is_no_plain_one_to_compare_with() -
 
 def test_in_turns_bare_and_observed_the_training_is_the_same(tmp_path: Path) -> None:
     """The callbacks come and go 4 times: each observed step is recorded, no other one is, no weight differs."""
-    found = alternated(tmp_path, 16, is_quick=True, device="cpu")  # it raises if steps and rows do not match
+    found = alternated(tmp_path, CASE, is_quick=True, device="cpu")  # it raises if steps and rows do not match
     assert len(found["turns"]) == 4 and all(len(turn["observed_ms"]) == found["steps"] for turn in found["turns"])
     assert all(ms > 0 for turn in found["turns"] for kind in ("bare", "observed") for ms in turn[f"{kind}_ms"])
     job: dict[str, Any] = {
-        "device": "cpu", "directory": str(tmp_path), "name": "bare", "preset": "", "batch": 16, "warmup": [20, 20],
-        "pause_s": 0.0, "turns": 4, "steps": found["steps"], "settle": 4, "limit_s": 60.0,
+        "device": "cpu", "directory": str(tmp_path), "name": "bare", "preset": "", "batch": 16,
+        "layers": 2, "width": 64, "warmup": [20, 20], "pause_s": 0.0, "turns": 4, "steps": found["steps"], "settle": 4,
+        "limit_s": 60.0,
     }  # fmt: skip
     bare = run_child("alternate", job)
     assert bare["digest"] == found["digest"] and not any(any(turn["is_sampled"]) for turn in bare["turns"])
-    assert "302 M" not in str(steps_grid({16: found}, has_same_weights=True))
+    assert "302 M" not in str(steps_grid({CASE: found}, has_same_weights=True))
