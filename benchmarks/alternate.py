@@ -20,9 +20,10 @@ from torch import nn
 import stethos
 from benchmarks.child import job_of_child, leave_result
 from benchmarks.gpu_model import make_model
+from benchmarks.workload import WORKLOADS
 from stethos.observe import boot
 
-_LENGTH = 1024
+LENGTH = 1024  # of a sequence
 _KINDS = ("bare", "observed")
 _SAMPLED_SQL = """\
 SELECT DISTINCT step FROM layers UNION SELECT DISTINCT step FROM modules UNION SELECT DISTINCT step FROM memory"""
@@ -116,7 +117,7 @@ def main() -> None:
         raise RuntimeError(f"{observed} steps were observed and {recorded} recorded")
     leave_result(path, {
         "turns": _turns(job, times, sampled), "steps": job["steps"], "digest": _digest(model),
-        "parameters": sum(one.numel() for one in model.parameters()), "batch": job["batch"], "length": _LENGTH,
+        "parameters": sum(one.numel() for one in model.parameters()),
     })  # fmt: skip
 
 
@@ -156,17 +157,21 @@ def _turns(job: dict[str, Any], times: list[tuple[str, list[float]]], sampled: s
 def _training(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
     torch.manual_seed(0)
     if job["device"] == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        model = make_model(job["layers"], job["width"])
-        shape: tuple[int, ...] = (job["batch"], _LENGTH, job["width"])
-    else:
-        model, shape = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), (job["batch"], 64)
+        return _on_gpu(job)
+    torch.set_num_threads(1)
+    training = WORKLOADS[job["workload"]]()
+    return training.model, lambda: training.train(1, None)
+
+
+def _on_gpu(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model = make_model(job["layers"], job["width"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs = torch.randn(*shape, device=job["device"])
+    inputs = torch.randn(job["batch"], LENGTH, job["width"], device="cuda")
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(job["device"], torch.bfloat16, enabled=job["device"] == "cuda"):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = (model(inputs) - inputs).square().mean()
         loss.backward()
         optimizer.step()

@@ -11,11 +11,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from benchmarks.child import run_child, wait_for_drainer
 from benchmarks.estimate import Ratio
 
+_RUN_NAME = "measured"
 _RESAMPLES = 2000
 _TRIMMED = 0.25  # of the values, at either end
 
@@ -48,6 +51,19 @@ class Cost:
     observed: Ratio
     bare_ms: float
     sampled_share: float
+
+
+def alternated(directory: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """What a process found that trained bare and observed in turns (alternate.py); it records in this directory."""
+    directory.mkdir()
+    found: dict[str, Any] = run_child("alternate", {**job, "directory": str(directory), "name": _RUN_NAME})
+    if job["preset"]:
+        wait_for_drainer(directory / _RUN_NAME)
+    return found
+
+
+def turns_of(found: dict[str, Any]) -> list[Turn]:
+    return [Turn(**turn) for turn in found["turns"]]
 
 
 def cost_of(turns: Sequence[Turn]) -> Cost:

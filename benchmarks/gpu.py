@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.alternate_cost import Turn, cost_of
+from benchmarks.alternate_cost import alternated, cost_of, turns_of
 from benchmarks.child import run_child, wait_for_drainer
 from benchmarks.estimate import median, quartiles
 from benchmarks.report import Grid, say, verdict
@@ -14,6 +14,7 @@ from benchmarks.scale import Scale
 _STATISTICS_TARGET = 1.25
 _STEP_TARGET = 1.01
 _RUN_NAME = "measured"
+_LENGTH = 1024  # of sequences, as in alternate.py
 
 
 class Case(NamedTuple):
@@ -88,26 +89,21 @@ def _has_same_weights(scale: Scale, scratch: Path) -> bool:
     return digests[0] == digests[1]
 
 
-def alternated(scratch: Path, case: Case, *, is_quick: bool, device: str = "cuda") -> dict[str, Any]:
+def _alternated(scratch: Path, case: Case, *, is_quick: bool) -> dict[str, Any]:
     """One process that trains bare and observed in turns."""
-    directory = scratch / f"alternate-{case.layers}-{case.batch}"
-    directory.mkdir()
     job = {
-        "device": device, "directory": str(directory), "name": _RUN_NAME, "preset": "standard", "batch": case.batch,
-        "layers": case.layers, "width": case.width,
-        "warmup": [20, 20], "pause_s": 3.0 if device == "cuda" else 0.1, "turns": 4 if is_quick else 400,
-        "steps": 12 if is_quick else 20, "settle": 4, "limit_s": case.limit_s,
+        "device": "cuda", "preset": "standard", "layers": case.layers, "width": case.width, "batch": case.batch,
+        "warmup": [20, 20], "pause_s": 3.0, "turns": 4 if is_quick else 400, "steps": 12 if is_quick else 20,
+        "settle": 4, "limit_s": case.limit_s,
     }  # fmt: skip
-    found: dict[str, Any] = run_child("alternate", job)
-    wait_for_drainer(directory / _RUN_NAME)
-    return found
+    return alternated(scratch / f"alternate-{case.layers}-{case.batch}", job)
 
 
 def _steps_grid(scale: Scale, scratch: Path, has_same_weights: bool) -> Grid:
     found = {}
     for case in _CASES:
         say(f"gpu: training steps, bare and observed in turns, {case}")
-        found[case] = alternated(scratch, case, is_quick=scale.is_quick)
+        found[case] = _alternated(scratch, case, is_quick=scale.is_quick)
     return steps_grid(found, has_same_weights)
 
 
@@ -115,7 +111,7 @@ def steps_grid(found: dict[Case, dict[str, Any]], has_same_weights: bool) -> Gri
     """What recording costs a step, by case."""
     rows = []
     for case, one in found.items():
-        cost = cost_of([Turn(**turn) for turn in one["turns"]])
+        cost = cost_of(turns_of(one))
         for name, ratio in (("without a sample", cost.plain), ("all observed", cost.observed)):
             is_judged = ratio is cost.observed
             reached = verdict(ratio.value, _STEP_TARGET, low=ratio.low, high=ratio.high)
@@ -131,7 +127,7 @@ def steps_grid(found: dict[Case, dict[str, Any]], has_same_weights: bool) -> Gri
         ["steps", "bare step", "x bare", "interval", "target", "reached", "with samples"],
         rows,
         [
-            f"Transformer layers, AdamW, bfloat16 autocast, sequences of {one['length']}, preset `standard`. One "
+            f"Transformer layers, AdamW, bfloat16 autocast, sequences of {_LENGTH}, preset `standard`. One "
             f"process for each case, bare and observed in turns of {one['steps']} steps, {steps} of each kind; by CUDA "
             "events between the ends of steps. Interquartile means, and what samples take in full; intervals of "
             "95 % from resampled turns.",

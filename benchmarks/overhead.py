@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.alternate_cost import alternated, cost_of, turns_of
 from benchmarks.child import ChildError, run_child, wait_for_drainer
 from benchmarks.estimate import Ratio, median, quartiles, ratio_of
 from benchmarks.report import Grid, say, verdict
@@ -19,6 +20,7 @@ from stethos.store.run import open_run
 _ALWAYS_ON_TARGET_US = 8.0
 _EXIT_TARGET_MS = 1000.0
 _LIMIT_S = 10.0
+_IN_ONE_S = 90.0
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -30,17 +32,22 @@ class Load:
     warmup: int
     steps: int
     target: float
+    block: int  # steps of one kind, where one process trains bare and observed in turns
+    settle: int  # steps before that do not count
 
 
 LOADS = {
-    "mlp": Load("MLP 32-64-10, batch 32", warmup=2_000, steps=1_000, target=1.03),
-    "cnn": Load("CNN on 28x28 images, batch 32", warmup=150, steps=100, target=1.01),
-    "transformer": Load("Transformer with 10.8 M parameters, batch 4 x 64", warmup=2, steps=28, target=1.01),
+    "mlp": Load("MLP 32-64-10, batch 32", warmup=2_000, steps=1_000, target=1.03, block=400, settle=40),
+    "cnn": Load("CNN on 28x28 images, batch 32", warmup=150, steps=100, target=1.01, block=30, settle=3),
+    "transformer": Load(
+        "Transformer with 10.8 M parameters, batch 4 x 64", warmup=2, steps=28, target=1.01, block=4, settle=1
+    ),
 }
 
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
-    grids = []
+    grids = [_in_one_process(scale, scratch)]
+    say(f"\n{grids[0]}")
     for workload, load in LOADS.items():
         results = _in_turns(workload, load, scale, scratch)
         grids.append(_grid_of(load, results))
@@ -48,6 +55,35 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
         if workload == "mlp":
             mlp = results
     return [*grids, _fixed_costs(mlp, scale, scratch)]
+
+
+def _in_one_process(scale: Scale, scratch: Path) -> Grid:
+    """Bare and observed in turns: what differs between processes, such as where memory lies, cancels."""
+    rows = []
+    for workload, load in LOADS.items():
+        for name, preset in (("bare again (the noise)", ""), ("Stethos, standard", "standard")):
+            say(f"overhead {workload}, in one process: {name}")
+            limit_s = 3.0 if scale.is_quick else _IN_ONE_S if preset else _IN_ONE_S / 2
+            job = {
+                "device": "cpu", "workload": workload, "preset": preset, "warmup": [load.warmup // 2] * 2,
+                "pause_s": 1.0, "turns": 4_000, "steps": load.block, "settle": load.settle, "limit_s": limit_s,
+            }  # fmt: skip
+            found = alternated(scratch / f"{workload}-in-one{preset}", job)
+            cost = cost_of(turns_of(found))
+            target = load.target if preset else None
+            rows.append([
+                f"{load.title.partition(',')[0]}: {name}", f"{cost.bare_ms * 1e3:,.1f}", f"{cost.plain.value:.4f}",
+                f"{cost.observed.value:.4f}", f"{cost.observed.low:.4f} to {cost.observed.high:.4f}",
+                f"{target:g}" if target else "",
+                verdict(cost.observed.value, target, low=cost.observed.low, high=cost.observed.high) if target else "",
+                f"{cost.sampled_share:.1%}" if preset else "", f"{len(found['turns']) * load.block:,}",
+            ])  # fmt: skip
+    columns = ["training", "bare us/step", "without samples, x bare", "x bare", "95 % interval", "target", "reached",
+               "steps with samples", "steps of each kind"]  # fmt: skip
+    return Grid("One process that trains bare and observed in turns", columns, rows, [
+        "Times between the ends of steps. Neighbouring blocks are compared by interquartile means, samples in full; "
+        "intervals from resampled turns. A step right after one with a sample counts as one."
+    ])  # fmt: skip
 
 
 def _in_turns(workload: str, load: Load, scale: Scale, scratch: Path) -> Results:

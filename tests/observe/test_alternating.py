@@ -12,9 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.alternate_cost import Turn, cost_of
-from benchmarks.child import run_child
-from benchmarks.gpu import Case, alternated, steps_grid
+from benchmarks.alternate_cost import Turn, alternated, cost_of, turns_of
+from benchmarks.gpu import Case, steps_grid
 
 STEPS = 25
 CASE = Case(2, 64, 16, 60.0)
@@ -51,7 +50,7 @@ def test_costs_are_found_in_steps_that_vary_by_more(plain: float, sample_ms: flo
 
 def test_a_cost_beyond_the_target_is_not_called_reached() -> None:
     turns = [asdict(turn) for turn in made(1.05, 40.0)]
-    one = {"turns": turns, "steps": STEPS, "parameters": 302e6, "length": 1024}
+    one = {"turns": turns, "steps": STEPS, "parameters": 302e6}
     grid = str(steps_grid({CASE: one}, has_same_weights=False))
     assert "|      no |" in grid and "NOT THE SAME" in grid
 
@@ -64,14 +63,14 @@ def test_where_every_step_has_a_sample_there_is_no_plain_one_to_compare_with() -
 
 def test_in_turns_bare_and_observed_the_training_is_the_same(tmp_path: Path) -> None:
     """The callbacks come and go 4 times: each observed step is recorded, no other one is, no weight differs."""
-    found = alternated(tmp_path, CASE, is_quick=True, device="cpu")  # it raises if steps and rows do not match
+    job: dict[str, Any] = {
+        "device": "cpu", "workload": "mlp", "preset": "standard", "warmup": [20, 20], "pause_s": 0.1, "turns": 4,
+        "steps": 12, "settle": 4, "limit_s": 60.0,
+    }  # fmt: skip
+    found = alternated(tmp_path / "observed", job)  # it raises if steps and rows do not match
     assert len(found["turns"]) == 4 and all(len(turn["observed_ms"]) == found["steps"] for turn in found["turns"])
     assert all(ms > 0 for turn in found["turns"] for kind in ("bare", "observed") for ms in turn[f"{kind}_ms"])
-    job: dict[str, Any] = {
-        "device": "cpu", "directory": str(tmp_path), "name": "bare", "preset": "", "batch": 16,
-        "layers": 2, "width": 64, "warmup": [20, 20], "pause_s": 0.0, "turns": 4, "steps": found["steps"], "settle": 4,
-        "limit_s": 60.0,
-    }  # fmt: skip
-    bare = run_child("alternate", job)
+    bare = alternated(tmp_path / "bare", {**job, "preset": ""})
     assert bare["digest"] == found["digest"] and not any(any(turn["is_sampled"]) for turn in bare["turns"])
     assert "302 M" not in str(steps_grid({CASE: found}, has_same_weights=True))
+    assert cost_of(turns_of(found)).bare_ms > 0
