@@ -2,7 +2,8 @@
 
 The callbacks are taken out of torch and put back between blocks of steps. The first steps of a block are left out;
 what recording may spend on samples is what it had when its last block ended, so that pauses earn nothing. Times are
-those between the ends of steps: on a GPU by events that are read at the end, so that nothing waits for them.
+those between the ends of steps: on a GPU by events that are read at the end, so that nothing waits for them; on a CPU
+the training thread's own, as other processes take more than there is to measure.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Clock:
 
     def mark(self) -> Any:
         if not self._is_cuda:
-            return time.perf_counter_ns()
+            return time.thread_time_ns()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

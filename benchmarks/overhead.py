@@ -81,8 +81,8 @@ def _in_one_process(scale: Scale, scratch: Path) -> Grid:
     columns = ["training", "bare us/step", "without samples, x bare", "x bare", "95 % interval", "target", "reached",
                "steps with samples", "steps of each kind"]  # fmt: skip
     return Grid("One process that trains bare and observed in turns", columns, rows, [
-        "Times between the ends of steps. Neighbouring blocks are compared by interquartile means, samples in full; "
-        "intervals from resampled turns. A step right after one with a sample counts as one."
+        "The thread's processor time between the ends of steps. Neighbouring blocks are compared by interquartile "
+        "means, samples in full; intervals from resampled turns. A step right after one with a sample counts as one."
     ])  # fmt: skip
 
 

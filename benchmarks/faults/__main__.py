@@ -158,7 +158,7 @@ def _confusion(outcomes: Sequence[Outcome], threshold: float) -> Grid:
     return Grid("Kinds: true (rows) and named (columns)", ["", *kinds, "not found"], rows)
 
 
-def jobs_of(source: Path | None, keep: Path | None, *, is_full: bool) -> list[Job]:
+def jobs_of(source: Path | None, keep: Path | None, *, is_full: bool, clients: int | None = None) -> list[Job]:
     """What to do, in an order drawn once, so that whatever ends it early leaves a fair sample of all cells."""
     if source is not None:
         return [Job(None, path) for path in sorted(source.glob("[0-9]*[0-9].npz"))]
@@ -166,7 +166,11 @@ def jobs_of(source: Path | None, keep: Path | None, *, is_full: bool) -> list[Jo
         keep.mkdir(parents=True, exist_ok=True)
     listed = cases(is_full=is_full)
     order = np.random.default_rng(0).permutation(len(listed)).tolist()
-    return [Job(listed[place], keep / f"{at:05d}.npz" if keep else None) for at, place in enumerate(order)]
+    return [
+        Job(listed[place], keep / f"{at:05d}.npz" if keep else None)
+        for at, place in enumerate(order)
+        if clients is None or listed[place].clients == clients
+    ]
 
 
 def main() -> None:
@@ -174,6 +178,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the whole published sample: two hours on two cores")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop beginning new cases after this")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--clients", type=int, help="play only federations with that many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every federation there, to be judged again")
@@ -185,7 +190,7 @@ def main() -> None:
         _show(outcomes, arguments.write, is_full=arguments.full)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    jobs = jobs_of(arguments.source, arguments.keep, is_full=arguments.full)
+    jobs = jobs_of(arguments.source, arguments.keep, is_full=arguments.full, clients=arguments.clients)
     say(f"{len(jobs)} federations on {arguments.processes} processes")
     outcomes: list[Outcome] = []
     start = time.monotonic()

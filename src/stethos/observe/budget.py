@@ -3,7 +3,8 @@
 Time for samples is earned by training: elapsed time earns a share of itself,
 and a sample is taken when its expected cost has been saved up. The always-on
 rows are paid first; what they leave goes to samples, and at least a quarter
-of the budget always does, so that a very fast loop is still sampled.
+of the budget always does, so that a very fast loop is still sampled. A part
+is kept back: what is measured on one's own clock is never all.
 
 A clock around a sample misses what it does to the steps after it: their code
 and data have to come back into the caches. `Pace` learns this from how long
@@ -12,9 +13,13 @@ steps take with and without samples, and the samples pay for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _LEAST_SHARE = 0.25
+_KEPT_BACK = 0.15
+_HOUSE_SHARE = 0.1
+_GROWS_AFTER, _LONGEST_PAUSE = 40, 10
 _MOST_SAVED = 2.0
 _SMOOTH = 0.3
 _WORST_DEBT_NS = 2e9
@@ -135,10 +140,11 @@ class Budget:
     def __init__(self, overhead: float, shares: dict[str, float]) -> None:
         self.overhead = overhead
         self.purses = {name: Purse(share) for name, share in shares.items()}
+        self._pauses = 0
 
     def earn(self, elapsed_ns: float, always_on_ns: float) -> None:
         """Credit a stretch of training."""
-        allowed = self.overhead * elapsed_ns
+        allowed = (1 - _KEPT_BACK) * self.overhead * elapsed_ns
         earned = max(allowed - always_on_ns, _LEAST_SHARE * allowed)
         spill = 0.0
         for purse in self.purses.values():
@@ -146,3 +152,15 @@ class Budget:
             limit = _MOST_SAVED * (purse.cost_ns + purse.late_ns)
             spill = max(saved - limit, 0.0)
             purse.saved_ns = min(saved, limit)
+
+    def pause_ns(self, house_ns: float, shortest_ns: int) -> int:
+        """How long until the next housekeeping, if one takes `house_ns`.
+
+        The pauses grow by and by, up to ten times the shortest, until it
+        takes a tenth of the budget: at first there is much to learn.
+        """
+        self._pauses += 1
+        allowed = _HOUSE_SHARE * self.overhead
+        wanted_ns = house_ns / allowed if allowed else math.inf
+        longest = min(1 + self._pauses // _GROWS_AFTER, _LONGEST_PAUSE)
+        return int(min(max(wanted_ns, shortest_ns), longest * shortest_ns))

@@ -39,7 +39,7 @@ from stethos.schema import NULL_F64, NULL_I32, NULL_I64, STEPS
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # runs the hooks around every step
 _MOST_SCALED = 64
-KEEP_HOUSE_NS = 20_000_000
+KEEP_HOUSE_NS = 20_000_000  # between two times of housekeeping, at first
 _SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
 _UNNAMED, _SILENT = Named("", (), None), Alarm()
 # What all callbacks cost a step, over what the last of them sees on its clock: estimates; `benchmarks.ablation` prints
@@ -77,8 +77,8 @@ class StepWatch(WatchFields):
     """The callbacks and what they share; one per session.
 
     The callbacks do the least that a row needs. What can wait (accounting,
-    deciding on samples, learning what a normal loss is) is done every few
-    milliseconds by `_keep_house`.
+    deciding on samples, learning what a normal loss is) is done some ten
+    times a second by `keep_house`.
     """
 
     def __init__(self, session: Session, names: LayerNames) -> None:
@@ -266,8 +266,7 @@ class StepWatch(WatchFields):
             self.ring.set_word(Word.BATCHES, self.ring.word(Word.BATCHES) + 1)
 
     def keep_house(self, iteration: Iteration, watched: Watched, step: int, now: int) -> None:
-        """Every few milliseconds: account for what observing cost and decide what to sample next."""
-        began_ns = monotonic_ns()
+        """Now and then: account for what observing cost and decide what to sample next."""
         before_ns = self.layers.spent_ns + self.tracer.spent_ns
         elapsed_ns = now - iteration.kept_ns if iteration.kept_ns else 0
         iteration.kept_ns = now
@@ -290,10 +289,10 @@ class StepWatch(WatchFields):
             self.ring.set_word(Word.SPENT_NS, self._spent_ns)
             self.ring.set_word(Word.STEPS, self.session.steps)
             self.ring.set_word(Word.LAST_STEP_NS, now + self.session.offset_ns)
-        iteration.house_ns = 0 if iteration.is_traced else now + KEEP_HOUSE_NS
-        took_ns = monotonic_ns() - began_ns
-        iteration.spent_ns = -took_ns  # the callback is about to add it
+        took_ns = monotonic_ns() - now  # with the way here, which is cold as well
         self._house_ns = max(took_ns - (sampled_ns - before_ns), 0)  # nothing of it is unseen; counted next time
+        iteration.house_ns = 0 if iteration.is_traced else now + self.budget.pause_ns(self._house_ns, KEEP_HOUSE_NS)
+        iteration.spent_ns = -took_ns  # the callback is about to add it
 
     # Samples -----------------------------------------------------------------------------------------
 
