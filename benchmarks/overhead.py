@@ -65,7 +65,7 @@ def _in_one_process(scale: Scale, scratch: Path) -> Grid:
             say(f"overhead {workload}, in one process: {name}")
             limit_s = 3.0 if scale.is_quick else _IN_ONE_S if preset else _IN_ONE_S / 2
             job = {
-                "device": "cpu", "workload": workload, "preset": preset, "warmup": [load.warmup // 2] * 2,
+                "device": "cpu", "workload": workload, "preset": preset, "warmup": [max(load.warmup // 2, 15)] * 2,
                 "pause_s": 1.0, "turns": 4_000, "steps": load.block, "settle": load.settle, "limit_s": limit_s,
             }  # fmt: skip
             found = alternated(scratch / f"{workload}-in-one{preset}", job)
