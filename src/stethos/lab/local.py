@@ -18,6 +18,7 @@ from stethos.lab.seed import generator, isolated
 from stethos.lab.shelf import Shelf
 
 _MOST_AT_ONCE = 4096  # samples that a model is asked about in one go
+_NUMBERS_AT_ONCE = 1 << 18  # in them: what layers make of more does not stay in the caches
 EDGE_BATCHES = 4  # the first and the last so many local batches make the entry and the exit loss
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -170,6 +171,7 @@ class LocalTrainer:
 def predictions(model: nn.Module, x: Tensor) -> Tensor:
     """The class that the model gives to each input."""
     model.eval()
-    if len(x) <= _MOST_AT_ONCE:
+    most = min(max(_NUMBERS_AT_ONCE // max(x[:1].numel(), 1), 1), _MOST_AT_ONCE)
+    if len(x) <= most:
         return model(x).argmax(dim=1)  # type: ignore[no-any-return]
-    return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, _MOST_AT_ONCE)])
+    return torch.cat([model(part).argmax(dim=1) for part in torch.split(x, most)])
