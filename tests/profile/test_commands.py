@@ -35,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lab.federate("digits", run="reference", **{**options, "engine": "loop"})
         for name, more in {
             "other-lr": {"lr": 0.03},
+            "lost": {"lr": 1e30},
             "other-seed": {"seed": 1},
             "same": {},
             "link": {"faults": [lab.Fault("slow-link", "c7", strength=6)]},
@@ -151,6 +152,20 @@ def test_what_no_setting_explains_is_named_by_its_bottleneck(runs: Path, capsys:
     assert "round time" in text and "only in the second: client c7's link" in text and "gate 50.0%: failed" in text
     assert main(["compare", "same", "server", "--dir", str(runs)]) == 0
     assert "timing.aggregate_ms: 5.0 -> 300" in capsys.readouterr().out
+
+
+def test_a_training_that_ends_in_nan_is_worse_and_fails_any_gate(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "same", "lost", "--dir", str(runs), "--gate", "1e9"]) == 1
+    text = capsys.readouterr().out
+    assert "lost against same: final loss not finite" in text and "failed: final loss not finite" in text
+    assert main(["compare", "lost", "same", "--dir", str(runs), "--gate", "0", "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    (loss,) = [one for one in pair["quantities"] if one["quantity"] == "final loss"]
+    assert (loss["verdict"], loss["first"], loss["change"], loss["low"]) == ("better", None, None, None)
+    assert main(["compare", "lost", "lost", "--dir", str(runs), "--gate", "0"]) == 0
+    assert "the last losses of both are not finite" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["compare", "same"], ["compare", "a", "b", "--gate", "x"], ["profile", "--by", "x"]])

@@ -44,6 +44,18 @@ def test_the_setting_that_differs_is_named() -> None:
     assert [one.name for one in pair.worse_than(0.05)] == ["final loss"] and not pair.worse_than(0.3)
 
 
+def test_settings_whose_runs_all_end_in_nan_are_worse() -> None:
+    good = [measured(f"a{seed}", settings={"lr": 0.1, "seed": seed}) for seed in range(3)]
+    lost = [measured(f"b{seed}", settings={"lr": 9.0, "seed": seed}, is_lost=True) for seed in range(3)]
+    (pair,) = compare([*good, *lost])
+    assert words(pair)["final loss"] == "worse" and [one.name for one in pair.worse_than(1e9)] == ["final loss"]
+    (pair,) = compare([*lost, *good])
+    assert words(pair)["final loss"] == "better" and not pair.worse_than(0.0)
+    some = [*good[:2], measured("a9", settings={"lr": 0.1, "seed": 9}, is_lost=True)]
+    (pair,) = compare([*some, *lost])
+    assert words(pair).get("final loss") != "worse" and "not finite in a9, b0, b1, b2" in pair.notes[1]
+
+
 def test_another_seed_alone_is_chance() -> None:
     pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.1, "seed": 1}))
     assert pair.is_seed_only and pair.cause == "the seed only (seed: 0 -> 1)"

@@ -88,11 +88,12 @@ def _show(pair: Pair) -> None:
 
 def _cells(one: Quantity) -> list[str]:
     change = one.change
-    between = f"{_percent(change.low)} to {_percent(change.high)}" if change.is_known else "-"
+    is_lost = math.isinf(change.value)
+    between = f"{_percent(change.low)} to {_percent(change.high)}" if change.is_known and not is_lost else "-"
     return [
         one.name,
-        _value(one.first, one.unit),
-        _value(one.second, one.unit),
+        "not finite" if is_lost and change.value < 0 else _value(one.first, one.unit),
+        "not finite" if is_lost and change.value > 0 else _value(one.second, one.unit),
         _percent(change.value),
         between,
     ]
@@ -100,7 +101,10 @@ def _cells(one: Quantity) -> list[str]:
 
 def _show_gate(gate: float, failed: list[Quantity]) -> None:
     if failed:
-        listed = ", ".join(f"{one.name} {_percent(one.change.value)}" for one in failed)
+        listed = ", ".join(
+            f"{one.name} {'not finite' if math.isinf(one.change.value) else _percent(one.change.value)}"
+            for one in failed
+        )
         print(f"gate {gate:.1%}: failed: {listed}")
     else:
         print(f"gate {gate:.1%}: passed")
@@ -119,7 +123,9 @@ def _value(value: float | None, unit: str) -> str:
 def _percent(change: float | None) -> str:
     if change is None or not math.isfinite(change):
         return "-"
-    return f"{change:+.1%}" if abs(change) < 9.995 else f"{1 + change:,.0f}x"
+    if abs(change) < 9.995:
+        return f"{change:+.1%}"
+    return f"{1 + change:,.0f}x" if change < 1e6 else f"{1 + change:.1e}x"
 
 
 def _share(text: str) -> float:

@@ -28,6 +28,7 @@ _SMALLEST_BYTES = 1e6
 _TAIL = 0.25
 _MUCH = 0.1  # of the machine, for other programs: worth a note
 _MOST_OTHERS = 0.95
+_LARGE = 1e6
 # Two-sided 95 % points of Student's t for 1 to 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -49,7 +50,7 @@ class Quantity:
     def word(self) -> Word:
         if not self.is_judged:
             return "not judged"
-        if not math.isfinite(self.change.value):
+        if math.isnan(self.change.value):
             return "too little to tell"
         low, high = self._bounds()
         if low is None or high is None:
@@ -76,11 +77,15 @@ class Quantity:
         near = value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value)
         return min(near, value), max(near, value)
 
+    def _known_bounds(self) -> dict[str, float | None]:
+        bounds = {"low": self.change.low, "high": self.change.high}
+        return {name: None if value is None else known_or_none(value) for name, value in bounds.items()}
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "quantity": self.name, "unit": self.unit, "first": self.first, "second": self.second,
-            "change": known_or_none(self.change.value), "low": self.change.low, "high": self.change.high,
+            "change": known_or_none(self.change.value), **self._known_bounds(),
             "verdict": self.word, "lower_is_better": self.is_lower_better,
         }  # fmt: skip
 
@@ -168,6 +173,8 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
         notes.append(f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}")
     elif first.unit != second.unit:
         notes.append(f"one run has rounds, the other only steps: {first.run} counts {first.unit}s")
+    if first.is_lost and second.is_lost:
+        notes.append("the last losses of both are not finite")
     quantities = [*_convergence(first, second), *_costs(first, second)]
     pair = Pair(
         first.run, second.run, differences, tuple(quantities), _beyond([second], [first]), _beyond([first], [second])
@@ -205,13 +212,23 @@ def _beyond(runs: Sequence[Measures], others: Sequence[Measures]) -> tuple[str, 
 
 def _convergence(first: Measures, second: Measures) -> list[Quantity]:
     found = []
+    is_loss_judged = first.is_lost != second.is_lost
+    if is_loss_judged:
+        found.append(_lost(first, second))
     if first.unit == second.unit:
-        for name, is_lower in (("loss", True), ("accuracy", False)):
+        for name, is_lower in (("loss", True), ("accuracy", False))[is_loss_judged:]:
             one = _curve(first, second, name, is_lower)
             if one is not None:
                 found.append(one)
     target = _to_target(first, second)
     return [*found, target] if target is not None else found
+
+
+def _lost(first: Measures, second: Measures) -> Quantity:
+    """One of two runs ends with losses that are no numbers: beyond any that is one."""
+    one, two = (None if run.is_lost else summary_of(run, "final loss") for run in (first, second))
+    change = math.inf if second.is_lost else -math.inf
+    return Quantity("final loss", "", one, two, Interval(change, change, change))
 
 
 def _curve(first: Measures, second: Measures, name: str, is_lower: bool) -> Quantity | None:
@@ -328,19 +345,25 @@ def grouped(runs: Sequence[Measures]) -> list[list[Measures]]:
 def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pair:
     """Two settings with several runs each: intervals from the spread between runs (Student's t of logarithms)."""
     pairs = [compare_pair(first[0], other) for other in second]
+    lost = [[run.run for run in group if run.is_lost] for group in (first, second)]
+    are_all_lost = [len(own) == len(group) for own, group in zip(lost, (first, second), strict=True)]
     names = [(one.name, one.unit, one.is_lower_better) for one in pairs[0].quantities if " to loss " not in one.name]
     quantities = []
     for name, unit, is_lower in names:
         values = [[value for run in group if (value := summary_of(run, name)) is not None] for group in (first, second)]
-        if min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
+        if name == "final loss" and are_all_lost in ([True, False], [False, True]) and not (lost[0] and lost[1]):
+            quantities.append(_lost(first[0], second[0]))
+        elif min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
             middles = [math.exp(float(np.mean(np.log(group)))) for group in values]
             left, right = map(np.array, values)
             quantities.append(Quantity(name, unit, middles[0], middles[1], _welch(left, right), is_lower, len(left)))
     differences = [each for each in differences_of([first[0].settings, second[0].settings]) if not each.is_seed]
     one, two = (", ".join(run.run for run in group) for group in (first, second))
-    spread = f"intervals from the spread between {len(first)} and {len(second)} runs"
+    notes = [f"intervals from the spread between {len(first)} and {len(second)} runs"]
+    if any(lost):
+        notes.append(f"the last losses are not finite in {', '.join(lost[0] + lost[1])}")
     return Pair(
-        one, two, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second), (spread,)
+        one, two, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second), tuple(notes)
     )
 
 
@@ -374,10 +397,12 @@ def _welch(first: Array, second: Array) -> Interval:
 
 def ratio_words(change: float) -> str:
     """A relative change in words: `14% higher`, `4.1 times`."""
-    if not math.isfinite(change):
+    if math.isinf(change):
+        return "not finite" if change > 0 else "finite"
+    if math.isnan(change):
         return "-"
     if change >= 1:
-        return f"{1 + change:.1f} times"
+        return f"{1 + change:.1f} times" if change < _LARGE else f"{1 + change:.1e} times"
     return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
 
 

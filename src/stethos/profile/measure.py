@@ -34,6 +34,14 @@ _LOCAL = "SELECT step AS local, loss, step_ms FROM steps"
 _MEMORY_SQL = """\
 SELECT (SELECT max(rss_bytes) FROM host) AS rss_bytes, (SELECT max(peak_bytes) FROM steps) AS peak_bytes,
        (SELECT max(peak_bytes) FROM client_rounds) AS client_bytes"""
+# Whether the last losses there are, of rounds, of clients or of steps, are no numbers.
+_LOST_SQL = """\
+SELECT coalesce(
+    (SELECT NOT isfinite(arg_max(loss, round)) FROM rounds WHERE loss IS NOT NULL),
+    (SELECT NOT bool_or(isfinite(loss)) FROM client_rounds
+     WHERE loss IS NOT NULL AND round = (SELECT max(round) FROM client_rounds WHERE loss IS NOT NULL)),
+    (SELECT NOT bool_or(isfinite(loss))
+     FROM (SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY step DESC LIMIT 20))) AS is_lost"""
 _FINDINGS_SQL = """\
 SELECT name, title, clients, ranks, layers FROM findings
 WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"""
@@ -69,6 +77,7 @@ class Measures:
     peak_bytes: dict[str, float | None]
     troubles: tuple[Trouble, ...] = ()
     others_share: float = 0.0  # of the machine, kept busy by other programs
+    is_lost: bool = False  # the last losses are not finite
 
     @property
     def has_virtual_rounds(self) -> bool:
@@ -108,6 +117,7 @@ def read_measures(run: Run) -> Measures:
         },
         _troubles(run),
         read_others_share(run) or 0.0,
+        bool(records(run, _LOST_SQL)[0]["is_lost"]),
     )
 
 
