@@ -187,7 +187,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.tabulate:
         outcomes = [Outcome(**one) for one in json.loads(arguments.tabulate.read_text())]
-        _show(outcomes, arguments.write, is_full=arguments.full)
+        _show(outcomes, arguments.write)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = jobs_of(arguments.source, arguments.keep, is_full=arguments.full, clients=arguments.clients)
@@ -209,14 +209,16 @@ def main() -> None:
         arguments.json.write_text(json.dumps([asdict(one) for one in outcomes]))
     if len(outcomes) < len(jobs):
         say(f"stopped after {len(outcomes)} of {len(jobs)} federations")
-    _show(outcomes, arguments.write, is_full=arguments.full)
+    _show(outcomes, arguments.write)
 
 
-def _show(outcomes: Sequence[Outcome], page: Path | None, *, is_full: bool) -> None:
+def _show(outcomes: Sequence[Outcome], page: Path | None) -> None:
     grids = grids_of(outcomes, FaultyClient().probability)
     print(machine(), "", *grids, sep="\n", flush=True)
     if page:
-        write_section(page, "faults", section_text(grids, f"make faultbench{' FULL=1' if is_full else ''}"))
+        at = sys.argv.index("--write")
+        words = ["DIR" if Path(word).is_dir() else word for word in (*sys.argv[1:at], *sys.argv[at + 2 :])]
+        write_section(page, "faults", section_text(grids, " ".join(["python -m benchmarks.faults", *words])))
 
 
 if __name__ == "__main__":
