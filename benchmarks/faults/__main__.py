@@ -216,8 +216,8 @@ def _show(outcomes: Sequence[Outcome], page: Path | None) -> None:
     grids = grids_of(outcomes, FaultyClient().probability)
     print(machine(), "", *grids, sep="\n", flush=True)
     if page:
-        at = sys.argv.index("--write")
-        words = ["DIR" if Path(word).is_dir() else word for word in (*sys.argv[1:at], *sys.argv[at + 2 :])]
+        asked = [word for word in sys.argv[1:] if not word.startswith("--write") and word != str(page)]
+        words = ["DIR" if Path(word).is_dir() else word for word in asked]
         write_section(page, "faults", section_text(grids, " ".join(["python -m benchmarks.faults", *words])))
 
 
