@@ -115,7 +115,7 @@ def test_the_line_that_makes_and_the_line_that_keeps_a_leak_are_named(record: Re
 def test_a_leak_in_a_real_run_is_diagnosed_with_its_line(tmp_path: Path) -> None:
     lines = (PROGRAMS / "leak.py").read_text(encoding="utf-8").splitlines()
     made, filled = (next(n for n, text in enumerate(lines, 1) if word in text) for word in ("# made", "# kept"))
-    recorded = finish(start_command("run", "--dir", tmp_path, "--name", "leak", "--overhead", "0.3", PROGRAMS / "leak.py", "400"))  # fmt: skip  # noqa: E501
+    recorded = finish(start_command("run", "--dir", tmp_path, "--name", "leak", "--overhead", "1.0", PROGRAMS / "leak.py", "600"))  # fmt: skip  # noqa: E501
     assert recorded.returncode == 0, recorded.stderr
     words = " ".join(finish(start_command("diagnose", "-t", tmp_path / "leak")).stdout.split())
     assert f"leak.py:{made} stay alive, kept by history (list)" in words and f"leak.py:{filled}" in words, words

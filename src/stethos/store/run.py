@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ _COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
 _STILL_S = 3.0  # a drainer that moves none of them for so long is stuck
 _POLL_S = 0.02
 _ATTEMPTS = 20
+_RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
 _CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
 _LAST_LOSS = "SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY t_ns DESC LIMIT 1"
 
@@ -168,7 +170,8 @@ class Run:
         from stethos.store.engine import FileTroubleError
 
         is_second = False
-        for _ in range(_ATTEMPTS):
+        until = time.monotonic() + _RESTLESS_S
+        for attempt in itertools.count(1):
             self._refresh()
             seen = self._sealed_of(with_sources(named))
             try:
@@ -180,6 +183,8 @@ class Run:
             except FileTroubleError as error:  # a file may have been retired meanwhile, or be damaged
                 failure = explain_error(error, named)
             self.close()  # an internal error leaves the engine unusable
+            if attempt >= _ATTEMPTS and time.monotonic() > until:
+                break
             self._refresh()
             if self._sealed_of(with_sources(named)) != seen:
                 continue
