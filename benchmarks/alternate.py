@@ -24,7 +24,6 @@ from benchmarks.gpu_model import make_model
 from benchmarks.workload import WORKLOADS
 from stethos.observe import boot
 
-LENGTH = 1024  # of a sequence
 _KINDS = ("bare", "observed")
 _SAMPLED_SQL = """\
 SELECT DISTINCT step FROM layers UNION SELECT DISTINCT step FROM modules UNION SELECT DISTINCT step FROM memory"""
@@ -168,7 +167,7 @@ def _on_gpu(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
     torch.backends.cuda.matmul.allow_tf32 = True
     model = make_model(job["layers"], job["width"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs = torch.randn(job["batch"], LENGTH, job["width"], device="cuda")
+    inputs = torch.randn(job["batch"], job["length"], job["width"], device="cuda")
 
     def step() -> None:
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ from benchmarks.scale import Scale
 _STATISTICS_TARGET = 1.25
 _STEP_TARGET = 1.01
 _RUN_NAME = "measured"
-_LENGTH = 1024  # of sequences, as in alternate.py
+_LENGTH = 1024  # of sequences
 
 
 class Case(NamedTuple):
@@ -93,8 +93,8 @@ def _alternated(scratch: Path, case: Case, *, is_quick: bool) -> dict[str, Any]:
     """One process that trains bare and observed in turns."""
     job = {
         "device": "cuda", "preset": "standard", "layers": case.layers, "width": case.width, "batch": case.batch,
-        "warmup": [20, 20], "pause_s": 3.0, "turns": 4 if is_quick else 400, "steps": 12 if is_quick else 20,
-        "settle": 4, "limit_s": case.limit_s,
+        "length": _LENGTH, "warmup": [20, 20], "pause_s": 3.0, "turns": 4 if is_quick else 400,
+        "steps": 12 if is_quick else 20, "settle": 4, "limit_s": case.limit_s,
     }  # fmt: skip
     return alternated(scratch / f"alternate-{case.layers}-{case.batch}", job)
 

@@ -191,6 +191,8 @@ def main() -> None:
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = jobs_of(arguments.source, arguments.keep, is_full=arguments.full, clients=arguments.clients)
+    if not jobs:
+        parser.error("there is no such federation")
     say(f"{len(jobs)} federations on {arguments.processes} processes")
     outcomes: list[Outcome] = []
     start = time.monotonic()

@@ -211,14 +211,12 @@ def _beyond(runs: Sequence[Measures], others: Sequence[Measures]) -> tuple[str, 
 
 
 def _convergence(first: Measures, second: Measures) -> list[Quantity]:
-    found = []
-    is_loss_judged = first.is_lost != second.is_lost
-    if is_loss_judged:
-        found.append(_lost(first, second))
+    is_one_lost = first.is_lost != second.is_lost
+    found = [_lost(first, second)] if is_one_lost else []
     if first.unit == second.unit:
-        for name, is_lower in (("loss", True), ("accuracy", False))[is_loss_judged:]:
+        for name, is_lower in (("loss", True), ("accuracy", False)):
             one = _curve(first, second, name, is_lower)
-            if one is not None:
+            if one is not None and not (is_one_lost and name == "loss"):
                 found.append(one)
     target = _to_target(first, second)
     return [*found, target] if target is not None else found
@@ -346,12 +344,12 @@ def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pai
     """Two settings with several runs each: intervals from the spread between runs (Student's t of logarithms)."""
     pairs = [compare_pair(first[0], other) for other in second]
     lost = [[run.run for run in group if run.is_lost] for group in (first, second)]
-    are_all_lost = [len(own) == len(group) for own, group in zip(lost, (first, second), strict=True)]
+    shares = {len(own) / len(group) for own, group in zip(lost, (first, second), strict=True)}
     names = [(one.name, one.unit, one.is_lower_better) for one in pairs[0].quantities if " to loss " not in one.name]
     quantities = []
     for name, unit, is_lower in names:
         values = [[value for run in group if (value := summary_of(run, name)) is not None] for group in (first, second)]
-        if name == "final loss" and are_all_lost in ([True, False], [False, True]) and not (lost[0] and lost[1]):
+        if name == "final loss" and shares == {0.0, 1.0}:  # all runs of one setting, none of the other
             quantities.append(_lost(first[0], second[0]))
         elif min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
             middles = [math.exp(float(np.mean(np.log(group)))) for group in values]
