@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import stethos
 from stethos.record.place import RunPlace
@@ -20,6 +20,7 @@ from stethos.store.run import Run, open_run
 SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DEADLINE_S = 240.0
+T = TypeVar("T")
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -64,22 +65,24 @@ def command(*words: str | Path, stdin: str | None = None, **options: Any) -> sub
     return finish(start_command(*words, **options), stdin)
 
 
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Look again and again; fail if it does not come true for a long time."""
+def wait_until(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """Look again and again, and return what was seen; fail if it does not come true for a long time."""
     deadline = time.monotonic() + deadline_s
-    while not condition():
+    while not (seen := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
         time.sleep(0.005)
+    return seen
 
 
 def drainers_of(path: Path) -> list[int]:
-    """The drainers at work on a run, or on any run below a directory."""
+    """The drainers at work on a run, or on any run below a directory; the shell that starts one is none."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            words = _words_of(int(entry))
-            if any("stethos.record.drainer" in word for word in words) and words[-1].startswith(str(path)):
+            program, *words = _words_of(int(entry))
+            is_drainer = any("stethos.record.drainer" in word for word in words) and not program.endswith("/sh")
+            if is_drainer and words[-1].startswith(str(path)):
                 found.append(int(entry))
     return found
 
@@ -93,8 +96,7 @@ def _words_of(pid: int) -> list[str]:
 
 def kill_drainer(path: Path) -> int:
     """`kill -9` the drainer of a run as soon as there is one; return its pid."""
-    wait_until(lambda: drainers_of(path), f"a drainer of {path}")
-    pid = drainers_of(path)[0]
+    pid = wait_until(lambda: drainers_of(path), f"a drainer of {path}")[0]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in drainers_of(path), f"the end of drainer {pid}")
     return pid

@@ -156,8 +156,7 @@ def test_a_program_without_a_command_around_it_starts_its_drainer_again(tmp_path
     path = tmp_path / "run"
     program = start_program("count_rows.py", tmp_path, "run", counter.path, "40000", "8")
     killed = kill_drainer(path)
-    wait_until(lambda: drainers_of(path), "another drainer")
-    assert drainers_of(path) != [killed]
+    assert wait_until(lambda: drainers_of(path), "another drainer") != [killed]
     wait_until(lambda: counter.value == 40_000, "the last row")
     assert finish(program, "end\n").returncode == 0
     run, books = collected(path)
@@ -200,10 +199,9 @@ sys.stdin.readline()
     path = tmp_path / "run"
     program = start("-c", code, tmp_path)
     assert program.stdin is not None and program.stdout is not None
-    wait_until(lambda: drainers_of(path), "a drainer")
+    (drainer,) = wait_until(lambda: drainers_of(path), "a drainer")
     place = RunPlace(path)
     wait_until(lambda: place.processes() and place.processes()[0].manifest(), "the drainer at work")
-    (drainer,) = drainers_of(path)
     os.kill(drainer, signal.SIGSTOP)
     program.stdin.write("go\n")
     program.stdin.flush()
