@@ -10,9 +10,11 @@ from stethos.profile.column import records
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
+# A module that is called several times in a step has a row for each call: gradient accumulation, shared modules.
 MODULE_SQL = """\
-SELECT module, stage, avg(duration_ms) AS duration_ms, max(allocated_bytes) AS allocated_bytes, count(*) AS samples
-FROM modules WHERE stage IN ('forward', 'backward') AND duration_ms >= 0
+SELECT module, stage, avg(step_ms) AS duration_ms, max(most_bytes) AS allocated_bytes, count(*) AS samples
+FROM (SELECT module, stage, sum(duration_ms) AS step_ms, max(allocated_bytes) AS most_bytes FROM modules
+      WHERE stage IN ('forward', 'backward') AND duration_ms >= 0 GROUP BY process, step, module, stage)
 GROUP BY module, stage ORDER BY duration_ms DESC"""
 _ROOTS_SQL = "SELECT DISTINCT model FROM steps WHERE model IS NOT NULL"
 
@@ -48,12 +50,14 @@ def read_module_times(run: Run) -> list[ModuleTime]:
 
 
 def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime]:
-    """From means per module and stage, with children, to means without them."""
+    """From means per module and stage, with children, to means without them; each over the steps that called it."""
     own: dict[str, dict[str, float]] = {}
     outputs: dict[str, int] = {}
     samples: dict[str, int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for row in rows:
-        own.setdefault(row["module"], {})[row["stage"]] = float(row["duration_ms"])
+        own.setdefault(row["module"], {})[row["stage"]] = float(row["duration_ms"]) * row["samples"]
+        counts[row["module"], row["stage"]] = row["samples"]
         if row["allocated_bytes"] is not None:  # of the forward; a backward has none
             outputs[row["module"]] = max(outputs.get(row["module"], 0), row["allocated_bytes"])
         samples[row["module"]] = max(samples.get(row["module"], 0), row["samples"])
@@ -64,18 +68,19 @@ def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime
                 if stage in inner[parent]:
                     inner[parent][stage] = max(0.0, inner[parent][stage] - duration)
     total = sum(sum(stages.values()) for stages in inner.values()) or 1.0
+    mean = {name: {stage: ms / counts[name, stage] for stage, ms in stages.items()} for name, stages in inner.items()}
     found = [
         ModuleTime(
             name,
-            stages.get("forward"),
-            stages.get("backward"),
+            mean[name].get("forward"),
+            mean[name].get("backward"),
             sum(stages.values()) / total,
             outputs.get(name),
             samples[name],
         )
         for name, stages in inner.items()
     ]
-    return sorted(found, key=lambda one: -one.self_ms)
+    return sorted(found, key=lambda one: -one.share)
 
 
 def _parents(name: str, known: dict[str, dict[str, float]], roots: set[str]) -> list[str]:
