@@ -25,11 +25,11 @@ class EndWatch:
             self._session.on_close.append(self.uninstall)
 
     def uninstall(self) -> None:
-        if self._is_active:
-            self._session.guard.run("traceback", self._record_last)
-        self._is_active = False
+        was_active, self._is_active = self._is_active, False
         if sys.excepthook == self._hook:
             sys.excepthook = self._original
+        if was_active:
+            self._session.guard.run("traceback", self._record_last)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_active:
