@@ -120,7 +120,8 @@ def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -
     if exit_code is not None and exit_code < 0:
         return f"killed by {_signal_name(-exit_code)}"
     if error:
-        return f"uncaught {error}"
+        lines = [line for line in error.splitlines() if line.strip()] or [error]
+        return f"uncaught {lines[0]}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
     if exit_code:
         return f"exit status {exit_code}"
     return {"ended": "ended", "failed": "failed"}.get(state, "died without a word: killed, or the machine went down")
