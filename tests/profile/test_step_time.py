@@ -130,6 +130,19 @@ def test_a_module_that_some_steps_do_not_call_has_its_share_of_all_steps() -> No
     assert found == {"body": (6.0, 0.6), "seldom": (8.0, 0.2), "Net": (2.0, 0.2)}
 
 
+def test_modules_of_several_models_are_told_apart() -> None:
+    """A GAN: the maker runs in the judge's steps too, under its own name; each model has a module called 0."""
+    rows = [
+        {"model": model, "module": name, "stage": "forward", "duration_ms": duration, "allocated_bytes": 0, "samples": 2}
+        for model, name, duration in (
+            ("Judge", "Judge", 10.0), ("Judge", "0", 7.0), ("Judge", "Maker", 4.0), ("Judge", "Maker.0", 3.0),
+            ("Maker", "Maker", 6.0), ("Maker", "0", 5.0), ("Maker", "Judge", 12.0), ("Maker", "Judge.0", 9.0),
+        )
+    ]  # fmt: skip
+    found = {one.module: (one.forward_ms, one.samples) for one in module_times(rows, {"Judge", "Maker"})}
+    assert found == {"Judge.0": (8.0, 4), "Maker.0": (4.0, 4), "Judge": (3.0, 4), "Maker": (1.0, 4)}
+
+
 def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -> None:
     t_ns = np.arange(60) * 1e9
     assert growth_of("p", t_ns, np.linspace(3e8, 9e8, 60)) is not None
