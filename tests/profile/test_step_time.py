@@ -113,11 +113,17 @@ def test_modules_are_counted_without_their_children() -> None:
         {"module": name, "stage": stage, "duration_ms": duration, "allocated_bytes": 10, "samples": 3}
         for name, stage, duration in (
             ("Net", "forward", 10.0), ("body", "forward", 7.0), ("body.0", "forward", 5.0), ("head", "forward", 2.0),
-            ("body.0", "backward", 4.0),
+            ("body.0", "backward", 4.0), ("MSELoss", "forward", 0.5),
         )
     ]  # fmt: skip
     found = {one.module: (one.forward_ms, one.backward_ms) for one in module_times(rows, {"Net"})}
-    assert found == {"Net": (1.0, None), "body": (2.0, None), "body.0": (5.0, 4.0), "head": (2.0, None)}
+    assert found == {
+        "Net": (1.0, None),
+        "body": (2.0, None),
+        "body.0": (5.0, 4.0),
+        "head": (2.0, None),
+        "MSELoss": (0.5, None),
+    }
     assert module_times(rows, {"Net"})[0].module == "body.0" and module_times([], set()) == []
 
 
@@ -133,8 +139,8 @@ def test_a_module_that_some_steps_do_not_call_has_its_share_of_all_steps() -> No
 def test_modules_of_several_models_are_told_apart() -> None:
     """A GAN: the maker runs in the judge's steps too, under its own name; each model has a module called 0."""
     rows = [
-        {"model": model, "module": name, "stage": "forward", "duration_ms": duration, "allocated_bytes": 0, "samples": 2}
-        for model, name, duration in (
+        {"model": model, "module": name, "stage": "forward", "duration_ms": ms, "allocated_bytes": 0, "samples": 2}
+        for model, name, ms in (
             ("Judge", "Judge", 10.0), ("Judge", "0", 7.0), ("Judge", "Maker", 4.0), ("Judge", "Maker.0", 3.0),
             ("Maker", "Maker", 6.0), ("Maker", "0", 5.0), ("Maker", "Judge", 12.0), ("Maker", "Judge.0", 9.0),
         )

@@ -316,5 +316,5 @@ def test_the_ending_is_told_in_words(run: RunBuilder) -> None:
         "caught": ("failed", "exit status 3", 3),
         "status": ("failed", "exit status 3", 3),
         "signal": ("killed", "killed by SIGKILL", -9),
-        "silent": ("killed", "died without a word: killed, or the machine went down", None),
+        "silent": ("killed", "ended without a word: killed, by os._exit, or the machine went down", None),
     }

@@ -92,13 +92,18 @@ def module_times(rows: list[dict[str, Any]], roots: set[str]) -> list[ModuleTime
 
 def _qualified(name: str, model: str | None, models: set[str]) -> str:
     """The module's name, with its model in front where there are several and it has not one."""
-    is_plain = len(models) < 2 or model is None or name.partition(".")[0] in models
+    is_plain = len(models) < 2 or model is None or name.partition(".")[0] in models or _is_loss(name)
     return name if is_plain else f"{model}.{name}"
 
 
+def _is_loss(name: str) -> bool:
+    """Whether it is the class of a loss, which is called on what the model returned: attributes are named otherwise."""
+    return name.endswith("Loss") and name[0].isupper() and "." not in name
+
+
 def _parents(name: str, known: dict[str, dict[str, float]], roots: set[str]) -> list[str]:
-    """The nearest module around this one that was sampled; for the outermost ones the root."""
-    if name in roots:
+    """The nearest module around this one that was sampled; for the outermost ones the root, except for losses."""
+    if name in roots or _is_loss(name):
         return []
     above = name.rpartition(".")[0]
     while above:

@@ -124,7 +124,9 @@ def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -
         return f"uncaught {lines[0]}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
     if exit_code:
         return f"exit status {exit_code}"
-    return {"ended": "ended", "failed": "failed"}.get(state, "died without a word: killed, or the machine went down")
+    return {"ended": "ended", "failed": "failed"}.get(
+        state, "ended without a word: killed, by os._exit, or the machine went down"
+    )
 
 
 def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -> RunState:
