@@ -281,9 +281,3 @@ def _in_range(one: Turnout, accusation: Accusation) -> bool:
 
 def _spread(count: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
-
-
-def proof_in(value: Mapping[str, Any]) -> str:
-    """A kept proof in one line; "" if it is none."""
-    verdict, words = value.get("verdict"), value.get("words")
-    return f"{verdict}: {words}" if isinstance(verdict, str) and isinstance(words, str) else ""
