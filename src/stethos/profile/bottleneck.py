@@ -64,9 +64,9 @@ def where_of(one: RoundTime) -> str:
 # Rounds ------------------------------------------------------------------------------------------------
 
 
-def client_bottleneck(one: RoundTime, times: float = 1.8) -> Bottleneck | None:
+def client_bottleneck(one: RoundTime) -> Bottleneck | None:
     """Clients that everybody waits for."""
-    slow = slow_clients(one, times)
+    slow = slow_clients(one)
     if slow is None or slow.share < _AT_LEAST:
         return None
     return told(one, slow)
