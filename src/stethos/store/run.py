@@ -240,11 +240,9 @@ class Run:
 
         rows[FINDINGS.name] = count_findings(self._place.path)
         rows[STACKS.name] = count_stacks(self._place.path)
-        for table in TABLES.values():
-            if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
-                rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
-            elif table is TORCH_TRACE:
-                rows[table.qualified_name] = rows[MODULES.name]
+        rows[TORCH_TRACE.qualified_name] = rows[MODULES.name]
+        if rows[CLIENT_REPORTS.name]:
+            rows[CLIENT_ROUNDS.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
         return rows
 
     def processes(self) -> list[Row]:
