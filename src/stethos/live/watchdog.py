@@ -109,7 +109,7 @@ class Watchdog:
         everybody = boards_of(self._drainer.run)
         delays = delays_of(everybody)
         for name in suspects:
-            rows = self._hang_of(watched[name], looks, {**_by_rank(everybody)}, delays, now)
+            rows = self._hang_of(watched[name], looks, _by_rank(everybody), delays, now)
             if rows:
                 self._report(rows, later)
                 return
