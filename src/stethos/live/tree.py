@@ -28,7 +28,8 @@ class Node:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        place = {} if self.frame is None else {"func": self.frame.func, "file": self.frame.file, "lineno": self.frame.lineno}  # fmt: skip  # noqa: E501
+        frame = self.frame
+        place = {} if frame is None else {"func": frame.func, "file": frame.file, "lineno": frame.lineno}
         return {**place, "members": self.members, "children": [node.as_dict() for node in self.children]}
 
 

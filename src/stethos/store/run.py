@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.layout import State
@@ -80,7 +79,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
