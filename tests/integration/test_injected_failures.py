@@ -148,7 +148,8 @@ def test_every_function_on_the_side_of_the_training_was_reached(outcomes: list[d
 RARE = {
     "observe.layer_name._stripped", "observe.stepwatch._numbered", "observe.module_trace.ModuleTrace.is_on",
     "observe.session.Session._end_of_child",
-    "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.budget.Pace._learn",
+    "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.statistic._norm_by_block",
+    "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",
     "record.slots.PlainSlots.__iter__", "record.slots.PlainSlots.__next__", "record.slots.PlainSlots._has_room",
     "record.ring.Ring.drop", *(f"record.slots.Slots.{name}" for name in ("__next__", "writer", "release")),
