@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import stethos
-from stethos.record.place import RunPlace
+from stethos.record.place import ProcessPlace, RunPlace
 from stethos.schema import RECORDED
 from stethos.store.run import Run, open_run
 
@@ -103,12 +103,17 @@ def kill_drainer(path: Path) -> int:
 
 
 def wait_for_rest(path: Path) -> None:
-    """Wait until everything of a run is collected; its drainer lingers a little for others to join."""
+    """Wait until everything of a run is collected, and nothing else of it is about to be removed.
+
+    Its drainer lingers a little for others to join.
+    """
     run = RunPlace(path)
-    wait_until(
-        lambda: run.processes() and all("ended" in process.manifest() for process in run.processes()),
-        f"the rest of {path}",
-    )
+    wait_until(lambda: run.processes() and all(map(_is_at_rest, run.processes())), f"the rest of {path}")
+
+
+def _is_at_rest(process: ProcessPlace) -> bool:
+    """Whether a process is collected and its ring and segments are gone, which go after its last manifest."""
+    return "ended" in process.manifest() and not process.ring().exists() and not any(process.scratch().glob("*.seg"))
 
 
 def checked_books(run: Run) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from processes import PROGRAMS, collected, environment
 
 from stethos.store.run import Run
 
-DEADLINE_S = 300
+DEADLINE_S = 900
 WHOLE = ("run", "--quiet", "--preset", "deep", "--overhead", "100%")
 
 
