@@ -19,6 +19,7 @@ from stethos.store.run import Run, open_run
 
 SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+UNBOUNDED = os.pathsep.join((str(SOURCE), str(Path(__file__).resolve().parent / "unbounded")))  # a path to import from
 DEADLINE_S = 240.0
 T = TypeVar("T")
 
@@ -147,14 +148,20 @@ def only_process(run: Run) -> dict[str, Any]:
 
 
 class Counter:
-    """A number in a mapped file, which a program that may be killed at any moment writes and the test reads."""
+    """A number in a mapped file, which a program that may be killed at any moment writes and the test reads.
 
-    def __init__(self, path: Path) -> None:
+    A program that is held does not begin to count before it is released.
+    """
+
+    def __init__(self, path: Path, *, is_held: bool = False) -> None:
         self.path = path
-        path.write_bytes(bytes(8))
+        path.write_bytes((-is_held).to_bytes(8, "little", signed=True))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
+    def release(self) -> None:
+        self._map[:] = bytes(8)
+
     @property
     def value(self) -> int:
-        return int.from_bytes(self._map, "little")
+        return int.from_bytes(self._map, "little", signed=True)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from builders import RunBuilder
 from examining import cases
-from processes import wait_for_rest
+from processes import DEADLINE_S, wait_for_rest
 
 import stethos
 from stethos import lab
@@ -253,11 +252,7 @@ def test_hostile_names_reach_no_terminal(evil: Path, diagnose: Diagnose) -> None
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_a_damaged_run_is_diagnosed_from_what_is_whole(tmp_path: Path, diagnose: Diagnose, share: float) -> None:
     path = federate(tmp_path, clients=6, rounds=6)
-    deadline = time.monotonic() + 30
-    while not list(path.glob("*/*.parquet")) or list(path.glob("*/*.seg")):  # the drainer is at its last files
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    for file in [*path.glob("*/*.parquet"), *path.glob("*/*.seg")]:
+    for file in path.glob("*/*.parquet"):
         content = file.read_bytes()
         file.write_bytes(content[: int(len(content) * share)])
     status, shown, _ = diagnose("-t", path)
@@ -374,7 +369,7 @@ def test_a_live_run_is_followed_to_its_end(growing: subprocess.Popen[str], tmp_p
     assert follower.stdout is not None
     shown = [follower.stdout.readline(), follower.stdout.readline()]
     growing.kill()
-    rest, _ = follower.communicate(timeout=60)
+    rest, _ = follower.communicate(timeout=DEADLINE_S)
     assert shown[0].startswith("following run live") and "opened" in shown[1]
     follower.stdout.close()
     assert follower.returncode == 1 and "run live (killed): " in rest and "ended badly" in rest

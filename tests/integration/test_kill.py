@@ -153,10 +153,11 @@ def test_ten_kills_of_the_drainer_neither_lose_nor_double_a_row(tmp_path: Path) 
 
 
 def test_a_program_without_a_command_around_it_starts_its_drainer_again(tmp_path: Path) -> None:
-    counter = Counter(tmp_path / "counter")
+    counter = Counter(tmp_path / "counter", is_held=True)
     path = tmp_path / "run"
     program = start_program("count_rows.py", tmp_path, "run", counter.path, "40000", "8")
     killed = kill_drainer(path)
+    counter.release()
     assert wait_until(lambda: drainers_of(path), "another drainer") != [killed]
     wait_until(lambda: counter.value == 40_000, "the last row")
     assert finish(program, "end\n").returncode == 0
