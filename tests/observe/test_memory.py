@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,9 @@ def test_a_leak_in_a_real_run_is_diagnosed_with_its_line(tmp_path: Path) -> None
     recorded = finish(start_command(*words, env=environment(PYTHONPATH=UNBOUNDED)))
     assert recorded.returncode == 0, recorded.stderr
     collected(tmp_path / "leak")
-    said = " ".join(finish(start_command("diagnose", "-t", tmp_path / "leak")).stdout.split())
-    assert f"leak.py:{made} stay alive, kept by history (list)" in said and f"leak.py:{filled}" in said, said
+    said = json.loads(finish(start_command("diagnose", "-t", tmp_path / "leak", "--json")).stdout)
+    (title,) = [one["title"] for one in said["findings"] if one["name"] == "memory-growth"]
+    assert f"leak.py:{made} stay alive, kept by history (list)" in title and f"leak.py:{filled}" in title
 
 
 # Beside other modes ------------------------------------------------------------------------------

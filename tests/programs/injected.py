@@ -23,6 +23,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import torch
 from fingerprint import fingerprint, seed_all
 from injection import KINDS, broken, functions_in, modules_under
+from ticking import begin_ticking
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -158,6 +159,7 @@ def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     stepwatch.KEEP_HOUSE_NS = 0
+    begin_ticking()  # else it would depend on the machine which samples are taken, and so what is reached
     logging.getLogger().addHandler(logging.NullHandler())
     said = io.StringIO()
     with contextlib.redirect_stderr(said), undrained(directory / f"whole-{part}"):
