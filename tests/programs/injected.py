@@ -14,8 +14,8 @@ import logging
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
@@ -106,9 +106,8 @@ def train(*, is_forking: bool = True) -> str:
         (big(torch.ones(1, 100)).sum() + loss).backward()
         simple.step()
     thread_model = nn.Linear(5, 1)
-    thread = threading.Thread(target=train_plain, args=(thread_model, x, y))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(train_plain, thread_model, x, y).result()  # and what came out of it
     child = os.fork() if is_forking else -1
     if child == 0:
         train_plain(nn.Linear(5, 1), x, y)
