@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.layout import State
 from stethos.record.place import RunPlace
-from stethos.record.spawn import ensure_drainer
+from stethos.record.spawn import ensure_drainer, is_drained
 from stethos.schema import (
     BACKTRACE,
     CLIENT_REPORTS,
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
-_STILL_S = 3.0  # a drainer that moves none of them for so long is stuck
+_START_S = 10.0  # how long a drainer may take to begin
+_STILL_S = 6.0  # one at work that moves none of them for so long is stuck
 _POLL_S = 0.02
 _ATTEMPTS = 20
 _RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
@@ -337,12 +338,14 @@ class Run:
         over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
         began = moved = time.monotonic()
         waiting = sum(reader.waiting for reader in over)
-        while waiting and time.monotonic() < min(moved + _STILL_S, began + _COLLECT_S):
+        is_at_work = is_drained(self._place)
+        while waiting and time.monotonic() < min(moved + (_STILL_S if is_at_work else _START_S), began + _COLLECT_S):
             time.sleep(_POLL_S)
             for reader in over:
                 reader.refresh()
             before, waiting = waiting, sum(reader.waiting for reader in over)
-            if waiting != before:
+            was_at_work, is_at_work = is_at_work, is_at_work or is_drained(self._place)
+            if (waiting, is_at_work) != (before, was_at_work):
                 moved = time.monotonic()
 
     def _load(self, named: set[str]) -> None:
