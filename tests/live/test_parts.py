@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -116,16 +116,16 @@ def test_a_thread_is_interrupted_in_its_code_and_never_after() -> None:
         stopper, seen, ready = Interruptible(), [], threading.Event()
 
         def work(stopper: Interruptible = stopper, seen: list[str] = seen, ready: threading.Event = ready) -> None:
-            try:
-                stopper.enter()
-                ready.set()
-                try:
-                    while True:
-                        pass
-                except TimeLimitError:
-                    seen.append("interrupted")
-                finally:
+            while not seen:
+                with contextlib.suppress(TimeLimitError):  # which may come more than once before it has left
+                    if not ready.is_set():
+                        stopper.enter()
+                        ready.set()
+                        while True:
+                            pass
                     stopper.leave()
+                    seen.append("left")
+            try:
                 for _ in range(20_000):
                     pass
                 seen.append("went on")
@@ -140,20 +140,29 @@ def test_a_thread_is_interrupted_in_its_code_and_never_after() -> None:
         for _ in range(50):
             stopper.interrupt()
         thread.join()
-        assert seen == ["interrupted", "went on"]
+        assert seen == ["left", "went on"]
 
 
 def test_the_main_thread_is_woken_from_a_sleep() -> None:
-    stopper = Interruptible()
-    waker = threading.Thread(target=lambda: (time.sleep(0.05), stopper.interrupt()))
-    stopper.enter()
+    stopper, is_over, is_woken = Interruptible(__file__), threading.Event(), False
+    code = compile("import time; time.sleep(60)", "<test>", "exec")
+
+    def wake() -> None:
+        while not is_over.wait(0.02):
+            stopper.interrupt()
+
+    waker = threading.Thread(target=wake)
     waker.start()
     try:
-        with pytest.raises(TimeLimitError):
-            time.sleep(60)
+        stopper.enter()
+        exec(code)
+    except TimeLimitError:
+        is_woken = True
     finally:
         stopper.leave()
+    is_over.set()
     waker.join()
+    assert is_woken
     stopper.interrupt()  # nobody there: nothing happens
 
 

@@ -220,7 +220,9 @@ def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(QueryError, match="took longer"):
         asker.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
     with pytest.raises(QueryError):
-        asker.ask(odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1", timeout_s=DEADLINE_S)
+        asker.ask(
+            odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1", timeout_s=DEADLINE_S
+        )
     with pytest.raises(QueryError, match="memory"):
         asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)", timeout_s=DEADLINE_S)
     with pytest.raises(QueryError, match="larger than"):

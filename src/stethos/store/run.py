@@ -43,9 +43,11 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
-_START_S = 10.0  # how long a drainer may take to begin
-_STILL_S = 6.0  # one at work that moves none of them for so long is stuck
 _POLL_S = 0.02
+_STILL_LOOKS = (
+    150  # a drainer at work that moves none of them between so many looks is stuck: 3 s, on a busy machine more
+)
+_START_LOOKS = 500  # and so many it may take to begin
 _ATTEMPTS = 20
 _RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
 _CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
@@ -336,17 +338,16 @@ class Run:
         except OSError:  # a read-only directory: what is there can be read all the same
             return
         over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
-        began = moved = time.monotonic()
+        deadline, looks = time.monotonic() + _COLLECT_S, 0
         waiting = sum(reader.waiting for reader in over)
         is_at_work = is_drained(self._place)
-        while waiting and time.monotonic() < min(moved + (_STILL_S if is_at_work else _START_S), began + _COLLECT_S):
+        while waiting and looks < (_STILL_LOOKS if is_at_work else _START_LOOKS) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             for reader in over:
                 reader.refresh()
             before, waiting = waiting, sum(reader.waiting for reader in over)
             was_at_work, is_at_work = is_at_work, is_at_work or is_drained(self._place)
-            if (waiting, is_at_work) != (before, was_at_work):
-                moved = time.monotonic()
+            looks = looks + 1 if (waiting, is_at_work) == (before, was_at_work) else 0
 
     def _load(self, named: set[str]) -> None:
         """Bring the named tables up to date in the engine."""
