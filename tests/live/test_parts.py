@@ -7,19 +7,24 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builders import RunBuilder
 
 from stethos.cli.evaluate import show_reply
 from stethos.errors import LiveError, QueryError, StethosError
+from stethos.live.everyone import meeting_step
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, private_names
 from stethos.live.output import Catcher, Caught
 from stethos.live.stack import spoken
 from stethos.live.target import Wanted, take_apart
 from stethos.live.wire import error_from, error_reply, receive, send
+from stethos.record.layout import Word
 from stethos.store.captures import keep_stacks, read_stacks
 from stethos.store.run import Run
 
@@ -177,6 +182,24 @@ def test_output_is_caught_by_thread(capsys: pytest.CaptureFixture[str]) -> None:
     catcher.end()
     assert sys.stdout is original and (caught.text(), caught.dropped) == ("1234567890", 11)
     assert capsys.readouterr().out == "from elsewhere\n"
+
+
+# Meeting ranks --------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_steps_take_long_is_waited_for_and_one_that_stands_is_not(run: RunBuilder) -> None:
+    process = run.process()
+    rank: Any = SimpleNamespace(place=process.place)
+    now_ns = time.time_ns()
+    for word, value in ((Word.STARTED_NS, now_ns - 10**10), (Word.LAST_STEP_NS, now_ns), (Word.STEPS, 10)):
+        process.ring.set_word(word, value)
+    following = threading.Timer(0.6, process.ring.set_word, (Word.STEPS, 11))
+    following.start()
+    step = meeting_step([rank])
+    following.join()
+    assert step is not None and step >= 13
+    process.ring.set_word(Word.LAST_STEP_NS, now_ns - 60 * 10**9)
+    assert meeting_step([rank]) is None
 
 
 # Kept stacks ----------------------------------------------------------------------------------------------------

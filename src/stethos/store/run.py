@@ -44,9 +44,7 @@ Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
 _POLL_S = 0.02
-_STILL_LOOKS = (
-    150  # a drainer at work that moves none of them between so many looks is stuck: 3 s, on a busy machine more
-)
+_STILL_LOOKS = 150  # a drainer at work that moves none of them for so many is stuck; on a busy machine they take longer
 _START_LOOKS = 500  # and so many it may take to begin
 _ATTEMPTS = 20
 _RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
