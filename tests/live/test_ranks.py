@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -87,7 +88,8 @@ def job(private: Path) -> Iterator[Job]:
         yield one
     finally:
         for process in live_processes(one.run.path):  # one of them sleeps for an hour
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # torchrun ends the others when one is gone
+                os.kill(process.pid, signal.SIGKILL)
         one.process.kill()
         one.process.communicate()
 

@@ -391,7 +391,7 @@ def test_reading_changes_no_bit(tmp_path: Path) -> None:
         seen.ok("eval", "--now", "optimizer.param_groups[0]['lr']")
     said = seen.close()
     wait_for_rest(seen.runs / "globals")
-    ((steps,),) = open_run(seen.runs / "globals").rows("SELECT count(*) FROM steps").values
-    (tmp_path / "written").write_text(str(steps))
+    (process,) = open_run(seen.runs / "globals").processes()
+    (tmp_path / "written").write_text(str(process["steps"]))
     (tmp_path / "written").rename(count)
     assert finish(bare).stdout == said and len(said.strip()) == 64
