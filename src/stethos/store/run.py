@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.layout import State
 from stethos.record.place import RunPlace
-from stethos.record.spawn import ensure_drainer, is_drained
+from stethos.record.spawn import ensure_drainer
 from stethos.schema import (
     BACKTRACE,
     CLIENT_REPORTS,
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
 _COLLECT_S = 15.0  # the longest wait for the last rows of an ended recording
+_STILL_S = 3.0  # a drainer that moves none of them for so long is stuck
 _POLL_S = 0.02
-_STILL_LOOKS = 150  # a drainer at work that moves none of them for so many is stuck; on a busy machine they take longer
-_START_LOOKS = 500  # and so many it may take to begin
 _ATTEMPTS = 20
 _RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
 _CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
@@ -336,16 +335,15 @@ class Run:
         except OSError:  # a read-only directory: what is there can be read all the same
             return
         over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
-        deadline, looks = time.monotonic() + _COLLECT_S, 0
+        began = moved = time.monotonic()
         waiting = sum(reader.waiting for reader in over)
-        is_at_work = is_drained(self._place)
-        while waiting and looks < (_STILL_LOOKS if is_at_work else _START_LOOKS) and time.monotonic() < deadline:
+        while waiting and time.monotonic() < min(moved + _STILL_S, began + _COLLECT_S):
             time.sleep(_POLL_S)
             for reader in over:
                 reader.refresh()
             before, waiting = waiting, sum(reader.waiting for reader in over)
-            was_at_work, is_at_work = is_at_work, is_at_work or is_drained(self._place)
-            looks = looks + 1 if (waiting, is_at_work) == (before, was_at_work) else 0
+            if waiting != before:
+                moved = time.monotonic()
 
     def _load(self, named: set[str]) -> None:
         """Bring the named tables up to date in the engine."""
