@@ -39,7 +39,7 @@ def test_three_steps_are_profiled_and_the_training_goes_on(with_main: Living, tm
 
 def test_a_capture_waits_until_steps_become_slow(tmp_path: Path) -> None:
     slow, over = tmp_path / "slow", tmp_path / "over"
-    words = ("run", "--dir", tmp_path, "--name", "r", "--capture-slow", "12", PROGRAMS / "slows_down.py", slow, over)
+    words = ("run", "--dir", tmp_path, "--name", "r", "--capture-slow", "10", PROGRAMS / "slows_down.py", slow, over)
     job = start_command(*words)
     trace = tmp_path / "r" / "slow-steps.json.gz"
     try:

@@ -13,4 +13,4 @@ while not over.exists():
     optimizer.zero_grad()
     model(torch.ones(8, 4)).mean().backward()
     optimizer.step()
-    time.sleep(0.4 if slow.exists() else 0.004)
+    time.sleep(0.5 if slow.exists() else 0.004)
