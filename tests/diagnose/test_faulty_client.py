@@ -281,5 +281,5 @@ def test_two_federations_of_a_run_are_judged_each_by_itself(tmp_path: Path) -> N
     assert finding.subject.federation == "digits" and finding.as_dict()["federation"] == "digits"
     with stethos.open_run(watch.path) as run:
         for evidence in finding.evidence:
-            rows = run.rows(evidence.sql).values
-            assert [row[1] for row in rows] == pytest.approx(evidence.series, nan_ok=True), evidence.sql
+            shown = [math.nan if row[1] is None else row[1] for row in run.rows(evidence.sql).values]
+            assert shown == pytest.approx(evidence.series, nan_ok=True), evidence.sql

@@ -45,8 +45,8 @@ from stethos.cli.text import (
     times_text,
 )
 
-# `pace` is a turn's duration relative to the median of its round. Directions and lengths are compared with the others' in
-# rounds of four clients and more: of fewer it cannot be said who is the odd one.
+# `pace` is a turn's duration relative to the median of its round. Directions and lengths say who is odd in rounds of four
+# clients and more.
 CLIENTS_SQL = """\
 WITH paced AS (
     SELECT *, CASE WHEN status = 'ok' THEN duration_ms / nullif(

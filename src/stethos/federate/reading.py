@@ -162,14 +162,16 @@ class Reading:
         return after
 
     def _search_odd(self, plan: Plan, updates: Sequence[Update]) -> None:
-        """Look at every element of every update, unless all were read or one is known to be odd already."""
+        """Look at every element of every update that is not known to be odd, unless all were read."""
         prints = self.prints
-        if plan.reads_everything or any(not one.is_finite for one in prints):
+        if plan.reads_everything:
             return
-        places = {one.client: place for place, one in enumerate(prints)}
-        for update in updates:
-            place = places.get(update.client)
-            if place is not None:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(prints):
+            places.setdefault(one.client, []).append(place)
+        for update in reversed(updates):
+            place = places[update.client].pop() if places.get(update.client) else None
+            if place is not None and prints[place].is_finite:
                 nan, inf = with_total(plan, count_odd(plan, update.state, update.client))
                 prints[place] = replace(prints[place], nan=nan, inf=inf)
 
