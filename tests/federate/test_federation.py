@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from loop import State, make_clients, make_model, run_observed
+from processes import wait_for_rest
 from recording import Recording, nothing_is_left_behind, touched
 from torch import nn
 
@@ -112,7 +113,9 @@ def test_a_federation_that_ends_with_an_exception_has_failed(
         stack.enter_context(fed.round(1))
         if error is not None:
             raise error
-    with stethos.open_run(str(fed.path)) as run:
+    assert fed.path is not None
+    wait_for_rest(fed.path)
+    with stethos.open_run(fed.path) as run:
         ((found, ending, trace),) = run.rows("SELECT state, ending, traceback FROM processes").values
     assert found == state and (state == "ended" or ("ZeroDivisionError" in ending and "raise error" in trace))
 
@@ -179,7 +182,8 @@ def test_quantised_and_sparse_changes_are_read_as_the_numbers_they_hold(record: 
         name: torch.randint(-9, 9, one.shape, generator=made).to(torch.int8) for name, one in model.state_dict().items()
     }
     forms: dict[str, Callable[[torch.Tensor], Any]] = {
-        "int8": lambda one: one, "int8 of NumPy": lambda one: one.numpy(), "sparse": lambda one: one.float().to_sparse(),
+        "int8": lambda one: one, "int8 of NumPy": lambda one: one.numpy(),
+        "sparse": lambda one: one.float().to_sparse(),
     }  # fmt: skip
     with stethos.federation("toy", model=model, progress=False) as fed, fed.round(1) as rnd:
         rnd.receive("a", {name: forms[form](one) for name, one in whole.items()}, delta=True)

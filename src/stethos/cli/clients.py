@@ -45,8 +45,8 @@ from stethos.cli.text import (
     times_text,
 )
 
-# `pace` is a turn's duration relative to the median of its round. Directions and lengths say who is odd in rounds of four
-# clients and more.
+# `pace` is a turn's duration relative to the median of its round. Directions and lengths say who is odd where four
+# clients and more meet.
 CLIENTS_SQL = """\
 WITH paced AS (
     SELECT *, CASE WHEN status = 'ok' THEN duration_ms / nullif(

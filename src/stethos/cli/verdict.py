@@ -145,7 +145,7 @@ def _query(target: str, sql: str, width: int) -> Iterator[Line]:
 
 def _typed(label: str, command: str, width: int) -> Iterator[Line]:
     """A command that runs when it is pasted: lines end between words of SQL only, not in a name and not before it."""
-    at = min((place for mark in "\"'" if (place := command.find(mark)) >= 0), default=len(command))
+    at = command.find("SELECT ") if " query " in command else len(command)
     kept = command[:at].replace(" ", "\0") + re.sub(r"'[^']*'", lambda one: one[0].replace(" ", "\0"), command[at:])
     lines = textwrap.wrap(kept, width - _MARGIN, break_on_hyphens=False, break_long_words=False)
     for place, line in enumerate(lines):

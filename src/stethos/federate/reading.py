@@ -170,8 +170,11 @@ class Reading:
         for place, one in enumerate(prints):
             places.setdefault(one.client, []).append(place)
         for update in reversed(updates):
-            place = places[update.client].pop() if places.get(update.client) else None
-            if place is not None and prints[place].is_finite:
+            mine = places.get(update.client)
+            if not mine:
+                continue
+            place = mine.pop()
+            if prints[place].is_finite:
                 nan, inf = with_total(plan, count_odd(plan, update.state, update.client))
                 prints[place] = replace(prints[place], nan=nan, inf=inf)
 
