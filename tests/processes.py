@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from stethos.store.run import Run, open_run
 SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DEADLINE_S = 240.0
+_PORTS = range(20_000, 32_000)  # below those that the kernel hands out, and above those of Ray's workers
 T = TypeVar("T")
 
 
@@ -73,6 +76,22 @@ def wait_until(condition: Callable[[], T], what: str, deadline_s: float = DEADLI
             raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
         time.sleep(0.005)
     return seen
+
+
+def free_port() -> int:
+    """A port for a program that must be told one; nobody is given it by chance before the program takes it."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.choice(_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def drainers_of(path: Path) -> list[int]:

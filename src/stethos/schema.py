@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-SCHEMA_VERSION = 1
-
 # Inside a ring a missing number is one special bit pattern, as R does with
 # NA: a quiet NaN whose payload no arithmetic produces by itself.
 NULL_F64_BITS = 0x7FF8_0000_0000_07A2

@@ -7,7 +7,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -138,9 +138,6 @@ def seen(*findings: Finding) -> Diagnosis:
 def alerts_to(url: str, **rule: Any) -> Alerts:
     sink = WebhookSink(url, allow_private=True)
     return Alerts((Rule("faults", ("hook",), **{"repeat_s": 100.0, **rule}),), {"hook": sink}, group_s=0.0)
-
-
-Make = Callable[[Alerts], Alerter]
 
 
 def test_a_finding_is_told_once_again_later_and_when_it_has_passed(run: Run, receiver: Receiver) -> None:

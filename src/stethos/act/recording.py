@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stethos.act.action import Action, Limits, Mode
+from stethos.act.action import Action, Mode
 from stethos.act.correction import Corrector
 from stethos.errors import RecordingError, UsageError
 from stethos.federate.row import put_row
@@ -18,11 +17,9 @@ UNDO_FILE = "undo"  # one number of an action per line, appended by `stethos act
 _LARGEST = 65_536
 
 
-def recorded_corrector(mode: Mode, federation: str, path: Path | None, limits: Limits | None = None) -> Corrector:
+def recorded_corrector(mode: Mode, federation: str, path: Path | None) -> Corrector:
     """A corrector whose actions become rows of the run at `path`, and can be taken back there."""
-    return Corrector(
-        mode, limits=limits or Limits(), tell=teller(federation), undone=lambda: undo_requests(path) if path else set()
-    )
+    return Corrector(mode, tell=teller(federation), undone=lambda: undo_requests(path) if path else set())
 
 
 def teller(federation: str | None) -> Callable[[Action], None]:
@@ -64,12 +61,3 @@ def request_undo(path: Path, number: int) -> None:
         raise RecordingError(
             f"the request cannot be left in {path}: {error.strerror}", hint="make the run writable"
         ) from None
-
-
-def evidence_text(text: str | None) -> str:
-    """The evidence of an action in words; "" if there is none."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return ""
-    return ", ".join(f"{name} {value}" for name, value in found.items()) if isinstance(found, dict) else ""

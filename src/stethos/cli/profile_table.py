@@ -20,9 +20,7 @@ Record = dict[str, Any]
 def statements(by: str | None) -> dict[str, str]:
     """The SQL behind a table, or behind the whole screen."""
     from stethos.profile import compression, memory_use, module_time, report, step_time, traffic
-    from stethos.schema import TABLES
 
-    memory = {"memory by class": memory_use.CLASS_SQL} if "memory" in TABLES else {}
     every = {
         "client": {"clients": traffic.CLIENT_SQL},
         "layer": {
@@ -35,7 +33,8 @@ def statements(by: str | None) -> dict[str, str]:
     whole = {
         "rounds": report.ROUND_SQL, "round without an end": report.OPEN_SQL, "turns": report.TURN_SQL,
         "steps": step_time.STEP_SQL, "forward inside the model": step_time.INSIDE_SQL,
-        "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL, **memory, "processes": memory_use.HOST_SQL,
+        "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL,
+        "memory by class": memory_use.CLASS_SQL, "processes": memory_use.HOST_SQL,
         "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip
     return whole if by is None else every[by]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from stethos.errors import LiveError, QueryError, UsageError
 from stethos.live.registry import LiveProcess
@@ -20,9 +19,7 @@ _SQL = """
     FROM ranked"""
 
 
-def wait_for_slow_steps(
-    process: LiveProcess, times: float, *, sleep: Callable[[float], None] = time.sleep
-) -> tuple[float, float]:
+def wait_for_slow_steps(process: LiveProcess, times: float) -> tuple[float, float]:
     """Wait until the last steps of a process take so many times as long as the thousand before; both medians in ms.
 
     LiveError if the process ends first.
@@ -42,4 +39,4 @@ def wait_for_slow_steps(
                 return now_ms, usual_ms
             if not is_alive(process.pid, process.start_ticks):
                 raise LiveError(f"process {process.pid} ended before its steps became slow")
-            sleep(EVERY_S)
+            time.sleep(EVERY_S)

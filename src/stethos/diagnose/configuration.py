@@ -39,9 +39,9 @@ class Configuration:
             raise UsageError(f"{self.path}: {error.message}", hint=error.hint) from None
 
 
-def find_configuration(directory: Path | None = None) -> Configuration:
-    """What the nearest `stethos.toml` says, in a directory (default: the working one) or above it; empty if none."""
-    start = (directory or Path.cwd()).absolute()
+def find_configuration() -> Configuration:
+    """What the nearest `stethos.toml` says, in the working directory or above it; empty if there is none."""
+    start = Path.cwd()
     for place in (start, *start.parents):
         if (place / FILE).is_file():
             return read_configuration(place / FILE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from stethos.lab.model import Factory
 from stethos.lab.prepare import Choices, EngineName, check_count, engine_of, prepare
 from stethos.lab.result import Exchange, LabResult
 from stethos.lab.server import Strategy
-from stethos.lab.spec import spec_of
+from stethos.lab.spec import config_of, spec_of
 from stethos.lab.split import IID, Split
 from stethos.settings import CaptureMode
 
@@ -69,13 +68,12 @@ def federate(
 ) -> LabResult:
     """Train a model over clients "c0", "c1", ... and return what came of it; by default it is recorded as a run.
 
-    The same call gives the same bits: observed or not, in one process or in
-    several, whatever random numbers were drawn before. The engine "stacked"
-    trains all clients of a round at once, for many runs of small models; it
-    agrees with "loop" up to rounding, and has no step rows. `each_round` is
-    shown what the server saw, before it aggregates. `capture` and `capture_bytes` are those of
-    `stethos.federation`: with "all", `stethos replay` repeats any round and any client's training.
-    `correct` is "off", "dry-run" or "on": see `docs/correcting.md`. `overhead` is that of `watch`.
+    The same call gives the same bits: observed or not, in one process or in several, whatever random numbers were
+    drawn before. The engine "stacked" trains all clients of a round at once, for many runs of small models; it agrees
+    with "loop" up to rounding, and has no step rows. `each_round` is shown what the server saw, before it aggregates.
+    `capture` and `capture_bytes` are those of `stethos.federation`: with "all", `stethos replay` repeats any round
+    and any client's training. `correct` is "off", "dry-run" or "on": see `docs/correcting.md`. `overhead` is that of
+    `watch`.
     """
     choices = Choices(
         data, clients, rounds, split, model, strategy, tuple(faults), participation, local_epochs, batch, lr, optimizer,
@@ -86,18 +84,13 @@ def federate(
     wants_answers = observe or each_round is not None or mode != "off"
     made = prepare(choices, wants_answers=wants_answers, each_round=each_round)
     task = made.task
-    config = {
-        "data": task.name, "clients": clients, "rounds": rounds, "split": str(split), "strategy": str(strategy),
-        "model": model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__),
-        "participation": participation, "local_epochs": local_epochs, "batch": batch, "lr": lr,
-        "optimizer": optimizer, "engine": engine, "seed": seed, "timing": asdict(timing),
-    }  # fmt: skip
     worker = engine_of(engine, processes, made.parts)
     with (
         torch.enable_grad(),
         observed.opened(
-            task.name, observe=observe, model=made.model, trained=worker.model, clients=clients, config=config,
-            dir=dir, run=run, progress=progress, capture=capture, capture_bytes=capture_bytes, overhead=overhead,
+            task.name, observe=observe, model=made.model, trained=worker.model, clients=clients,
+            config=config_of(choices, task), dir=dir, run=run, progress=progress, capture=capture,
+            capture_bytes=capture_bytes, overhead=overhead,
         ) as federation,
         closing(worker),
     ):  # fmt: skip

@@ -27,11 +27,6 @@ from stethos.replay.workshop import Past, Sent
 State = dict[str, Tensor]
 
 
-def is_lab(bundle: Bundle) -> bool:
-    """Whether the capture is of a federation of the lab."""
-    return isinstance(bundle.settings.get("lab"), Mapping)
-
-
 def workshop_of(
     bundle: Bundle, *, data: Data | None = None, model: Factory | None = None, split: Split | None = None,
     strategy: Strategy | None = None,

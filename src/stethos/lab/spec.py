@@ -36,6 +36,18 @@ def spec_of(choices: Choices, made: Prepared) -> dict[str, Any]:
     }
 
 
+def config_of(choices: Choices, task: Data) -> dict[str, Any]:
+    """The choices as the run's configuration, for people to read and to compare runs by."""
+    return {
+        "data": task.name, "clients": choices.clients, "rounds": choices.rounds, "split": str(choices.split),
+        "strategy": str(choices.strategy),
+        "model": choices.model if isinstance(choices.model, str) else _name(choices.model),
+        "participation": choices.participation, "local_epochs": choices.local_epochs, "batch": choices.batch,
+        "lr": choices.lr, "optimizer": choices.optimizer, "engine": choices.engine, "seed": choices.seed,
+        "timing": asdict(choices.timing),
+    }  # fmt: skip
+
+
 def choices_in(
     spec: Mapping[str, Any], *, data: Data | None = None, model: Factory | None = None, split: Split | None = None,
     strategy: Strategy | None = None,

@@ -28,7 +28,8 @@ class Node:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        place = {} if self.frame is None else {"func": self.frame.func, "file": self.frame.file, "lineno": self.frame.lineno}  # fmt: skip  # noqa: E501
+        frame = self.frame
+        place = {} if frame is None else {"func": frame.func, "file": frame.file, "lineno": frame.lineno}
         return {**place, "members": self.members, "children": [node.as_dict() for node in self.children]}
 
 
@@ -61,18 +62,18 @@ def odd_ones(root: Node) -> dict[str, str]:
     return odd
 
 
-def tree_lines(root: Node, title: str = "rank") -> list[str]:
+def tree_lines(root: Node) -> list[str]:
     """The tree as text: outermost frame first, a step to the right where ways part."""
     lines: list[str] = []
-    _draw(root, "", "", title, lines)
+    _draw(root, "", "", lines)
     return lines
 
 
-def _draw(node: Node, first: str, indent: str, title: str, lines: list[str]) -> None:
+def _draw(node: Node, first: str, indent: str, lines: list[str]) -> None:
     prefix, is_named = first, False
     while True:
         if node.frame is not None:
-            whose = "" if is_named else f"  [{members_text(node.members, title)}]"
+            whose = "" if is_named else f"  [{members_text(node.members)}]"
             lines.append(f"{prefix}{place_text(node.frame)}{whose}")
             prefix, is_named = indent, True
         if len(node.children) != 1 or len(node.children[0].members) != len(node.members):
@@ -81,14 +82,14 @@ def _draw(node: Node, first: str, indent: str, title: str, lines: list[str]) -> 
     branches = sorted(node.children, key=lambda branch: -len(branch.members))
     for place, branch in enumerate(branches):
         is_last = place == len(branches) - 1
-        _draw(branch, indent + ("└ " if is_last else "├ "), indent + ("  " if is_last else "│ "), title, lines)
+        _draw(branch, indent + ("└ " if is_last else "├ "), indent + ("  " if is_last else "│ "), lines)
 
 
 def place_text(frame: Frame | None) -> str:
     return "?" if frame is None else f"{frame.func} ({os.path.basename(frame.file)}:{frame.lineno})"
 
 
-def members_text(members: Sequence[str], title: str = "rank") -> str:
+def members_text(members: Sequence[str]) -> str:
     """`ranks 0-3, 5`, or the names themselves."""
     if not all(member.isdigit() for member in members):
         return ", ".join(members)
@@ -102,7 +103,7 @@ def members_text(members: Sequence[str], title: str = "rank") -> str:
         parts.append(str(start) if start == previous else f"{start}-{previous}")
         if number is not None:
             start = previous = number
-    return f"{title}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
 def _place(node: Node) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +109,7 @@ class Watchdog:
         everybody = boards_of(self._drainer.run)
         delays = delays_of(everybody)
         for name in suspects:
-            rows = self._hang_of(watched[name], looks, {**_by_rank(everybody)}, delays, now)
+            rows = self._hang_of(watched[name], looks, _by_rank(everybody), delays, now)
             if rows:
                 self._report(rows, later)
                 return
@@ -299,9 +299,9 @@ def _captured(boards: Mapping[str, RankBoard]) -> dict[str, tuple[ThreadStack, .
         return dict(zip(boards, pool.map(lambda board: _stacks_of(board.pid), boards.values()), strict=True))
 
 
-def _stacks_of(pid: int, read: Callable[[int], tuple[ThreadStack, ...]] = capture) -> tuple[ThreadStack, ...]:
+def _stacks_of(pid: int) -> tuple[ThreadStack, ...]:
     try:
-        return read(pid)
+        return capture(pid)
     except StethosError:
         return ()
 

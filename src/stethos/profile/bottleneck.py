@@ -22,6 +22,7 @@ from stethos.profile.what_if import Slowness, shortened_ms, slow_clients
 _AT_LEAST = 0.1  # of the time: less is not worth a word
 _PART = 0.1  # of a growth, at least, for a line to be named
 _FEWEST_KEPT = 3  # samples, where memory as a whole is not seen to grow
+_LEAK_BYTES = 20e6  # over all steps, at least, in the same case
 _WORDS = {"upload": "upload", "download": "download", "link": "link", "compute": "training"}
 
 
@@ -64,9 +65,9 @@ def where_of(one: RoundTime) -> str:
 # Rounds ------------------------------------------------------------------------------------------------
 
 
-def client_bottleneck(one: RoundTime, times: float = 1.8) -> Bottleneck | None:
+def client_bottleneck(one: RoundTime) -> Bottleneck | None:
     """Clients that everybody waits for."""
-    slow = slow_clients(one, times)
+    slow = slow_clients(one)
     if slow is None or slow.share < _AT_LEAST:
         return None
     return told(one, slow)
@@ -164,22 +165,20 @@ def link_bottleneck(
         return None
     half = sum(np.nan_to_num(trips.phase_ms[name]) for name in ("download", "upload")) / 2
     saved = float(np.nansum(shortened_ms(one, trips, trips.turn_ms - half)) / one.total_ms)
-    big = next(((name, size) for name, size in layers if size >= share), None)
-    is_one = big is not None and len(layers) > 2
-    verdict = f"links take {part:.0%} of each round: rounds would be {saved:.0%} shorter with half the bytes"
-    if is_one and big is not None:
-        verdict = f"layer {big[0]} is {big[1]:.0%} of every update, and links take {part:.0%} of each round"
+    big = next(((name, size) for name, size in layers if size >= share), None) if len(layers) > 2 else None
     return Bottleneck(
-        "big-layer" if is_one else "communication-bound",
-        verdict,
+        "communication-bound" if big is None else "big-layer",
+        f"links take {part:.0%} of each round: rounds would be {saved:.0%} shorter with half the bytes"
+        if big is None
+        else f"layer {big[0]} is {big[1]:.0%} of every update, and links take {part:.0%} of each round",
         f"{links:,.0f} ms of {one.total_ms / max(1, len(one.numbers)):,.0f} ms per round at the typical client; half "
         f"the bytes would make rounds {saved:.0%} shorter",
         "SELECT round, median(download_ms) AS download_ms, median(compute_ms) AS compute_ms, median(upload_ms) AS "
         f"upload_ms FROM client_rounds {where_of(one)}GROUP BY round ORDER BY round",
-        f"{'make that layer smaller (fewer units, low rank)' if is_one else 'train longer between rounds'}, or "
+        f"{'train longer between rounds' if big is None else 'make that layer smaller (fewer units, low rank)'}, or "
         "compress: `federation(measure_compression=True)` measures what that costs",
         saved,
-        layers=(big[0],) if is_one and big is not None else (),
+        layers=() if big is None else (big[0],),
         detail={"link_share": part},
     )
 
@@ -313,43 +312,47 @@ def launch_bottleneck(
     )
 
 
-def leak_bottleneck(growth: Growth | None, kept: Kept | None = None, at_least_bytes: float = 20e6) -> Bottleneck | None:
+def leak_bottleneck(growth: Growth | None, kept: Kept | None = None) -> Bottleneck | None:
     """Memory that keeps growing. It costs no time until it costs the process."""
-    made = "" if kept is None else f"tensors made at {kept.line} stay alive" + (f", kept by {kept.holder}" if kept.holder else "")  # fmt: skip  # noqa: E501
     if growth is not None:
-        grown = growth.end_bytes - growth.start_bytes
-        own = kept if kept is not None and kept.process == growth.process else None
-        if own is not None and own.step_bytes * own.steps < _PART * grown:
-            own = None  # a list of losses is not what grows here
-        at = "" if own is None else f": tensors made at {own.line} stay alive"
-        advice = "look for what is kept across steps: losses with their graph, outputs in lists, caches"
-        if own is not None:
-            advice = f"keep numbers (`loss.item()`) or detached copies, or fewer of them: see {own.holder or own.line}"
-        left = ""
-        if growth.free_bytes is not None and growth.left_s is not None:
-            left = f"; {growth.free_bytes / 1e9:,.1f} GB free on the machine last {_span(growth.left_s)} at this rate"
-        return Bottleneck(
-            "leak",
-            f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute{at}",
-            f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB "
-            f"(+{grown / growth.start_bytes:.0%}) in the second half of its time{left}",
-            f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
-            advice,
-            None,
-            process=growth.process,
-            detail={"bytes_per_s": growth.bytes_per_s, "left_s": growth.left_s, "line": own and own.line},
-        )
-    if kept is None or kept.samples < _FEWEST_KEPT or kept.step_bytes * kept.steps < at_least_bytes:
+        return _growing(growth, kept)
+    if kept is None or kept.samples < _FEWEST_KEPT or kept.step_bytes * kept.steps < _LEAK_BYTES:
         return None
+    holder = f", kept by {kept.holder}" if kept.holder else ""
     return Bottleneck(
         "leak",
-        f"{made}: {kept.step_bytes / 1e6:,.2f} MB of every step",
+        f"tensors made at {kept.line} stay alive{holder}: {kept.step_bytes / 1e6:,.2f} MB of every step",
         f"in {kept.samples} samples; about {kept.step_bytes * kept.steps / 1e6:,.0f} MB over {kept.steps:,} steps",
         "SELECT step, line, holder, allocated_bytes, bytes FROM memory WHERE line IS NOT NULL ORDER BY step",
         "keep numbers (`loss.item()`) or detached copies instead of tensors",
         None,
         process=kept.process,
         detail={"line": kept.line},
+    )
+
+
+def _growing(growth: Growth, kept: Kept | None) -> Bottleneck:
+    """A process whose memory grows, with the line that keeps tensors alive if these are a good part of it."""
+    grown = growth.end_bytes - growth.start_bytes
+    if kept is not None and (kept.process != growth.process or kept.step_bytes * kept.steps < _PART * grown):
+        kept = None  # a list of losses is not what grows here
+    at = "" if kept is None else f": tensors made at {kept.line} stay alive"
+    advice = "look for what is kept across steps: losses with their graph, outputs in lists, caches"
+    if kept is not None:
+        advice = f"keep numbers (`loss.item()`) or detached copies, or fewer of them: see {kept.holder or kept.line}"
+    left = ""
+    if growth.free_bytes is not None and growth.left_s is not None:
+        left = f"; {growth.free_bytes / 1e9:,.1f} GB free on the machine last {_span(growth.left_s)} at this rate"
+    return Bottleneck(
+        "leak",
+        f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute{at}",
+        f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB "
+        f"(+{grown / growth.start_bytes:.0%}) in the second half of its time{left}",
+        f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
+        advice,
+        None,
+        process=growth.process,
+        detail={"bytes_per_s": growth.bytes_per_s, "left_s": growth.left_s, "line": kept and kept.line},
     )
 
 
@@ -372,7 +375,7 @@ def bottlenecks_of(
     gpus: Sequence[dict[str, Any]] = (),
     kept: Kept | None = None,
 ) -> list[Bottleneck]:
-    """Everything that holds the training up, what costs most first; memory, which has no share, last."""
+    """Everything that holds the training up, what costs most first, then memory, which has no share, then hints."""
     found: list[Bottleneck | None] = []
     computing = 1.0
     for one in rounds:
@@ -382,13 +385,10 @@ def bottlenecks_of(
     loader, rank = input_bottleneck(steps), rank_bottleneck(steps)
     if loader is not None and rank is not None and rank.ranks == loader.ranks and rank.detail["part"] == "data":
         rank = None  # said already
-    inside = [
-        loader, rank, own_code_bottleneck(steps), batch_bottleneck(steps),
-        launch_bottleneck(steps, gpus),
-    ]  # fmt: skip
-    for one_inside in inside:
-        if one_inside is not None and (one_inside.share or 0.0) * computing >= _AT_LEAST:
-            found.append(replace(one_inside, share=(one_inside.share or 0.0) * computing))
+    inside = [loader, rank, own_code_bottleneck(steps), batch_bottleneck(steps), launch_bottleneck(steps, gpus)]
+    for part in inside:
+        if part is not None and part.share is not None and part.share * computing >= _AT_LEAST:
+            found.append(replace(part, share=part.share * computing))
     found.append(leak_bottleneck(growth, kept))
     known = [one for one in found if one is not None]
     return sorted(known, key=lambda one: (one.is_hint, -(one.share or 0.0)))

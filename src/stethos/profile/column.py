@@ -82,5 +82,5 @@ def median_of(values: Array) -> float:
 
 
 def known_or_none(value: float) -> float | None:
-    """The number, None for NaN."""
+    """The number; None for NaN and infinities."""
     return float(value) if math.isfinite(value) else None

@@ -9,8 +9,8 @@ is used instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from stethos.profile.column import Array, known_or_none, median_of
 from stethos.profile.measure import Measures
 from stethos.profile.resample import FEWEST, Interval, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
+from stethos.profile.spread import log_ratio_of_means
 
 Word = Literal["better", "worse", "no difference shown", "too little to tell", "equal", "not judged", "chance"]
 _CALLED = ("better", "worse")
@@ -29,8 +30,6 @@ _TAIL = 0.25
 _MUCH = 0.1  # of the machine, for other programs: worth a note
 _MOST_OTHERS = 0.95
 _LARGE = 1e6
-# Two-sided 95 % points of Student's t for 1 to 10 degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,10 @@ class Quantity:
     def word(self) -> Word:
         if not self.is_judged:
             return "not judged"
-        if math.isnan(self.change.value):
+        bounds = self._bounds()
+        if bounds is None or math.isnan(self.change.value):
             return "too little to tell"
-        low, high = self._bounds()
-        if low is None or high is None:
-            return "too little to tell"
+        low, high = bounds
         if self.first == self.second and low == high == 0:
             return "equal"
         if low > SMALLEST or high < -SMALLEST:
@@ -63,16 +61,18 @@ class Quantity:
 
     def is_worse_than(self, gate: float) -> bool:
         """Whether it is worse by more than `gate`, with the whole interval."""
-        low, high = self._bounds()
-        if low is None or high is None or self.word != "worse":
+        bounds = self._bounds()
+        if bounds is None or self.word != "worse":
             return False
+        low, high = bounds
         return low > gate if self.is_lower_better else -high > gate
 
-    def _bounds(self) -> tuple[float | None, float | None]:
-        if self.change.is_known:
-            return self.change.low, self.change.high
+    def _bounds(self) -> tuple[float, float] | None:
+        low, high = self.change.low, self.change.high
+        if low is not None and high is not None:
+            return low, high
         if self.paired:
-            return None, None
+            return None
         value = self.change.value
         near = value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value)
         return min(near, value), max(near, value)
@@ -100,13 +100,12 @@ class Pair:
     quantities: tuple[Quantity, ...]
     new_findings: tuple[str, ...]
     gone_findings: tuple[str, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def is_seed_only(self) -> bool:
-        return bool(self.differences) and all(one.is_seed or one.is_place for one in self.differences) and any(
-            one.is_seed for one in self.differences
-        )  # fmt: skip
+        are_seeds = [one.is_seed for one in self.differences if not one.is_place]
+        return bool(are_seeds) and all(are_seeds)
 
     @property
     def cause(self) -> str:
@@ -114,12 +113,9 @@ class Pair:
         settings = [one for one in self.differences if not one.is_place]
         if not settings:
             return "nothing that was recorded"
-        seeds = [one for one in settings if one.is_seed]
         listed = ", ".join(_told(one) for one in settings[:4])
         more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
-        if len(seeds) == len(settings):
-            return f"the seed only ({listed})"
-        return f"{listed}{more}"
+        return f"the seed only ({listed})" if self.is_seed_only else f"{listed}{more}"
 
     @property
     def verdict(self) -> str:
@@ -165,36 +161,38 @@ def compare(runs: Sequence[Measures]) -> list[Pair]:
 
 
 def compare_pair(first: Measures, second: Measures) -> Pair:
-    """Two runs."""
-    differences = tuple(differences_of([first.settings, second.settings]))
-    notes = []
+    """The second run against the first."""
+    pair = Pair(
+        first.run,
+        second.run,
+        tuple(differences_of([first.settings, second.settings])),
+        (*_convergence(first, second), *_costs(first, second)),
+        new_findings=_beyond([second], [first]),
+        gone_findings=_beyond([first], [second]),
+    )
+    return replace(pair, notes=tuple(_notes_on(pair, first, second)))
+
+
+def _notes_on(pair: Pair, first: Measures, second: Measures) -> Iterator[str]:
+    """What a reader has to know to judge a pair: what is missing, and what else may be the cause."""
     empty = [one.run for one in (first, second) if not one.has_anything]
     if empty:
-        notes.append(f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}")
+        yield f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}"
     elif first.unit != second.unit:
-        notes.append(f"one run has rounds, the other only steps: {first.run} counts {first.unit}s")
+        yield f"one run has rounds, the other only steps: {first.run} counts {first.unit}s"
     if first.is_lost and second.is_lost:
-        notes.append("the last losses of both are not finite")
-    quantities = [*_convergence(first, second), *_costs(first, second)]
-    pair = Pair(
-        first.run, second.run, differences, tuple(quantities), _beyond([second], [first]), _beyond([first], [second])
-    )  # fmt: skip
-    changed = [one for one in quantities if one.word in _CALLED]
-    if pair.is_seed_only and changed:
-        notes.append("nothing but the seed differs: other seeds would differ as much, one way or the other")
-    elif changed and any(one.is_seed and None not in one.values for one in differences):
-        notes.append("the seed differs too: one run each cannot tell the setting from chance; compare several of each")
-    elif changed and not [one for one in differences if not one.is_place]:
-        notes.append("no recorded setting differs: the cause is outside of them (machine, load, data, code)")
+        yield "the last losses of both are not finite"
+    if any(one.word in _CALLED for one in pair.quantities):
+        if pair.is_seed_only:
+            yield "nothing but the seed differs: other seeds would differ as much, one way or the other"
+        elif any(one.is_seed and None not in one.values for one in pair.differences):
+            yield "the seed differs too: one run each cannot tell the setting from chance; compare several of each"
+        elif all(one.is_place for one in pair.differences):
+            yield "no recorded setting differs: the cause is outside of them (machine, load, data, code)"
     others = max(first.others_share, second.others_share)
     virtual = "round time" if first.has_virtual_rounds and second.has_virtual_rounds else ""
-    if others > _MUCH and any(one.unit == "ms" and one.name != virtual for one in quantities):
-        notes.append(
-            f"other processes kept {others:.0%} of the machine busy: times differ only beyond what that explains"
-        )
-    return Pair(
-        pair.first, pair.second, differences, pair.quantities, pair.new_findings, pair.gone_findings, tuple(notes)
-    )  # fmt: skip
+    if others > _MUCH and any(one.unit == "ms" and one.name != virtual for one in pair.quantities):
+        yield f"other processes kept {others:.0%} of the machine busy: times differ only beyond what that explains"
 
 
 def _beyond(runs: Sequence[Measures], others: Sequence[Measures]) -> tuple[str, ...]:
@@ -342,27 +340,30 @@ def grouped(runs: Sequence[Measures]) -> list[list[Measures]]:
 
 def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pair:
     """Two settings with several runs each: intervals from the spread between runs (Student's t of logarithms)."""
-    pairs = [compare_pair(first[0], other) for other in second]
-    lost = [[run.run for run in group if run.is_lost] for group in (first, second)]
-    shares = {len(own) / len(group) for own, group in zip(lost, (first, second), strict=True)}
-    names = [(one.name, one.unit, one.is_lower_better) for one in pairs[0].quantities if " to loss " not in one.name]
+    groups = first, second
+    lost = [[run.run for run in group if run.is_lost] for group in groups]
+    shares = {len(own) / len(group) for own, group in zip(lost, groups, strict=True)}
     quantities = []
-    for name, unit, is_lower in names:
-        values = [[value for run in group if (value := summary_of(run, name)) is not None] for group in (first, second)]
-        if name == "final loss" and shares == {0.0, 1.0}:  # all runs of one setting, none of the other
+    for one in compare_pair(first[0], second[0]).quantities:
+        if not one.is_judged:
+            continue
+        values = [[value for run in group if (value := summary_of(run, one.name)) is not None] for group in groups]
+        if one.name == "final loss" and shares == {0.0, 1.0}:  # all runs of one setting, none of the other
             quantities.append(_lost(first[0], second[0]))
         elif min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
-            middles = [math.exp(float(np.mean(np.log(group)))) for group in values]
             left, right = map(np.array, values)
-            quantities.append(Quantity(name, unit, middles[0], middles[1], _welch(left, right), is_lower, len(left)))
+            middles = [math.exp(float(np.mean(np.log(group)))) for group in (left, right)]
+            change = _as_change(log_ratio_of_means(left, right))
+            quantities.append(replace(one, first=middles[0], second=middles[1], change=change, paired=len(left)))
     differences = [each for each in differences_of([first[0].settings, second[0].settings]) if not each.is_seed]
-    one, two = (", ".join(run.run for run in group) for group in (first, second))
     notes = [f"intervals from the spread between {len(first)} and {len(second)} runs"]
     if any(lost):
         notes.append(f"the last losses are not finite in {', '.join(lost[0] + lost[1])}")
+    left_runs, right_runs = (", ".join(run.run for run in group) for group in groups)
     return Pair(
-        one, two, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second), tuple(notes)
-    )
+        left_runs, right_runs, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second),
+        tuple(notes),
+    )  # fmt: skip
 
 
 def summary_of(run: Measures, name: str) -> float | None:
@@ -376,18 +377,6 @@ def summary_of(run: Measures, name: str) -> float | None:
         return None if found is None else float(found)
     series = {"round time": run.round_ms, "step time": run.step_ms, "bytes sent a round": run.sent_bytes}[name]
     return known_or_none(median_of(series))
-
-
-def _welch(first: Array, second: Array) -> Interval:
-    one, two = np.log(first), np.log(second)
-    value = float(two.mean() - one.mean())
-    parts = [float(group.var(ddof=1)) / len(group) for group in (one, two)]
-    error = math.sqrt(sum(parts))
-    if error == 0:
-        return _as_change(Interval(value, value, value))
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, (one, two), strict=True))
-    width = error * (_STUDENT[max(1, int(freedom)) - 1] if freedom < len(_STUDENT) else 2.0 + 2.3 / freedom)
-    return _as_change(Interval(value, value - width, value + width))
 
 
 # Words -------------------------------------------------------------------------------------------------

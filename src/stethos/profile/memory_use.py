@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stethos.profile.column import Array, known_or_none, median_of, numbers_in, records, select, sql_text
-from stethos.schema import TABLES
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -51,6 +50,9 @@ _RSS_SQL = """\
 SELECT t_ns, rss_bytes, machine_free_bytes FROM host
 WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"""
 _STRETCHES = 10
+_FEWEST_SAMPLES = 20  # of the resident memory: with fewer nothing is said
+_GROWN_SHARE = 0.1  # of the memory held when the second half begins
+_GROWN_BYTES = 20e6  # and at least so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,6 @@ class MemoryUse:
 
 def read_memory_use(run: Run) -> MemoryUse:
     """Memory and processors of a whole run."""
-    classes = tuple(_classes(run)) if "memory" in TABLES else ()
     steps = records(run, STEP_MEMORY_SQL)[0]
     host = records(run, HOST_SQL)
     weights = sum(row["samples"] for row in host if row["cpu_share"] is not None)
@@ -128,16 +129,16 @@ def read_memory_use(run: Run) -> MemoryUse:
     growths = [grown for row in host if (grown := read_growth(run, row["process"])) is not None]
     growth = max(growths, key=lambda one: one.bytes_per_s, default=None)
     return MemoryUse(
-        classes,
+        tuple(_classes(run)),
         steps["allocated_bytes"],
         steps["peak_bytes"],
         max((row["rss_bytes"] for row in host if row["rss_bytes"] is not None), default=None),
         cpu / weights if weights else None,
         sum(machine) / len(machine) if machine else None,
         read_others_share(run),
-        tuple(records(run, GPU_SQL)) if "gpu" in TABLES else (),
+        tuple(records(run, GPU_SQL)),
         growth,
-        _kept(run, growth) if "memory" in TABLES else None,
+        _kept(run, growth),
         len(host),
     )
 
@@ -166,19 +167,19 @@ def _classes(run: Run) -> list[ClassMemory]:
     ]
 
 
-def read_growth(run: Run, process: str, samples: int = 20) -> Growth | None:
+def read_growth(run: Run, process: str) -> Growth | None:
     """Whether the resident memory of a process keeps growing; None if not, or with too few samples."""
     found = select(run, _RSS_SQL.format(process=sql_text(process)))
     if not len(found):
         return None
     free = median_of(numbers_in(found, "machine_free_bytes")[-5:])
-    growth = growth_of(process, found["t_ns"], found["rss_bytes"], samples)
+    growth = growth_of(process, found["t_ns"], found["rss_bytes"])
     return None if growth is None else replace(growth, free_bytes=known_or_none(free))
 
 
-def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: float = 0.1) -> Growth | None:
+def growth_of(process: str, t_ns: Array, rss: Array) -> Growth | None:
     """The second half in stretches: it grows if nearly each is above the one before, and clearly more in all."""
-    if len(rss) < samples:
+    if len(rss) < _FEWEST_SAMPLES:
         return None
     order = np.argsort(t_ns, kind="stable")
     seconds, rss = (t_ns[order] - t_ns[order][0]) / 1e9, rss[order]
@@ -189,7 +190,7 @@ def growth_of(process: str, t_ns: Array, rss: Array, samples: int = 20, share: f
     rising = float((np.diff(levels) > 0).mean())
     spent = float(times[-1] - times[0])
     grown = float(levels[-1] - levels[0])
-    if rising < 0.8 or spent <= 0 or grown < max(share * levels[0], 20e6) or not math.isfinite(grown):
+    if rising < 0.8 or spent <= 0 or grown < max(_GROWN_SHARE * levels[0], _GROWN_BYTES) or not math.isfinite(grown):
         return None
     early, late = np.triu_indices(len(levels), 1)
     apart = times[late] > times[early]  # the median of all slopes: a pause, or the end, does not bend it

@@ -52,8 +52,8 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)) if size else memoryview(b"")
 
 
-def read_segment(path: Path, rows_before: int = 0, wanted: set[int] | None = None) -> SegmentRows:
-    """Every whole block of a segment (of the wanted tables); rows missing before or between them are counted.
+def read_segment(path: Path, rows_before: int = 0) -> SegmentRows:
+    """Every whole block of a segment; rows missing before or between them are counted.
 
     `rows_before` is how many rows its process had stored when the segment began.
     """
@@ -65,9 +65,8 @@ def read_segment(path: Path, rows_before: int = 0, wanted: set[int] | None = Non
         if block.rows_before > found.end_rows:
             found.lost += block.rows_before - found.end_rows
         if block.is_batch and block.table in RECORDED:
-            if wanted is None or block.table in wanted:
-                schema = schemas.get(block.table) or segment_schema(RECORDED[block.table])
-                found.batches[block.table].append(read_batch(block.payload, schema))
+            schema = schemas.get(block.table) or segment_schema(RECORDED[block.table])
+            found.batches[block.table].append(read_batch(block.payload, schema))
             found.rows += block.rows
         found.end_rows = block.rows_before + block.rows
     return found

@@ -20,7 +20,6 @@ from stethos.record.layout import (
     FRAME_BYTES,
     FRAME_HEADER,
     FRAMES_BASE,
-    MAGIC,
     RING_BYTES,
     SLOT_BYTES,
     SLOT_PACKERS,
@@ -94,11 +93,6 @@ class Tap:
         self.frames_tail = self._words[Word.FRAMES_TAIL]
         self.holes = 0
         self._rows_so_far: int | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its process has begun to write."""
-        return self._words[Word.MAGIC] == MAGIC
 
     @property
     def state(self) -> State:

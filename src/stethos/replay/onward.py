@@ -41,17 +41,11 @@ class Carried:
 
 
 def carry_on(
-    bundle: Bundle, workshop: Workshop, start: int, change: Change, *, until: int | None = None,
-    base: State | None = None,
-) -> Iterator[Carried]:  # fmt: skip
-    """Round `start` with its recorded updates, changed; from the next one on clients train again from the new models.
-
-    `base` is the global model to begin with, if not the recorded one: then the first round is trained again, too.
-    """
+    bundle: Bundle, workshop: Workshop, start: int, change: Change, *, until: int | None = None
+) -> Iterator[Carried]:
+    """Round `start` with its recorded updates, changed; from the next one on clients train again from new models."""
     recorded_past = past_of(bundle)
     made: dict[int, State] = {}
-    if base is not None:
-        made[start - 1] = base
 
     def past(number: int) -> State:
         return made[number] if number in made else recorded_past(number)
@@ -59,7 +53,7 @@ def carry_on(
     memory = bundle.server_state(start)
     for number in [one for one in bundle.rounds if one >= start and (until is None or one <= until)]:
         current = past(number - 1)
-        is_retrained = number > start or base is not None
+        is_retrained = number > start
         if is_retrained:
             clients = [client for client in bundle.clients(number) if client not in change.without]
             sent = [workshop.train(number, client, past) for client in clients]

@@ -134,18 +134,3 @@ def turnouts_of(
             else "none has ended yet, or they were dropped: a larger capture_bytes keeps more",
         )
     return found
-
-
-def mean_state(sent: Sequence[State], weights: Sequence[float]) -> State:
-    """The weighted mean of states; entries that are no floats are those of the first."""
-    import torch
-
-    shares = torch.tensor([weight / sum(weights) for weight in weights], dtype=torch.float64)
-    found: dict[str, Any] = {}
-    for name, first in sent[0].items():
-        if first.is_floating_point():
-            stacked = torch.stack([state[name] for state in sent])
-            found[name] = torch.tensordot(shares.to(stacked.dtype), stacked, dims=1)
-        else:
-            found[name] = first
-    return found

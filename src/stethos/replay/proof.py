@@ -1,9 +1,8 @@
 """Proof of an accusation: the history again without the accused, and as a control without somebody else.
 
-First the cheap way: each captured round is aggregated again from the
-updates that were recorded, which is exact for that round. Then the rounds since the accusation are trained
-again, in several orders of the samples. Other accused clients are left out on both sides, so that
-two guilty ones do not hide each other.
+First the cheap way: each captured round is aggregated again from the updates that were recorded, which is exact for
+that round. Then the rounds since the accusation are trained again, in several orders of the samples. Other accused
+clients are left out on both sides, so that two guilty ones do not hide each other.
 """
 
 from __future__ import annotations
@@ -136,14 +135,15 @@ def prove_by_training(
     controls = controls_of(weights, accusation)
     nobody: frozenset[str] = frozenset()
     accused = frozenset(accusation.clients)
-    answers: dict[str, list[Flags]] = {"before": [], "without": []}
+    before: list[Flags] = []
+    without: list[Flags] = []
     by_control: list[list[Flags]] = [[] for _ in range(min(_PER_SEED, len(controls)))]
     proof = None
     arms_per_seed = 2 + len(by_control)
     total = arms_per_seed * min(SEEDS, most_seeds)
     for seed in range(most_seeds):
         chosen = [controls[(seed * _PER_SEED + place) % len(controls)] for place in range(len(by_control))]
-        arms = [(nobody, answers["before"]), (accused, answers["without"]), *zip(chosen, by_control, strict=True)]
+        arms = [(nobody, before), (accused, without), *zip(chosen, by_control, strict=True)]
         for left_out, place in arms:
             key = " ".join([str(seed), *sorted(left_out)])
             if key not in progress.done:
@@ -157,10 +157,8 @@ def prove_by_training(
                 keep()
             place.append(progress.done[key])
         if seed + 1 >= min(SEEDS, most_seeds):
-            span = progress.first, progress.last
-            made = answers["before"], answers["without"], by_control
-            is_last = seed + 1 == most_seeds
-            proof = _judged("re-training", accusation, world, made, span, is_last=is_last)
+            made, span = (before, without, by_control), (progress.first, progress.last)
+            proof = _judged("re-training", accusation, world, made, span, is_last=seed + 1 == most_seeds)
             if proof.verdict != "undecided":
                 return proof
             total = arms_per_seed * min(seed + 2, most_seeds)
@@ -233,10 +231,7 @@ def _weighed(
     if gain.mean > 0 and is_proved:
         verdict, reason = "proved", "leaving it out helps, and more than leaving out another client"
     elif can_refute and excess.high < margin:
-        verdict, reason = (
-            "refuted",
-            f"leaving it out gains no more than leaving out another (within {margin:.3f})",
-        )
+        verdict, reason = "refuted", f"leaving it out gains no more than leaving out another (within {margin:.3f})"
     elif can_refute and is_last and gain.high < margin:  # other clients differ too much from each other to compare
         verdict, reason = "refuted", f"leaving it out gains less than the test can show ({margin:.3f})"
     elif not can_refute:
@@ -281,9 +276,3 @@ def _in_range(one: Turnout, accusation: Accusation) -> bool:
 
 def _spread(count: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))
-
-
-def proof_in(value: Mapping[str, Any]) -> str:
-    """A kept proof in one line; "" if it is none."""
-    verdict, words = value.get("verdict"), value.get("words")
-    return f"{verdict}: {words}" if isinstance(verdict, str) and isinstance(words, str) else ""

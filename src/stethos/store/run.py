@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.layout import State
@@ -80,7 +79,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -240,11 +239,9 @@ class Run:
 
         rows[FINDINGS.name] = count_findings(self._place.path)
         rows[STACKS.name] = count_stacks(self._place.path)
-        for table in TABLES.values():
-            if table is CLIENT_ROUNDS and rows[CLIENT_REPORTS.name]:
-                rows[table.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
-            elif table is TORCH_TRACE:
-                rows[table.qualified_name] = rows[MODULES.name]
+        rows[TORCH_TRACE.qualified_name] = rows[MODULES.name]
+        if rows[CLIENT_REPORTS.name]:
+            rows[CLIENT_ROUNDS.name] = self.rows("SELECT count(*) FROM client_rounds").values[0][0]
         return rows
 
     def processes(self) -> list[Row]:

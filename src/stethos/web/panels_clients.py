@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stethos.web.panel import Option, Panel, Parameter
+from stethos.web.thinning import BY_ROUND, span_of
 
 _WHOLE = "FROM updates WHERE layer IS NULL AND client IS NOT NULL"
 _TURN = "FROM client_rounds WHERE client IS NOT NULL"
@@ -28,8 +29,8 @@ def _beside(columns: str, source: str) -> str:
     """One client's value by round, beside the middle and the range of the others."""
     return (
         f"WITH turns AS (SELECT client, round, {columns} AS value {source}),\n"
-        "span AS (SELECT min(round) AS low, (max(round) - min(round)) // 500 + 1 AS width FROM turns)\n"
-        "SELECT low + (round - low) // width * width AS round,\n"
+        f"{span_of('round', 500, 'turns')}\n"
+        f"SELECT {BY_ROUND},\n"
         "       avg(value) FILTER (client = $client) AS client,\n"
         "       median(value) FILTER (client IS DISTINCT FROM $client) AS others,\n"
         "       quantile_cont(value, 0.1) FILTER (client IS DISTINCT FROM $client) AS low_end,\n"
@@ -50,11 +51,11 @@ CLIENT_PANELS = (
     Panel(
         "client-map", "clients", "Every client in every round", "heat",
         "WITH cells AS ($measure),\n"
-        "span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM cells),\n"
+        f"{span_of('round', 300, 'cells')},\n"
         "middle AS (SELECT median(value) AS middle FROM cells WHERE isfinite(value)),\n"
         "shown AS (SELECT client FROM cells, middle GROUP BY client\n"
         "          ORDER BY max(abs(value - middle)) DESC NULLS LAST LIMIT 200)\n"
-        "SELECT client, low + (round - low) // width * width AS round, avg(value) AS value,\n"
+        f"SELECT client, {BY_ROUND}, avg(value) AS value,\n"
         "       (SELECT count(DISTINCT client) FROM cells) AS of_rows\n"
         "FROM cells, span WHERE client IN (FROM shown) GROUP BY ALL ORDER BY client, round",
         "A client that differs from its column is odd in that round; a row that differs is an odd client. "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from stethos.web.panel import Panel, Parameter
+from stethos.web.thinning import BY_ROUND, BY_STEP, BY_TIME, over_time, span_of
 
 _ROUNDS = "SELECT DISTINCT round FROM rounds WHERE round IS NOT NULL ORDER BY round DESC LIMIT 2000"
 ROUND = Parameter("round", "Round", "number", values=_ROUNDS)
-_SERIES = "coalesce('rank ' || rank, process)"
-_ROUND_SPAN = "span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM rounds)"
-_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 100 + 1 AS width FROM steps)\n"
+_STEP_SPAN = f"WITH {span_of('step', 100, 'steps')}\n"
 
 TIME_PANELS = (
     Panel(
@@ -28,12 +27,12 @@ TIME_PANELS = (
     ),
     Panel(
         "round-time", "time", "Where the time of a round goes", "stack",
-        f"WITH {_ROUND_SPAN},\n"
+        f"WITH {span_of('round', 300, 'rounds')},\n"
         "slowest AS (SELECT round, max_by(download_ms, duration_ms) AS download_ms,\n"
         "                   max_by(compute_ms, duration_ms) AS compute_ms,\n"
         "                   max_by(upload_ms, duration_ms) AS upload_ms\n"
         "            FROM client_rounds GROUP BY round)\n"
-        "SELECT low + (round - low) // width * width AS round,\n"
+        f"SELECT {BY_ROUND},\n"
         "       avg(coalesce(slowest.download_ms, rounds.download_ms)) AS download_ms,\n"
         "       avg(coalesce(slowest.compute_ms, rounds.compute_ms)) AS compute_ms,\n"
         "       avg(coalesce(slowest.upload_ms, rounds.upload_ms)) AS upload_ms,\n"
@@ -54,7 +53,7 @@ TIME_PANELS = (
     Panel(
         "step-time", "time", "Where the time of a step goes", "stack",
         f"{_STEP_SPAN}"
-        "SELECT low + (step - low) // width * width AS step, median(data_ms) AS data_ms,\n"
+        f"SELECT {BY_STEP}, median(data_ms) AS data_ms,\n"
         "       median(forward_ms) AS forward_ms, median(backward_ms) AS backward_ms,\n"
         "       median(optimizer_ms) AS optimizer_ms,\n"
         "       greatest(0, median(step_ms - coalesce(data_ms, 0) - coalesce(forward_ms, 0)\n"
@@ -67,7 +66,7 @@ TIME_PANELS = (
     Panel(
         "rank-time", "time", "Step time by rank", "line",
         f"{_STEP_SPAN}"
-        "SELECT low + (step - low) // width * width AS step, 'rank ' || rank AS series, avg(step_ms) AS step_ms\n"
+        f"SELECT {BY_STEP}, 'rank ' || rank AS series, avg(step_ms) AS step_ms\n"
         "FROM steps, span WHERE rank IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1",
         "A rank whose own work is slow holds up all the others.",
         x="step", y=("step_ms",), by="series", unit="ms", needs=("steps",), marks="step",
@@ -92,16 +91,14 @@ TIME_PANELS = (
 MEMORY_PANELS = (
     Panel(
         "host-memory", "memory", "Memory of the processes", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 600 + 1 AS width FROM host)\n"
-        f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series, max(rss_bytes) AS rss_bytes\n"
-        "FROM host, span GROUP BY 1, 2 ORDER BY 2, 1",
+        over_time("host", "max(rss_bytes) AS rss_bytes"),
         "Resident memory, sampled once a second from outside.",
         x="t_ns", y=("rss_bytes",), by="series", unit="bytes", needs=("host",),
     ),
     Panel(
         "tensor-memory", "memory", "Memory of the tensors", "line",
         f"{_STEP_SPAN}"
-        "SELECT low + (step - low) // width * width AS step, max(allocated_bytes) AS allocated_bytes,\n"
+        f"SELECT {BY_STEP}, max(allocated_bytes) AS allocated_bytes,\n"
         "       max(peak_bytes) AS peak_bytes\n"
         "FROM steps, span WHERE allocated_bytes IS NOT NULL GROUP BY 1 ORDER BY 1",
         "Parameters, gradients and optimizer state on a CPU; everything allocated on a GPU.",
@@ -110,10 +107,10 @@ MEMORY_PANELS = (
     ),
     Panel(
         "round-bytes", "memory", "Bytes sent and received by round", "stack",
-        "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 300 + 1 AS width FROM client_reports),\n"
+        f"WITH {span_of('round', 300, 'client_reports')},\n"
         "totals AS (SELECT round, sum(sent_bytes) AS sent, sum(received_bytes) AS received\n"
         "           FROM client_rounds WHERE sent_bytes IS NOT NULL OR received_bytes IS NOT NULL GROUP BY round)\n"
-        "SELECT low + (round - low) // width * width AS round, avg(sent) AS sent_bytes,\n"
+        f"SELECT {BY_ROUND}, avg(sent) AS sent_bytes,\n"
         "       avg(received) AS received_bytes\n"
         "FROM totals, span GROUP BY 1 ORDER BY 1",
         "All clients of a round together.",
@@ -136,8 +133,8 @@ MEMORY_PANELS = (
     ),
     Panel(
         "machine", "memory", "Memory left on the machine", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 600 + 1 AS width FROM host)\n"
-        "SELECT low + (t_ns - low) // width * width AS t_ns, min(machine_free_bytes) AS free_bytes\n"
+        f"WITH {span_of('t_ns', 600, 'host')}\n"
+        f"SELECT {BY_TIME}, min(machine_free_bytes) AS free_bytes\n"
         "FROM host, span GROUP BY 1 ORDER BY 1",
         "Available to all programs.",
         x="t_ns", y=("free_bytes",), unit="bytes", needs=("host",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stethos.web.panel import Option, Panel, Parameter
+from stethos.web.thinning import BY_ROUND, BY_STEP, span_of
 
 _LAYERS = "SELECT layer FROM layers GROUP BY layer ORDER BY min(step), layer"
 
@@ -21,18 +22,17 @@ KINDS = {
 KIND = Parameter("kind", "Of", "choice", KINDS)
 STATISTIC = Parameter("statistic", "Show", "choice", STATISTICS)
 LAYER = Parameter("layer", "Layer", values=_LAYERS)
-_SPAN = "span AS (SELECT min(step) AS low, (max(step) - min(step)) // 240 + 1 AS width FROM layers WHERE kind = $kind)"
 _LARGEST = "SELECT arg_max(layer, size) FROM (SELECT layer, size FROM layers WHERE kind = 'weight' LIMIT 5000)"
 _THE_LAYER = f"coalesce($layer, ({_LARGEST}))"
 
 LAYER_PANELS = (
     Panel(
         "gradient-flow", "layers", "Flow through the layers", "heat",
-        f"WITH {_SPAN},\n"
+        f"WITH {span_of('step', 240, 'layers WHERE kind = $kind')},\n"
         "first AS (SELECT layer, min(place) AS place FROM (\n"
         "            SELECT layer, row_number() OVER () AS place FROM (\n"
         "              SELECT layer FROM layers WHERE kind = $kind LIMIT 5000)) GROUP BY layer),\n"
-        "cells AS (SELECT layer, low + (step - low) // width * width AS step, avg($statistic) AS value,\n"
+        f"cells AS (SELECT layer, {BY_STEP}, avg($statistic) AS value,\n"
         "                 max(nan + inf) AS broken\n"
         "          FROM layers, span WHERE kind = $kind GROUP BY 1, 2)\n"
         "SELECT layer, step, coalesce(value, if(broken > 0, 'nan'::DOUBLE, NULL)) AS value, place\n"
@@ -45,17 +45,17 @@ LAYER_PANELS = (
     Panel(
         "layer-series", "layers", "One layer over time", "line",
         f"WITH chosen AS (SELECT step, kind, $statistic AS value FROM layers WHERE layer = {_THE_LAYER}),\n"
-        "span AS (SELECT min(step) AS low, (max(step) - min(step)) // 500 + 1 AS width FROM chosen)\n"
-        "SELECT low + (step - low) // width * width AS step, kind, avg(value) AS value\n"
+        f"{span_of('step', 500, 'chosen')}\n"
+        f"SELECT {BY_STEP}, kind, avg(value) AS value\n"
         "FROM chosen, span GROUP BY 1, 2 ORDER BY 2, 1",
         "The statistic chosen above, for the layer's gradient and its weight; the largest layer if none is chosen.",
         x="step", y=("value",), by="kind", scale="log", parameters=(LAYER, STATISTIC), needs=("layers",), marks="step",
     ),
     Panel(
         "update-ratio", "layers", "Update-to-weight ratio", "line",
-        "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 240 + 1 AS width FROM layers),\n"
+        f"WITH {span_of('step', 240, 'layers')},\n"
         "samples AS (\n"
-        "  SELECT process, optimizer, layer, low + (step - low) // width * width AS step, avg(step) AS middle,\n"
+        f"  SELECT process, optimizer, layer, {BY_STEP}, avg(step) AS middle,\n"
         "         avg(drift) AS drift, avg(norm) AS norm\n"
         "  FROM layers, span WHERE kind = 'weight' AND drift IS NOT NULL GROUP BY 1, 2, 3, 4),\n"
         "moves AS (\n"
@@ -72,8 +72,8 @@ LAYER_PANELS = (
     ),
     Panel(
         "layer-updates", "layers", "How much each round moves each layer", "heat",
-        "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 240 + 1 AS width FROM updates)\n"
-        "SELECT layer, low + (round - low) // width * width AS round, median(norm / nullif(base_norm, 0)) AS value\n"
+        f"WITH {span_of('round', 240, 'updates')}\n"
+        f"SELECT layer, {BY_ROUND}, median(norm / nullif(base_norm, 0)) AS value\n"
         "FROM updates, span WHERE layer IS NOT NULL AND client IS NOT NULL AND kind = 'weight'\n"
         "GROUP BY 1, 2 ORDER BY 1, 2",
         "Norm of the median client's update relative to the layer's own norm.",

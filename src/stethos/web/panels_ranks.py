@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from stethos.web.panel import Option, Panel, Parameter
+from stethos.web.thinning import BY_TIME, SERIES, over_time, span_of
 
-_SERIES = "coalesce('rank ' || rank, process)"
-_DEVICE = f"{_SERIES} || ', GPU ' || device"
-_SPAN = "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // {parts} + 1 AS width FROM {table})\n"
+_DEVICE = f"{SERIES} || ', GPU ' || device"
 _HANGS = "SELECT DISTINCT hang FROM hangs WHERE hang IS NOT NULL ORDER BY hang DESC LIMIT 100"
 _THREADS = {
     "main": Option("thread = 'MainThread'", "The main thread of each process"),
@@ -15,20 +14,11 @@ _THREADS = {
 HANG = Parameter("hang", "Hang", "number", values=_HANGS)
 THREADS = Parameter("threads", "Threads", "choice", _THREADS)
 
-
-def _over_time(table: str, series: str, columns: str) -> str:
-    return (
-        f"{_SPAN.format(parts=600, table=table)}"
-        f"SELECT low + (t_ns - low) // width * width AS t_ns, {series} AS series, {columns}\n"
-        f"FROM {table}, span GROUP BY 1, 2 ORDER BY 2, 1"
-    )
-
-
 COLLECTIVE_PANELS = (
     Panel(
         "collective-wait", "time", "Time of a collective, by rank", "line",
-        f"{_SPAN.format(parts=120, table='collectives')}"
-        f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series,\n"
+        f"WITH {span_of('t_ns', 120, 'collectives')}\n"
+        f"SELECT {BY_TIME}, {SERIES} AS series,\n"
         "       avg(completed_ns - collectives.t_ns) / 1e6 AS wait_ms\n"
         "FROM collectives, span WHERE completed_ns IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1",
         "From the call to its completion, on average. Who comes last waits least: the lowest line is the rank that all "
@@ -49,13 +39,13 @@ COLLECTIVE_PANELS = (
 GPU_PANELS = (
     Panel(
         "gpu-busy", "memory", "How busy the GPUs are", "line",
-        _over_time("gpu", _DEVICE, "avg(busy_share) AS busy_share"),
+        over_time("gpu", "avg(busy_share) AS busy_share", _DEVICE),
         "Share of the time in which a kernel ran; one that waits for data, or for the CPU, has gaps.",
         x="t_ns", y=("busy_share",), by="series", needs=("gpu",),
     ),
     Panel(
         "gpu-memory", "memory", "Memory of the GPUs", "line",
-        _over_time("gpu", _DEVICE, "max(coalesce(process_bytes, used_bytes)) AS used_bytes"),
+        over_time("gpu", "max(coalesce(process_bytes, used_bytes)) AS used_bytes", _DEVICE),
         "Memory of the training process on its GPU, or of everybody where the driver does not tell.",
         x="t_ns", y=("used_bytes",), by="series", unit="bytes", needs=("gpu",),
     ),
@@ -74,7 +64,7 @@ GPU_PANELS = (
 HANG_PANELS = (
     Panel(
         "hangs", "live", "Hangs", "table",
-        "SELECT hang, role, coalesce('rank ' || rank, process) AS process, words, cause, silent_s, limit_s, step,\n"
+        f"SELECT hang, role, {SERIES} AS process, words, cause, silent_s, limit_s, step,\n"
         '       place, op, "group", seq, missing, t_ns\n'
         "FROM hangs ORDER BY hang DESC, list_position(['culprit', 'waiting', 'beside'], role), rank LIMIT 1000",
         "What the watchdog saw when nothing moved any more: who stands still, and who waits for whom.",
@@ -83,7 +73,7 @@ HANG_PANELS = (
     Panel(
         "hang-stacks", "live", "Where everybody stood in a hang", "tree",
         "WITH one AS (SELECT coalesce($hang, (SELECT max(hang) FROM hangs)) AS hang)\n"
-        f"SELECT {_SERIES} || if(thread = 'MainThread', '', ', ' || thread) AS member, depth, func, file, lineno,\n"
+        f"SELECT {SERIES} || if(thread = 'MainThread', '', ', ' || thread) AS member, depth, func, file, lineno,\n"
         "       t_ns\n"
         "FROM stacks, one WHERE reason = 'hang ' || one.hang AND $threads\n"
         "ORDER BY rank NULLS LAST, process, thread, depth DESC LIMIT 20000",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from stethos.web.panel import Panel
+from stethos.web.thinning import BY_ROUND, BY_STEP, BY_TIME, SERIES, over_time, span_of
 
-_STEP_SPAN = "WITH span AS (SELECT min(step) AS low, (max(step) - min(step)) // 400 + 1 AS width FROM steps)\n"
-_ROUND_SPAN = "WITH span AS (SELECT min(round) AS low, (max(round) - min(round)) // 600 + 1 AS width FROM rounds)\n"
-_SERIES = "coalesce('rank ' || rank, process)"
+_STEP_SPAN = f"WITH {span_of('step', 400, 'steps')}\n"
+_ROUND_SPAN = f"WITH {span_of('round', 600, 'rounds')}\n"
 
 
 def _by_step(value: str) -> str:
     return (
         f"{_STEP_SPAN}"
-        f"SELECT low + (step - low) // width * width AS step, {_SERIES} AS series,\n"
+        f"SELECT {BY_STEP}, {SERIES} AS series,\n"
         f"       avg({value}) AS {value}, min({value}) AS low_end, max({value}) AS high_end\n"
         f"FROM steps, span WHERE {value} IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1"
     )
@@ -21,7 +21,7 @@ def _by_step(value: str) -> str:
 def _by_round(value: str) -> str:
     return (
         f"{_ROUND_SPAN}"
-        f"SELECT low + (round - low) // width * width AS round, federation, avg({value}) AS {value}\n"
+        f"SELECT {BY_ROUND}, federation, avg({value}) AS {value}\n"
         f"FROM rounds, span WHERE {value} IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1"
     )
 
@@ -67,7 +67,7 @@ OVERVIEW_PANELS = (
     Panel(
         "round-clients", "overview", "Clients by round", "stack",
         f"{_ROUND_SPAN}"
-        "SELECT low + (round - low) // width * width AS round, avg(reported) AS reported, avg(failed) AS failed\n"
+        f"SELECT {BY_ROUND}, avg(reported) AS reported, avg(failed) AS failed\n"
         "FROM rounds, span WHERE selected IS NOT NULL GROUP BY 1 ORDER BY 1",
         "How many clients sent an update, and how many failed, dropped out or timed out.",
         x="round", y=("reported", "failed"), needs=("rounds",),
@@ -75,7 +75,7 @@ OVERVIEW_PANELS = (
     Panel(
         "global-drift", "overview", "Change of the global model", "line",
         f"{_ROUND_SPAN}"
-        "SELECT low + (round - low) // width * width AS round,\n"
+        f"SELECT {BY_ROUND},\n"
         "       if(max(global_nan + global_inf) > 0, 'nan'::DOUBLE, avg(drift)) AS in_round,\n"
         "       if(max(global_nan + global_inf) > 0, 'nan'::DOUBLE, avg(start_drift)) AS since_start\n"
         "FROM rounds, span WHERE drift IS NOT NULL GROUP BY 1 ORDER BY 1",
@@ -135,8 +135,8 @@ LIVE_PANELS = (
     ),
     Panel(
         "step-rate", "live", "Steps per second", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 60 + 1 AS width FROM steps)\n"
-        f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series,\n"
+        f"WITH {span_of('t_ns', 60, 'steps')}\n"
+        f"SELECT {BY_TIME}, {SERIES} AS series,\n"
         "       count(*) * 1e9 / any_value(width) AS steps_per_s\n"
         "FROM steps, span GROUP BY 1, 2 ORDER BY 2, 1",
         "Optimizer steps by the clock; a gap is a wait, a pause or a hang.",
@@ -144,9 +144,7 @@ LIVE_PANELS = (
     ),
     Panel(
         "cpu", "live", "Cores in use", "line",
-        "WITH span AS (SELECT min(t_ns) AS low, (max(t_ns) - min(t_ns)) // 600 + 1 AS width FROM host)\n"
-        f"SELECT low + (t_ns - low) // width * width AS t_ns, {_SERIES} AS series, avg(cpu_share) AS cores\n"
-        "FROM host, span GROUP BY 1, 2 ORDER BY 2, 1",
+        over_time("host", "avg(cpu_share) AS cores"),
         "1.0 is one core busy all the time.",
         x="t_ns", y=("cores",), by="series", needs=("host",),
     ),

@@ -14,9 +14,6 @@ from stethos.diagnose.performance.path import STEPS_READ, finding_of, steps_in
 from stethos.diagnose.turn import numbers
 from stethos.diagnose.window import Window
 from stethos.profile.bottleneck import launch_bottleneck
-from stethos.schema import TABLES
-
-_GPU: Needs = {"gpu": frozenset({"device", "busy_share"})} if "gpu" in TABLES else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,10 @@ class LaunchBound:
     code: ClassVar[str] = "PRF006"
     name: ClassVar[str] = "launch-bound"
     severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[Needs] = {"steps": frozenset({"process", "step_ms"}), **_GPU}
+    needs: ClassVar[Needs] = {
+        "steps": frozenset({"process", "step_ms"}),
+        "gpu": frozenset({"device", "busy_share"}),
+    }
     reads: ClassVar[Needs] = STEPS_READ
     explains: ClassVar[frozenset[str]] = frozenset()
 
