@@ -26,7 +26,7 @@ SWALLOWED = ("RuntimeError", "Unspeakable")  # the latter is a MemoryError whose
 # plain attributes, and the checks of a user's arguments. To break one of them is to break the guard.
 ENTRANCES = {
     *(f"observe.api.{name}" for name in ("watch", "log", "span", "_new_run")),
-    *(f"observe.api.Watch.{name}" for name in ("__init__", "__enter__", "__exit__", "close", "path")),
+    *(f"observe.api.Watch.{name}" for name in ("__init__", "__enter__", "__exit__", "close", "note_error", "path")),
     *(f"observe.spans.Span.{name}" for name in ("__init__", "__enter__", "__exit__")),
     "observe.boot.current",
     "observe.boot.current_session",
