@@ -182,7 +182,7 @@ MODULES = Table(
     "modules",
     4,
     Source.FRAME,
-    "module x stage x sampled step",
+    "call of a module x stage x sampled step",
     "Duration and memory of each module, with its children, on sampled steps.",
     _columns("""
     module           name  the module's name, the root by its class
@@ -663,7 +663,7 @@ TORCH_TRACE = Table(
     "torch_trace",
     30,
     Source.VIEW,
-    "module x stage x sampled step",
+    "call of a module x stage x sampled step",
     "`modules` in the units of the `probing` tool: seconds and MB.",
     _columns("""
     process          name  the process

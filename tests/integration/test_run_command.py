@@ -98,6 +98,7 @@ def test_the_exit_status_is_the_programs_own_and_recorded(here: Path, code: str,
     assert (process["exit_code"], process["ending"], process["traceback"]) == (status, ending, None)
     assert run.summary()["exit_code"] == status
     assert run.summary()["state"] == ("killed" if status < 0 else "failed" if status else "ended")
+    assert process["state"] == run.summary()["state"]
 
 
 def test_an_uncaught_exception_is_recorded_with_its_traceback(here: Path) -> None:
@@ -112,6 +113,15 @@ def test_an_uncaught_exception_is_recorded_with_its_traceback(here: Path) -> Non
         bare.stderr.splitlines()[1], process["traceback"].splitlines()[1]
     )
     assert "deep" in process["traceback"] and process["exit_code"] == 1
+
+
+def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here: Path) -> None:
+    name = script("import sys\nsys.excepthook = lambda *_: print('mine')\nraise ValueError('17 apples')")
+    done = command("run", name)
+    assert (done.stdout, done.returncode) == ("mine\n", 1)
+    process = only_process(only_run(here))
+    assert (process["state"], process["ending"]) == ("failed", "uncaught ValueError: 17 apples")
+    assert "raise ValueError('17 apples')" in process["traceback"]
 
 
 def test_a_long_traceback_in_any_script_is_cut_and_still_recorded(here: Path) -> None:

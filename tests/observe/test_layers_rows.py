@@ -243,6 +243,21 @@ def test_modules_have_their_names_and_one_forward_each(record: Record, reentrant
 
 
 @pytest.mark.usefixtures("every_step")
+def test_the_modules_of_another_model_in_the_same_step_begin_with_its_class(record: Record) -> None:
+    recording = record(overhead=1.0)
+    model, before, loss = Net(), nn.Sequential(nn.Linear(5, 5), nn.ReLU()), nn.MSELoss()
+    wrapped = nn.DataParallel(model)  # on a CPU it only passes on
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss(wrapped(before(torch.randn(16, 5))), torch.zeros(16, 3)).backward()
+        optimizer.step()
+    own = {name or "Net" for name, _ in model.named_modules()}
+    found = set(recording.column("SELECT DISTINCT module FROM modules WHERE stage = 'forward'"))
+    assert found == {*own, "Sequential", "Sequential.0", "Sequential.1", "MSELoss"}
+
+
+@pytest.mark.usefixtures("every_step")
 def test_module_rows_have_plausible_numbers(record: Record) -> None:
     recording = record(overhead=1.0)
     train(Net(), 40)

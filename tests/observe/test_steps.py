@@ -353,6 +353,69 @@ def test_optimizers_that_share_a_loss_each_have_it(record: Record) -> None:
     assert recording.column("SELECT DISTINCT backwards FROM steps WHERE optimizer = 2") == [0]
 
 
+@pytest.mark.parametrize("order", ["together", "late"])
+def test_losses_of_several_models_are_told_apart(record: Record, order: str) -> None:
+    """Actor and critic: both losses go back, then both step. The critic has two heads with a loss each."""
+    recording = record()
+    actor, critic, twin = Net(), Net(), Net()
+    act, judge = sgd(actor), torch.optim.Adam([*critic.parameters(), *twin.parameters()])
+    expected: dict[int, list[float]] = {1: [], 2: []}
+    for index in range(6):
+        act.zero_grad()
+        judge.zero_grad()
+        losses = [loss_of(model) * scale for model, scale in ((actor, 1.0), (critic, 10.0), (twin, 100.0))]
+        for loss in losses:
+            loss.backward()
+        expected[1].append(losses[0].item())
+        expected[2].append(losses[1].item() + losses[2].item())
+        if order == "together" or index % 2 == 0:
+            act.step()
+        judge.step()
+    if order == "late":
+        expected[1] = expected[1][::2]
+    for number, column in expected.items():
+        found = recording.column(f"SELECT loss FROM steps WHERE optimizer = {number} ORDER BY step")
+        assert found[1:] == pytest.approx(column[1:], rel=1e-12)
+
+
+def test_optimizers_that_share_accumulated_losses_each_have_their_sum(record: Record) -> None:
+    recording = record()
+    model = Net()
+    first, second = sgd(model.body), sgd(model.head)
+    sums = []
+    for _ in range(4):
+        first.zero_grad()
+        second.zero_grad()
+        losses = [loss_of(model) for _ in range(3)]
+        for loss in losses:
+            loss.backward()
+        first.step()
+        second.step()
+        sums.append(sum(loss.item() for loss in losses))
+    assert recording.column("SELECT loss FROM steps WHERE optimizer = 1 ORDER BY step") == pytest.approx(sums)
+    assert recording.column("SELECT loss FROM steps WHERE optimizer = 2 ORDER BY step")[1:] == pytest.approx(sums[1:])
+
+
+def test_accumulation_beside_another_model_still_adds_up(record: Record) -> None:
+    """As a GAN does: two losses of the judge, then one of the maker that goes through both models."""
+    recording = record()
+    maker, critic = nn.Linear(5, 5), Net()
+    make, judge = sgd(maker), sgd(critic)
+    expected: list[float] = []
+    for _ in range(4):
+        judge.zero_grad()
+        real, fake = loss_of(critic), critic(maker(torch.randn(8, 5)).detach()).square().mean()
+        real.backward()
+        fake.backward()
+        judge.step()
+        make.zero_grad()
+        fooled = critic(maker(torch.randn(8, 5))).square().mean()
+        fooled.backward()
+        make.step()
+        expected += [real.item() + fake.item(), fooled.item()]
+    assert losses_in(recording) == pytest.approx(expected)
+
+
 class Outer(torch.optim.Optimizer):
     """Steps another optimizer inside its own step, as Lookahead and ZeRO do."""
 

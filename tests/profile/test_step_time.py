@@ -113,12 +113,40 @@ def test_modules_are_counted_without_their_children() -> None:
         {"module": name, "stage": stage, "duration_ms": duration, "allocated_bytes": 10, "samples": 3}
         for name, stage, duration in (
             ("Net", "forward", 10.0), ("body", "forward", 7.0), ("body.0", "forward", 5.0), ("head", "forward", 2.0),
-            ("body.0", "backward", 4.0),
+            ("body.0", "backward", 4.0), ("MSELoss", "forward", 0.5),
         )
     ]  # fmt: skip
     found = {one.module: (one.forward_ms, one.backward_ms) for one in module_times(rows, {"Net"})}
-    assert found == {"Net": (1.0, None), "body": (2.0, None), "body.0": (5.0, 4.0), "head": (2.0, None)}
+    assert found == {
+        "Net": (1.0, None),
+        "body": (2.0, None),
+        "body.0": (5.0, 4.0),
+        "head": (2.0, None),
+        "MSELoss": (0.5, None),
+    }
     assert module_times(rows, {"Net"})[0].module == "body.0" and module_times([], set()) == []
+
+
+def test_a_module_that_some_steps_do_not_call_has_its_share_of_all_steps() -> None:
+    rows = [
+        {"module": name, "stage": "forward", "duration_ms": duration, "allocated_bytes": 0, "samples": samples}
+        for name, duration, samples in (("Net", 10.0, 4), ("body", 6.0, 4), ("seldom", 8.0, 1))
+    ]
+    found = {one.module: (one.forward_ms, one.share) for one in module_times(rows, {"Net"})}
+    assert found == {"body": (6.0, 0.6), "seldom": (8.0, 0.2), "Net": (2.0, 0.2)}
+
+
+def test_modules_of_several_models_are_told_apart() -> None:
+    """A GAN: the maker runs in the judge's steps too, under its own name; each model has a module called 0."""
+    rows = [
+        {"model": model, "module": name, "stage": "forward", "duration_ms": ms, "allocated_bytes": 0, "samples": 2}
+        for model, name, ms in (
+            ("Judge", "Judge", 10.0), ("Judge", "0", 7.0), ("Judge", "Maker", 4.0), ("Judge", "Maker.0", 3.0),
+            ("Maker", "Maker", 6.0), ("Maker", "0", 5.0), ("Maker", "Judge", 12.0), ("Maker", "Judge.0", 9.0),
+        )
+    ]  # fmt: skip
+    found = {one.module: (one.forward_ms, one.samples) for one in module_times(rows, {"Judge", "Maker"})}
+    assert found == {"Judge.0": (8.0, 4), "Maker.0": (4.0, 4), "Judge": (3.0, 4), "Maker": (1.0, 4)}
 
 
 def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -> None:
@@ -166,6 +194,8 @@ def test_code_around_the_model_is_not_called_computing() -> None:
             for step in (1, 5, 9, 99) for module, ms in (("Net", 0.4), ("body", 0.3))]  # fmt: skip
     assert inside_of(steps, columns(rows)) == {"p": pytest.approx(0.1)}
     assert inside_of(steps, columns(rows[:4])) == {}  # too few
+    assert inside_of(steps, columns(rows * 4)) == {"p": pytest.approx(0.4)}  # four batches in a step
+    assert inside_of(steps, columns(rows[:2] * 4)) == {}
     (time,) = steps_of()
     slow = replace(time, mean_ms=50.0, inside=0.1, parts={**time.parts, "forward": 44.0})
     named = own_code_bottleneck([slow])
@@ -174,6 +204,9 @@ def test_code_around_the_model_is_not_called_computing() -> None:
     sleepy = replace(slow, inside=None, parts={**time.parts, "other": 40.0})
     named = own_code_bottleneck([sleepy])
     assert named is not None and "40.0 ms of 50.0 ms" in named.evidence
+    both = replace(slow, inside=0.5, parts={**time.parts, "forward": 30.0, "other": 16.0})
+    named = own_code_bottleneck([both])
+    assert named is not None and "62%" in named.verdict and "31.0 ms of 50.0 ms" in named.evidence
 
 
 def test_a_loader_that_is_slow_on_one_rank_is_named_once() -> None:

@@ -101,6 +101,13 @@ def train(*, is_forking: bool = True) -> str:
         simple.zero_grad()
         torch.autograd.backward([big(torch.randn(2, 100)).sum(), sparse(torch.tensor([1, 2])).sum()])
         simple.step()
+    for _ in range(2):  # two losses go back before their two optimizers step
+        optimizer.zero_grad()
+        simple.zero_grad()
+        forward(model, x).square().mean().backward()
+        big(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+        simple.step()
     simple.add_param_group({"params": [nn.Parameter(torch.full((2,), torch.nan))]})
     for loss in (1.0, torch.nan, 1.0):
         (big(torch.ones(1, 100)).sum() + loss).backward()

@@ -63,6 +63,18 @@ def test_a_live_run_elsewhere_is_the_default_target(tmp_path: Path, runs_dir: Pa
         assert find_run(directory=runs_dir).name == "near"
 
 
+def test_a_dead_run_elsewhere_is_no_default_target(tmp_path: Path, runs_dir: Path, own_registry: Path) -> None:
+    """What a killed process left in the registry is not taken for the run one stands next to."""
+    with RunBuilder(tmp_path / "other" / "far", started_ns=T0_NS + 1) as far:
+        process = far.process(is_alive=False)
+        own_registry.mkdir()
+        (own_registry / str(process.pid)).write_text(str(process.place.path))
+        with pytest.raises(RunNotFoundError, match="no runs in"):
+            find_run()
+        with RunBuilder(runs_dir / "near", started_ns=T0_NS):
+            assert find_run().name == "near"
+
+
 def test_a_registry_entry_that_points_to_another_process_is_not_believed(run: RunBuilder, own_registry: Path, tmp_path: Path) -> None:  # fmt: skip  # noqa: E501
     process, stranger = run.process(), dead_pid()
     own_registry.mkdir()

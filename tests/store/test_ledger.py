@@ -12,6 +12,7 @@ from builders import RunBuilder, dead_pid
 from stethos.record.layout import State
 from stethos.record.place import ProcessPlace, write_json
 from stethos.record.segment import scan
+from stethos.store.health import Grade, examine
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
 from stethos.store.run import Run
@@ -260,6 +261,28 @@ def test_a_damaged_manifest_and_process_file_do_not_break_reading(run: RunBuilde
     assert Run(run.place).summary()["rows"]["steps"] == 20
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "process.json"])
+def test_files_that_nothing_lists_any_more_are_a_problem(run: RunBuilder, name: str) -> None:
+    process = fill(run, is_alive=False)
+    process.finish()
+    files = len(list(process.place.path.glob("*.parquet")))
+    assert files and not examine(Run(run.place)).has_problem
+    (process.place.path / name).unlink()
+    (found,) = [check for check in examine(Run(run.place)).checks if check.what == "manifests"]
+    assert found.grade is Grade.PROBLEM and f"{files} files of {process.place.name} cannot be read" in found.found
+
+
+def test_what_an_ended_run_has_not_is_not_to_come(run: RunBuilder) -> None:
+    live = run.process()
+    live.steps(1)
+    live.drain()
+    reasons = {one.table: one.why_empty for one in examine(Run(run.place)).tables}
+    assert reasons["rounds"] == "no rows yet"
+    live.finish(State.ENDED)
+    reasons = {one.table: one.why_empty for one in examine(Run(run.place)).tables}
+    assert reasons["rounds"] == "no rows" and reasons["host"] == "no sample: one is taken each second"
+
+
 def test_a_run_directory_that_vanishes_leaves_empty_tables(run: RunBuilder) -> None:
     fill(run).seal()
     opened = Run(run.place)
@@ -272,6 +295,8 @@ def test_the_ending_is_told_in_words(run: RunBuilder) -> None:
     for name, state, error, exit_code in (
         ("fine", State.ENDED, None, 0),
         ("raised", State.FAILED, "ValueError: boom", 1),
+        ("worker", State.FAILED, "ValueError: Caught in worker 0.\nTraceback:\n  File a\nValueError: item 5\n", 1),
+        ("caught", State.ENDED, None, 3),
         ("status", State.RUNNING, None, 3),
         ("signal", State.RUNNING, None, -9),
         ("silent", State.RUNNING, None, None),
@@ -287,7 +312,9 @@ def test_the_ending_is_told_in_words(run: RunBuilder) -> None:
     assert endings == {
         "fine": ("ended", "ended", 0),
         "raised": ("failed", "uncaught ValueError: boom", 1),
+        "worker": ("failed", "uncaught ValueError: Caught in worker 0. ... ValueError: item 5", 1),
+        "caught": ("failed", "exit status 3", 3),
         "status": ("failed", "exit status 3", 3),
         "signal": ("killed", "killed by SIGKILL", -9),
-        "silent": ("killed", "died without a word: killed, or the machine went down", None),
+        "silent": ("killed", "ended without a word: killed, by os._exit, or the machine went down", None),
     }

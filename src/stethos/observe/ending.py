@@ -14,27 +14,42 @@ class EndWatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._original = sys.excepthook
+        self._known = _last_error()
         self._is_active = False
 
     def install(self) -> None:
         if not self._is_active:
             self._is_active = True
-            self._original = sys.excepthook
+            self._original, self._known = sys.excepthook, _last_error()
             sys.excepthook = self._hook
             self._session.on_close.append(self.uninstall)
 
     def uninstall(self) -> None:
-        self._is_active = False
+        was_active, self._is_active = self._is_active, False
         if sys.excepthook == self._hook:
             sys.excepthook = self._original
+        if was_active:
+            self._session.guard.run("traceback", self._record_last)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_active:
+            self._known = error
             self._session.guard.run("traceback", record_failure, self._session, error, trace)
         self._original(kind, error, trace)
+
+    def _record_last(self) -> None:
+        """A hook that the program put in our place need not have called us; the interpreter keeps what it was given."""
+        error = _last_error()
+        if error is not None and error is not self._known:
+            record_failure(self._session, error, error.__traceback__)
 
 
 def record_failure(session: Session, error: BaseException, trace: TracebackType | None) -> None:
     """The exception of which a recording ends, with its traceback."""
     text = "".join(traceback.format_exception(type(error), error, trace, limit=-50))
     session.note_failure(f"{type(error).__name__}: {text_of(error)}", text)
+
+
+def _last_error() -> BaseException | None:
+    """The uncaught exception that the interpreter has shown last; none before the first."""
+    return getattr(sys, "last_value", None)

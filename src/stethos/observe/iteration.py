@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from stethos.observe.late_row import LateStep
+    from stethos.observe.loss_share import LossShares
     from stethos.observe.stepwatch import Watched
 
 
@@ -26,11 +27,11 @@ class Iteration(IterationFields):
     """Times in ns, sums of the iteration in progress. The loss stays until the next backward: two optimizers
     may step on one."""
 
-    __slots__ = () if NATIVE else (
+    __slots__ = ("shares",) if NATIVE else (
         "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_samples", "closure_backwards",
         "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
         "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
-        "pace", "pending", "samples", "scaled", "skipped", "spent_ns", "step", "watched",
+        "pace", "pending", "samples", "scaled", "shares", "skipped", "spent_ns", "step", "watched",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class Iteration(IterationFields):
         self.scaled: dict[int, tuple[weakref.ref[torch.Tensor], float | torch.Tensor]] = {}
         self.pending: LateStep | None = None  # numbers of the step in progress that are still on a device
         self.device_mark: Any = None  # an event where the device may begin with forward work
+        self.shares: LossShares | None = None  # of the losses, where there were several and several optimizers
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = _NEVER_NS
         self.optimizer_start_ns = self.kept_ns = self.house_ns = self.spent_ns = 0

@@ -26,6 +26,7 @@ from stethos.observe.context import Turn
 from stethos.observe.iteration import Iteration, Iterations
 from stethos.observe.late_row import LateRows, LateStep, Mark, recorded_event
 from stethos.observe.layer_name import LayerNames, Named, parameters_of
+from stethos.observe.loss_share import LossShares, Probes
 from stethos.observe.memory_sample import MemorySampler
 from stethos.observe.memory_trace import is_only_mode
 from stethos.observe.sample import LateSample, LayerSampler, cuda_peak_of, tensor_bytes_of
@@ -65,6 +66,8 @@ class Watched(WatchedFields):
         self.backwards = -1  # its thread's count at its last step
         self.allocated_bytes = NULL_I64
         self.layer_ids: list[int] = []
+        self.iteration_id = 0  # of the thread that it stepped in last
+        self.probes: Probes | None = None  # where losses have to be told apart
 
     def take_turn(self, turn: Turn) -> None:
         """From now on its steps are of this client and round."""
@@ -168,12 +171,26 @@ class StepWatch(WatchFields):
             iteration.depth = 0
             iteration.has_stepped = True
         if not iteration.depth:
+            if not iteration.has_stepped and len(self._watched) > 1:
+                self._tell_apart(iteration, loss)
             iteration.loss = loss if iteration.has_stepped else iteration.loss + loss
             iteration.has_stepped = False
             return
         if not iteration.closure_backwards:
             iteration.loss = loss
         iteration.closure_backwards += 1
+
+    def _tell_apart(self, iteration: Iteration, loss: float) -> None:
+        """There are several optimizers and several losses: see whose the last one was."""
+        shares = iteration.shares
+        if shares is None or shares.backwards != iteration.backwards:
+            shares = iteration.shares = LossShares(iteration.loss)
+        shares.claim(self._seen_in(iteration))
+        shares.add(loss, iteration.backwards + 1)
+        iteration.watched = None  # whoever steps next has to `enter`
+
+    def _seen_in(self, iteration: Iteration) -> list[Watched]:
+        return [watched for watched in list(self._watched.values()) if watched.iteration_id == id(iteration)]
 
     def is_inside(self, steps: int) -> bool:
         """Whether this thread is that many optimizer steps deep; a step that raised was begun but never ended."""
@@ -366,7 +383,7 @@ class StepWatch(WatchFields):
     # Optimizers --------------------------------------------------------------------------------------
 
     def enter(self, iteration: Iteration, optimizer: torch.optim.Optimizer) -> Watched:
-        """Another optimizer than last time, or a new one."""
+        """Another optimizer than last time, a new one, or one of several whose losses have to be told apart."""
         identity = id(optimizer)
         watched = self._watched.get(identity)
         if watched is None or watched.optimizer() is not optimizer:
@@ -375,6 +392,11 @@ class StepWatch(WatchFields):
                 watched.backwards = iteration.backwards
         iteration.owner = identity
         iteration.watched = watched
+        watched.iteration_id = id(iteration)
+        shares = iteration.shares
+        if shares is not None and shares.backwards == iteration.backwards:
+            shares.claim(self._seen_in(iteration))
+            iteration.loss = shares.of(watched)
         return watched
 
     def seen(self) -> list[Watched]:
@@ -398,7 +420,7 @@ class StepWatch(WatchFields):
         """An optimizer is gone: a thread may still hold what we knew of it, but its tensors are let go."""
         watched = self._watched.pop(identity, None)
         if watched is not None:
-            watched.params, watched.start = [], None
+            watched.params, watched.start, watched.probes = [], None, None
 
     def _learn_params(self, watched: Watched, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer's parameters, their names and start values; none of this is worth losing its steps."""
@@ -411,7 +433,7 @@ class StepWatch(WatchFields):
             starts |= zip(map(id, fresh), copies, strict=True)
             copies = [starts[id(param)] for param in params]
         watched.start = copies
-        watched.params = params
+        watched.params, watched.probes = params, None
         named = watched.named = guard.run("names", self.names.of, optimizer) or _numbered(len(params))
         if named is not self._last_ids[0]:  # else a model that is trained turn by turn has got its next optimizer
             model = name_id(named.model) if named.model else NULL_I32

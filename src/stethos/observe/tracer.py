@@ -174,12 +174,18 @@ class ModuleTracer:
             iteration.pace.note_price(clocked_ns)
 
     def _names(self, watched: Watched) -> dict[int, str]:
-        """Module names: under the model that owns the parameters, else under the outermost modules called."""
+        """Module names: under the model that owns the parameters, else under the outermost module called first.
+
+        Those of other models in the same step, as a GAN has, begin with their class.
+        """
         root = watched.named.root() if watched.named.root is not None else None
         names: dict[int, str] = {}
         for module in filter(None, (root, *(top() for top in self._trace.tops))):
             if id(module) not in names:
-                names |= module_names(module)
+                found = module_names(module)
+                top, prefix = found[id(module)], f"{found[id(module)]}." if names else ""
+                names |= {one: prefix + name for one, name in found.items() if one not in names}
+                names[id(module)] = top
         return names
 
     def _record(self, spans: list[Span], optimizer_ns: int, watched: Watched, step: int) -> None:

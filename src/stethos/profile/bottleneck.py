@@ -214,7 +214,7 @@ def own_code_bottleneck(times: Sequence[StepTime], share: float = 0.5, at_least_
     part = one.outside_ms / one.mean_ms
     if part < share:
         return None
-    evidence = f"{one.parts['other']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie outside of all of these"
+    evidence = f"{one.outside_ms:,.1f} ms of {one.mean_ms:,.1f} ms per step lie outside of all of these"
     if one.inside is not None and (1 - one.inside) * one.parts["forward"] > (one.parts["other"] or 0.0):
         evidence = (
             f"{one.parts['forward']:,.1f} ms of {one.mean_ms:,.1f} ms per step lie before backward, only "

@@ -32,9 +32,10 @@ GROUP BY process ORDER BY process"""
 # Of `forward_ms`, which begins with the batch or the last step, what sampled steps spend inside the model. On a GPU the
 # one is the device's time and the other the host's: they cannot be compared.
 INSIDE_SQL = """\
-SELECT process, count(*) AS samples, least(1, sum(duration_ms) / sum(forward_ms)) AS inside
-FROM modules JOIN steps USING (process, step)
-WHERE stage = 'forward' AND module = model AND duration_ms >= 0 AND forward_ms > 0
+SELECT process, count(*) AS samples, least(1, sum(inside_ms) / sum(forward_ms)) AS inside
+FROM (SELECT process, step, module, sum(duration_ms) AS inside_ms FROM modules
+      WHERE stage = 'forward' AND duration_ms >= 0 GROUP BY process, step, module) JOIN steps USING (process, step)
+WHERE module = model AND forward_ms > 0
       AND process NOT IN (SELECT process FROM memory WHERE device LIKE 'cuda%')
 GROUP BY process"""
 _FEWEST_INSIDE = 3
@@ -118,15 +119,18 @@ def inside_of(steps: Columns, modules: Columns) -> dict[str, float]:
             numbers_in(steps, "forward_ms").tolist(), strict=True,
         )
     }  # fmt: skip
-    sums: dict[str, list[float]] = {}
+    inside: dict[tuple[Any, float], list[float]] = {}  # of a step: all calls of the model, and forward
     for process, step, module, stage, ms in zip(
         modules["process"].tolist(), numbers_in(modules, "step").tolist(), modules["module"].tolist(),
         modules["stage"].tolist(), numbers_in(modules, "duration_ms").tolist(), strict=True,
     ):  # fmt: skip
         model, whole = forward.get((process, step), (None, math.nan))
         if stage == "forward" and module == model and ms >= 0 and whole > 0:
-            found = sums.setdefault(str(process), [0.0, 0.0, 0.0])
-            found[0], found[1], found[2] = found[0] + 1, found[1] + ms, found[2] + whole
+            inside.setdefault((process, step), [0.0, whole])[0] += ms
+    sums: dict[str, list[float]] = {}
+    for (process, _), (ms, whole) in inside.items():
+        found = sums.setdefault(str(process), [0.0, 0.0, 0.0])
+        found[0], found[1], found[2] = found[0] + 1, found[1] + ms, found[2] + whole
     return {name: min(1.0, ms / whole) for name, (count, ms, whole) in sums.items() if count >= _FEWEST_INSIDE}
 
 

@@ -101,31 +101,32 @@ def launchers_of(place: RunPlace) -> list[dict[str, Any]]:
 
 
 def process_state(reader: ProcessReader, exit_code: int | None) -> RunState:
-    """How a process is doing, from its own last word and, if it left none, from its exit status."""
+    """How a process is doing, from its exit status and, where that is not known or 0, from its own last word."""
     if reader.is_running:
         return "running"
-    if exit_code is not None and exit_code < 0:
-        return "killed"
+    if exit_code:
+        return "killed" if exit_code < 0 else "failed"
     state = reader.counters.state if reader.counters else State.RUNNING
     match state:
         case State.ENDED:
             return "ended"
         case State.FAILED:
             return "failed"
-        case State.RUNNING if exit_code is None:
-            return "killed"
         case State.RUNNING:
-            return "failed" if exit_code else "ended"
+            return "killed" if exit_code is None else "ended"
 
 
 def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"killed by {_signal_name(-exit_code)}"
     if error:
-        return f"uncaught {error}"
+        lines = [line for line in error.splitlines() if line.strip()] or [error]
+        return f"uncaught {lines[0]}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
     if exit_code:
         return f"exit status {exit_code}"
-    return {"ended": "ended", "failed": "failed"}.get(state, "died without a word: killed, or the machine went down")
+    return {"ended": "ended", "failed": "failed"}.get(
+        state, "ended without a word: killed, by os._exit, or the machine went down"
+    )
 
 
 def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -> RunState:

@@ -63,10 +63,11 @@ def _newest_first(runs: list[RunPlace]) -> list[RunPlace]:
 
 def _newest(runs_dir: Path, *, with_registry: bool) -> RunPlace:
     runs = list_runs(runs_dir)
+    elsewhere: list[RunPlace] = []
     if with_registry:
         known = {run.path.resolve() for run in runs}
-        runs = _newest_first([*runs, *(run for run in _registered_runs() if run.path.resolve() not in known)])
-    for run in runs:
+        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known and is_live(run)]
+    for run in _newest_first([*runs, *elsewhere]):
         if is_live(run):
             return run
     if not runs:

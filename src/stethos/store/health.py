@@ -111,6 +111,7 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         _dropped(ledger),
         *_waiting(ledger, summary["state"]),
         *_unaccounted(ledger),
+        *_unlisted(run, summary["state"]),
         _drainer(run, summary["state"]),
         *_callbacks(run),
         _place(run),
@@ -127,7 +128,9 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         path=summary["path"],
         state=summary["state"],
         tables=tuple(
-            Recorded(table.name, rows[table.name], "" if rows[table.name] else _why_empty(table, processes))
+            Recorded(
+                table.name, rows[table.name], "" if rows[table.name] else _why_empty(table, processes, summary["state"])
+            )
             for table in RECORDED.values()
         ),
         gaps=_gaps(run) if rows[GAPS.name] else (),
@@ -135,7 +138,12 @@ def examine(run: Run, *, verify: bool = False) -> Health:
     )
 
 
-def _why_empty(table: Table, processes: list[Row]) -> str:
+def _why_empty(table: Table, processes: list[Row], state: str) -> str:
+    why = _why_empty_so_far(table, processes)
+    return why if state == "running" else why.replace(" yet", "")
+
+
+def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
     if not processes:
         return "no process has recorded anything yet: none trained, or none is a Python program"
     if table.name in _UNUSED:
@@ -193,6 +201,17 @@ def _unaccounted(ledger: Ledger) -> list[Check]:
         return []
     found = f"{ledger.unaccounted:,} rows are neither stored nor dropped nor lost: an error in Stethos"
     return [Check("books", Grade.PROBLEM, found, "please report it with the run's manifest.json files")]
+
+
+def _unlisted(run: Run, state: str) -> list[Check]:
+    """Files that cannot be read since what lists them is gone. (In a live run the list may be about to be written.)"""
+    listed = {reader.place.path for reader in run.readers() if reader.manifest}
+    files = [file for file in run.path.glob("*/*.parquet") if file.parent not in listed]
+    if not files or state == "running":
+        return []
+    names = ", ".join(sorted({file.parent.name for file in files}))
+    found = f"{len(files)} files of {names} cannot be read: manifest.json or process.json there is damaged or missing"
+    return [Check("manifests", Grade.PROBLEM, found, "bring these two back from a copy; rows are in the Parquet files")]
 
 
 def _drainer(run: Run, state: str) -> Check:

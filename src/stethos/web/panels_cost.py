@@ -73,9 +73,10 @@ TIME_PANELS = (
     ),
     Panel(
         "module-time", "time", "Slowest modules", "bars",
-        "SELECT module, stage, avg(duration_ms) AS duration_ms FROM modules GROUP BY module, stage\n"
-        "ORDER BY duration_ms DESC LIMIT 20",
-        "Mean duration of a call with its children, on sampled steps.",
+        "SELECT module, stage, avg(step_ms) AS duration_ms\n"
+        "FROM (SELECT module, stage, sum(duration_ms) AS step_ms FROM modules GROUP BY process, step, module, stage)\n"
+        "GROUP BY module, stage ORDER BY duration_ms DESC LIMIT 20",
+        "Mean duration of all its calls in a sampled step, with its children.",
         x="duration_ms", y=("module",), by="stage", unit="ms", needs=("modules",),
     ),
     Panel(
