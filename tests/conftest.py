@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -14,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from builders import RunBuilder
 
 pytest_plugins = ["recorded"]
+
+# Nothing that a slow machine could fail, and the same examples everywhere.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

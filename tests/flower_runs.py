@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from processes import PROGRAMS, environment, wait_for_rest, wait_until
+from processes import PROGRAMS, environment, free_port, wait_for_rest, wait_until
 
 from stethos.errors import StethosError
 from stethos.store.run import Run, open_run
@@ -174,12 +174,6 @@ def deployment(directory: Path, **settings: Any) -> Iterator[Deployment]:
         yield deployed
     finally:
         deployed.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_open(port: int) -> bool:

@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from processes import PROGRAMS, environment, start_command, wait_until
+from processes import DEADLINE_S, PROGRAMS, environment, start_command, wait_until
 
 from stethos.cli.main import main
 from stethos.live.registry import LiveProcess, live_processes
@@ -107,7 +107,7 @@ class Living:
         (self.directory / "stall").unlink(missing_ok=True)
         (self.directory / "stop").touch()
         try:
-            self.launcher.wait(60)
+            self.launcher.wait(DEADLINE_S)
         finally:
             self.launcher.kill()
             self.launcher.wait()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,13 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import stethos
-from stethos.record.place import RunPlace
+from stethos.record.place import ProcessPlace, RunPlace
 from stethos.schema import RECORDED
 from stethos.store.run import Run, open_run
 
 SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+UNBOUNDED = os.pathsep.join((str(SOURCE), str(Path(__file__).resolve().parent / "unbounded")))  # a path to import from
 DEADLINE_S = 240.0
+_PORTS = range(20_000, 32_000)  # below those that the kernel hands out, and above those of Ray's workers
 T = TypeVar("T")
 
 
@@ -75,6 +79,22 @@ def wait_until(condition: Callable[[], T], what: str, deadline_s: float = DEADLI
     return seen
 
 
+def free_port() -> int:
+    """A port for a program that must be told one; nobody is given it by chance before the program takes it."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.choice(_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
 def drainers_of(path: Path) -> list[int]:
     """The drainers at work on a run, or on any run below a directory; the shell that starts one is none."""
     found = []
@@ -103,12 +123,17 @@ def kill_drainer(path: Path) -> int:
 
 
 def wait_for_rest(path: Path) -> None:
-    """Wait until everything of a run is collected; its drainer lingers a little for others to join."""
+    """Wait until everything of a run is collected, and nothing else of it is about to be removed.
+
+    Its drainer lingers a little for others to join.
+    """
     run = RunPlace(path)
-    wait_until(
-        lambda: run.processes() and all("ended" in process.manifest() for process in run.processes()),
-        f"the rest of {path}",
-    )
+    wait_until(lambda: run.processes() and all(map(_is_at_rest, run.processes())), f"the rest of {path}")
+
+
+def _is_at_rest(process: ProcessPlace) -> bool:
+    """Whether a process is collected and its ring and segments are gone, which go after its last manifest."""
+    return "ended" in process.manifest() and not process.ring().exists() and not any(process.scratch().glob("*.seg"))
 
 
 def checked_books(run: Run) -> dict[str, Any]:
@@ -142,14 +167,20 @@ def only_process(run: Run) -> dict[str, Any]:
 
 
 class Counter:
-    """A number in a mapped file, which a program that may be killed at any moment writes and the test reads."""
+    """A number in a mapped file, which a program that may be killed at any moment writes and the test reads.
 
-    def __init__(self, path: Path) -> None:
+    A program that is held does not begin to count before it is released.
+    """
+
+    def __init__(self, path: Path, *, is_held: bool = False) -> None:
         self.path = path
-        path.write_bytes(bytes(8))
+        path.write_bytes((-is_held).to_bytes(8, "little", signed=True))
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
+    def release(self) -> None:
+        self._map[:] = bytes(8)
+
     @property
     def value(self) -> int:
-        return int.from_bytes(self._map, "little")
+        return int.from_bytes(self._map, "little", signed=True)

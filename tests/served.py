@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATIENCE_MS = 180_000
+GO_ON = "go-on"  # a file; the training that is watched waits for it
 FLAGS = (
     "--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",

@@ -19,7 +19,7 @@ from processes import PROGRAMS, environment, wait_for_rest
 
 from stethos.store.run import Run, open_run
 
-DEADLINE_S = 150
+DEADLINE_S = 600
 STEPS = 3  # of `programs/nvflare_train.py`
 RUN = ("-m", "stethos.cli.main", "run", "--quiet")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "nvflare.md").read_text(encoding="utf-8")

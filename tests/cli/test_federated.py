@@ -244,7 +244,8 @@ def test_odd_clients_come_first_with_the_reason_in_words(faulty: Path, show: Sho
 
 CLIENT: dict[str, Any] = {
     "turns": 20, "ok": 20, "failed": 0, "timeout": 0, "dropped": 0, "nan_rounds": None, "nan_losses": 0, "cosine": 0.4,
-    "cosine_error": 0.0, "away_rounds": None, "norm_ratio": 1.0, "pace": 1.0, "last_error": None,
+    "cosine_error": 0.0, "typical_cosine": 0.8, "compared": 8, "away_rounds": None,
+    "norm_ratio": 1.0, "pace": 1.0, "last_error": None,
 }  # fmt: skip
 
 
@@ -260,6 +261,8 @@ CLIENT: dict[str, Any] = {
         ({"away_rounds": [5, 6, 7]}, ["pointed away from the others in 3 rounds (5 to 7)"]),
         ({"norm_ratio": 0.0}, ["moves 0.00x as far as the median"]),
         ({"norm_ratio": 2.9}, []),
+        ({"cosine": -0.9, "norm_ratio": 9.0, "compared": 0}, []),
+        ({"cosine": -0.9, "typical_cosine": -0.8, "away_rounds": [2]}, []),
         ({"pace": 4.3}, ["takes 4.3x as long as the median"]),
         ({"pace": 4.3, "turns": 2, "ok": 2}, []),
     ],

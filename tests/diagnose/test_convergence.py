@@ -269,3 +269,20 @@ def test_rivals_are_not_blamed_for_a_loss_that_stays() -> None:
     found = [name for detector in (Divergence, Oscillation, SlowProgress, Plateau, LearningRateTooLow)
              for name in made.names_in(detector(), seen)]  # fmt: skip
     assert found == []
+
+
+@pytest.mark.parametrize(("clients", "found"), [(("a", "b"), ["oscillation"]), (("day", "night"), [])])
+def test_a_loss_that_swings_with_who_takes_part_is_no_oscillation(clients: tuple[str, str], found: list[str]) -> None:
+    """Two groups of clients that take turns, the one with harder data; or all of them each time."""
+    is_same = clients == ("a", "b")
+    turns = [
+        (number, client) for number in range(1, 31) for client in (clients if is_same else clients[number % 2 :][:1])
+    ]
+    rows = {
+        "federation": ["toy"] * len(turns), "round": [number for number, _ in turns],
+        "client": [client for _, client in turns], "entry_loss": [1 + 0.4 * (-1.0) ** number for number, _ in turns],
+    }  # fmt: skip
+    window = made.window(steps=made.steps(np.ones(4)), client_rounds=rows)
+    diagnosis = examine(window, [Oscillation()])
+    assert [one.name for one in diagnosis.findings] == found
+    assert is_same or "other clients" in diagnosis.not_checked[0].reason

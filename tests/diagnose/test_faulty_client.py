@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import stethos
 from stethos import lab
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.engine import examine, needs_of
-from stethos.diagnose.federated.cohort import Cohort, cohort_of
+from stethos.diagnose.federated.cohort import Cohort, cohorts_of
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.trait import traits_of
 from stethos.diagnose.federated.verdict import verdicts_on
@@ -198,7 +201,8 @@ def test_a_hostile_name_stays_inside_its_quotes() -> None:
 
 def test_the_cohort_of_a_run_has_every_number(tmp_path: Path) -> None:
     with stethos.open_run(federation(tmp_path, rounds=4, split=lab.Dirichlet(0.5))) as run:
-        cohort = cohort_of(RunWindow(run, needs_of([FaultyClient()])))
+        ((name, cohort),) = cohorts_of(RunWindow(run, needs_of([FaultyClient()])))
+    assert name is None
     assert cohort.rounds == (1, 2, 3, 4) and len(cohort.clients) == 10
     for name in ("norm", "norm_ratio", "first_ratio", "last_ratio", "cos_centre", "sign_agreement", "zero_share",
                  "input_cos", "input_focus", "input_tail", "entry_loss", "exit_loss", "samples", "bias"):  # fmt: skip
@@ -206,3 +210,76 @@ def test_the_cohort_of_a_run_has_every_number(tmp_path: Path) -> None:
     assert cohort.confusion.shape[-1] == cohort.bias.shape[-1] == 10
     assert np.allclose(cohort.confusion.sum((2, 3)), cohort.samples)
     assert np.isnan(cohort.cos_last[0]).all() and np.isfinite(cohort.cos_last[1:]).all()
+
+
+def test_a_client_without_samples_need_not_move() -> None:
+    norm, ratio, samples = np.ones((ROUNDS, CLIENTS)), np.ones((ROUNDS, CLIENTS)), np.full((ROUNDS, CLIENTS), 60.0)
+    norm[:, 2], ratio[:, 2], samples[:, 2] = 0, 0, 0
+    assert not [one for one in verdicts_on(honest(norm=norm, norm_ratio=ratio, samples=samples), 0.9) if one.is_certain]
+    samples[:, 2] = 60
+    (verdict,) = [
+        one for one in verdicts_on(honest(norm=norm, norm_ratio=ratio, samples=samples), 0.9) if one.is_certain
+    ]
+    assert (verdict.client, verdict.kind) == ("c2", "free-rider")
+
+
+def test_where_most_look_faulty_against_each_other_nobody_is_accused_and_that_is_said(tmp_path: Path) -> None:
+    """Updates under masks that cancel out in their sum: each points away from that of the others."""
+    chance, model = np.random.default_rng(0), {"w": np.zeros((4, 12), np.float32), "b": np.zeros(4, np.float32)}
+    with stethos.federation("masked", model=lambda: model, dir=tmp_path, progress=False) as fed:
+        for rnd in fed.rounds(5):
+            masks = [{name: 10 * chance.normal(size=one.shape) for name, one in model.items()} for _ in range(8)]
+            for number in range(8):
+                change = {name: masks[number][name] - masks[number - 1][name] + 0.01 for name in model}
+                rnd.receive(f"c{number}", change, delta=True, samples=10, loss=1 / rnd.number)
+            assert rnd.screen() == []
+            model = {name: one + np.float32(0.01) for name, one in model.items()}
+    diagnosis = stethos.diagnose(str(fed.path))
+    (reason,) = (one.reason for one in diagnosis.not_checked if one.name == "faulty-client")
+    assert "clients look faulty against each other" in reason and not diagnosis.findings
+
+
+def test_a_text_classifier_has_no_inputs_to_be_called_faulty(tmp_path: Path) -> None:
+    """The rows of an embedding are its inputs, not the columns; and honest clients with few texts differ."""
+    made = torch.Generator().manual_seed(0)
+    topics = (1.5 * torch.randn(4, 500, generator=made)).softmax(1)
+    labels = torch.randint(4, (10, 60), generator=made)
+    texts = [
+        torch.stack([torch.multinomial(topics[y], 20, replacement=True, generator=made) for y in one]) for one in labels
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(500, 16), nn.Linear(16, 4))
+    with stethos.federation("text", model=model, dir=tmp_path, progress=False) as fed:
+        for rnd in fed.rounds(12):
+            states = []
+            for number, (x, y) in enumerate(zip(texts, labels, strict=True)):
+                with rnd.client(f"c{number}") as site:
+                    local = copy.deepcopy(model)
+                    site.confusion(y, model(x).argmax(1))
+                    optimizer = torch.optim.SGD(local.parameters(), lr=1.0)
+                    for batch in range(0, 120, 15):
+                        part = slice(batch % 60, batch % 60 + 15)
+                        optimizer.zero_grad()
+                        nn.functional.cross_entropy(local(x[part]), y[part]).backward()
+                        optimizer.step()
+                    states.append(local.state_dict())
+                    site.update(local.state_dict(), samples=60)
+            model.load_state_dict({key: sum(state[key] for state in states) / 10 for key in states[0]})
+    assert findings_of(fed.path) == []
+    with stethos.open_run(fed.path) as run:
+        assert run.rows("SELECT count(input_cos), count(output_rows) > 0 FROM updates").values == [(0, True)]
+
+
+def test_two_federations_of_a_run_are_judged_each_by_itself(tmp_path: Path) -> None:
+    """They have clients of the same names and rounds of the same numbers, as those of a sweep do."""
+    with stethos.watch(name="sweep", dir=tmp_path) as watch:
+        for data, faults in (("digits", [lab.Fault("sign-flip", [3])]), ("breast-cancer", [])):
+            lab.federate(data, clients=8, rounds=6, engine="stacked", faults=faults, progress=False)
+    (finding,) = findings_of(watch.path)
+    assert finding.title == "client c3 of digits sends its update with the sign turned"
+    assert finding.subject.federation == "digits" and finding.as_dict()["federation"] == "digits"
+    with stethos.open_run(watch.path) as run:
+        for evidence in finding.evidence:
+            shown = [math.nan if row[1] is None else row[1] for row in run.rows(evidence.sql).values]
+            assert shown == pytest.approx(evidence.series, nan_ok=True), evidence.sql

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import RunBuilder
+from processes import DEADLINE_S
 
 import stethos
 from stethos.diagnose.engine import Diagnosis
@@ -111,7 +112,7 @@ def test_several_diagnoses_may_write_at_once(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(DEADLINE_S)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     assert len({row["clients"] for row in read_findings(tmp_path)}) == 60
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import copy
 import logging
 import math
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from loop import State, make_clients, make_model, run_observed
+from processes import DEADLINE_S, wait_for_rest
 from recording import Recording, nothing_is_left_behind, touched
 from torch import nn
 
@@ -100,6 +103,24 @@ def test_a_loop_that_is_left_by_an_exception_leaves_its_round_behind(record: Rec
     assert recording.column("SELECT ok FROM spans WHERE name = 'round' ORDER BY t_ns") == [True, False]
 
 
+@pytest.mark.parametrize(("error", "state"), [(ZeroDivisionError, "failed"), (SystemExit, "ended"), (None, "ended")])
+def test_a_federation_that_ends_with_an_exception_has_failed(
+    tmp_path: Path, error: type[BaseException] | None, state: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if error is not None:
+            stack.enter_context(pytest.raises(error))
+        fed = stack.enter_context(stethos.federation("toy", model=make_model(), dir=tmp_path, progress=False))
+        stack.enter_context(fed.round(1))
+        if error is not None:
+            raise error
+    assert fed.path is not None
+    wait_for_rest(fed.path)
+    with stethos.open_run(fed.path) as run:
+        ((found, ending, trace),) = run.rows("SELECT state, ending, traceback FROM processes").values
+    assert found == state and (state == "ended" or ("ZeroDivisionError" in ending and "raise error" in trace))
+
+
 def test_a_client_that_comes_back_in_the_same_round_has_two_rows(record: Record) -> None:
     recording, model = record(), make_model()
     with stethos.federation("toy", model=model, progress=False) as fed, fed.round(7) as rnd:
@@ -154,6 +175,24 @@ def test_half_precision_is_read_as_it_is(record: Record, dtype: torch.dtype) -> 
         ]
 
 
+@pytest.mark.parametrize("form", ["int8", "int8 of NumPy", "sparse"])
+def test_quantised_and_sparse_changes_are_read_as_the_numbers_they_hold(record: Record, form: str) -> None:
+    recording, model = record(), make_model()
+    made = torch.Generator().manual_seed(0)
+    whole = {
+        name: torch.randint(-9, 9, one.shape, generator=made).to(torch.int8) for name, one in model.state_dict().items()
+    }
+    forms: dict[str, Callable[[torch.Tensor], Any]] = {
+        "int8": lambda one: one, "int8 of NumPy": lambda one: one.numpy(),
+        "sparse": lambda one: one.float().to_sparse(),
+    }  # fmt: skip
+    with stethos.federation("toy", model=model, progress=False) as fed, fed.round(1) as rnd:
+        rnd.receive("a", {name: forms[form](one) for name, one in whole.items()}, delta=True)
+    (norm,) = recording.column("SELECT norm FROM updates WHERE client = 'a' AND layer IS NULL")
+    weights = [one.double().square().sum() for name, one in whole.items() if name in dict(model.named_parameters())]
+    assert norm == pytest.approx(float(sum(weights)) ** 0.5)
+
+
 def test_updates_are_handed_back_untouched(record: Record) -> None:
     record()
     model = make_model(with_norm=True)
@@ -171,7 +210,12 @@ def test_updates_are_handed_back_untouched(record: Record) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda state: state.pop("2.bias"), ["'c3'", "no layer '2.bias'"]),
+        (lambda state: state.pop("2.bias"), ["'c3'", "no layer '2.bias'", "only a part of the model is shared"]),
+        (lambda state: state.update({"2.Bias": state.pop("2.bias")}), ["no layer '2.bias'", "it sent '2.Bias'"]),
+        (
+            lambda state: state.update({"2.bias": torch.zeros(3, dtype=torch.complex64)}),
+            ["'2.bias' as torch.complex64"],
+        ),
         (lambda state: state.update({"2.bias": torch.zeros(4)}), ["'c3'", "'2.bias'", "(4,)", "(3,)"]),
         (lambda state: state.update({"9.bias": torch.zeros(4)}), ["'c3'", "'9.bias'", "has not"]),
         (lambda state: state.update({"2.bias": ["a", "b", "c"]}), ["'c3'", "'2.bias'"]),
@@ -274,14 +318,17 @@ def test_an_element_that_is_not_read_cannot_hide_a_nan(record: Record) -> None:
         unread = sorted(set(range(600 * 400 // 1024)) - set(fed.plan.parts[0].blocks.tolist()))[0] * 1024
         states = [moved(model, seed=seed) for seed in range(3)]
         states[1]["0.weight"].view(-1)[unread] = math.nan
+        states[2]["2.bias"][0] = math.inf  # known at once, and no reason to search no further
         for number, state in enumerate(states):
             rnd.receive(f"c{number}", state)
         model.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})  # type: ignore[misc]
     assert recording.rows(
-        "SELECT client, layer, nan FROM updates WHERE nan > 0 AND client IS NOT NULL ORDER BY ALL"
+        "SELECT client, layer, nan + inf FROM updates WHERE nan + inf > 0 AND client IS NOT NULL ORDER BY ALL"
     ) == [
         ("c1", "0.weight", 1),
         ("c1", None, 1),
+        ("c2", "2.bias", 1),
+        ("c2", None, 1),
     ]
 
 
@@ -549,12 +596,11 @@ def test_a_trace_ends_with_its_clients_turn(record: Record) -> None:
         for rnd in fed.rounds(1):
             with rnd.client("c1"):
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-                for _ in range(2000):
+                deadline = time.monotonic() + DEADLINE_S
+                while not tracer.is_tracing():  # on a busy machine the budget may take a while
+                    assert time.monotonic() < deadline
                     model(torch.randn(4, next(model.parameters()).shape[1])).sum().backward()
                     optimizer.step()
-                    if tracer.is_tracing():
-                        break
-                assert tracer.is_tracing()
             assert not tracer.is_tracing()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import wait_for_rest
 
 import stethos
 
@@ -19,7 +20,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 DETECTOR_PAGES = sorted((PROJECT / "docs" / "detectors").glob("*.md"))
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600
 TRAIN = """
 import torch
 model = torch.nn.Linear(8, 1)
@@ -78,6 +79,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (federated, "stethos run --name digits-1 examples/demo.py"):  # the demo is the newest
         recorded = shell(directory, command)
         assert recorded.returncode == 0, recorded.stderr
+    for path in (directory / "runs").iterdir():  # what is copied must hold still
+        wait_for_rest(path)
     return directory
 
 

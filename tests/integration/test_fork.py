@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import PROGRAMS, checked_books, collected, command, finish, only_process, start, wait_until
+from processes import (
+    PROGRAMS,
+    UNBOUNDED,
+    checked_books,
+    collected,
+    command,
+    environment,
+    finish,
+    only_process,
+    start,
+    wait_until,
+)
 
 from stethos.store.run import Run, open_run
 
@@ -111,7 +122,7 @@ if not pid:
     os._exit(0)
 os.waitpid(pid, 0)
 """)
-    assert command("run", "--dir", tmp_path, "--name", "run", "--overhead", "100%", script).returncode == 0
+    assert command("run", "--dir", tmp_path, "--name", "run", script, env=environment(PYTHONPATH=UNBOUNDED)).returncode == 0  # fmt: skip  # noqa: E501
     run, _ = collected(tmp_path / "run")
     rows = run.rows("SELECT process, list(step ORDER BY step), any_value(model) FROM steps GROUP BY process").values
     assert sorted(steps for _, steps, _ in rows) == [list(range(5)), list(range(70))]

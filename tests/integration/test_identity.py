@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PROGRAMS, collected, environment
+from processes import PROGRAMS, UNBOUNDED, collected, environment
 
 from stethos.store.run import Run
 
-DEADLINE_S = 300
+DEADLINE_S = 900
 WHOLE = ("run", "--quiet", "--preset", "deep", "--overhead", "100%")
 
 
@@ -45,13 +45,15 @@ class Pair:
 def run_both(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
     """Run a command bare and under observation, side by side or, to share what is compiled, one after the other."""
 
-    def run_both(name: str, *command: str, at_once: bool = True) -> Pair:
+    def run_both(name: str, *command: str, at_once: bool = True, **variables: str) -> Pair:
         directory = tmp_path_factory.mktemp(name)
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         started = []
         ours = (sys.executable, "-m", "stethos.cli.main", *WHOLE, "--dir", str(directory), "--name", name)
         observed = (*ours, *command[command[0] == sys.executable :])
-        own = environment(PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / "cache"))
+        own = environment(
+            PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / "cache"), **variables
+        )
         for words, kind in ((command, "bare"), (observed, "observed")):
             with (directory / kind).open("w") as out, (directory / f"{kind}.err").open("w") as err:
                 started.append(subprocess.Popen(words, env=own, stdout=out, stderr=err, cwd=directory))
@@ -131,7 +133,8 @@ def test_module_traces_are_refused_where_code_is_compiled(compiled: Pair) -> Non
 
 @pytest.fixture(scope="module")
 def distributed(run_both: Callable[..., Pair]) -> Pair:
-    return run_both("distributed", "torchrun", "--nproc-per-node", "2", str(PROGRAMS / "distributed.py"))
+    program = str(PROGRAMS / "distributed.py")
+    return run_both("distributed", "torchrun", "--nproc-per-node", "2", program, PYTHONPATH=UNBOUNDED)
 
 
 @pytest.mark.parametrize("case", cases_of("distributed.py"))

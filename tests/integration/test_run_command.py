@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from processes import (
+    DEADLINE_S,
     SOURCE,
     collected,
     command,
@@ -209,7 +210,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         shown = _read_until(leader, shown, b"interrupted %d" % turn)
     os.write(leader, b"\n")
     shown = _read_until(leader, shown, b"end after 2")
-    assert launcher.wait(60) == 0
+    assert launcher.wait(DEADLINE_S) == 0
     os.close(leader)
     assert shown.count(b"interrupted") == 2 and b"Traceback" not in shown
     assert only_process(only_run(here))["state"] == "ended"
@@ -225,7 +226,7 @@ def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path)
     os.close(follower)
     _read_until(leader, b"", b"ready")
     os.write(leader, b"\x03")
-    assert launcher.wait(60) == -signal.SIGINT
+    assert launcher.wait(DEADLINE_S) == -signal.SIGINT
     os.close(leader)
     process = only_process(only_run(here))
     assert (process["state"], process["ending"]) == ("killed", "killed by SIGINT")
@@ -235,17 +236,23 @@ def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path)
 def _read_until(descriptor: int, shown: bytes, what: bytes) -> bytes:
     """Read on until something has been shown."""
     while what not in shown:
-        assert select.select([descriptor], [], [], 60)[0], shown
+        assert select.select([descriptor], [], [], DEADLINE_S)[0], shown
         shown += os.read(descriptor, 1024)
     return shown
 
 
 def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(here: Path) -> None:
-    launcher = start_command("run", "--name", "late", script("print('bye')"))
+    """The command is stopped meanwhile, and finds all of it when it goes on: the end and two signals."""
+    launcher = start_command("run", "--name", "late", script("print('ready', flush=True); input()"))
+    assert launcher.stdin is not None and launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
     place = RunPlace(here / "runs" / "late")
-    wait_until(lambda: place.launchers() and "child_pid" in place.launchers()[0], "the program")
-    wait_until(lambda: start_ticks(place.launchers()[0]["child_pid"]) is None, "its end")
-    launcher.send_signal(signal.SIGINT)
+    child = wait_until(lambda: place.launchers()[0].get("child_pid"), "the pid in the launcher's file")
+    launcher.send_signal(signal.SIGSTOP)
+    launcher.stdin.write("end\n")
+    launcher.stdin.flush()
+    wait_until(lambda: start_ticks(child) is None, "the end of the program")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        launcher.send_signal(number)
     assert finish(launcher).returncode == 0
     only_run(here)
 
@@ -403,11 +410,16 @@ def test_another_interpreter_without_our_packages_is_observed(here: Path) -> Non
 
 
 def test_a_federation_without_steps_is_summed_up_by_its_rounds(here: Path) -> None:
+    """Its rows are on disk when it ends; whether its drainer gets to seal them before the command ends is open."""
     name = script(
+        "import time\n"
         "import stethos\n"
         "with stethos.federation('f', progress=False) as federation:\n"
         "    for one in federation.rounds(2):\n"
         "        one.evaluate(loss=1.0)\n"
+        "with stethos.open_run('runs/fed') as run:\n"
+        "    while run.tables()['rounds'] < 2:\n"
+        "        time.sleep(0.01)\n"
     )
     ended = command("run", "--name", "fed", name)
     assert ended.returncode == 0

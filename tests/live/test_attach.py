@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import command, environment, start, start_program, wait_until
+from processes import DEADLINE_S, command, environment, start, start_program, wait_until
 
 from stethos.live import attach as ladder
 from stethos.live import injection, permission
@@ -37,7 +37,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Pa
         yield process.pid, directory, seen
     finally:
         (directory / "stop").touch()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0 and len(out.split()) == 1, err
 
 
@@ -53,7 +53,7 @@ def test_a_stranger_is_recorded_and_left_as_it_was(
 
     found = live_process(pid)
     assert found is not None and found.run == "first"
-    reply = ask(found, "eval", code="trainer.current_step, type(model).__name__", wait_s=30.0, timeout_s=60.0)
+    reply = ask(found, "eval", code="trainer.current_step, type(model).__name__", wait_s=60.0, timeout_s=DEADLINE_S)
     assert reply["where"] == "step" and "Sequential" in reply["value"]
     assert ask(found, "eval", code=_STATE)["output"].startswith("[1, 1, ")
 
@@ -92,7 +92,7 @@ def test_the_version_of_an_interpreter_is_read_from_its_files() -> None:
     process = start("-c", "input()")
     try:
         wait_until(lambda: ladder.is_python(process.pid), "its start")
-        assert ladder.python_version_of(process.pid) == sys.version_info[:2]
+        assert wait_until(lambda: ladder.python_version_of(process.pid), "its libraries") == sys.version_info[:2]
     finally:
         process.communicate("\n")
     assert ladder.python_version_of(process.pid) is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from living import Living
-from processes import PROGRAMS, finish, start, start_command, wait_until
+from processes import DEADLINE_S, PROGRAMS, finish, start, start_command, wait_until
 
 import stethos
 from stethos.cli.capture import capture
@@ -20,7 +20,7 @@ from stethos.live.ask import ask
 
 
 def asked(training: Living, **arguments: Any) -> dict[str, Any]:
-    return ask(training.process(), "profile", timeout_s=120, wait_s=30, **arguments)
+    return ask(training.process(), "profile", timeout_s=DEADLINE_S, wait_s=60, **arguments)
 
 
 def test_three_steps_are_profiled_and_the_training_goes_on(with_main: Living, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_three_steps_are_profiled_and_the_training_goes_on(with_main: Living, tm
 
 def test_a_capture_waits_until_steps_become_slow(tmp_path: Path) -> None:
     slow, over = tmp_path / "slow", tmp_path / "over"
-    words = ("run", "--dir", tmp_path, "--name", "r", "--capture-slow", "3", PROGRAMS / "slows_down.py", slow, over)
+    words = ("run", "--dir", tmp_path, "--name", "r", "--capture-slow", "10", PROGRAMS / "slows_down.py", slow, over)
     job = start_command(*words)
     trace = tmp_path / "r" / "slow-steps.json.gz"
     try:
@@ -120,11 +120,19 @@ def test_a_captured_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         here = [one for one in training.all_processes() if one.socket.exists()]
         return bool(here) and bool(ask(here[0], "about", timeout_s=60)["is_watching"])
 
+    def let_go() -> None:
+        tasks = "from stethos.observe import boot; len(boot.current().session.agent.boundary._tasks)"
+        wait_until(lambda: ask(process, "eval", DEADLINE_S, code=tasks, now=True)["value"] == "1", "its being asked")
+        (tmp_path / "stall").unlink()
+
     try:
         wait_until(is_watching, "the training to be watched")
-        threading.Timer(1.0, (tmp_path / "stall").unlink).start()
+        process = training.process()
+        other = threading.Thread(target=let_go)
+        other.start()
         reply = asked(training, steps=3)
-        training.launcher.wait(60)
+        other.join()
+        training.launcher.wait(DEADLINE_S)
     finally:
         said = training.close()
     assert reply["steps"] == 3 and bare.stdout.strip() in said and len(bare.stdout.strip()) == 64

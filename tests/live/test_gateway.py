@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_until
+from processes import DEADLINE_S, wait_until
 
 from stethos.errors import LiveError, UsageError
 from stethos.live import gateway as gateway_module
@@ -48,7 +48,7 @@ class Served:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         host, _, port = self.address.rpartition(":")
-        return context.wrap_socket(socket.create_connection((host, int(port)), 10))
+        return context.wrap_socket(socket.create_connection((host, int(port)), DEADLINE_S))
 
     def audit(self) -> list[dict[str, Any]]:
         text = (self.keys.directory / "audit.jsonl").read_text(encoding="ascii")
@@ -84,9 +84,9 @@ def exchange(served: Served, envelope: Any, place: int = 0) -> dict[str, Any]:
     """Send one envelope over a new connection; `envelope` may be made from the gateway's number."""
     with served.connect() as connection:
         line = Deadline(connection)
-        hello = json.loads(line.receive(1 << 20, 10) or b"{}")
+        hello = json.loads(line.receive(1 << 20, DEADLINE_S) or b"{}")
         line.send(envelope(bytes.fromhex(hello["number"])) if callable(envelope) else envelope)
-        return dict(json.loads(line.receive(1 << 26, 10) or b"{}"))
+        return dict(json.loads(line.receive(1 << 26, DEADLINE_S) or b"{}"))
 
 
 def signed(token: Token, route: str, number: bytes, place: int = 0) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def test_what_was_sent_once_is_worth_nothing_again(served: Served, route: str) -
     assert exchange(served, kept[0])["ok"] is False  # over another connection
     with served.connect() as connection:  # and twice over one
         line = Deadline(connection)
-        number = bytes.fromhex(json.loads(line.receive(1 << 20, 10) or b"{}")["number"])
+        number = bytes.fromhex(json.loads(line.receive(1 << 20, DEADLINE_S) or b"{}")["number"])
         twice = signed(served.token("act"), route, number)
         line.send(twice)
-        assert json.loads(line.receive(1 << 26, 10) or b"{}")["ok"] is True
+        assert json.loads(line.receive(1 << 26, DEADLINE_S) or b"{}")["ok"] is True
         line.send(twice)
-        assert json.loads(line.receive(1 << 26, 10) or b"{}")["ok"] is False
+        assert json.loads(line.receive(1 << 26, DEADLINE_S) or b"{}")["ok"] is False
     assert len(served.done) == 2
 
 
@@ -227,25 +227,25 @@ def test_a_text_that_is_too_long_is_refused(served: Served) -> None:
 def test_a_message_that_says_it_is_huge_is_refused_unread(served: Served) -> None:
     with served.connect() as connection:
         line = Deadline(connection)
-        line.receive(1 << 20, 10)
+        line.receive(1 << 20, DEADLINE_S)
         connection.sendall((10 << 30 & 0xFFFF_FFFF | 0x8000_0000).to_bytes(4, "big"))
-        assert "more than the" in json.loads(line.receive(1 << 20, 10) or b"{}")["message"]
-        assert line.receive(1 << 20, 10) is None
+        assert "more than the" in json.loads(line.receive(1 << 20, DEADLINE_S) or b"{}")["message"]
+        assert line.receive(1 << 20, DEADLINE_S) is None
 
 
 def test_who_sends_byte_by_byte_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deadline.receive, "__defaults__", (0.3,))
     with served.connect() as connection:
         line = Deadline(connection)
-        line.receive(1 << 20, 10, 10.0)
+        line.receive(1 << 20, DEADLINE_S, DEADLINE_S)
         connection.sendall(b"\0\0\1")
-        reply = json.loads(line.receive(1 << 20, 10, 10.0) or b"{}")
+        reply = json.loads(line.receive(1 << 20, DEADLINE_S, DEADLINE_S) or b"{}")
         assert "too slow" in reply["message"]
 
 
 def test_who_says_nothing_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_module, "MESSAGE_S", 0.3)
-    plain = socket.create_connection(("127.0.0.1", int(served.address.rpartition(":")[2])), 10)
+    plain = socket.create_connection(("127.0.0.1", int(served.address.rpartition(":")[2])), DEADLINE_S)
     with plain:
         assert plain.recv(1) == b""  # no TLS came: it hangs up
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PROGRAMS, environment, start_command, wait_for_rest, wait_until
+from processes import DEADLINE_S, PROGRAMS, environment, start_command, wait_for_rest, wait_until
 
 from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
 
-PATIENCE_S = 120.0
+PATIENCE_S = DEADLINE_S
 CAUSES = {"loader": "data-loader", "lock": "lock", "gil": "gil", "client": "client", "program": "disk"}
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PROGRAMS, environment, start_command, wait_until
+from processes import DEADLINE_S, PROGRAMS, environment, start_command, wait_until
 
 from stethos.cli.main import main
 from stethos.store.run import open_run
 
-PATIENCE_S = 120.0
 RUN = "slurm-77-0"
 Ask = Callable[..., tuple[int, str, str]]
 
@@ -65,7 +64,7 @@ class Host:
             if "gateway" in process.args:
                 process.terminate()
             try:
-                process.wait(30)
+                process.wait(DEADLINE_S)
             finally:
                 process.kill()
                 process.communicate()
@@ -100,7 +99,7 @@ def test_tasks_of_a_batch_job_join_one_run(tmp_path: Path, ask: Ask, monkeypatch
     try:
         for number in range(2):
             host.start_task(number, 2)
-        wait_until(lambda: tasks_in(host.runs / RUN) == [(0, 0.0), (1, 1.0)], "both tasks", PATIENCE_S)
+        wait_until(lambda: tasks_in(host.runs / RUN) == [(0, 0.0), (1, 1.0)], "both tasks")
         assert [path.name for path in host.runs.iterdir()] == [RUN]
         with open_run(host.runs / RUN) as run:
             ranks = {(row["rank"], row["world_size"]) for row in run.processes()}
@@ -138,7 +137,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Host]]
 def together(hosts: dict[str, Host]) -> tuple[str, ...]:
     """The options that name both gateways, and a token for each."""
     for number, host in enumerate(hosts.values()):
-        wait_until(lambda n=number, h=host: tasks_in(h.runs / RUN) == [(n, float(n))], f"task {number}", PATIENCE_S)
+        wait_until(lambda n=number, h=host: tasks_in(h.runs / RUN) == [(n, float(n))], f"task {number}")
     tokens = ",".join(str(host.token("read")) for host in hosts.values())
     return "-t", ",".join(f"{address}/{RUN}/all" for address in hosts), "--token-file", tokens
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from builders import RunBuilder
 
 from stethos.cli.evaluate import show_reply
 from stethos.errors import LiveError, QueryError, StethosError
+from stethos.live.everyone import meeting_step
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, private_names
 from stethos.live.output import Catcher, Caught
 from stethos.live.stack import spoken
 from stethos.live.target import Wanted, take_apart
 from stethos.live.wire import error_from, error_reply, receive, send
+from stethos.record.layout import Word
 from stethos.store.captures import keep_stacks, read_stacks
 from stethos.store.run import Run
 
@@ -116,16 +121,16 @@ def test_a_thread_is_interrupted_in_its_code_and_never_after() -> None:
         stopper, seen, ready = Interruptible(), [], threading.Event()
 
         def work(stopper: Interruptible = stopper, seen: list[str] = seen, ready: threading.Event = ready) -> None:
-            try:
-                stopper.enter()
-                ready.set()
-                try:
-                    while True:
-                        pass
-                except TimeLimitError:
-                    seen.append("interrupted")
-                finally:
+            while not seen:
+                with contextlib.suppress(TimeLimitError):  # which may come more than once before it has left
+                    if not ready.is_set():
+                        stopper.enter()
+                        ready.set()
+                        while True:
+                            pass
                     stopper.leave()
+                    seen.append("left")
+            try:
                 for _ in range(20_000):
                     pass
                 seen.append("went on")
@@ -140,20 +145,29 @@ def test_a_thread_is_interrupted_in_its_code_and_never_after() -> None:
         for _ in range(50):
             stopper.interrupt()
         thread.join()
-        assert seen == ["interrupted", "went on"]
+        assert seen == ["left", "went on"]
 
 
 def test_the_main_thread_is_woken_from_a_sleep() -> None:
-    stopper = Interruptible()
-    waker = threading.Thread(target=lambda: (time.sleep(0.05), stopper.interrupt()))
-    stopper.enter()
+    stopper, is_over, is_woken = Interruptible(__file__), threading.Event(), False
+    code = compile("import time; time.sleep(60)", "<test>", "exec")
+
+    def wake() -> None:
+        while not is_over.wait(0.02):
+            stopper.interrupt()
+
+    waker = threading.Thread(target=wake)
     waker.start()
     try:
-        with pytest.raises(TimeLimitError):
-            time.sleep(60)
+        stopper.enter()
+        exec(code)
+    except TimeLimitError:
+        is_woken = True
     finally:
         stopper.leave()
+    is_over.set()
     waker.join()
+    assert is_woken
     stopper.interrupt()  # nobody there: nothing happens
 
 
@@ -168,6 +182,24 @@ def test_output_is_caught_by_thread(capsys: pytest.CaptureFixture[str]) -> None:
     catcher.end()
     assert sys.stdout is original and (caught.text(), caught.dropped) == ("1234567890", 11)
     assert capsys.readouterr().out == "from elsewhere\n"
+
+
+# Meeting ranks --------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_steps_take_long_is_waited_for_and_one_that_stands_is_not(run: RunBuilder) -> None:
+    process = run.process()
+    rank: Any = SimpleNamespace(place=process.place)
+    now_ns = time.time_ns()
+    for word, value in ((Word.STARTED_NS, now_ns - 10**10), (Word.LAST_STEP_NS, now_ns), (Word.STEPS, 10)):
+        process.ring.set_word(word, value)
+    following = threading.Timer(0.6, process.ring.set_word, (Word.STEPS, 11))
+    following.start()
+    step = meeting_step([rank])
+    following.join()
+    assert step is not None and step >= 13
+    process.ring.set_word(Word.LAST_STEP_NS, now_ns - 60 * 10**9)
+    assert meeting_step([rank]) is None
 
 
 # Kept stacks ----------------------------------------------------------------------------------------------------

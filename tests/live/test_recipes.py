@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from living import Living
-from processes import DEADLINE_S, PROGRAMS, environment, finish, start_command, wait_until
+from processes import PROGRAMS, environment, finish, start_command, start_program, wait_for_rest, wait_until
+
+from stethos.store.run import open_run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console live\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -52,16 +54,14 @@ def test_a_select_captures_the_stack(training: Living) -> None:
 def test_a_stalled_data_loader_is_found_by_its_line(training: Living) -> None:
     (training.directory / "stall").touch()
     try:
-        wait_until(
-            lambda: any("wait_for_disk" in row["func"] for row in training.rows("SELECT func FROM python.backtrace")),
-            "the data set to wait",
+        # Between two sleeps it is for a moment in the line before.
+        place = f"live_training.py:{line_of('the disk is slow')}"
+        assert "wait_for_disk" in wait_until(
+            lambda: out if place in (out := training.ok("backtrace")) else "", "the data set to wait"
         )
-        out = training.ok("backtrace")
-        assert f"live_training.py:{line_of('the disk is slow')}" in out and "wait_for_disk" in out
-        rows = training.rows(
-            "SELECT func, lineno FROM python.backtrace WHERE file LIKE '%live_training.py' ORDER BY depth"
-        )
-        assert rows[0] == {"func": "SlowDisk.wait_for_disk", "lineno": line_of("the disk is slow")}
+        sql = "SELECT func, lineno FROM python.backtrace WHERE file LIKE '%live_training.py' ORDER BY depth"
+        found = {"func": "SlowDisk.wait_for_disk", "lineno": line_of("the disk is slow")}
+        wait_until(lambda: training.rows(sql)[0] == found, "its line in SQL")
         # No step comes, so the code runs beside the training, and says so.
         said = training.say(
             "eval", "--wait", "0.3", "print(f'{train_loader.num_workers} {train_loader.prefetch_factor}')"
@@ -378,19 +378,20 @@ def test_a_command_of_the_page_works(with_main: Living, line: str) -> None:
 
 
 def test_reading_changes_no_bit(tmp_path: Path) -> None:
-    """The same training without us, and with somebody who looks at it all the time."""
-    from processes import start_program
-
+    """The same training without us, for as many steps, as with somebody who looks at it all the time."""
     (tmp_path / "bare").mkdir()
     (tmp_path / "seen").mkdir()
-    bare = start_program("live_training.py", "globals", tmp_path / "bare", "250", "0.01", cwd=tmp_path / "bare")
-    seen = Living("globals", tmp_path / "seen", "250", "0.01")
-    wait_until(lambda: seen.launcher.poll() is not None or seen.steps() > 2, "its first steps", 3 * DEADLINE_S)
-    looks = 0
-    while seen.launcher.poll() is None and seen.steps() < 220 and looks < 12:
-        looks += 1
-        seen.say("backtrace")
-        seen.say("eval", "for i, x in enumerate(model.parameters()): print(x.grad.norm())\nfor loss in range(3): pass")
-        seen.say("eval", "--now", "optimizer.param_groups[0]['lr']")
-    assert looks >= 3
-    assert finish(bare).stdout == seen.close()
+    count = tmp_path / "count"
+    bare = start_program("live_training.py", "globals", tmp_path / "bare", count, "0", cwd=tmp_path / "bare")
+    seen = Living("globals", tmp_path / "seen")
+    seen.wait_for_steps(3)
+    for _ in range(5):
+        seen.ok("backtrace")
+        seen.ok("eval", "for i, x in enumerate(model.parameters()): print(x.grad.norm())\nfor loss in range(3): pass")
+        seen.ok("eval", "--now", "optimizer.param_groups[0]['lr']")
+    said = seen.close()
+    wait_for_rest(seen.runs / "globals")
+    (process,) = open_run(seen.runs / "globals").processes()
+    (tmp_path / "written").write_text(str(process["steps"]))
+    (tmp_path / "written").rename(count)
+    assert finish(bare).stdout == said and len(said.strip()) == 64

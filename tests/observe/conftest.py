@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
+from ticking import begin_ticking, end_ticking
 
-from stethos.observe import stepwatch
+from stethos.observe import stepwatch, torchwatch
+
+assert torchwatch  # and with it all that look at the clock
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +24,9 @@ def known_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decide on samples after every step, however short it is."""
+def every_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Decide on samples after every step, by a clock that knows nothing of the machine."""
+    begin_ticking(monkeypatch.setattr)
     monkeypatch.setattr(stepwatch, "KEEP_HOUSE_NS", 0)
+    yield
+    end_ticking()

@@ -319,7 +319,7 @@ def quiet_losses(count: int) -> list[float]:
 @pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("trouble", [math.nan, math.inf, 100.0, -100.0])
 def test_a_loss_that_looks_wrong_is_sampled_at_that_step_whatever_the_budget(record: Record, trouble: float) -> None:
-    recording = record(overhead=0.0001)
+    recording = record(overhead=1e-9)
     train_with_losses([*quiet_losses(100), trouble, *quiet_losses(30)])
     sampled = recording.column("SELECT DISTINCT step FROM layers ORDER BY step")
     assert sampled[0] == 0, "the first step of a new model"
@@ -329,14 +329,14 @@ def test_a_loss_that_looks_wrong_is_sampled_at_that_step_whatever_the_budget(rec
 
 @pytest.mark.usefixtures("every_step")
 def test_a_nan_is_sampled_even_before_normal_is_known(record: Record) -> None:
-    recording = record(overhead=0.0001)
+    recording = record(overhead=1e-9)
     train_with_losses([1.0, 1.0, 1.0, math.nan, 1.0])
     assert recording.column("SELECT DISTINCT step FROM layers ORDER BY step") == [0, 3]
 
 
 @pytest.mark.usefixtures("every_step")
 def test_a_training_that_stays_bad_is_not_sampled_for_ever(record: Record) -> None:
-    recording = record(overhead=0.0001)
+    recording = record(overhead=1e-9)
     train_with_losses([*quiet_losses(40), *[math.nan] * 300])
     sampled = recording.column("SELECT DISTINCT step FROM layers WHERE step >= 40 ORDER BY step")
     assert sampled[0] == 40
@@ -345,7 +345,7 @@ def test_a_training_that_stays_bad_is_not_sampled_for_ever(record: Record) -> No
 
 @pytest.mark.usefixtures("every_step")
 def test_a_loss_that_only_drifts_rings_no_alarm(record: Record) -> None:
-    recording = record(overhead=0.0001)
+    recording = record(overhead=1e-9)
     train_with_losses([1.0 - 0.001 * index + 0.01 * (index % 5) for index in range(200)])
     assert len(recording.column("SELECT DISTINCT step FROM layers")) <= 4
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import PROGRAMS, finish, start_command
+from processes import PROGRAMS, UNBOUNDED, collected, environment, finish, start_command
 from recording import Recording
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,9 +25,8 @@ FLOAT = 4
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(every_step: None) -> None:
     """Samples are considered after every step."""
-    monkeypatch.setattr("stethos.observe.stepwatch.KEEP_HOUSE_NS", 0)
 
 
 class Net(nn.Module):
@@ -115,10 +115,13 @@ def test_the_line_that_makes_and_the_line_that_keeps_a_leak_are_named(record: Re
 def test_a_leak_in_a_real_run_is_diagnosed_with_its_line(tmp_path: Path) -> None:
     lines = (PROGRAMS / "leak.py").read_text(encoding="utf-8").splitlines()
     made, filled = (next(n for n, text in enumerate(lines, 1) if word in text) for word in ("# made", "# kept"))
-    recorded = finish(start_command("run", "--dir", tmp_path, "--name", "leak", "--overhead", "1.0", PROGRAMS / "leak.py", "600"))  # fmt: skip  # noqa: E501
+    words = ("run", "--dir", tmp_path, "--name", "leak", PROGRAMS / "leak.py", "600")
+    recorded = finish(start_command(*words, env=environment(PYTHONPATH=UNBOUNDED)))
     assert recorded.returncode == 0, recorded.stderr
-    words = " ".join(finish(start_command("diagnose", "-t", tmp_path / "leak")).stdout.split())
-    assert f"leak.py:{made} stay alive, kept by history (list)" in words and f"leak.py:{filled}" in words, words
+    collected(tmp_path / "leak")
+    said = json.loads(finish(start_command("diagnose", "-t", tmp_path / "leak", "--json")).stdout)
+    (title,) = [one["title"] for one in said["findings"] if one["name"] == "memory-growth"]
+    assert f"leak.py:{made} stay alive, kept by history (list)" in title and f"leak.py:{filled}" in title
 
 
 # Beside other modes ------------------------------------------------------------------------------

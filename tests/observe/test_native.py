@@ -33,7 +33,7 @@ from stethos.record.slots import PlainSlots, Slots, slots_of
 from stethos.schema import METRICS, NULL_F64, NULL_I32
 from stethos.store.health import Grade, examine
 
-DEADLINE_S = 300
+DEADLINE_S = 900
 Record = Callable[..., Recording]
 
 

@@ -26,6 +26,7 @@ import stethos
 from stethos.observe import hotpath
 from stethos.observe import stepwatch as step_module
 from stethos.observe.stepwatch import StepWatch
+from stethos.record.place import RunPlace
 
 Record = Callable[..., Recording]
 
@@ -943,6 +944,9 @@ def test_a_run_is_complete_as_soon_as_its_watch_is_closed(tmp_path: Path) -> Non
     model = Net()
     with stethos.watch(dir=tmp_path) as watch:
         losses = train(model, sgd(model), 20)
+        assert watch.path is not None
+        place = RunPlace(watch.path)
+        wait_until(lambda: place.processes()[0].manifest(), "the drainer at work")
     with watch.run() as run:
         assert [loss for (loss,) in run.rows("SELECT loss FROM steps ORDER BY step").values] == losses
     wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")

@@ -11,9 +11,9 @@ import stethos
 
 
 def wait_for_end(directory: Path) -> None:
+    stethos.log(task=int(os.environ["SLURM_PROCID"]))  # here, so that whoever sees it finds us in here
     while not (directory / "end").exists():
         time.sleep(0.05)
 
 
-stethos.log(task=int(os.environ["SLURM_PROCID"]))
 wait_for_end(Path(sys.argv[1]))

@@ -2,9 +2,9 @@
 
     python count_rows.py DIR NAME COUNTER ROWS [PAUSE_EVERY [spans]]
 
-After ROWS rows it waits for a line on stdin, or to be killed. With PAUSE_EVERY
-it sleeps a millisecond after so many rows; with 0 it is busy between rows. The
-rows are metrics, or spans.
+It begins when the number in that file is not negative. After ROWS rows it waits
+for a line on stdin, or to be killed. With PAUSE_EVERY it sleeps a millisecond
+after so many rows; with 0 it is busy between rows. The rows are metrics, or spans.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if directory != "-":  # else under `stethos run`
 with open(counter, "r+b") as file:
     mapped = mmap.mmap(file.fileno(), 8)
 done = memoryview(mapped).cast("q")
+while done[0] < 0:
+    time.sleep(0.001)
 for i in range(rows):
     if is_span:
         with stethos.span("i", value=i):

@@ -1,8 +1,8 @@
 """A training to be looked into while it runs: live_training.py globals|main DIRECTORY [STEPS PAUSE_S].
 
 Its names are globals of the program or locals of `main()`. It trains until the file `stop` is in the directory (or
-for that many steps, and then prints a fingerprint of its parameters); while there is a file `stall` its data set
-waits, as for a slow disk.
+for that many steps, or for as many as a file of that name will say) and then prints a fingerprint of its parameters;
+while there is a file `stall` its data set waits, as for a slow disk.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+
+def steps_in(text: str) -> int:
+    """A number, or the file that it will be in."""
+    while not text.isdigit():
+        time.sleep(0.01)
+        text = Path(text).read_text() if Path(text).exists() else text
+    return int(text)
+
+
 DIRECTORY = Path(sys.argv[2])
-STEPS = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+STEPS = steps_in(sys.argv[3]) if len(sys.argv) > 3 else 0
 PAUSE_S = float(sys.argv[4]) if len(sys.argv) > 4 else 0.001
 
 

@@ -82,7 +82,7 @@ def executor_of(choice: argparse.Namespace) -> ClientAPIExecutor:
     """The training script in a process of its own; if it fails, NVFlare notices by the heartbeat alone."""
     return ClientAPIExecutor(
         execution_mode="external_process", command=f"{sys.executable} -u custom/{TRAIN} {choice.faults}",
-        params_exchange_format=ExchangeFormat.PYTORCH, heartbeat_interval=1.0, heartbeat_timeout=4.0,
+        params_exchange_format=ExchangeFormat.PYTORCH, heartbeat_interval=1.0, heartbeat_timeout=8.0,
     )  # fmt: skip
 
 

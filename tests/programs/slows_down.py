@@ -1,4 +1,4 @@
-"""A training that becomes ten times as slow when a file appears, and ends when another does."""
+"""A training that becomes very slow when a file appears, and ends when another does."""
 
 import sys
 import time
@@ -13,4 +13,4 @@ while not over.exists():
     optimizer.zero_grad()
     model(torch.ones(8, 4)).mean().backward()
     optimizer.step()
-    time.sleep(0.1 if slow.exists() else 0.004)
+    time.sleep(0.5 if slow.exists() else 0.004)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import CaptureError, UsageError
+from stethos.record.place import RunPlace, host_key
+from stethos.record.spawn import take_lock
 from stethos.replay.bundle import Bundle, open_bundle
 from stethos.replay.pack import pack_round
 from stethos.replay.writer import Piece, Writer
@@ -51,6 +56,19 @@ def play(
     return fed.path, truth
 
 
+@contextlib.contextmanager
+def undrained(path: Path) -> Iterator[None]:
+    """A run without a drainer, so that nobody packs its captures while the test looks at their files."""
+    place = RunPlace(path)
+    place.create({"run": path.name, "command": ["pytest"], "started_ns": time.time_ns(), "limit_bytes": 1 << 30})
+    lock = take_lock(place.drainer_lock(host_key()))
+    assert lock is not None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def are_equal(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
@@ -78,7 +96,8 @@ def test_all_keeps_every_state_as_it_was(tmp_path: Path) -> None:
 
 
 def test_packed_and_read_again_nothing_has_changed(tmp_path: Path) -> None:
-    path, truth = play(tmp_path, rounds=5, size=600, capture="all")
+    with undrained(tmp_path / "noise"):
+        path, truth = play(tmp_path, rounds=5, size=600, capture="all")
     bundle = open_bundle(path)
     raw_bytes = sum(file.stat().st_size for file in bundle.place.objects.iterdir())
     for number in bundle.rounds:
@@ -96,7 +115,8 @@ def test_an_unchanged_layer_is_stored_once(tmp_path: Path) -> None:
             self.head = nn.Linear(300, 2)
 
     model = Frozen()
-    with stethos.federation("frozen", model=model, dir=tmp_path, run="f", progress=False, capture="all") as fed:
+    options: dict[str, Any] = {"dir": tmp_path, "run": "f", "progress": False, "capture": "all"}
+    with undrained(tmp_path / "f"), stethos.federation("frozen", model=model, **options) as fed:
         for rnd in fed.rounds(3):
             for client in "ab":
                 with rnd.client(client) as site:
@@ -130,7 +150,8 @@ def test_rounds_keeps_no_updates_and_says_so(tmp_path: Path) -> None:
 
 
 def test_the_oldest_rounds_are_dropped_first_and_it_is_said(tmp_path: Path) -> None:
-    path, truth = play(tmp_path, rounds=12, capture="rounds", capture_bytes=12_000)
+    with undrained(tmp_path / "noise"):
+        path, truth = play(tmp_path, rounds=12, capture="rounds", capture_bytes=12_000)
     bundle = open_bundle(path)
     assert bundle.rounds == tuple(range(bundle.rounds[0], 13)) and bundle.rounds[0] > 2
     assert sum(file.stat().st_size for file in bundle.place.objects.iterdir()) <= 12_000
@@ -154,7 +175,8 @@ def test_without_a_limit_that_holds_one_round_nothing_is_kept(
 
 def test_dropping_rounds_keeps_what_packed_ones_are_built_on(tmp_path: Path) -> None:
     """A model that comes back, as after a rollback, is packed against one that may be dropped."""
-    path, truth = play(tmp_path, rounds=6, capture="rounds")
+    with undrained(tmp_path / "noise"):
+        path, truth = play(tmp_path, rounds=6, capture="rounds")
     bundle = open_bundle(path)
     for number in bundle.rounds:
         pack_round(bundle.place, number, is_last=number == 6)
@@ -286,7 +308,8 @@ def test_stethos_run_captures_a_loop_that_asks_for_nothing(tmp_path: Path) -> No
 
 def test_on_a_full_disk_training_goes_on_and_what_is_missing_is_named(tmp_path: Path) -> None:
     model = nn.Linear(100, 100)
-    with stethos.federation("full", model=model, dir=tmp_path, run="full", progress=False, capture="all") as fed:
+    options: dict[str, Any] = {"dir": tmp_path, "run": "full", "progress": False, "capture": "all"}
+    with undrained(tmp_path / "full"), stethos.federation("full", model=model, **options) as fed:
         assert fed.capture is not None
         objects = fed.capture.place.objects
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", objects], check=True)

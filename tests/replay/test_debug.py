@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import own_loop
 import pytest
 from own_loop import GUILTY
-from processes import environment, start, start_command
+from processes import DEADLINE_S, environment, start, start_command, wait_until
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -35,6 +36,7 @@ class Terminal:
             own = environment(TERM="dumb", XDG_CACHE_HOME=str(Path(words[2]).parent))
             os.execve(sys.executable, [sys.executable, "-m", "stethos.cli.main", *map(str, words)], own)
         self.shown = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a letter may come in two parts
 
     def expect(self, pattern: str, deadline_s: float = 240.0) -> str:
         """What it shows up to this pattern."""
@@ -44,7 +46,7 @@ class Terminal:
                 raise AssertionError(f"no {pattern!r} in {self.shown!r}")
             if select.select([self._descriptor], [], [], 0.2)[0]:
                 try:
-                    self.shown += _ESCAPES.sub("", os.read(self._descriptor, 65_536).decode())
+                    self.shown += _ESCAPES.sub("", self._decoder.decode(os.read(self._descriptor, 65_536)))
                 except OSError:
                     raise AssertionError(f"it ended before {pattern!r}: {self.shown!r}") from None
         before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
@@ -174,6 +176,7 @@ def test_it_runs_beside_a_live_run_without_stopping_it(tmp_path: Path) -> None:
 
     for _ in range(2):
         play_a_round()  # the first is captured when the second begins
+    wait_until((tmp_path / "live" / "capture" / "000" / "rounds" / "000001.json").exists, "its capture")
     terminal = Terminal("debug", "-t", tmp_path / "live")
     assert "the run goes on" in terminal.expect(r"\(round 1\) ")
     assert "the run goes on: try again" in terminal.say("next 5", "(round 1) ")
@@ -186,7 +189,7 @@ def test_it_runs_beside_a_live_run_without_stopping_it(tmp_path: Path) -> None:
     terminal.send("quit\n")
     assert terminal.close() == 0
     process.stdin.close()
-    assert process.wait(60) == 0
+    assert process.wait(DEADLINE_S) == 0
     process.stdout.close()
     assert process.stderr is not None
     process.stderr.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import drainers_of, wait_until
 
 from stethos import lab
 from stethos.cli.main import main
@@ -96,8 +97,7 @@ def test_the_guilty_is_proved_and_the_innocent_refuted(turned: Path) -> None:
 
 
 def test_a_proof_that_was_stopped_is_taken_up_again(turned: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(turned, tmp_path / "run"))
-    shutil.rmtree(run / "proofs", ignore_errors=True)
+    run, _ = moved(turned, tmp_path)
     accusation = Accusation((GUILTY,), first=START)
     with pytest.raises(KeyboardInterrupt):
         Prover(run).prove(accusation, quietly, Quiet(stop_after=3))
@@ -258,6 +258,7 @@ def test_controls_are_innocent_and_alike() -> None:
 
 def moved(path: Path, directory: Path) -> tuple[Path, Path]:
     """A copy of a run, and where the rounds of its capture are."""
+    wait_until(lambda: not drainers_of(path), "the end of packing")
     run = directory / path.name
     shutil.copytree(path, run, ignore=shutil.ignore_patterns("proofs"))
     return run, run / "capture" / "000" / "rounds"

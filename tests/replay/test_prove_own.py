@@ -11,6 +11,7 @@ import numpy as np
 import own_loop
 import pytest
 import torch
+from processes import drainers_of, wait_until
 
 import stethos
 from stethos.cli.main import main
@@ -135,11 +136,11 @@ def test_an_answer_of_ones_own_model_is_traced(
 
 
 def test_functions_that_never_end_are_ended(spoilt: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["prove", "w2", "--timeout", "0.2", "-t", str(spoilt), "--evaluator"]
-    assert main([*words, f"{__file__}:wait_for_ever"]) == ReplayError.exit_code
+    words = ["prove", "w2", "-t", str(spoilt)]
+    assert main([*words, "--timeout", "0.2", "--evaluator", f"{__file__}:wait_for_ever"]) == ReplayError.exit_code
     assert "did not come back within 0.2 s" in capsys.readouterr().err
-    trainer = f"{own_loop.__file__}:train_for_ever"
-    assert main([*words, f"{__file__}:right", "--trainer", trainer]) == ReplayError.exit_code
+    functions = ["--evaluator", f"{__file__}:right", "--trainer", f"{own_loop.__file__}:train_for_ever"]
+    assert main([*words, "--timeout", "1.5", *functions]) == ReplayError.exit_code  # enough for the evaluator
     assert "the trainer of client 'w0' did not come back" in capsys.readouterr().err
     assert main(["prove", "w2", "--timeout", "0", "-t", str(spoilt)]) == 2
 
@@ -148,6 +149,7 @@ def test_another_trainer_and_another_torch_are_noted(
     spoilt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "moved"
+    wait_until(lambda: not drainers_of(spoilt), "the end of packing")
     shutil.copytree(spoilt, run)
     settings = run / "capture" / "000" / "settings.json"
     told = json.loads(settings.read_text())

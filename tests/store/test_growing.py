@@ -21,6 +21,8 @@ with RunBuilder(Path({path!r})) as run:
     print("ready", flush=True)
     sys.stdin.readline()
     for visit in range(400):
+        if visit % 100 == 50:
+            sys.stdin.readline()  # not before it has been looked at again
         process.steps(50)
         process.layers(["a", "b", "c"], step=visit)
         process.drain()
@@ -53,8 +55,11 @@ def test_a_growing_run_is_seen_whole_at_every_moment(tmp_path: Path) -> None:
         assert summary["rows_lost"] == 0
         assert summary["rows_produced"] == summary["rows_stored"] + summary["rows_dropped"]
         seen, looks = count, looks + 1
+        if looks <= 4:
+            writer.stdin.write("on\n")
+            writer.stdin.flush()
     assert writer.returncode == 0
-    assert seen == 20_000 and looks > 3
+    assert seen == 20_000 and looks > 4
     assert summary["state"] == "ended" and summary["drops"] == {"size_limit": 8 * 21}
     writer.stdin.close()
     writer.stdout.close()

@@ -13,13 +13,16 @@ from pathlib import Path
 import polars
 import pytest
 from builders import MS_NS, T0_NS, RunBuilder
+from processes import wait_until
 
 import stethos
 from stethos.errors import QueryError
 from stethos.record.arrow import full_schema
 from stethos.record.layout import Word
 from stethos.record.place import ProcessPlace
+from stethos.record.spawn import is_drained
 from stethos.schema import PROCESSES, RECORDED, RUNS, TABLES
+from stethos.store import run as reading
 from stethos.store.process import ProcessReader
 from stethos.store.run import Run
 
@@ -252,8 +255,9 @@ def ctrl_c_raises() -> Iterator[None]:
 def test_ctrl_c_stops_a_query(run: RunBuilder) -> None:
     opened = Run(run.place)
     for ask in (opened.rows, opened.sql):
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ask("SELECT 1")  # what has to be imported is
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             ask(ENDLESS)
     assert opened.rows("SELECT 1").values == [(1,)]
 
@@ -278,13 +282,22 @@ def test_a_read_only_run_is_read(run: RunBuilder, monkeypatch: pytest.MonkeyPatc
     assert (summary["rows"]["steps"], summary["rows_waiting"]) == (3, 2)
 
 
-def test_the_last_rows_of_a_killed_process_are_collected_by_the_reader(runs_dir: Path) -> None:
+def test_the_last_rows_of_a_killed_process_are_collected_by_the_reader(
+    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which waits for the drainer that it has started, however long that takes to be at work."""
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 4\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    slow.chmod(0o755)
+    monkeypatch.setenv("STETHOS_PYTHON", str(slow))
+    monkeypatch.setattr(reading, "_COLLECT_S", 240.0)
     builder = RunBuilder(runs_dir / "demo")
     process = builder.process(is_alive=False)
     process.steps(12)
     builder.close()  # gives the drainer's lock back
     opened = Run(builder.place)
-    assert opened.rows("SELECT count(*) FROM steps").values == [(12,)]
+    assert is_drained(builder.place) or "ended" in process.place.manifest()
+    wait_until(lambda: opened.rows("SELECT count(*) FROM steps").values == [(12,)], "the last row")
     assert opened.summary()["state"] == "killed"
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
-from processes import environment, start, start_command, start_program, wait_for_rest
-from served import FLAGS, PATIENCE_MS, Served
+from processes import drainers_of, environment, finish, start_command, start_program, wait_for_rest, wait_until
+from served import FLAGS, GO_ON, PATIENCE_MS, Served
 
 from stethos.web.bundle import Bundle
 
@@ -32,9 +32,10 @@ def shown_runs(tmp_path_factory: pytest.TempPathFactory, registry: Path) -> Path
     directory = tmp_path_factory.mktemp("shown")
     mine = environment(XDG_RUNTIME_DIR=str(registry))
     program = start_program("odd_names.py", directory, "odd", env=mine)
-    _, said = program.communicate(timeout=120)
-    assert program.returncode == 0, said
+    result = finish(program)
+    assert result.returncode == 0, result.stderr
     wait_for_rest(directory / "odd")
+    wait_until(lambda: not drainers_of(directory), "the end of its drainer, after which nothing in it changes")
     return directory
 
 
@@ -54,27 +55,14 @@ def server(shown_runs: Path, registry: Path) -> Iterator[Served]:
         yield Served(url, token, shown_runs, process)
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        finish(process)
 
 
 @pytest.fixture(scope="session")
 def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
-    """A federated training in that directory, slow enough to be watched: run `live`, client c1 faulty from round 5."""
-    words = (
-        "-m",
-        "stethos.lab.demo",
-        "--dir",
-        server.directory,
-        "--name",
-        "live",
-        "--seed",
-        "2",
-        "--pause",
-        "0.25",
-        "--rounds",
-        "16",
-    )
-    process = start(*words, env=environment(XDG_RUNTIME_DIR=str(registry)), stderr=subprocess.DEVNULL)
+    """A federated training in that directory: run `live`, client c1 faulty from round 5; it goes on after `let_go`."""
+    mine = environment(XDG_RUNTIME_DIR=str(registry), STETHOS_HANG_AFTER="0")
+    process = start_program("watched_demo.py", server.directory, "live", registry / GO_ON, env=mine, stderr=subprocess.DEVNULL)  # fmt: skip  # noqa: E501
     yield process
     process.kill()
     process.communicate()
@@ -103,6 +91,6 @@ def chromium() -> str:
 def browser(chromium: str, page_is_built: None) -> Iterator[Browser]:
     """Headless, with an empty profile."""
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        browser = play.chromium.launch(executable_path=chromium, args=list(FLAGS), timeout=PATIENCE_MS)
         yield browser
         browser.close()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from builders import RunBuilder
-from processes import command
+from processes import DEADLINE_S, command
 from served import Served
 
 from stethos.errors import QueryError
@@ -215,17 +215,19 @@ def test_a_refusal_is_told_to_the_page(call: Caller) -> None:
 def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stethos.web.asker.PROCESS_MEMORY_BYTES", 500 << 20)
     asker, odd = Asker(), shown_runs / "odd"
-    many = json.loads(asker.ask(odd, "SELECT * FROM range(1000000000)"))
+    many = json.loads(asker.ask(odd, "SELECT * FROM range(1000000000)", timeout_s=DEADLINE_S))
     assert (many["rows"], many["is_cut"]) == (SQL_ROWS, True)
     with pytest.raises(QueryError, match="took longer"):
         asker.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
     with pytest.raises(QueryError):
-        asker.ask(odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1")
+        asker.ask(
+            odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1", timeout_s=DEADLINE_S
+        )
     with pytest.raises(QueryError, match="memory"):
-        asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)")
+        asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)", timeout_s=DEADLINE_S)
     with pytest.raises(QueryError, match="larger than"):
-        asker.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)")
-    assert json.loads(asker.ask(odd, "SELECT 1 AS one"))["values"] == [[1]]  # and it goes on
+        asker.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)", timeout_s=DEADLINE_S)
+    assert json.loads(asker.ask(odd, "SELECT 1 AS one", timeout_s=DEADLINE_S))["values"] == [[1]]  # and it goes on
     asker.close()
 
 
@@ -289,7 +291,7 @@ def test_an_answer_is_made_once_for_each_version(shown_runs: Path, tmp_path: Pat
 def test_twenty_readers_at_once_get_the_same_answer(server: Served) -> None:
     async def ask() -> list[httpx.Response]:
         headers = {"authorization": f"Bearer {server.token}"}
-        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=DEADLINE_S) as client:
             paths = [f"/api/runs/odd/panels/{name}" for name in ("client-map", "gradient-flow", "summary")]
             return await asyncio.gather(*(client.get(path) for _ in range(20) for path in paths))
 
@@ -300,7 +302,7 @@ def test_twenty_readers_at_once_get_the_same_answer(server: Served) -> None:
 
 def test_events_begin_with_the_version(server: Served) -> None:
     headers = {"authorization": f"Bearer {server.token}"}
-    with httpx.stream("GET", f"{server.url}/api/runs/odd/events", headers=headers, timeout=30) as answer:
+    with httpx.stream("GET", f"{server.url}/api/runs/odd/events", headers=headers, timeout=DEADLINE_S) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.iter_lines()
         assert next(lines) == "event: version"
@@ -308,7 +310,7 @@ def test_events_begin_with_the_version(server: Served) -> None:
 
 
 def test_the_server_says_nothing_about_who_came(server: Served) -> None:
-    httpx.get(f"{server.url}/api/runs", headers={"authorization": f"Bearer {server.token}"}, timeout=30)
+    httpx.get(f"{server.url}/api/runs", headers={"authorization": f"Bearer {server.token}"}, timeout=DEADLINE_S)
     assert server.process.poll() is None
     arguments = Path(f"/proc/{server.process.pid}/cmdline").read_text()
     assert server.token not in arguments

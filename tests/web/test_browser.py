@@ -12,8 +12,8 @@ import pytest
 from builders import RunBuilder
 from hung_run import make_hung_run
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
-from processes import environment, finish, start_program, wait_until
-from served import PATIENCE_MS, Served
+from processes import DEADLINE_S, environment, finish, start_program, wait_until
+from served import GO_ON, PATIENCE_MS, Served
 
 SCRIPT = "<script>alert(1)</script>"
 CROWD = 20
@@ -68,25 +68,24 @@ def window(browser: Browser, server: Served) -> Iterator[Window]:
     assert outside == []
 
 
-def colours_of(canvas: Locator) -> int:
-    """How many different values a drawing has: an empty one has one or two."""
-    count: int = canvas.evaluate(
-        "one => new Set(one.getContext('2d').getImageData(0, 0, one.width, one.height).data).size"
-    )
-    return count
+def expect_colours(canvas: Locator, count: int = 5) -> None:
+    """Wait until a drawing has more different values than that: an empty one has one or two."""
+    script = "one => new Set(one.getContext('2d').getImageData(0, 0, one.width, one.height).data).size"
+    wait_until(lambda: canvas.evaluate(script) > count, f"{count} colours")
 
 
 def test_a_live_run_is_watched_and_its_faulty_client_found_by_clicking(
-    window: Window, training: subprocess.Popen[str]
+    window: Window, training: subprocess.Popen[str], registry: Path
 ) -> None:
     live = window.server.directory / "live"
     wait_until(lambda: any(live.glob("*/process.json")), "the run to begin")
     page = window.go("/run/live/overview")
     expect(page.locator(".top .state")).to_have_text("running")
-    seen = window.tile("rounds").inner_text()
-    expect(window.tile("rounds")).not_to_have_text(seen)  # a new round, without a reload
-    assert int(window.tile("rounds").inner_text()) > int(seen)
-    assert training.wait(timeout=120) == 0
+    expect(window.tile("rounds")).to_have_text("2")
+    (registry / GO_ON).touch()
+    expect(window.tile("rounds")).not_to_have_text("2")  # a new round, without a reload
+    assert int(window.tile("rounds").inner_text()) > 2
+    assert training.wait(timeout=DEADLINE_S) == 0
     expect(page.locator(".top .state")).to_have_text("ended")
     expect(window.tile("rounds")).to_have_text("16")
     assert window.loads == 2  # about:blank and the page
@@ -97,13 +96,13 @@ def test_a_live_run_is_watched_and_its_faulty_client_found_by_clicking(
     expect(page).to_have_url(re.compile("measure=cosine"))
     window.settle()
     canvas = page.locator("[data-panel=client-map] canvas")
-    assert colours_of(canvas) > 20
+    expect_colours(canvas, 20)
     box = canvas.bounding_box()
     assert box is not None
     canvas.click(position={"x": box["width"] * 0.9, "y": 6 + 26 * 1.5})  # the second row: c1
     expect(page.locator("#one-client")).to_contain_text("c1")
     window.settle()
-    assert colours_of(page.locator("[data-panel=client-cosine] canvas")) > 5
+    expect_colours(page.locator("[data-panel=client-cosine] canvas"))
     page.get_by_role("link", name="Overview").click()
     expect(page.locator(".verdict-word")).to_contain_text("c1")
     page.get_by_role("link", name="Findings").click()
@@ -117,7 +116,7 @@ def test_sql_is_asked_and_drawn(window: Window) -> None:
     result = page.locator("[data-panel=result]")
     expect(result.locator("tbody tr")).to_have_count(3)
     result.get_by_role("radio", name="line").click()
-    assert colours_of(result.locator("canvas")) > 5
+    expect_colours(result.locator("canvas"))
     expect(page).to_have_url(re.compile(r"as=line"))
     page.reload()  # a deep link
     expect(page.locator("[data-panel=result] canvas")).to_be_visible()
@@ -182,6 +181,7 @@ def test_the_address_loses_the_token_and_other_tabs_have_it(window: Window, brow
 
 def test_without_a_token_nothing_is_shown(browser: Browser, server: Served) -> None:
     context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(f"{server.url}/#/run/odd/overview")
     expect(page.get_by_role("heading")).to_have_text("Who is there?")
@@ -201,8 +201,9 @@ def test_pages_fit_a_phone_in_both_themes(browser: Browser, server: Served, them
     context.close()
 
 
-def test_runs_are_compared(window: Window, training: subprocess.Popen[str]) -> None:
-    wait_until(lambda: Path(window.server.directory / "live" / "run.json").exists(), "the second run")
+def test_runs_are_compared(window: Window, training: subprocess.Popen[str], registry: Path) -> None:
+    (registry / GO_ON).touch()
+    assert training.wait(timeout=DEADLINE_S) == 0
     page = window.go("/compare?runs=odd,live".replace("?", "%3F"))
     expect(page.locator("table.facts thead th")).to_have_count(3)
     expect(page.locator(".plot canvas").first).to_be_visible()
@@ -237,7 +238,7 @@ def test_a_hang_shows_who_stood_where(window: Window) -> None:
     expect(branches.filter(has_text="evaluate").last).to_contain_text("rank 2")
     expect(branches.filter(has_text="all_reduce").last).to_contain_text("rank 0, rank 1")
     window.go("/run/hung/memory")
-    assert colours_of(page.locator("[data-panel=gpu-busy] canvas")) > 5
+    expect_colours(page.locator("[data-panel=gpu-busy] canvas"))
     window.go("/run/hung/time")
     expect(page.locator("[data-panel=collectives] tbody tr")).to_have_count(3)
 
@@ -259,7 +260,7 @@ def test_twenty_browsers_watch_a_live_run_at_once(browser: Browser, server: Serv
         say(program, "500 2")
         for window in windows:
             expect(window.tile("rows stored")).to_have_text(re.compile(r"^[45],\d\d\d$"))
-            assert colours_of(window.page.locator("[data-panel=metrics] canvas")) > 5
+            expect_colours(window.page.locator("[data-panel=metrics] canvas"))
         assert psutil.Process(server.process.pid).memory_info().rss < SERVER_BYTES
     finally:
         for window in windows:

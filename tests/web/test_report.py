@@ -15,7 +15,7 @@ import pytest
 from builders import RunBuilder
 from federated_rows import EVIL, build_federation
 from playwright.sync_api import Browser, Page, expect
-from processes import command, environment, start, wait_for_rest
+from processes import command, environment, finish, start, wait_for_rest
 from served import PATIENCE_MS
 
 from stethos.cli.main import main
@@ -37,8 +37,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory, registry: Path) -> Path:
     directory = tmp_path_factory.mktemp("demo")
     words = ("-m", "stethos.lab.demo", "--dir", directory, "--name", "demo", "--seed", "2")
     process = start(*words, env=environment(XDG_RUNTIME_DIR=str(registry)), stdout=subprocess.DEVNULL)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    result = finish(process)
+    assert result.returncode == 0, result.stderr
     wait_for_rest(directory / "demo")
     return directory / "demo"
 
@@ -137,6 +137,7 @@ def test_the_report_of_the_demo_tells_its_story_offline(page_file: Path, opened:
 
 def test_where_scripts_are_not_allowed_the_verdict_is_text(page_file: Path, browser: Browser) -> None:
     context = browser.new_context(java_script_enabled=False)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(page_file.as_uri())
     expect(page.locator("noscript pre")).to_contain_text("client c1")

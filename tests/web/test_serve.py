@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from processes import command, start_command
+from processes import command, finish, start_command
 
 from stethos.errors import UsageError
 from stethos.web.door import new_token
@@ -53,8 +53,10 @@ def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
     assert process.stdout is not None
     text = ""
     while not text.rstrip().endswith("}"):
-        text += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, "the server did not start"
+        text += line
     assert json.loads(text)["url"].startswith("http://127.0.0.1:")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "")
+    result = finish(process)
+    assert (result.returncode, result.stderr) == (130, "")

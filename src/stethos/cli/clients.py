@@ -45,10 +45,12 @@ from stethos.cli.text import (
     times_text,
 )
 
-# `pace` is a turn's duration relative to the median of its round.
+# `pace` is a turn's duration relative to the median of its round. Directions and lengths say who is odd where four
+# clients and more meet.
 CLIENTS_SQL = """\
 WITH paced AS (
-    SELECT *, duration_ms / nullif(median(duration_ms) OVER (PARTITION BY federation, round), 0) AS pace
+    SELECT *, CASE WHEN status = 'ok' THEN duration_ms / nullif(
+               median(duration_ms) FILTER (status = 'ok') OVER (PARTITION BY federation, round), 0) END AS pace
     FROM client_rounds WHERE {where}
 ), turns AS (
     SELECT federation, client,
@@ -68,17 +70,22 @@ WITH paced AS (
            arg_max(error, round) AS last_error,
            max(round) FILTER (error IS NOT NULL) AS last_error_round
     FROM paced GROUP BY federation, client
+), sent AS (
+    SELECT *, count(DISTINCT client) OVER (PARTITION BY federation, round) >= 4 AS has_others
+    FROM updates WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer')
 ), prints AS (
     SELECT federation, client,
            avg(cos_centre) FILTER (layer IS NULL) AS cosine,
            avg(cos_error) FILTER (layer IS NULL) AS cosine_error,
            avg(norm_ratio) FILTER (layer IS NULL) AS norm_ratio,
-           list(DISTINCT round ORDER BY round) FILTER (layer IS NULL AND cos_centre + cos_error < -0.3) AS away_rounds,
+           count(DISTINCT round) FILTER (layer IS NULL AND has_others) AS compared,
+           list(DISTINCT round ORDER BY round)
+               FILTER (layer IS NULL AND has_others AND cos_centre + cos_error < -0.3) AS away_rounds,
            list(DISTINCT round ORDER BY round) FILTER (nan + inf > 0) AS nan_rounds
-    FROM updates WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer')
-    GROUP BY federation, client
+    FROM sent GROUP BY federation, client
 )
-SELECT * FROM turns LEFT JOIN prints USING (federation, client) ORDER BY federation, client"""
+SELECT *, median(cosine) OVER (PARTITION BY federation) AS typical_cosine
+FROM turns LEFT JOIN prints USING (federation, client) ORDER BY federation, client"""
 
 _HEADINGS = (
     Heading("client"), Heading("ok", True), Heading("samples", True, 7), Heading("entry loss", spare=3),
@@ -154,7 +161,7 @@ def oddities(row: Record) -> list[str]:
         found = [*found[:-1], f"{found[-1]} {said}"] if found else [f"said {said}"]
     if points_away(row):
         found.append("points away from the others")
-    elif row["away_rounds"]:
+    elif row["away_rounds"] and not do_most_point_away(row):
         found.append(f"pointed away from the others in {_rounds_text(row['away_rounds'])}")
     if is_far(row):
         found.append(f"moves {times_text(row['norm_ratio'])} as far as the median")
@@ -167,16 +174,22 @@ def oddity(row: Record) -> int:
     """How odd a client is; 0 is not at all."""
     is_nan = bool(row["nan_rounds"] or row["nan_losses"])
     has_failed = row["ok"] < row["turns"]
-    is_away = points_away(row) or bool(row["away_rounds"])
+    is_away = points_away(row) or (bool(row["away_rounds"]) and not do_most_point_away(row))
     return 16 * is_nan + 8 * bool(has_failed) + 4 * is_away + 2 * is_far(row) + is_slow(row)
 
 
 def points_away(row: Record) -> bool:
-    return row["cosine"] is not None and row["cosine"] < -(row["cosine_error"] or 0.0)
+    is_compared = bool(row["compared"]) and row["cosine"] is not None and not do_most_point_away(row)
+    return is_compared and bool(row["cosine"] < -(row["cosine_error"] or 0.0))
+
+
+def do_most_point_away(row: Record) -> bool:
+    """Whether there is no common direction, as with updates that are masked: then nobody is odd."""
+    return row["typical_cosine"] is not None and row["typical_cosine"] < 0
 
 
 def is_far(row: Record) -> bool:
-    return _distance(row["norm_ratio"]) > math.log(_FAR)
+    return bool(row["compared"]) and _distance(row["norm_ratio"]) > math.log(_FAR)
 
 
 def is_slow(row: Record) -> bool:

@@ -12,17 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stethos.cli.text import clean
 from stethos.errors import CommandNotFoundError
-from stethos.record.layout import HEADER_BYTES, Word
 from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, read_json, start_ticks, write_json
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
+from stethos.schema import ROUNDS, STEPS
 from stethos.settings import Settings, child_environment, default_runs_dir
 
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -49,6 +48,7 @@ class Launch:
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
         self._facts: dict[str, Any] = {}
         self._told: set[tuple[object, bool]] = set()
+        self._drainer: tuple[int, int] | None = None  # the last one we started: its pid, and when it began
 
     def execute(self, command: list[str], is_python: bool) -> int:
         """Run the command to its end; die of the same signal if it died of one."""
@@ -120,9 +120,13 @@ class Launch:
                 child.send_signal(information.si_signo)
 
     def _keep_drainer(self) -> None:
-        if self._place is not None and self._place.exists():
-            with contextlib.suppress(OSError):  # the directory is full or read-only; the program goes on
-                ensure_drainer(self._place)
+        """Start a drainer if there is none; one that we have started may take a while until it is at work."""
+        if self._place is None or not self._place.exists() or (self._drainer and is_alive(*self._drainer)):
+            return
+        with contextlib.suppress(OSError):  # the directory is full or read-only; the program goes on
+            pid = ensure_drainer(self._place)
+            ticks = start_ticks(pid) if pid else None
+            self._drainer = (pid, ticks) if pid and ticks else None
 
     def _tell_hangs(self) -> None:
         """Say what the watchdog has found since the last time."""
@@ -155,17 +159,19 @@ class Launch:
             time.sleep(0.03)
         self._facts["ended_ns"] = time.time_ns()
         self._write_facts()
-        steps, dropped, rounds = 0, 0, 0
-        for process in self._place.processes():
-            manifest = process.manifest()
-            counters = manifest.get("counters") or _counters_in(process.ring())
-            stored = Counter[str]()
-            for file in manifest.get("sealed", []):
-                stored[file["table"]] += file["rows"]
-            steps += max(counters.get("steps", 0), stored["steps"])
-            rounds += stored["rounds"]
-            dropped += sum(counters.get("drops", {}).values())
-        if not self._place.processes():
+        from stethos.store.process import ProcessReader
+        from stethos.store.sealed import Examiner
+
+        steps, dropped, rounds, waiting = 0, 0, 0, 0
+        readers = [ProcessReader(process) for process in self._place.processes()]
+        for reader in readers:
+            reader.refresh()
+            counters, stored = reader.counters, reader.rows_by_table(Examiner())
+            steps += max(counters.steps if counters else 0, stored.get(STEPS.name, 0))
+            rounds += stored.get(ROUNDS.name, 0)
+            dropped += sum(counters.drops.values()) if counters else 0
+            waiting += 0 if reader.has_ended else reader.waiting
+        if not readers:
             self._say("no Python process was observed to train, to log or to take part in a federation")
         elif steps or rounds:
             lost = f", {dropped:,} rows dropped (see `stethos doctor`)" if dropped else ""
@@ -173,6 +179,8 @@ class Launch:
             target = self._place.name if is_usual else _shown(self._place.path)
             counted = f"{steps:,} steps" if steps else f"{rounds:,} round{'s' if rounds > 1 else ''}"
             self._say(f"{counted} recorded{lost}; look: stethos -t {target} {_LOOK if steps else 'rounds'}")
+        elif waiting:
+            self._say("the last rows are still being stored; `stethos doctor` says what was recorded")
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
 
@@ -205,15 +213,6 @@ def _start(command: list[str], environment: dict[str, str] | None, mask: Any, on
         if error.errno == errno.ENOEXEC and path is not None:
             return start(["/bin/sh", path, *command[1:]])
         raise CommandNotFoundError(f"cannot execute {command[0]!r}: {error.strerror}") from None
-
-
-def _counters_in(ring: Path) -> dict[str, Any]:
-    """The steps counted in a ring's header, read without NumPy."""
-    try:
-        header = memoryview(ring.read_bytes()[:HEADER_BYTES]).cast("q")
-    except OSError:
-        return {}
-    return {"steps": header[Word.STEPS], "drops": {"all": sum(header[Word.DROPPED : Word.DROPPED + 16])}}
 
 
 def _in_child(mask: Any, on_child: Any, parent: int) -> None:

@@ -56,7 +56,7 @@ WITH turns AS (
 )
 SELECT federation, round, 'ended' AS state, t_ns, duration_ms, wait_ms, coalesce(selected, clients) AS selected,
        coalesce(ok, reported) AS ok, failed, loss, accuracy, client_loss, drift, global_nan, global_inf,
-       slowest, slowest_ms, failures, nan_clients, NULL AS at_work, NULL AS not_heard_of
+       slowest, slowest_ms, clients AS heard, failures, nan_clients, NULL AS at_work, NULL AS not_heard_of
 FROM (SELECT * FROM rounds WHERE {where})
 LEFT JOIN turns USING (federation, round)
 LEFT JOIN odd USING (federation, round)
@@ -263,7 +263,8 @@ def wrongs_of(row: Record) -> list[str]:
     for failure in row.get("failures") or ():
         by_status.setdefault(str(failure["status"]), []).append(str(failure["client"]))
     found += [f"{ODD} {status}: {names_text(_sorted(names))}" for status, names in sorted(by_status.items())]
-    silent = (row["selected"] or 0) - (row["ok"] or 0) - (row["failed"] or 0)
+    heard = row.get("heard") or (row["ok"] or 0) + (row["failed"] or 0)  # a client that fails may try again
+    silent = (row["selected"] or 0) - heard
     if row["state"] == "ended" and silent > 0:
         found.append(f"{ODD} {silent:,} did not answer")
     return found

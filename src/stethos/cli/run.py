@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -139,9 +140,15 @@ def _prepare(place: RunPlace, command: list[str], settings: Settings) -> bool:
 
 
 def _remove(paths: list[Path]) -> None:
-    """Take back a run that did not come about, and the directory of runs if it was made for it."""
+    """Take back a run that did not come about, and the directory of runs if it was made for it.
+
+    It is moved aside first: a drainer that was started for it finds nothing to put a file into.
+    """
     if paths:
-        shutil.rmtree(paths[0], ignore_errors=True)
+        doomed = paths[0].with_name(f".{paths[0].name}.deleted-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            paths[0].rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
     for path in paths[1:]:
         with contextlib.suppress(OSError):
             path.rmdir()

@@ -19,6 +19,7 @@ from stethos.cli.text import clean, count_text
 from stethos.errors import StethosError
 
 _WAIT_S = 10.0
+_ATTEMPTS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     target = live_target(arguments)
     processes = [process for process in target.processes if process.rank is not None] or [target.one()]
-    step = meeting_step(processes)
-    question = {"wait_s": _WAIT_S, "at_step": step} if step is not None else {"wait_s": 1.0}
-    answers = ask_all(processes, "sync", 2 * _WAIT_S, **question)
+    for _ in range(_ATTEMPTS):
+        step = meeting_step(processes)
+        question = {"wait_s": _WAIT_S, "at_step": step} if step is not None else {"wait_s": 1.0}
+        answers = ask_all(processes, "sync", 2 * _WAIT_S, **question)
+        if not any(_is_late(answer, step) for answer in answers):
+            break
     missing = missing_ranks(target.run, processes)
     rows: list[dict[str, Any]] = []
     for process, answer in zip(processes, answers, strict=True):
@@ -66,3 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("the ranks are in step" if len(rows) > 1 else "there is one rank")
     sys.stdout.flush()
     return 0 if is_well else 1
+
+
+def _is_late(answer: dict[str, Any] | StethosError, step: int | None) -> bool:
+    """Whether the question came to a rank only after the step that was meant for all."""
+    return step is not None and not isinstance(answer, StethosError) and int(answer.get("step") or 0) > step

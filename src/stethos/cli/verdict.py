@@ -5,6 +5,7 @@ One finding fits a screen of 80 x 24. Further ones are shorter, and what follows
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 WIDTH = 80
 _WIDEST = 100
 _MARGIN = 9
-_SQL_LINES = 4
+_SQL_LINES = 6
 _SHORT_FINDINGS = 3
 _LINES_FINDINGS = 8
 _FINDING_LINES = 19
@@ -127,13 +128,28 @@ def finding_lines(
     if len(one.consequences) > effects:
         yield from _entry("", f"and {len(one.consequences) - effects} more that follow from it", width)
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):
-        yield from _entry("sql", query_command(target, sql), width, most=_SQL_LINES)
+        yield from _query(target, sql, width)
     if one.next_step:
         yield from _entry("next", one.next_step, width, most=2)
     if one.subject.clients and not is_client:
-        yield from _entry("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
+        yield from _typed("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
     else:
-        yield from _entry("", f"stethos diagnose --explain {one.code}", width)
+        yield from _typed("", f"stethos diagnose --explain {one.code}", width)
+
+
+def _query(target: str, sql: str, width: int) -> Iterator[Line]:
+    """The command that shows the evidence: whole, or where to find it."""
+    lines = list(_typed("sql", query_command(target, sql), width))
+    yield from lines if len(lines) <= _SQL_LINES else _typed("sql", f"{_command(target, '--json')}  # evidence", width)
+
+
+def _typed(label: str, command: str, width: int) -> Iterator[Line]:
+    """A command that runs when it is pasted: lines end between words of SQL only, not in a name and not before it."""
+    at = command.find("SELECT ") if " query " in command else len(command)
+    kept = command[:at].replace(" ", "\0") + re.sub(r"'[^']*'", lambda one: one[0].replace(" ", "\0"), command[at:])
+    lines = textwrap.wrap(kept, width - _MARGIN, break_on_hyphens=False, break_long_words=False)
+    for place, line in enumerate(lines):
+        yield Line(f"{label if place == 0 else '':{_MARGIN}}{line}".replace("\0", " "))
 
 
 def query_command(target: str, sql: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from stethos.diagnose.training import Training, column_of, level_at_start, quote
 from stethos.diagnose.window import Array, Window, is_null
 
 ROUND_COLUMNS = frozenset({"federation", "round", "loss"})
-CLIENT_COLUMNS = frozenset({"federation", "round", "entry_loss"})
+CLIENT_COLUMNS = frozenset({"federation", "round", "client", "entry_loss"})
 _BLOCKS = 20
 
 
@@ -23,7 +24,8 @@ _BLOCKS = 20
 class Curve:
     """A loss over a training; `at` are its steps or rounds.
 
-    `training` is the one it was made of, None for rounds.
+    `training` is the one it was made of, None for rounds. `is_of_others`: each round it is that of other clients, so
+    that it also moves with who takes part.
     """
 
     process: str | None
@@ -32,6 +34,7 @@ class Curve:
     values: Array
     sql: str
     training: Training | None = None
+    is_of_others: bool = False
 
     @cached_property
     def finite(self) -> Array:
@@ -166,10 +169,21 @@ def _round_curves(window: Window) -> list[Curve]:
                 f"SELECT round, avg({name}) AS loss FROM {table} WHERE {name} IS NOT NULL{where} "
                 "GROUP BY round ORDER BY round"
             )
-            curves.append(Curve(None, "round", rounds, means, sql))
+            of_others = table == "client_rounds" and _do_clients_change(texts_of(frame, "client")[rows], at[rows])
+            curves.append(Curve(None, "round", rounds, means, sql, is_of_others=of_others))
         if curves:
             return curves
     return []
+
+
+def _do_clients_change(clients: Array, at: Array) -> bool:
+    """Whether typically less than half of a round's clients took part in the round before."""
+    present: dict[float, set[object]] = {}
+    for client, number in zip(clients.tolist(), at.tolist(), strict=True):
+        present.setdefault(number, set()).add(client)
+    rounds = [present[number] for number in sorted(present)]
+    shares = [len(one & other) / max(len(one), len(other)) for one, other in itertools.pairwise(rounds)]
+    return bool(shares) and float(np.median(shares)) < 0.5
 
 
 def _step_curve(training: Training) -> Curve:

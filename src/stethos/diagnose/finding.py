@@ -24,7 +24,7 @@ class Subject:
     """Who or what a finding is about, and since when; empty or None where it does not apply.
 
     `first` and `last` are rounds of a federated training, steps of another one;
-    `last` is None while it goes on.
+    `last` is None while it goes on. `federation` is told where a run has several.
     """
 
     clients: tuple[str, ...] = ()
@@ -34,11 +34,13 @@ class Subject:
     first: int | None = None
     last: int | None = None
     unit: str = "round"
+    federation: str | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         """What stays the same while a finding lasts."""
-        return self.clients, self.ranks, self.layers[:1], self.process
+        known = self.clients, self.ranks, self.layers[:1], self.process
+        return known if self.federation is None else (*known, self.federation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Finding:
             "ranks": list(subject.ranks),
             "layers": list(subject.layers),
             "process": subject.process,
+            "federation": subject.federation,
             "first": subject.first,
             "last": subject.last,
             "unit": subject.unit,

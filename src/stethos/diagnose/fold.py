@@ -15,7 +15,7 @@ def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) ->
     """Root causes, most severe and surest first, each with what follows from it.
 
     A finding follows from another if that one's detector explains it, it began
-    no earlier, and they do not concern different processes, or different clients,
+    no earlier, and they do not concern different processes, federations, or clients,
     unless it spreads as NaN does. Chains go to their first cause.
     """
     listed = sorted(_merged(findings), key=lambda one: _first(one))
@@ -53,6 +53,8 @@ def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]
     if one.name not in explains.get(cause.name, frozenset()) or one.subject.unit != cause.subject.unit:
         return False
     if one.subject.process and cause.subject.process and one.subject.process != cause.subject.process:
+        return False
+    if one.subject.federation and cause.subject.federation and one.subject.federation != cause.subject.federation:
         return False
     if one.name == cause.name and one.subject.clients == cause.subject.clients:
         return False

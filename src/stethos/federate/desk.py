@@ -46,10 +46,12 @@ class Desk:
         entries = self._plan.structure.entries
         if torch is None or not self._plan.is_plain or not isinstance(state, Mapping) or len(state) != len(entries):
             return False
-        values, kinds, dtype = [], (torch.Tensor, torch.nn.Parameter), torch.float32
+        values, kinds, dtype, strided = [], (torch.Tensor, torch.nn.Parameter), torch.float32, torch.strided
         for name, shape in self._layers:
             value: Any = state.get(name)
             if type(value) not in kinds or value.dtype is not dtype or value.shape != shape or not value.is_cpu:
+                return False
+            if value.layout is not strided:
                 return False
             values.append(value)
         if len(values) < len(entries) and not all(name in state for name in entries):

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RECENT = 12
+_TABLE_WORDS = ("embed", "wte.", "wpe.")
 _BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
 
 
@@ -266,7 +267,7 @@ class Federation:
     def plan_for(self, state: State) -> Plan:
         """How updates of this federation are read; made when the first model or update is seen."""
         if self._plan is None:
-            structure = Structure.of(state, _buffers(self._model, state))
+            structure = Structure.of(state, _buffers(self._model, state), _tables(self._model, state))
             self._plan = Plan(structure, self._seed, read_everything=self._read_everything)
         return self._plan
 
@@ -316,6 +317,7 @@ class Federation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end_round(error)  # if the loop was left in the middle of one
+        self._handle.note_error(error)
         self.close()
 
 
@@ -354,3 +356,13 @@ def _buffers(model: Any, state: State) -> frozenset[str]:
         trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         return frozenset(name for name in state if name not in trained)
     return frozenset(name for name in state if str(name).endswith(_BUFFER_ENDINGS))
+
+
+def _tables(model: Any, state: State) -> frozenset[str]:
+    """Names of the weights of embeddings; where no module tells, by what they are mostly called."""
+    if not isinstance(state, Mapping):
+        return frozenset()
+    if hasattr(model, "named_modules"):
+        owners = [name for name, module in model.named_modules() if hasattr(module, "num_embeddings")]
+        return frozenset(f"{name}.weight" if name else "weight" for name in owners)
+    return frozenset(name for name in state if any(word in str(name).lower() for word in _TABLE_WORDS))

@@ -162,14 +162,19 @@ class Reading:
         return after
 
     def _search_odd(self, plan: Plan, updates: Sequence[Update]) -> None:
-        """Look at every element of every update, unless all were read or one is known to be odd already."""
+        """Look at every element of every update that is not known to be odd, unless all were read."""
         prints = self.prints
-        if plan.reads_everything or any(not one.is_finite for one in prints):
+        if plan.reads_everything:
             return
-        places = {one.client: place for place, one in enumerate(prints)}
-        for update in updates:
-            place = places.get(update.client)
-            if place is not None:
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(prints):
+            places.setdefault(one.client, []).append(place)
+        for update in reversed(updates):
+            mine = places.get(update.client)
+            if not mine:
+                continue
+            place = mine.pop()
+            if prints[place].is_finite:
                 nan, inf = with_total(plan, count_odd(plan, update.state, update.client))
                 prints[place] = replace(prints[place], nan=nan, inf=inf)
 

@@ -202,7 +202,8 @@ def _output_layer(structure: Structure) -> int | None:
     """The last matrix of weights, whose rows are the classes."""
     for number in reversed(range(structure.weights)):
         layer = structure.layers[number]
-        if len(layer.shape) == 2 and 2 <= layer.shape[0] <= 256 and layer.size <= WHOLE_UP_TO * 8:
+        is_small = len(layer.shape) == 2 and 2 <= layer.shape[0] <= 256 and layer.size <= WHOLE_UP_TO * 8
+        if is_small and layer.name not in structure.tables:
             return number
     return None
 
@@ -214,11 +215,13 @@ def _has_bias(structure: Structure, output: int) -> bool:
 
 
 def _input_layer(structure: Structure) -> int | None:
-    """The first matrix of weights, whose columns are the inputs; None if it is too large to be read whole."""
+    """The first matrix of weights, whose columns are the inputs; None if it is too large to be read whole, or an
+    embedding, whose rows are."""
     for number in range(structure.weights):
         layer = structure.layers[number]
         if len(layer.shape) > 1:
-            return number if len(layer.shape) == 2 and layer.shape[1] > 1 and layer.size <= WHOLE_UP_TO else None
+            is_small = len(layer.shape) == 2 and layer.shape[1] > 1 and layer.size <= WHOLE_UP_TO
+            return number if is_small and layer.name not in structure.tables else None
     return None
 
 

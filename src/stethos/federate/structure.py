@@ -43,10 +43,12 @@ class Structure:
     entries: tuple[str, ...]
     parameters: tuple[str, ...]
     weights: int  # how many of the layers are weights; they come first
+    tables: frozenset[str] = frozenset()  # layers whose rows are looked up, as those of an embedding are
 
     @classmethod
-    def of(cls, state: State, buffers: frozenset[str] = frozenset()) -> Structure:
-        """The structure of a global model; `buffers` are the names of entries that are not trained."""
+    def of(cls, state: State, buffers: frozenset[str] = frozenset(), tables: frozenset[str] = frozenset()) -> Structure:
+        """The structure of a global model; `buffers` are the names of entries that are not trained, `tables` those of
+        embeddings."""
         named = dict(state) if isinstance(state, Mapping) else {str(i): value for i, value in enumerate(state)}
         layers = [
             Layer(name, "buffer" if name in buffers else "weight", shape_of(value), index)
@@ -57,7 +59,7 @@ class Structure:
             raise UpdateMismatchError("the global model has no floating-point weights")
         layers.sort(key=lambda layer: layer.kind == "buffer")
         weights = sum(layer.kind == "weight" for layer in layers)
-        return cls(tuple(layers), tuple(named), tuple(name for name in named if name not in buffers), weights)
+        return cls(tuple(layers), tuple(named), tuple(name for name in named if name not in buffers), weights, tables)
 
     def values_of(self, state: State, client: str) -> list[Any]:
         """The values of an update in the order of `layers`; UpdateMismatchError names client and layer.
@@ -72,7 +74,7 @@ class Structure:
                 if layer.kind == "buffer":
                     values.append(None)
                     continue
-                raise _mismatch(f"client {client!r} sent no layer {layer.name!r}", named, layer)
+                raise self._missing(f"client {client!r} sent no layer {layer.name!r}", named, layer)
             if value.shape != layer.shape if hasattr(value, "shape") else shape_of(value) != layer.shape:
                 raise UpdateMismatchError(
                     f"client {client!r} sent layer {layer.name!r} with shape {shape_of(value)}, "
@@ -80,8 +82,11 @@ class Structure:
                     hint="the client trains another architecture, or its layers come in another order",
                 )
             if not is_float(value) and not is_integer(value):
-                raise UpdateMismatchError(f"client {client!r} sent layer {layer.name!r} as {type(value).__name__}")
-            values.append(value)
+                kind = getattr(value, "dtype", type(value).__name__)
+                raise UpdateMismatchError(
+                    f"client {client!r} sent layer {layer.name!r} as {kind}", hint="send real numbers"
+                )
+            values.append(value.to_dense() if is_sparse(value) else value)
         unknown = [name for name in named if name not in self.entries]
         if unknown:
             raise UpdateMismatchError(
@@ -89,6 +94,19 @@ class Structure:
                 hint=f"it has {', '.join(layer.name for layer in self.layers[:6])}" + ", ..." * (len(self.layers) > 6),
             )
         return values
+
+    def _missing(self, message: str, named: Mapping[str, Any], layer: Layer) -> UpdateMismatchError:
+        import difflib
+
+        unknown = [str(name) for name in named if name not in self.entries]
+        near = difflib.get_close_matches(layer.name, unknown, n=1, cutoff=0.5)
+        if near:
+            return UpdateMismatchError(message, hint=f"it sent {near[0]!r}")
+        if unknown or not named:
+            return UpdateMismatchError(message, hint=f"it sent {len(named)} layers")
+        return UpdateMismatchError(
+            message, hint="where only a part of the model is shared, give that part: federation(model=lambda: ...)"
+        )
 
     def _named(self, arrays: Sequence[Any], client: str) -> dict[str, Any]:
         for names in (self.entries, self.parameters):
@@ -98,13 +116,6 @@ class Structure:
         raise UpdateMismatchError(
             f"client {client!r} sent {len(arrays)} arrays, the global model has {' or '.join(map(str, expected))}"
         )
-
-
-def _mismatch(message: str, named: Mapping[str, Any], layer: Layer) -> UpdateMismatchError:
-    import difflib
-
-    near = difflib.get_close_matches(layer.name, list(named), n=1, cutoff=0.5)
-    return UpdateMismatchError(message, hint=f"it sent {near[0]!r}" if near else f"it sent {len(named)} layers")
 
 
 # Values: torch tensors or anything NumPy takes ------------------------------------------------------
@@ -124,7 +135,16 @@ def is_float(value: Any) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    return not is_tensor(value) and _dtype(value).kind in "iu"
+    """Whether it holds whole numbers, as a quantised change does."""
+    if not is_tensor(value):
+        return _dtype(value).kind in "iu"
+    return (
+        not (value.is_floating_point() or value.is_complex() or value.is_quantized) and str(value.dtype) != "torch.bool"
+    )
+
+
+def is_sparse(value: Any) -> bool:
+    return is_tensor(value) and value.layout is not sys.modules["torch"].strided
 
 
 def bytes_of(value: Any) -> int:
@@ -144,7 +164,7 @@ def flat_of(value: Any) -> npt.NDArray[Any]:
     if is_tensor(value):
         torch = sys.modules["torch"]
         flat = value.detach().reshape(-1)
-        if flat.dtype in (torch.bfloat16, torch.float16) or flat.is_neg():
+        if flat.dtype not in (torch.float32, torch.float64) or flat.is_neg():
             flat = flat.float()
         return flat.cpu().numpy()  # type: ignore[no-any-return]
     array = np.asarray(value).reshape(-1)
@@ -157,11 +177,15 @@ def copy_plain(structure: Structure, state: State, out: npt.NDArray[np.float32])
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(state, Mapping) or len(state) != len(structure.entries):
         return False
-    get, kind, parts = state.get, torch.float32, []
+    get, kind, strided, parts = state.get, torch.float32, torch.strided, []
     for layer in structure.layers:
         value = get(layer.name)
         if not (
-            isinstance(value, torch.Tensor) and value.dtype is kind and value.shape == layer.shape and value.is_cpu
+            isinstance(value, torch.Tensor)
+            and value.dtype is kind
+            and value.shape == layer.shape
+            and value.is_cpu
+            and value.layout is strided
         ):
             return False
         parts.append(value.detach().reshape(-1))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import RecordingError, UsageError
 from stethos.guard import attempt
 from stethos.observe import boot
+from stethos.observe.ending import record_failure
 from stethos.observe.session import Session
 from stethos.observe.spans import Span
 from stethos.record.place import check_name, readable_name
@@ -72,7 +73,16 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.note_error(error)
         self.close()
+
+    def note_error(self, error: BaseException | None) -> None:
+        """The block that was watched is left by an exception: a recording that ends with it has failed."""
+        if error is None or isinstance(error, SystemExit | GeneratorExit) or not self._owns_recording:
+            return
+        if self._recording is not None:
+            session = self._recording.session
+            session.guard.run("traceback", record_failure, session, error, error.__traceback__)
 
 
 def watch(

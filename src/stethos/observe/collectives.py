@@ -204,8 +204,8 @@ class CollectiveWatch:
     def _waited(self, work: Any) -> None:
         """Somebody waited for a call; on a device that may only mean that later work comes after it."""
         found = self._pending.get(id(work))
-        if found is not None and found[0]() is work and work.is_completed():
-            self._pending.pop(id(work), None)
+        is_complete = found is not None and found[0]() is work and work.is_completed()
+        if found is not None and is_complete and self._pending.pop(id(work), None) is not None:  # else the thread has
             self._write(found[1], self.session.now_ns(), 1)
 
     def _number_of(self, group: Any, name: str) -> int:
@@ -309,8 +309,8 @@ class CollectiveWatch:
     def _land(self, status: dict[str, tuple[int, int]]) -> None:
         """Write down the calls of C++ that are complete."""
         for (name, sequence), one in list(self._flying.items()):
-            if sequence <= status.get(one.group_id, (0, 0))[1]:
-                del self._flying[name, sequence]
+            is_complete = sequence <= status.get(one.group_id, (0, 0))[1]
+            if is_complete and self._flying.pop((name, sequence), None) is not None:  # else another thread has
                 self._write_flight(name, one, 1)
 
     def _write_flight(self, name: str, one: Flight, done: int) -> None:
@@ -323,12 +323,12 @@ class CollectiveWatch:
         if self._last_record >= 0 or self._names:
             self._take_flights()
             self._land(last_flights())
-        for _, one in list(self._pending.values()):
+        while self._pending:
+            _, one = self._pending.popitem()[1]
             self._write(one, NULL_I64, 0)
-        for (name, _), flight in list(self._flying.items()):
+        while self._flying:
+            (name, _), flight = self._flying.popitem()
             self._write_flight(name, flight, 0)
-        self._pending.clear()
-        self._flying.clear()
 
 
 def name_of(group: Any) -> str:

@@ -1,4 +1,4 @@
-"""Records the uncaught exception that ends a process; `sys.excepthook` goes on as before."""
+"""Records the uncaught exception that ends a process or a recording; `sys.excepthook` goes on as before."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ class EndWatch:
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_active:
             self._known = error
-            self._session.guard.run("traceback", self._record, kind, error, trace)
+            self._session.guard.run("traceback", record_failure, self._session, error, trace)
         self._original(kind, error, trace)
 
     def _record_last(self) -> None:
         """A hook that the program put in our place need not have called us; the interpreter keeps what it was given."""
         error = _last_error()
         if error is not None and error is not self._known:
-            self._record(type(error), error, error.__traceback__)
+            record_failure(self._session, error, error.__traceback__)
 
-    def _record(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = "".join(traceback.format_exception(kind, error, trace, limit=-50))
-        self._session.note_failure(f"{kind.__name__}: {text_of(error)}", text)
+
+def record_failure(session: Session, error: BaseException, trace: TracebackType | None) -> None:
+    """The exception of which a recording ends, with its traceback."""
+    text = "".join(traceback.format_exception(type(error), error, trace, limit=-50))
+    session.note_failure(f"{type(error).__name__}: {text_of(error)}", text)
 
 
 def _last_error() -> BaseException | None:

@@ -63,19 +63,25 @@ def _ask(descriptor: int, *, take: bool) -> bool:
     return True
 
 
-def ensure_drainer(run: RunPlace) -> bool:
-    """Start a drainer unless one is at work; return whether one was started.
+def ensure_drainer(run: RunPlace) -> int | None:
+    """Start a drainer unless one is at work; return the pid of one that was started.
+
+    It is at work once its imports are done, which takes a second or, on a busy machine, many.
 
     The shell in between makes it nobody's child: the caller need not reap
     it, and `os.wait()` in a training script never sees it. It has its own
     session, so Ctrl-C does not reach it.
     """
     if is_drained(run):
-        return False
+        return None
     import subprocess
 
-    command = ["/bin/sh", "-c", '"$0" "$@" </dev/null >/dev/null 2>&1 &',
+    command = ["/bin/sh", "-c", '"$0" "$@" </dev/null >/dev/null 2>&1 & echo $!',
                drainer_python(), "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, env=clean_environment(), start_new_session=True, timeout=5, check=False, cwd="/")
-    return True
+    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+        started = subprocess.run(
+            command, env=clean_environment(), start_new_session=True, timeout=5, check=False, cwd="/",
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+        return int(started.stdout)
+    return None

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stethos.record.layout import State
-from stethos.record.place import RunPlace
-from stethos.record.spawn import ensure_drainer
+from stethos.record.place import RunPlace, is_alive
+from stethos.record.spawn import ensure_drainer, is_drained
 from stethos.schema import (
     BACKTRACE,
     CLIENT_REPORTS,
@@ -328,7 +328,7 @@ class Run:
         if not local:
             return
         try:
-            ensure_drainer(self._place)
+            started = ensure_drainer(self._place)
         except OSError:  # a read-only directory: what is there can be read all the same
             return
         over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
@@ -339,7 +339,8 @@ class Run:
             for reader in over:
                 reader.refresh()
             before, waiting = waiting, sum(reader.waiting for reader in over)
-            if waiting != before:
+            is_starting = started and is_alive(started, None) and not is_drained(self._place)
+            if waiting != before or is_starting:
                 moved = time.monotonic()
 
     def _load(self, named: set[str]) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
 from stethos.diagnose.window import Array, Window
@@ -23,7 +24,8 @@ class Oscillation:
     at every step, its opposite). Large swings also count if they repeat themselves after some steps, as with data that
     are sorted by label. Noise of small batches does none of this, and a fast descent never turns.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
-    Not a fault when: the learning rate is cycled on purpose.
+    Not a fault when: the learning rate is cycled on purpose. Where each round has other clients, only a loss of the
+    global model is looked at: theirs swings with who takes part.
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
 
@@ -47,8 +49,11 @@ class Oscillation:
     least: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_to_judge(window, self.least):
-            if not curve.has_rival:
+        curves = list(curves_to_judge(window, self.least))
+        if curves and all(curve.is_of_others for curve in curves):
+            raise CannotTell("each round has other clients, and no loss of the global model was told (`rnd.evaluate`)")
+        for curve in curves:
+            if not curve.has_rival and not curve.is_of_others:
                 yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:

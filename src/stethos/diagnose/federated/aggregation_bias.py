@@ -40,7 +40,7 @@ class AggregationBias:
     }
     reads: ClassVar[Needs] = {
         "client_rounds": frozenset({"federation", "t_ns", "status"}),
-        "updates": frozenset({"layer"}),
+        "updates": frozenset({"layer", "federation"}),
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
@@ -103,8 +103,9 @@ class AggregationBias:
                 Evidence(
                     f"samples x norm of {its} update, as a share of the round's total, in {len(at)} rounds",
                     "SELECT round, client, samples, norm, norm_ratio "
-                    "FROM client_rounds JOIN updates USING (client, round) "
-                    "WHERE layer IS NULL ORDER BY round, samples * norm DESC",
+                    "FROM client_rounds JOIN updates USING (federation, client, round) "
+                    + turns.where("layer IS NULL")
+                    + "ORDER BY round, samples * norm DESC",
                     numbers(share),
                     numbers(column_medians(np.delete(shares, places, axis=0))),
                 ),
@@ -118,6 +119,8 @@ class AggregationBias:
 def _norms(window: Window, turns: Turns) -> Grid:
     """The norm of each whole update, clients x rounds."""
     updates = window.frame("updates")
+    if turns.federation is not None and "federation" in updates:
+        updates = updates.where(np.array([name == turns.federation for name in updates["federation"].tolist()], bool))
     whole = (
         np.array([layer is None for layer in updates["layer"].tolist()], bool) if "layer" in updates else slice(None)
     )

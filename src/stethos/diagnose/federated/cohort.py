@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ Array = npt.NDArray[np.float64]
 NEEDS = {"updates": frozenset({"round", "client"})}  # sizes and cosines are NULL where all updates are NaN
 READS = {
     "updates": frozenset(
-        {"layer", "kind", "norm", "norm_ratio", "cos_centre",
+        {"federation", "layer", "kind", "norm", "norm_ratio", "cos_centre",
          "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
          "zero_share", "input_cos", "input_focus", "input_tail", "output_rows"}
     ),
-    "client_rounds": frozenset({"round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),
+    "client_rounds": frozenset({"federation", "round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),
 }  # fmt: skip
 
 
@@ -68,9 +68,19 @@ class Cohort:
 MATRICES = tuple(name for name in Cohort.__dataclass_fields__ if name not in ("rounds", "clients"))
 
 
-def cohort_of(window: Window) -> Cohort:
-    """The cohort of a run, from its tables."""
+def cohorts_of(window: Window) -> Iterator[tuple[str | None, Cohort]]:
+    """The cohort of each federation of a run, from its tables; no name where there is only one."""
     updates, reports = window.frame("updates"), window.frame("client_rounds")
+    groups = updates.groups("federation") if "federation" in updates else {}
+    if len(groups) < 2:
+        yield None, _cohort_of(updates, reports)
+        return
+    told = reports.groups("federation") if "federation" in reports else {}
+    for name, mine in groups.items():
+        yield str(name), _cohort_of(mine, told.get(name, Frame({})))
+
+
+def _cohort_of(updates: Frame, reports: Frame) -> Cohort:
     whole = updates.where(np.array([layer is None for layer in updates["layer"]], bool) & _named(updates))
     rounds = tuple(sorted({int(number) for number in whole["round"] if number == number}))
     clients = tuple(dict.fromkeys(whole["client"].tolist()))

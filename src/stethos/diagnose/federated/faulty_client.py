@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stethos.diagnose.detector import CannotTell
-from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohort_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_on
+from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohorts_of
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_and_split
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
 
 # kind: in words, which matrix shows it, its label, what to do
@@ -70,38 +71,57 @@ class FaultyClient:
     probability: float = SURE
 
     def check(self, window: Window) -> Iterator[Finding]:
-        cohort = cohort_of(window)
+        reasons: list[CannotTell] = []
+        is_any = False
+        for federation, cohort in cohorts_of(window):
+            try:
+                for finding in self._findings(federation, cohort):
+                    is_any = True
+                    yield finding
+            except CannotTell as reason:
+                reasons.append(reason)
+            else:
+                is_any = True
+        if not is_any:
+            raise reasons[0]
+
+    def _findings(self, federation: str | None, cohort: Cohort) -> Iterator[Finding]:
         if not cohort.clients:
             raise CannotTell("no updates of clients were recorded")
         if not np.isfinite(cohort.norm).any() and not (cohort.odd > 0).any():
             raise CannotTell("`updates.norm` was not recorded")
-        verdicts = verdicts_on(cohort, self.probability)
-        present = clients_per_round(cohort)
-        if present < FEWEST_CLIENTS and not verdicts:
-            per_round = " in a round" if len(cohort.clients) > present else ""
-            count = f"{present} client{'s' * (present != 1)}{per_round}"
-            raise CannotTell(f"{count} are too few to compare, at least {FEWEST_CLIENTS} are needed")
+        verdicts, split = verdicts_and_split(cohort, self.probability)
         for kind in dict.fromkeys(one.kind for one in verdicts if one.is_certain):
             alike = [one for one in verdicts if one.is_certain and one.kind == kind]
             if len(alike) == len(cohort.clients) > 1:
-                yield self._common(cohort, alike)
+                yield self._common(federation, cohort, alike)
                 verdicts = [one for one in verdicts if one not in alike]
         for verdict in verdicts:
-            yield self._finding(cohort, verdict)
+            yield self._finding(cohort, verdict, federation)
+        present = clients_per_round(cohort)
+        if present < FEWEST_CLIENTS:
+            per_round = " in a round" if len(cohort.clients) > present else ""
+            count = f"{present} client{'s' * (present != 1)}{per_round}"
+            raise CannotTell(f"{count} are too few to compare, at least {FEWEST_CLIENTS} are needed")
+        if split:
+            raise CannotTell(
+                f"{split} of {len(cohort.clients)} clients look faulty against each other, so there is no majority "
+                "to compare with; masked updates (secure aggregation) look like this"
+            )
 
-    def _common(self, cohort: Cohort, verdicts: list[Verdict]) -> Finding:
+    def _common(self, federation: str | None, cohort: Cohort, verdicts: list[Verdict]) -> Finding:
         """What every client does is no fault of one of them."""
-        one = self._finding(cohort, min(verdicts, key=lambda verdict: verdict.first))
+        one = self._finding(cohort, min(verdicts, key=lambda verdict: verdict.first), federation)
         last = None if any(verdict.last is None for verdict in verdicts) else max(v.last or 0 for v in verdicts)
         return replace(
             one,
-            title=f"all {len(verdicts)} clients {_OF_ALL[one.kind]}",
+            title=f"all {len(verdicts)} clients{_of(federation)} {_OF_ALL[one.kind]}",
             subject=replace(one.subject, clients=cohort.clients, last=last),
             next_step="look at what they share: the model they begin with, the loss, the learning rate, the code",
             is_open=last is None,
         )
 
-    def _finding(self, cohort: Cohort, verdict: Verdict) -> Finding:
+    def _finding(self, cohort: Cohort, verdict: Verdict, federation: str | None = None) -> Finding:
         words, _, _, todo = _KINDS[verdict.kind]
         if verdict.source is not None:
             words = f"has class {verdict.source} labelled as {verdict.target}"
@@ -110,17 +130,21 @@ class FaultyClient:
             name=self.name,
             kind=verdict.kind,
             severity=self.severity,
-            title=f"client {verdict.client} {words}",
-            subject=Subject(clients=(verdict.client,), first=verdict.first, last=verdict.last),
+            title=f"client {verdict.client}{_of(federation)} {words}",
+            subject=Subject((verdict.client,), first=verdict.first, last=verdict.last, federation=federation),
             confidence=min(verdict.probability, 0.99),
-            evidence=tuple(_evidence(cohort, verdict)),
+            evidence=tuple(_evidence(cohort, verdict, federation)),
             next_step=todo,
             detail={} if verdict.source is None else {"source": verdict.source, "target": verdict.target},
             is_open=verdict.last is None,
         )
 
 
-def _evidence(cohort: Cohort, verdict: Verdict) -> Iterator[Evidence]:
+def _of(federation: str | None) -> str:
+    return "" if federation is None else f" of {federation}"
+
+
+def _evidence(cohort: Cohort, verdict: Verdict, federation: str | None) -> Iterator[Evidence]:
     """The quantity that shows the kind, then the two in which the client stands out most."""
     place = cohort.clients.index(verdict.client)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -139,7 +163,7 @@ def _evidence(cohort: Cohort, verdict: Verdict) -> Iterator[Evidence]:
                 mine, rest = float(np.nanmean(own)), float(np.nanmean(typical))
                 yield Evidence(
                     f"{_LABELS[column]}: {mine:.3g}, the others {rest:.3g}",
-                    _sql(column, verdict.client),
+                    _sql(column, verdict.client, federation),
                     tuple(own.tolist()),
                     tuple(typical.tolist()),
                 )
@@ -154,15 +178,17 @@ def _apart(values: np.ndarray[Any, np.dtype[np.float64]], place: int) -> float:
     return float(distance) if np.isfinite(distance) else 0.0
 
 
-def _sql(column: str, client: str) -> str:
-    quoted = client.replace("'", "''")
+def _sql(column: str, client: str, federation: str | None) -> str:
+    own = sql_text(client)
     if column in ("entry_loss", "exit_loss"):
         table, where = "client_rounds", ""
     else:
         table, where = "updates", " AND layer IS NULL"
+    if federation is not None:
+        where += f" AND federation = {sql_text(federation)}"
     value = "nan + inf" if column == "odd" else column
     return (
-        f"SELECT round, any_value({value}) FILTER (client = '{quoted}') AS client, "
-        f"median({value}) FILTER (client <> '{quoted}') AS others "
+        f"SELECT round, any_value({value}) FILTER (client = {own}) AS client, "
+        f"median({value}) FILTER (client <> {own}) AS others "
         f"FROM {table} WHERE client IS NOT NULL{where} GROUP BY round ORDER BY round"
     )

@@ -75,7 +75,7 @@ class ServerInstability:
         return level, undone
 
     def _finding(self, window: Window, turns: Turns, level: Array, reached: Array, late: Array) -> Finding:
-        drift = _drift(window)
+        drift = _drift(window, turns.federation)
         moved = f"; the last step of the global model was {drift[-1] / drift[0]:.1f} times its first" if drift else ""
         return Finding(
             self.code,
@@ -91,7 +91,8 @@ class ServerInstability:
                     f"and begin the next with {level[late[-1]]:.3g}{moved}",
                     "SELECT round, avg(entry_loss) AS entry_loss, avg(exit_loss) AS exit_loss, "
                     "any_value(drift) AS drift "
-                    "FROM client_rounds LEFT JOIN rounds USING (round) GROUP BY round ORDER BY round",
+                    f"FROM client_rounds LEFT JOIN rounds USING (federation, round) {turns.where()}"
+                    "GROUP BY round ORDER BY round",
                     numbers(level),
                     numbers(reached),
                 ),
@@ -108,8 +109,10 @@ def _mean(grid: Array) -> Array:
         return np.asarray(np.where(known, grid, 0).sum(axis=0) / known.sum(axis=0))
 
 
-def _drift(window: Window) -> list[float]:
+def _drift(window: Window, federation: str | None) -> list[float]:
     rounds = window.frame("rounds")
+    if federation is not None and "federation" in rounds:
+        rounds = rounds.where(np.array([name == federation for name in rounds["federation"].tolist()], bool))
     if "drift" not in rounds or rounds["drift"].dtype.kind != "f":
         return []
     return [float(value) for value in rounds.sorted_by("round")["drift"] if np.isfinite(value) and value > 0]

@@ -33,6 +33,7 @@ _PLAIN = (
     "norm_ratio", "entry_loss", "exit_loss", "cos_centre", "cos_last", "cos_self", "cos_back", "sign_agreement",
     "input_cos", "input_tail",
 )  # fmt: skip
+_OF_INPUTS = "feature-fault"  # who is merely unlike the others seems to have it, where no first layer shows the inputs
 _OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
 
 
@@ -56,10 +57,23 @@ class Verdict:
 
 def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
     """All verdicts of at least this probability, the surest first; one per client."""
+    return verdicts_and_split(cohort, probability)[0]
+
+
+def verdicts_and_split(cohort: Cohort, probability: float) -> tuple[list[Verdict], int]:
+    """All verdicts, and how many clients look faulty against each other where those are most of them, else 0.
+
+    What is judged is how a client differs from most others: where most differ, as masked updates of a secure
+    aggregation do, nobody can be accused but who broke an exact rule.
+    """
     found = {verdict.client: verdict for verdict in certain_on(cohort)}
-    for verdict in _judged(cohort, probability, frozenset(found)):
-        found.setdefault(verdict.client, verdict)
-    return sorted(found.values(), key=lambda one: -one.probability)
+    judged = [one for one in _judged(cohort, probability, frozenset(found)) if one.client not in found]
+    split = sum(one.probability >= SURE for one in judged)
+    if 2 * split > len(cohort.clients) - len(found):
+        judged = []
+    else:
+        split = 0
+    return sorted((*found.values(), *judged), key=lambda one: -one.probability), split
 
 
 def clients_per_round(cohort: Cohort) -> int:
@@ -80,7 +94,7 @@ def certain_on(cohort: Cohort) -> Iterable[Verdict]:
     took_part = _took_part(cohort)
     odd = _own_odd(cohort.odd > 0, took_part)
     is_zero = (cohort.norm == 0) & (cohort.odd == 0)  # of NaN alone nothing is left to measure, either
-    nothing = ((cohort.norm_ratio < _NOTHING) | is_zero) & took_part
+    nothing = ((cohort.norm_ratio < _NOTHING) | is_zero) & took_part & (cohort.samples != 0)  # none, and says so
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
@@ -128,15 +142,21 @@ def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iter
     if not best:
         return
     chances = _chances(cohort, judge, np.array([place in best for place in range(len(cohort.clients))]) | is_broken)
+    are_inputs_known = bool(np.isfinite(cohort.input_cos).any())
     for place, (sure, shares, traits) in best.items():
         kind = judge.kinds[1 + int(shares[1:].argmax())]
+        if kind == _OF_INPUTS and not are_inputs_known and not _stands_out(cohort, place):
+            continue
         first, last = _span(chances[:, place])
+        is_over = last < len(cohort) - _PASSED
+        if is_over and np.isfinite(cohort.norm[first : last + 1, place]).sum() < _FEWEST_ROUNDS:
+            continue  # of a round or two that are over nothing can be said
         source, target = (None, None)
         if kind == "label-flip" and traits.pair[place, 0] >= 0:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
         yield Verdict(
             cohort.clients[place], kind, sure, cohort.rounds[first],
-            None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
+            cohort.rounds[last] if is_over else None, source, target,
         )  # fmt: skip
 
 
@@ -144,7 +164,7 @@ def _stands_out(cohort: Cohort, place: int) -> bool:
     """Whether a client is far from all others in a plain number, over all its rounds.
 
     Asked where few of many clients meet in a round: whom a client is compared with then changes from round to round,
-    and so does what is typical.
+    and so does what is typical. And where a fault of the inputs is named that nobody saw.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
