@@ -148,15 +148,12 @@ def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iter
         if kind == _OF_INPUTS and not are_inputs_known and not _stands_out(cohort, place):
             continue
         first, last = _span(chances[:, place])
-        is_over = last < len(cohort) - _PASSED
-        if is_over and np.isfinite(cohort.norm[first : last + 1, place]).sum() < _FEWEST_ROUNDS:
-            continue  # of a round or two that are over nothing can be said
         source, target = (None, None)
         if kind == "label-flip" and traits.pair[place, 0] >= 0:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
         yield Verdict(
             cohort.clients[place], kind, sure, cohort.rounds[first],
-            cohort.rounds[last] if is_over else None, source, target,
+            None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
 
 
