@@ -27,6 +27,18 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 # The only reasons for which a test may be skipped; any other skip is a failure.
 ALLOWED_SKIPS = ("no GPU", "no browser")
 
+# Files that take a minute and more: begun first, so that none of them is alone at the end.
+LONGEST = (
+    "house/test_docs.py", "integration/test_injected_failures.py", "live/test_hangs.py", "web/test_browser.py",
+    "integration/test_kill.py", "integration/test_identity.py", "adapters/test_flower_ray.py",
+    "adapters/test_nvflare.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -13,8 +13,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 
-class Unspeakable(MemoryError):
-    """There is no memory, and no words either."""
+class Unspeakable(RuntimeError, MemoryError):
+    """Something is wrong, there is no memory, and no words either."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -23,7 +23,6 @@ class Unspeakable(MemoryError):
 
 
 KINDS: dict[str, type[BaseException]] = {
-    "RuntimeError": RuntimeError,
     "Unspeakable": Unspeakable,
     "KeyboardInterrupt": KeyboardInterrupt,
 }
