@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from living import Living
@@ -191,18 +192,20 @@ def test_fifty_commands_at_once_are_all_answered(goes_on: Living, here: Path) ->
     import threading
 
     process = goes_on.process()
-    answers: list[object] = []
+    answers: list[dict[str, Any]] = []
 
     def one(number: int) -> None:
         reply = ask(process, "eval", code=f"print({number}); {number} * 2", wait_s=30.0, timeout_s=DEADLINE_S)
-        answers.append((reply["output"], reply["value"]) == (f"{number}\n", str(number * 2)))
+        answers.append({**reply, "number": number})
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [True] * 50
+    wrong = [one for one in answers if (one["output"], one["value"]) != (f"{one['number']}\n", str(one["number"] * 2))]
+    assert not wrong, str(wrong)
+    assert len(answers) == 50
 
 
 def test_a_caller_who_gives_up_does_not_leave_his_code_behind(with_main: Living, here: Path) -> None:

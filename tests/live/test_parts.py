@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from stethos.cli.evaluate import show_reply
 from stethos.errors import LiveError, QueryError, StethosError
 from stethos.live.everyone import meeting_step
 from stethos.live.interrupt import Interruptible, TimeLimitError
-from stethos.live.namespace import Namespace, frames_from, private_names
+from stethos.live.namespace import Namespace, frames_from, parsed, private_names
 from stethos.live.output import Catcher, Caught
 from stethos.live.stack import spoken
 from stethos.live.target import Wanted, take_apart
@@ -235,3 +236,33 @@ def test_what_py_spy_says_is_one_line_without_its_own_stack() -> None:
     assert spoken(lost) == "Failed to find python version from target process"
     denied = "Error: Failed to get it. Is it there?\n\nCaused by:\n    0: Permission denied\n    1: Permission denied\n"
     assert spoken(denied) == "Failed to get it. Is it there?: Permission denied"
+
+
+def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
+    """Python 3.11 gives up the lock in the middle of a tree where garbage is collected; `ast.parse` fails here."""
+    code = "\n".join(f"def f{n}(a, b={n}): return [x + y for x in a if x > {n}]" for n in range(20))
+    wrong: list[BaseException] = []
+
+    def parse_often() -> None:
+        for _ in range(30):
+            try:
+                parsed(code, "<code>")
+            except SystemError as error:
+                wrong.append(error)
+
+    def give_way(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)
+
+    usual = gc.get_threshold()
+    gc.callbacks.append(give_way)
+    gc.set_threshold(50)
+    try:
+        threads = [threading.Thread(target=parse_often) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(give_way)
+        gc.set_threshold(*usual)
+    assert not wrong

@@ -19,7 +19,7 @@ from stethos.guard import outcome_of, text_of
 from stethos.live.boundary import Task
 from stethos.live.interrupt import FILE as INTERRUPT_FILE
 from stethos.live.interrupt import Interruptible, TimeLimitError
-from stethos.live.namespace import Namespace, frames_from
+from stethos.live.namespace import Namespace, frames_from, parsed
 from stethos.live.output import CATCHER, Caught
 from stethos.live.request import Request
 from stethos.live.sync import collectives_in
@@ -53,9 +53,6 @@ class Evaluation:
     task: Task | None = None
     stopper: Interruptible = field(default_factory=lambda: Interruptible(*_OWN_FILES))
 
-    def parse(self) -> ast.Module:
-        return ast.parse(self.code, self.filename)
-
     def run(self, frames: list[FrameType], *, is_still: bool) -> None:
         """Run the code on this thread; never raises, but for Ctrl-C."""
         self.thread = threading.get_ident()
@@ -80,7 +77,7 @@ class Evaluation:
             self.is_over.set()
 
     def _execute(self, frames: list[FrameType], is_still: bool) -> str | None:
-        module = self.parse()
+        module = parsed(self.code, self.filename)
         last = module.body.pop() if module.body and isinstance(module.body[-1], ast.Expr) else None
         whole = ast.Module([*module.body, *([last] if last is not None else [])], [])
         names = Namespace(whole, frames, self.made, self.known, is_still=is_still)
@@ -152,7 +149,7 @@ def evaluate_code(request: Request) -> dict[str, Any]:
         raise UsageError("no code to evaluate", hint='stethos eval "print(model)"')
     limit_s = request.seconds("limit_s", LIMIT_S)
     evaluation = Evaluation(code, request.kept.setdefault("names", {}), known_names(request))
-    wrong = outcome_of(evaluation.parse)
+    wrong = outcome_of(compile, code, evaluation.filename, "exec", dont_inherit=True)  # makes no tree, see `parsed`
     if isinstance(wrong, BaseException):
         evaluation.error = {
             "type": type(wrong).__name__, "message": text_of(wrong), "traceback": "".join(outcome_text(wrong, None)),
@@ -185,9 +182,9 @@ def check_alone(request: Request, code: str) -> None:
     """LiveError where one rank of many would begin a collective alone: all others would never come to it."""
     if request.content.get("together"):
         return
-    called = collectives_in(code)
     world = world_size_of(request)
-    if called and world > 1:
+    called = collectives_in(code) if world > 1 else []
+    if called:
         raise LiveError(
             f"{called[0]} on one rank of {world} would wait for the others for ever",
             hint="run it on all ranks at the same step: `stethos all eval ...`; `stethos sync` compares the ranks",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import ctypes
 import sys
 import sysconfig
@@ -30,6 +31,7 @@ _LIBRARIES = tuple(
     {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<frozen "}
 )
 _MOST_FRAMES = 200
+_ATTEMPTS = 20
 
 
 class Namespace(dict[str, Any]):
@@ -98,6 +100,18 @@ class Namespace(dict[str, Any]):
             if name not in ("__builtins__", "__name__"):
                 self._main[name] = value
         self._frames, self._is_still = [], False
+
+
+def parsed(code: str, filename: str) -> ast.Module:
+    """The tree of a piece of code, tried again where threads were in each other's way.
+
+    Python 3.11 counts the depth of trees for all threads together: of two that parse at once, one may get a
+    SystemError for no fault of the code.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(SystemError):
+            return ast.parse(code, filename)
+    return ast.parse(code, filename)
 
 
 def private_names(code: ast.Module) -> set[str]:

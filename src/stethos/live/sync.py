@@ -10,6 +10,7 @@ from typing import Any
 
 from stethos.errors import LiveError
 from stethos.live.boundary import Task
+from stethos.live.namespace import parsed
 from stethos.live.request import Request
 
 _WAIT_S = 5.0
@@ -81,7 +82,7 @@ def out_of_step(replies: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def collectives_in(code: str) -> list[str]:
     """The collectives of `torch.distributed` that a piece of code evidently calls."""
     try:
-        module = ast.parse(code)
+        module = parsed(code, "<code>")
     except (SyntaxError, ValueError):
         return []
     imported = {
