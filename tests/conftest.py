@@ -40,6 +40,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
+class _AtOnce:
+    """Says what failed when it fails: a run of the suite that is stopped has no summary."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.write_line(f"\n{report.nodeid} failed in {report.when}:\n{report.longreprtext}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    if not hasattr(session.config, "workerinput") and (reporter := plugins.get_plugin("terminalreporter")):
+        plugins.register(_AtOnce(reporter))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return _without_excuses((yield))

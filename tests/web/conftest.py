@@ -39,11 +39,12 @@ def shown_runs(tmp_path_factory: pytest.TempPathFactory, registry: Path) -> Path
     return directory
 
 
-@pytest.fixture(scope="session")
-def server(shown_runs: Path, registry: Path) -> Iterator[Served]:
-    """A server over these runs."""
+@pytest.fixture(scope="module")
+def server(shown_runs: Path, tmp_path_factory: pytest.TempPathFactory, registry: Path) -> Iterator[Served]:
+    """A server over a copy of these runs, to which a file of tests may add others."""
+    directory = Path(shutil.copytree(shown_runs, tmp_path_factory.mktemp("served") / "runs"))
     mine = environment(XDG_RUNTIME_DIR=str(registry))
-    process = start_command("serve", "--dir", shown_runs, "--port", "0", "--json", env=mine, stderr=None)
+    process = start_command("serve", "--dir", directory, "--port", "0", "--json", env=mine, stderr=None)
     assert process.stdout is not None
     text = ""
     while not text.rstrip().endswith("}"):
@@ -52,13 +53,13 @@ def server(shown_runs: Path, registry: Path) -> Iterator[Served]:
         text += line
     url, _, token = json.loads(text)["url"].partition("/#token=")
     try:
-        yield Served(url, token, shown_runs, process)
+        yield Served(url, token, directory, process)
     finally:
         process.terminate()
         finish(process)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
     """A federated training in that directory: run `live`, client c1 faulty from round 5; it goes on after `let_go`."""
     mine = environment(XDG_RUNTIME_DIR=str(registry), STETHOS_HANG_AFTER="0")
