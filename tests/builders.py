@@ -60,7 +60,9 @@ class RunBuilder:
     def __enter__(self) -> RunBuilder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -80,7 +82,14 @@ class RunBuilder:
     def launcher(self, child_pid: int, exit_code: int | None, *, pid: int | None = None) -> None:
         """A `stethos run` that is part of the run; without an exit code it is still at work."""
         pid = os.getpid() if pid is None else pid
-        facts: dict[str, Any] = {"pid": pid, "start_ticks": start_ticks(pid), "host_key": host_key(), "child_pid": child_pid, "command": ["train.py"], "started_ns": T0_NS}  # fmt: skip  # noqa: E501
+        facts: dict[str, Any] = {
+            "pid": pid,
+            "start_ticks": start_ticks(pid),
+            "host_key": host_key(),
+            "child_pid": child_pid,
+            "command": ["train.py"],
+            "started_ns": T0_NS,
+        }
         if exit_code is not None:
             facts |= {"exit_code": exit_code, "ended_ns": T0_NS + 60_000 * MS_NS}
         write_json(self.place.path / f"launcher-{pid}.json", facts)

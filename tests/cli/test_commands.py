@@ -138,7 +138,9 @@ def test_a_closed_pipe_is_no_error(demo: RunBuilder) -> None:
 
 def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> None:
     listed = json.loads(stethos("ls", "--json").stdout)
-    assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [("demo", "running", 15, 18)]  # fmt: skip  # noqa: E501
+    assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [
+        ("demo", "running", 15, 18)
+    ]
     lines = stethos("ls").stdout.splitlines()
     assert lines[0].split()[:3] == ["run", "state", "started"] and lines[1].split()[:2] == ["demo", "running"]
     drawn = on_a_terminal("ls")  # 80 columns
@@ -221,7 +223,9 @@ def test_rm_of_a_link_leaves_what_it_points_to(run: RunBuilder, runs_dir: Path, 
     assert not (runs_dir / "link").is_symlink() and (target / "run.json").exists()
 
 
-def test_rm_asks_on_a_terminal(run: RunBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip  # noqa: E501
+def test_rm_asks_on_a_terminal(
+    run: RunBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert main(["rm", "demo"]) == 1 and run.path.exists()

@@ -279,7 +279,9 @@ def test_words_after_the_script_are_its_own_even_if_they_look_like_ours(here: Pa
     words = ["--name", "x", "-t", "y", "--dir", "/nowhere", "--resume", "z", "-m", "--", "--help"]
     ended = command("run", *before, name, *words)
     assert (ended.returncode, ended.stdout) == (0, f"{words}\n")
-    assert only_process(only_run(here))["command"].endswith("train.py --name x -t y --dir /nowhere --resume z -m -- --help")  # fmt: skip  # noqa: E501
+    assert only_process(only_run(here))["command"].endswith(
+        "train.py --name x -t y --dir /nowhere --resume z -m -- --help"
+    )
 
 
 def test_python_children_of_a_shell_command_are_observed(here: Path) -> None:
@@ -456,7 +458,9 @@ def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(here: Path, words: list[str], status: int, said: str) -> None:  # fmt: skip  # noqa: E501
+def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(
+    here: Path, words: list[str], status: int, said: str
+) -> None:
     script("raise SystemExit('must not run')")
     script("text", "not-executable")
     Path(script("#!/no/such/interpreter\n", "bad-interpreter")).chmod(0o755)
@@ -557,7 +561,11 @@ def test_any_configuration_is_taken(here: Path) -> None:
     assert json.loads(only_process(run)["config"])["kept"] == "yes"
     ((what, reason),) = run.rows("SELECT what, reason FROM gaps").values
     assert what == "config" and "characters" in reason
-    script("import pathlib, stethos; stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')}); stethos.log(i=0)")  # fmt: skip  # noqa: E501
+    script(
+        "import pathlib, stethos\n"
+        "stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')})\n"
+        "stethos.log(i=0)\n"
+    )
     ended = finish(start("train.py"))
     assert (ended.returncode, ended.stderr) == (0, "")
     run, _ = collected(here / "runs" / "own")

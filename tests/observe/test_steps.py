@@ -969,7 +969,8 @@ def test_dynamo_is_told_to_leave_our_code_alone_once_it_is_used(record: Record, 
 
 
 def layer_names(recording: Recording, optimizer: int = 1) -> list[str]:
-    query = f"SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer} AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"  # noqa: E501
+    query = f"""SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer}
+        AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"""
     return recording.column(query)
 
 

@@ -25,7 +25,10 @@ def test_dot_means_the_run_one_stands_in(run: RunBuilder, monkeypatch: pytest.Mo
 
 
 def test_without_a_target_the_newest_live_run_wins_over_a_newer_dead_one(runs_dir: Path) -> None:
-    with RunBuilder(runs_dir / "live", started_ns=T0_NS) as live, RunBuilder(runs_dir / "dead", started_ns=T0_NS + 1) as dead:  # fmt: skip  # noqa: E501
+    with (
+        RunBuilder(runs_dir / "live", started_ns=T0_NS) as live,
+        RunBuilder(runs_dir / "dead", started_ns=T0_NS + 1) as dead,
+    ):
         live.process()
         dead.process(is_alive=False)
         assert find_run().name == "live"
@@ -75,7 +78,9 @@ def test_a_dead_run_elsewhere_is_no_default_target(tmp_path: Path, runs_dir: Pat
             assert find_run().name == "near"
 
 
-def test_a_registry_entry_that_points_to_another_process_is_not_believed(run: RunBuilder, own_registry: Path, tmp_path: Path) -> None:  # fmt: skip  # noqa: E501
+def test_a_registry_entry_that_points_to_another_process_is_not_believed(
+    run: RunBuilder, own_registry: Path, tmp_path: Path
+) -> None:
     process, stranger = run.process(), dead_pid()
     own_registry.mkdir()
     (own_registry / str(stranger)).write_text(str(process.place.path))

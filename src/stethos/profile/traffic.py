@@ -38,7 +38,8 @@ FROM updates
 WHERE round = {round} AND client IS NOT NULL AND layer IS NOT NULL
 GROUP BY federation, layer ORDER BY size DESC, layer"""
 _LAST_SQL = "SELECT DISTINCT max(round) AS round FROM client_rounds WHERE status = 'ok' GROUP BY federation"
-_ASKED_SQL = "SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered FROM rounds GROUP BY federation"  # fmt: skip  # noqa: E501
+_ASKED_SQL = """SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered
+FROM rounds GROUP BY federation"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,9 @@ def _newest(runs_dir: Path, *, with_registry: bool) -> RunPlace:
         if is_live(run):
             return run
     if not runs:
-        raise RunNotFoundError(f"no runs in {runs_dir}", hint="record one with `stethos run train.py`, or name its directory with -t PATH")  # fmt: skip  # noqa: E501
+        raise RunNotFoundError(
+            f"no runs in {runs_dir}", hint="record one with `stethos run train.py`, or name its directory with -t PATH"
+        )
     return runs[0]
 
 

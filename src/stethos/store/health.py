@@ -178,14 +178,21 @@ def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
 
 def _lost(ledger: Ledger) -> Check:
     if ledger.lost:
-        return Check("lost rows", Grade.PROBLEM, f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks", "find them with `stethos doctor --verify`")  # fmt: skip  # noqa: E501
+        return Check(
+            "lost rows",
+            Grade.PROBLEM,
+            f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks",
+            "find them with `stethos doctor --verify`",
+        )
     return Check("lost rows", Grade.OK, f"none of {ledger.produced:,}")
 
 
 def _dropped(ledger: Ledger) -> Check:
     if not ledger.dropped:
         return Check("dropped rows", Grade.OK, "none")
-    reasons = "; ".join(f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items())  # fmt: skip  # noqa: E501
+    reasons = "; ".join(
+        f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items()
+    )
     return Check("dropped rows", Grade.NOTE, reasons)
 
 
@@ -222,7 +229,12 @@ def _drainer(run: Run, state: str) -> Check:
     if is_at_work:
         return Check("drainer", Grade.OK, "at work")
     if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
-        return Check("drainer", Grade.PROBLEM, "none at work on this machine", "any reading command starts one; look into drainer.log in the run's directory")  # fmt: skip  # noqa: E501
+        return Check(
+            "drainer",
+            Grade.PROBLEM,
+            "none at work on this machine",
+            "any reading command starts one; look into drainer.log in the run's directory",
+        )
     return Check("drainer", Grade.OK, "none needed")
 
 
