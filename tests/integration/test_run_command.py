@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import stat
 import subprocess
 import sys
-import termios
 import venv
 from pathlib import Path
 
 import pytest
 from processes import (
-    DEADLINE_S,
     SOURCE,
     collected,
     command,
@@ -30,6 +25,7 @@ from processes import (
     wait_for_rest,
     wait_until,
 )
+from terminal import Terminal
 
 from stethos.record.place import RunPlace, start_ticks
 from stethos.store.run import Run, open_run
@@ -195,50 +191,27 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         "sys.stdin.readline()\n"
         "print('end after', count, flush=True)\n"
     )
-    leader, follower = pty.openpty()
-    modes = termios.tcgetattr(follower)
-    modes[3] |= termios.NOFLSH  # else the terminal throws away what is shown while it sends the signal
-    termios.tcsetattr(follower, termios.TCSANOW, modes)
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    shown = _read_until(leader, b"", b"ready")
-    for turn in (1, 2):
-        os.write(leader, b"\x03")
-        shown = _read_until(leader, shown, b"interrupted %d" % turn)
-    os.write(leader, b"\n")
-    shown = _read_until(leader, shown, b"end after 2")
-    assert launcher.wait(DEADLINE_S) == 0
-    os.close(leader)
-    assert shown.count(b"interrupted") == 2 and b"Traceback" not in shown
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        for turn in (1, 2):
+            terminal.send("\x03")
+            terminal.expect(f"interrupted {turn}")
+        terminal.send("\n")
+        terminal.expect("end after 2")
+        assert terminal.wait() == 0
+    assert terminal.text.count("interrupted") == 2 and "Traceback" not in terminal.text
     assert only_process(only_run(here))["state"] == "ended"
 
 
 def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path) -> None:
     name = script("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\n")
-    leader, follower = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    _read_until(leader, b"", b"ready")
-    os.write(leader, b"\x03")
-    assert launcher.wait(DEADLINE_S) == -signal.SIGINT
-    os.close(leader)
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        terminal.send("\x03")
+        assert terminal.wait() == -signal.SIGINT
     process = only_process(only_run(here))
     assert (process["state"], process["ending"]) == ("killed", "killed by SIGINT")
     assert process["traceback"].endswith("KeyboardInterrupt\n")
-
-
-def _read_until(descriptor: int, shown: bytes, what: bytes) -> bytes:
-    """Read on until something has been shown."""
-    while what not in shown:
-        assert select.select([descriptor], [], [], DEADLINE_S)[0], shown
-        shown += os.read(descriptor, 1024)
-    return shown
 
 
 def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(here: Path) -> None:

@@ -581,8 +581,10 @@ def test_a_hundred_thousand_names_are_bounded(record: Record) -> None:
     assert recording.rows("SELECT min(value) FROM metrics WHERE name = '(more names)'") == [(MOST_NAMES,)]
 
 
-def test_without_a_recording_nothing_happens() -> None:
+def test_without_a_recording_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     stethos.log(x=1, y="no number")
+    assert boot.current() is None and list(tmp_path.iterdir()) == []
 
 
 def test_before_and_after_a_recording_nothing_is_recorded(record: Record) -> None:

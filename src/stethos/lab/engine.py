@@ -137,7 +137,7 @@ def _broken() -> StethosError:
     )
 
 
-_worker: Callable[[Turn], Trained] | None = None
+_worker: Callable[[Turn], Trained] | None = None  # one per process of a pool: its initializer has nowhere else to leave it
 
 
 def _start_worker(packed: bytes) -> None:

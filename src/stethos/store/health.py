@@ -34,7 +34,6 @@ _UNUSED = {
     LOGS.name: "the program said nothing through Python's logging",
     SPANS.name: "the program marked no stethos.span",
     GAPS.name: "nothing is known to be missing",
-    HOST.name: "no sample yet: one is taken each second",
     COLLECTIVES.name: "the program called no collective of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
     GPU.name: "no training process uses an NVIDIA GPU here",
@@ -139,13 +138,11 @@ def examine(run: Run, *, verify: bool = False) -> Health:
 
 
 def _why_empty(table: Table, processes: list[Row], state: str) -> str:
-    why = _why_empty_so_far(table, processes)
-    return why if state == "running" else why.replace(" yet", "")
-
-
-def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
+    so_far = " yet" if state == "running" else ""
     if not processes:
-        return "no process has recorded anything yet: none trained, or none is a Python program"
+        return f"no process has recorded anything{so_far}: none trained, or none is a Python program"
+    if table is HOST:
+        return f"no sample{so_far}: one is taken each second"
     if table.name in _UNUSED:
         return _UNUSED[table.name]
     if all(process["torch"] is None for process in processes):
@@ -155,8 +152,8 @@ def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
     if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
     if table in (LAYERS, MODULES, MEMORY):
-        return "no step was sampled within the overhead budget yet"
-    return "the step rows have not been collected yet" if table is STEPS else "no rows yet"
+        return f"no step was sampled within the overhead budget{so_far}"
+    return f"the step rows have not been collected{so_far}" if table is STEPS else f"no rows{so_far}"
 
 
 def _gaps(run: Run) -> tuple[Gap, ...]:
