@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from processes import finish, start, start_command
 from recording import Recording
 
 import stethos
+from stethos.observe import boot
 from stethos.record.layout import MOST_NAMES
 
 Record = Callable[..., Recording]

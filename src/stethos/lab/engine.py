@@ -137,7 +137,8 @@ def _broken() -> StethosError:
     )
 
 
-_worker: Callable[[Turn], Trained] | None = None  # one per process of a pool: its initializer has nowhere else to leave it
+# The trainer of this process of a pool: its initializer has nowhere else to leave it.
+_worker: Callable[[Turn], Trained] | None = None
 
 
 def _start_worker(packed: bytes) -> None:
