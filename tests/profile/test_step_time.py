@@ -57,6 +57,13 @@ def test_parts_add_up_and_what_is_missing_is_none() -> None:
     assert np.isnan(one.share("data")) and one.share("forward", "backward") == pytest.approx(0.8)
 
 
+def test_processes_together_count_by_their_steps_and_what_one_did_not_measure_is_in_the_rest() -> None:
+    one, two = steps_of(ranks=2, data_ms=lambda rank, step: 5.0 if rank else None)
+    whole = together([replace(one, steps=30), replace(two, steps=10, mean_ms=140.0)])
+    assert whole is not None and (whole.steps, whole.mean_ms) == (40, pytest.approx(110.0))
+    assert whole.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 25.0}
+
+
 def test_steps_of_a_stepped_clock_are_left_out() -> None:
     (one,) = steps_of(step_ms=lambda rank, step: -4e6 if step == 50 else float("inf") if step == 60 else 100.0)
     assert (one.steps, one.mean_ms) == (193, 100.0)
