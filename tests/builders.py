@@ -130,15 +130,17 @@ class ProcessBuilder:
             self.ring.put_frame(TABLE_NAME, 0, b"", (text.encode("utf-8", "surrogatepass"),), step=self._names[text])
         return self._names[text]
 
-    def steps(self, count: int, *, losses: Sequence[float] | None = None, spent_ns: int = 1000) -> None:
-        """That many optimizer steps, 10 ms each."""
+    def steps(
+        self, count: int, *, losses: Sequence[float] | None = None, spent_ns: int = 1000, step_ns: float = 10.0
+    ) -> None:
+        """That many optimizer steps, one each 10 ms; the times of their parts are a few ns."""
         pack, model = SLOT_PACKERS[STEPS.number].pack_into, self.name_id("Net")
         for index in range(count):
             step = self._steps
             loss = losses[index] if losses is not None else 1.0 / (step + 1)
             t_ns = T0_NS + (step + 1) * 10 * MS_NS
             self.ring.put(pack, STEPS.number, 0, NULL_I32, NULL_I32, 1, step, t_ns, step, model, loss, 0.1, NULL_F64,
-                          10.0, 1.0, 4.0, 4.0, 1.0, 32, 1, 0, 4096, 8192)  # fmt: skip
+                          step_ns, 1.0, 4.0, 4.0, 1.0, 32, 1, 0, 4096, 8192)  # fmt: skip
             self._steps += 1
             self.ring.set_word(Word.STEPS, self._steps)
             self.ring.set_word(Word.LAST_STEP_NS, t_ns)

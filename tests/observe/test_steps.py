@@ -644,7 +644,6 @@ def test_a_thread_new_to_an_old_optimizer_has_no_duration_for_its_first_step(rec
         thread.start()
         thread.join()
     assert recording.column("SELECT step_ms IS NULL FROM steps ORDER BY step") == [True, False] * 3
-    assert recording.rows("SELECT max(step_ms) < 60000 FROM steps") == [(True,)]
 
 
 def test_memory_is_that_of_parameters_gradients_and_state(record: Record) -> None:

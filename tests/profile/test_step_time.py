@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -38,8 +39,11 @@ def steps_of(count: int = 200, ranks: int = 1, **more: object) -> list[StepTime]
 def test_the_engine_and_plain_sums_agree(run: RunBuilder) -> None:
     process = run.process()
     process.steps(50)
+    for step_ns in (-4e6, math.inf, math.nan):  # a clock that was set, or ran away
+        process.steps(1, step_ns=step_ns)
     process.finish()
     with open_run(run.path) as opened:
+        assert opened.rows("SELECT count(*) FROM steps").values == [(53,)]
         by_engine = read_step_times(opened)
         by_hand = step_times(select(opened, f"SELECT {', '.join(sorted(STEP_COLUMNS))} FROM steps"))
     (one,), (two,) = by_engine, by_hand
