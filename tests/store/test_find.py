@@ -42,6 +42,13 @@ def test_without_a_live_run_the_newest_is_taken(runs_dir: Path) -> None:
     assert [place.name for place in list_runs(runs_dir)] == ["a", "c", "b"]
 
 
+def test_a_launcher_that_has_ended_keeps_no_run_alive(run: RunBuilder) -> None:
+    run.launcher(dead_pid(), None)
+    assert is_live(run.place)
+    run.launcher(dead_pid(), 0)  # its pid is that of this process: as good as taken by somebody else
+    assert not is_live(run.place)
+
+
 def test_a_pid_is_found_among_the_runs(run: RunBuilder) -> None:
     process = run.process(is_alive=False)
     assert find_run(str(process.pid)).path == run.path

@@ -66,7 +66,7 @@ def _newest(runs_dir: Path, *, with_registry: bool) -> RunPlace:
     elsewhere: list[RunPlace] = []
     if with_registry:
         known = {run.path.resolve() for run in runs}
-        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known and is_live(run)]
+        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known]
     for run in _newest_first([*runs, *elsewhere]):
         if is_live(run):
             return run
