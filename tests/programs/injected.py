@@ -34,7 +34,7 @@ from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
 BESIDE = ("stethos.record.ring", "stethos.record.slots", "stethos.record.spawn", "stethos.record.place",
-          "stethos.record.provenance", "stethos.redact")  # fmt: skip
+          "stethos.record.provenance", "stethos.record.whole_file", "stethos.redact")  # fmt: skip
 
 
 class Net(nn.Module):

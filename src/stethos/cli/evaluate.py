@@ -181,6 +181,7 @@ def _code_of(arguments: argparse.Namespace) -> str:
 
 
 def seconds(text: str) -> float:
+    """A time limit given on the command line."""
     value = float(text)
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError("a time is more than 0 and at most 3600 seconds")

@@ -20,6 +20,7 @@ import os
 import re
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def readable_name() -> str:
 
 
 def check_name(name: str) -> str:
+    """The name, if a run can be called so; else UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"not a usable run name: {name!r}",
@@ -135,6 +137,15 @@ def is_alive(pid: int, ticks: int | None) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def is_at_work(facts: Mapping[str, Any]) -> bool:
+    """Whether the process whose facts a launcher, or it itself, wrote down goes on, on this machine."""
+    return (
+        facts.get("host_key") == host_key()
+        and "ended_ns" not in facts
+        and is_alive(int(facts.get("pid", 0)), facts.get("start_ticks"))
+    )
 
 
 def is_network_file_system(path: Path) -> bool:

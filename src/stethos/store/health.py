@@ -76,6 +76,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """Something that was not recorded, why, and how often."""
+
     what: str
     reason: str
     count: int
@@ -83,6 +85,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Health:
+    """What `stethos doctor` says about a run."""
+
     run: str
     path: str
     state: str
