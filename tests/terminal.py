@@ -30,11 +30,10 @@ class Terminal:
         modes[3] |= termios.NOFLSH  # else the terminal throws away what is shown while it sends a signal
         termios.tcsetattr(self._follower, termios.TCSANOW, modes)
         self.modes_before = self.modes()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stethos.cli.main", *map(str, words)],
+        self.process = subprocess.Popen(  # `setsid` makes it the terminal of a new session, then becomes the program
+            ["setsid", "--ctty", sys.executable, "-m", "stethos.cli.main", *map(str, words)],
             stdin=self._follower, stdout=self._follower, stderr=self._follower,
             env=environment(**{"TERM": "xterm-256color", **variables}),
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         self._drawn = b""
         self._seen = 0

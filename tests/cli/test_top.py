@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -144,6 +143,6 @@ def test_it_ends_when_the_run_is_deleted_and_with_ctrl_c(growing: RunBuilder, tm
         assert shown.wait() == 0
         shown.expect("has been deleted")
         other.expect("steps 20")
-        other.process.send_signal(signal.SIGINT)
+        other.send("\x03")
         assert other.wait() == 0 and "Traceback" not in other.text
         assert other.modes()[:4] == other.modes_before[:4]
