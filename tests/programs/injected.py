@@ -76,7 +76,7 @@ def train(*, is_forking: bool = True) -> str:
             scaler.step(optimizer)
             scaler.update()
         stethos.log(index=index, text="no number")
-        logger.warning("batch %d", index, extra={"index": index, "odd": {1}})
+        logger.warning("batch %d, token=%d", index, index, extra={"index": index, "odd": {1}})
     with contextlib.suppress(ValueError), stethos.span("fails"):
         raise ValueError("as it should")
     for batch in DataLoader(samples, batch_size=16, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows])}):
