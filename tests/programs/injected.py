@@ -76,7 +76,7 @@ def train(*, is_forking: bool = True) -> str:
             scaler.step(optimizer)
             scaler.update()
         stethos.log(index=index, text="no number")
-        logger.warning("batch %d, token=%d", index, index, extra={"index": index, "odd": {1}})
+        logger.warning("batch %d", index, extra={"index": index, "odd": {1}})
     with contextlib.suppress(ValueError), stethos.span("fails"):
         raise ValueError("as it should")
     for batch in DataLoader(samples, batch_size=16, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows])}):
@@ -164,6 +164,7 @@ def undrained(path: Path) -> Iterator[None]:
 def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    sys.orig_argv.append("--token=secret")  # so that something of the command is masked
     stepwatch.KEEP_HOUSE_NS = 0
     os.fsync = lambda _: None  # type: ignore[assignment]  # nothing here has to outlast the machine
     begin_ticking()  # else it would depend on the machine which samples are taken, and so what is reached
