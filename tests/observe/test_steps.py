@@ -663,7 +663,9 @@ def test_two_loaders_side_by_side_count_the_one_asked_last(record: Record) -> No
     recording = record()
     model = Net()
     optimizer = sgd(model)
-    for (x, y), (more, _) in zip(DataLoader(samples(12), batch_size=4), DataLoader(samples(30), batch_size=10)):
+    for (x, y), (more, _) in zip(
+        DataLoader(samples(12), batch_size=4), DataLoader(samples(30), batch_size=10), strict=True
+    ):
         (cross_entropy(model(x), y) + model(more).square().mean()).backward()
         optimizer.step()
     assert recording.column("SELECT samples FROM steps ORDER BY step") == [10, 10, 10]

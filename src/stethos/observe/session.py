@@ -173,6 +173,7 @@ class Session(SessionFields):
             "callbacks": described(),
             "started_ns": time.time_ns(),
             **({"scratch": str(scratch)} if scratch else {}),
+            **({"daemon_of": os.getppid()} if _is_daemon() else {}),
         }
         try:
             create_ring_file(path)
@@ -363,6 +364,12 @@ class Session(SessionFields):
             self.guard.run("fork", ring.release)
         for action in self.on_fork:
             self.guard.run("fork", action)
+
+
+def _is_daemon() -> bool:
+    """Whether this process is a daemon of `multiprocessing`, such as a pool's: its parent stops it by a signal."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None and bool(process.current_process().daemon)
 
 
 def _number_in(value: Any) -> float:
