@@ -9,6 +9,7 @@ import pytest
 from examining import cases, found, of_turns
 
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.window import Window
 
 # Stragglers ------------------------------------------------------------------------------------------
 
@@ -132,6 +133,15 @@ def test_a_process_that_hung_before_it_was_killed_is_told() -> None:
     (one,) = found("SYS012", cases.stalled(state="killed"))
     assert "when it was killed" in one.title
     assert not found("SYS012", cases.stalled(state="ended"))
+
+
+def test_memory_that_grows_before_the_first_step_is_packages_and_data() -> None:
+    """Long imports, then a short training: the second half of all samples is still on its way up."""
+    rss = np.concatenate([np.linspace(1e8, 3e9, 110), np.full(10, 3e9)])
+    window = cases.host(rss)
+    assert found("SYS009", window)
+    steps = window.frame("steps").where(window.frame("steps")["step"] >= 110)
+    assert not found("SYS009", Window({"host": window.frame("host"), "steps": steps}))
 
 
 def test_a_process_that_somebody_stopped_is_no_warning() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import RunBuilder
+from builders import T0_NS, RunBuilder
 from made import columns
 
 from stethos.profile.bottleneck import (
@@ -18,7 +18,7 @@ from stethos.profile.bottleneck import (
     own_code_bottleneck,
 )
 from stethos.profile.column import select
-from stethos.profile.memory_use import Growth, Kept, growth_of
+from stethos.profile.memory_use import Growth, Kept, growth_of, read_growth
 from stethos.profile.module_time import module_times
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.store.run import open_run
@@ -160,6 +160,18 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert backwards is not None and backwards.bytes_per_s > 0
     paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
     assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
+
+
+@pytest.mark.parametrize(("steps", "grows"), [(0, True), (200, False)])
+def test_what_is_loaded_before_the_first_step_is_no_leak(run: RunBuilder, steps: int, grows: bool) -> None:
+    """A process that never steps, a federation's server, is judged by all of its time."""
+    process = run.process()
+    process.steps(steps)
+    for second, rss in enumerate([*np.linspace(1e8, 5e8, 66), *[5e8] * 4]):
+        process.collector.add_sample(T0_NS + (second - 66) * 10**9, {"rss_bytes": float(rss)})
+    process.finish()
+    with open_run(run.path) as opened:
+        assert (read_growth(opened, "p0") is not None) == grows
 
 
 def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:

@@ -48,7 +48,9 @@ WITH at_once AS (
 SELECT median(greatest(0, used - own / cores)) AS others_share FROM at_once WHERE own > 0 AND cores > 0"""
 _RSS_SQL = """\
 SELECT t_ns, rss_bytes, machine_free_bytes FROM host
-WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"""
+WHERE process = {process} AND rss_bytes IS NOT NULL
+  AND t_ns >= coalesce((SELECT min(t_ns) FROM steps WHERE process = {process}), 0)
+ORDER BY t_ns"""
 _STRETCHES = 10
 _FEWEST_SAMPLES = 20  # of the resident memory: with fewer nothing is said
 _GROWN_SHARE = 0.1  # of the memory held when the second half begins
@@ -68,7 +70,8 @@ class ClassMemory:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory that keeps growing: over the second half of what was sampled.
+    """Memory that keeps growing: over the second half of what was sampled since the first step, as imports and data
+    are loaded before it.
 
     `free_bytes` is what the machine had left at the end; None where that was not recorded.
     """
