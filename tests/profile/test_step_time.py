@@ -20,6 +20,7 @@ from stethos.profile.bottleneck import (
 from stethos.profile.column import select
 from stethos.profile.memory_use import Growth, Kept, growth_of, read_growth
 from stethos.profile.module_time import module_times
+from stethos.profile.report import profile_of
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.store.run import open_run
 
@@ -147,6 +148,26 @@ def test_modules_of_several_models_are_told_apart() -> None:
     ]  # fmt: skip
     found = {one.module: (one.forward_ms, one.samples) for one in module_times(rows, {"Judge", "Maker"})}
     assert found == {"Judge.0": (8.0, 4), "Maker.0": (4.0, 4), "Judge": (3.0, 4), "Maker": (1.0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "modules", "said"),
+    [
+        (2, ["a", "b"], ""),
+        (3, ["a", "b"], ", most of that in module b"),
+        (3, ["a", "b", "c", "x" * 90], f", 36% of that in module …{'x' * 47}"),
+    ],
+)
+def test_a_module_is_only_said_to_take_most_where_it_does(
+    run: RunBuilder, steps: int, modules: list[str], said: str
+) -> None:
+    process = run.process()
+    process.steps(20)
+    for step in range(steps):
+        process.modules(modules, step=step)
+    process.finish()
+    with open_run(run.path) as opened:
+        assert profile_of(opened).verdict == f"no bottleneck: 80% of a step are forward and backward{said}"
 
 
 def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -> None:

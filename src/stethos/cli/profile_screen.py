@@ -116,9 +116,10 @@ def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) ->
 def _modules(found: Profile, width: int) -> Iterator[Line]:
     if not found.modules:
         return
-    shown = [f"{clean(one.module)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
+    shown = [f"{clean(one.short_name)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
     if shown:
-        yield from _entry("slowest", ", ".join(shown) + " of forward and backward", width)
+        sampled = plural_text(max(one.samples for one in found.modules), "sampled step")
+        yield from _entry("slowest", f"{', '.join(shown)} of forward and backward in {sampled}", width)
 
 
 def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:

@@ -126,10 +126,9 @@ class Pair:
             is_known = any(word not in ("too little to tell", "not judged") for _, word in words)
             called = ["no difference shown" if is_known else "too little was recorded to compare"]
         chance = [f"{one.name} {ratio_words(one.change.value)}" for one, word in words if word == "chance"]
-        found = (
-            "; more was found in the second" if self.new_findings and not any(w in _CALLED for _, w in words) else ""
-        )
-        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "") + found
+        is_all = bool(self.new_findings) and not any(word in _CALLED for _, word in words)
+        more = "; more was found in the second" if is_all else ""
+        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "") + more
 
     def word_of(self, one: Quantity) -> Word:
         """The word for a quantity: where nothing but the seed differs, what differs does so by chance."""
