@@ -145,6 +145,36 @@ def test_an_error_in_a_cell_of_a_notebook_is_not_the_end_of_the_process(here: Pa
     assert (process["state"], process["ending"], process["traceback"]) == ("ended", "ended", None)
 
 
+SPAWNED = """
+import multiprocessing, sys, stethos
+def work(number):
+    stethos.log(number=number)
+    try:
+        if number == 1:
+            raise ValueError("bad batch")
+    except ValueError:
+        sys.exit(1)
+    sys.exit(number)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    for number in range(3):
+        worker = context.Process(target=work, args=(number,))
+        worker.start()
+        worker.join()
+"""
+
+
+def test_a_child_that_leaves_with_a_status_has_failed(here: Path) -> None:
+    """`torch.multiprocessing.spawn` catches what a rank raises, and leaves with 1."""
+    assert command("run", script(SPAWNED)).returncode == 0
+    _, *workers = sorted(only_run(here).processes(), key=lambda row: row["started_ns"])
+    assert [(worker["state"], worker["ending"]) for worker in workers] == [
+        ("ended", "ended"),
+        ("failed", "uncaught ValueError: bad batch"),
+        ("failed", "uncaught SystemExit: 2"),
+    ]
+
+
 STOPPED = """
 import multiprocessing, signal, sys, stethos
 def work(is_done):

@@ -22,6 +22,7 @@ from stethos.profile.memory_use import Growth, Kept, growth_of, read_growth
 from stethos.profile.module_time import module_times
 from stethos.profile.report import profile_of
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
+from stethos.profile.traffic import read_own_layers
 from stethos.store.run import open_run
 
 
@@ -181,6 +182,19 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert backwards is not None and backwards.bytes_per_s > 0
     paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
     assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
+
+
+def test_without_a_federation_the_layers_are_those_of_the_model(run: RunBuilder) -> None:
+    process = run.process()
+    process.layers(["a", "b"], "weight", norm=1.0)
+    process.layers(["a", "b"], "weight", step=5, norm=2.0)
+    process.layers(["a", "b"], "gradient", step=5, norm=9.0)
+    process.finish()
+    with open_run(run.path) as opened:
+        assert [(one.layer, one.size, one.share, one.norm) for one in read_own_layers(opened)] == [
+            ("a", 64, 0.5, 2.0),
+            ("b", 64, 0.5, 2.0),
+        ]
 
 
 @pytest.mark.parametrize(("steps", "grows"), [(0, True), (200, False)])

@@ -136,11 +136,11 @@ def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
         yield from _entry("processor", ", ".join(processor), width)
     parts = []
     for one in memory.classes:
-        if one.bytes is not None:
+        if one.bytes or one.peak_bytes:
             growth = one.growth_bytes or 0
             grown = f" (+{bytes_text(growth)})" if growth > 0 else ""
-            parts.append(f"{one.name} {bytes_text(one.bytes)}{grown}")
-    if memory.classes:
+            parts.append(f"{one.name} {bytes_text(one.bytes or 0)}{grown}")
+    if parts:
         yield from _entry("memory", ", ".join(parts), width)
     totals = []
     if memory.allocated_bytes is not None and not memory.classes:

@@ -340,9 +340,14 @@ class Session(SessionFields):
             util.Finalize(None, self._end_of_child, exitpriority=-100)
 
     def _end_of_child(self) -> None:
-        """A child of `multiprocessing` ends; an exception on its way out does not come to `sys.excepthook`."""
+        """A child of `multiprocessing` ends; an exception on its way out does not come to `sys.excepthook`.
+
+        `torch.multiprocessing.spawn` catches it, hands it to the parent, and leaves with `sys.exit(1)`.
+        """
         error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, SystemExit):
+        if isinstance(error, SystemExit):
+            error = (error.__context__ or error) if error.code else None
+        if error is not None:
             text = "".join(traceback.format_exception(error, limit=-50))
             self.note_failure(f"{type(error).__name__}: {error}", text)
         self.end()
