@@ -35,7 +35,8 @@ def statements(by: str | None) -> dict[str, str]:
         "rounds": report.ROUND_SQL, "round without an end": report.OPEN_SQL, "turns": report.TURN_SQL,
         "steps": step_time.STEP_SQL, "forward inside the model": step_time.INSIDE_SQL,
         "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL,
-        "memory by class": memory_use.CLASS_SQL, "processes": memory_use.HOST_SQL,
+        "memory by class": memory_use.CLASS_SQL, "peak on a CPU": memory_use.CPU_PEAK_SQL,
+        "processes": memory_use.HOST_SQL,
         "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip
     return whole if by is None else every[by]

@@ -31,6 +31,13 @@ FROM memory WHERE line IS NOT NULL AND allocated_bytes > 0
 GROUP BY process, line ORDER BY step_bytes DESC"""
 STEP_MEMORY_SQL = """\
 SELECT max(allocated_bytes) AS allocated_bytes, max(peak_bytes) AS peak_bytes FROM steps"""
+# On a CPU no allocator knows the peak: at least what is there throughout, and the most of activations beside it.
+CPU_PEAK_SQL = """\
+WITH own AS (
+    SELECT process, "class", max(CASE "class" WHEN 'activation' THEN peak_bytes ELSE bytes END) AS bytes
+    FROM memory WHERE device = 'cpu' AND "class" IN ('model', 'optimizer', 'buffer', 'activation') GROUP BY ALL),
+whole AS (SELECT process, sum(bytes)::BIGINT AS bytes FROM own GROUP BY process)
+SELECT max(bytes) AS peak_bytes FROM whole"""
 HOST_SQL = """\
 SELECT process, count(*) AS samples, avg(cpu_share) AS cpu_share, max(rss_bytes) AS rss_bytes,
        avg(machine_cpu_share) AS machine_cpu_share, min(machine_free_bytes) AS free_bytes
@@ -124,7 +131,8 @@ class MemoryUse:
 
 def read_memory_use(run: Run) -> MemoryUse:
     """Memory and processors of a whole run."""
-    steps = records(run, STEP_MEMORY_SQL)[0]
+    steps, least = records(run, STEP_MEMORY_SQL)[0], records(run, CPU_PEAK_SQL)[0]["peak_bytes"]
+    peaks = [peak for peak in (steps["peak_bytes"], least) if peak is not None]
     host = records(run, HOST_SQL)
     weights = sum(row["samples"] for row in host if row["cpu_share"] is not None)
     cpu = sum(row["cpu_share"] * row["samples"] for row in host if row["cpu_share"] is not None)
@@ -134,7 +142,7 @@ def read_memory_use(run: Run) -> MemoryUse:
     return MemoryUse(
         tuple(_classes(run)),
         steps["allocated_bytes"],
-        steps["peak_bytes"],
+        max(peaks, default=None),
         max((row["rss_bytes"] for row in host if row["rss_bytes"] is not None), default=None),
         cpu / weights if weights else None,
         sum(machine) / len(machine) if machine else None,
