@@ -54,13 +54,15 @@ WITH turns AS (
     WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer') AND nan + inf > 0
     GROUP BY federation, round
 )
-SELECT federation, round, 'ended' AS state, t_ns, duration_ms, wait_ms, coalesce(selected, clients) AS selected,
+SELECT done.federation, done.round, CASE WHEN is_last THEN 'ended' ELSE 'repeated' END AS state,
+       t_ns, duration_ms, wait_ms, coalesce(selected, clients) AS selected,
        coalesce(ok, reported) AS ok, failed, loss, accuracy, client_loss, drift, global_nan, global_inf,
        slowest, slowest_ms, clients AS heard, failures, nan_clients, NULL AS at_work, NULL AS not_heard_of
-FROM (SELECT * FROM rounds WHERE {where})
-LEFT JOIN turns USING (federation, round)
-LEFT JOIN odd USING (federation, round)
-ORDER BY federation, round, t_ns"""
+FROM (SELECT *, row_number() OVER (PARTITION BY federation, round ORDER BY t_ns DESC) = 1 AS is_last
+      FROM rounds WHERE {where}) AS done
+LEFT JOIN turns ON is_last AND done.federation = turns.federation AND done.round = turns.round
+LEFT JOIN odd ON is_last AND done.federation = odd.federation AND done.round = odd.round
+ORDER BY done.federation, done.round, t_ns"""
 
 # Clients of which something was heard in rounds that have not ended. A turn's span is written when it is over.
 OPEN_SQL = r"""WITH ended AS (SELECT round, t_ns FROM rounds ORDER BY t_ns DESC LIMIT 1)
@@ -274,6 +276,8 @@ def _troubles(row: Record) -> list[str]:
     """What went wrong; of a round without an end first who is missing."""
     if row["state"] == "ended":
         return wrongs_of(row)
+    if row["state"] == "repeated":
+        return ["was repeated, see below"]
     found = ["running" if row["state"] == "running" else f"{ODD} never ended"]
     if row["at_work"]:
         found.append(f"at work: {names_text(row['at_work'])}")

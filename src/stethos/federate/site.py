@@ -58,7 +58,7 @@ class Site:
     """
 
     def __init__(
-        self, invitation: Invitation, *, side: Literal["server", "client"], turn: int = 0,
+        self, invitation: Invitation, *, side: Literal["server", "client"],
         on_update: Callable[[Update], None] | None = None, on_end: Callable[[Site], None] | None = None,
         on_start: Callable[[Site], None] | None = None, wants_traces: bool = False,
     ) -> None:  # fmt: skip
@@ -67,7 +67,6 @@ class Site:
         self.facts: dict[str, Any] = {"status": "ok"}
         self.arrived_ns: int | None = None
         self._side = side
-        self._turn = turn
         self._on_update = on_update
         self._on_end = on_end
         self._on_start = on_start
@@ -232,8 +231,9 @@ class Site:
 
     def _write(self, session: Session) -> None:
         t_ns = (self._start_ns or time.monotonic_ns()) + session.offset_ns
-        values = {**self.facts, "federation": self.invitation.federation, "turn": self._turn, "side": self._side}
-        put_row(session, CLIENT_REPORTS, values, client=self.client, round=self.invitation.round, t_ns=t_ns)
+        mine = self.invitation
+        values = {**self.facts, "federation": mine.federation, "turn": mine.turn, "side": self._side}
+        put_row(session, CLIENT_REPORTS, values, client=self.client, round=mine.round, t_ns=t_ns)
 
     def report(self) -> dict[str, float | str]:
         """What is known of the turn, to be sent back to the server with the reply."""
