@@ -409,6 +409,20 @@ def test_several_federations_of_a_run_are_kept_apart(recorded: Path, show: Shown
     assert show(path, "compare-clients", "c0", "c1", "--federation", "blobs").startswith("c0 and c1")
 
 
+def test_a_client_of_two_federations_is_compared_in_each(recorded: Path, show: Shown) -> None:
+    path = recorded / "two"
+    shown = show(path, "diagnose", "--client", "c0", status=0)
+    heads = [line.partition(":")[0] for line in shown.splitlines() if line.startswith("client c0")]
+    assert heads == [f"client c0 of federation {name} in run two" for name in ("blobs", "more blobs")]
+    assert "of 6" not in shown and shown.count("of 3") >= 8
+    found = json.loads(show(path, "diagnose", "--client", "c0", "--json"))
+    assert found["turns"] == {"ok": 4} and found["federations"] == {"blobs": {"ok": 2}, "more blobs": {"ok": 2}}
+    assert {one["of"] for one in found["measures"]} == {3} and {one["federation"] for one in found["measures"]} == {
+        "blobs", "more blobs"
+    }  # fmt: skip
+    assert all(len(one["course"]) == 2 for one in found["measures"])
+
+
 def test_output_that_cannot_draw_gets_question_marks(faulty: Path) -> None:
     command = [sys.executable, "-m", "stethos.cli.main", "rounds", "-t", str(faulty)]
     result = subprocess.run(

@@ -139,6 +139,8 @@ def _notes_on_parts(first: Measures, second: Measures) -> Iterator[str]:
     if not _has_several(first, second):
         return
     what, shared = "federations" if first.unit == "round" else "trainings", _shared_parts(first, second)
+    if first.unit == second.unit == "step" and len(shared) > 1:
+        yield "of models that are trained against each other, as in a GAN, a lower loss is not the better one"
     if len(shared) > _MOST_PARTS:
         yield f"{len(shared)} {what} are in both: the first {_MOST_PARTS} are compared"
     for run, other in ((first, second), (second, first)):
