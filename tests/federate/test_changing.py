@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from processes import DEADLINE_S
 from recording import Recording
 from torch import nn
 
@@ -83,6 +86,40 @@ def test_a_client_of_another_architecture_is_still_refused(record: Record) -> No
             with rnd.client(client) as site:
                 site.update(moved(grown.state(), client, 1))
         assert [one.client for one in rnd.updates] == list(CLIENTS[1:])
+
+
+# Clients that train in a pool of processes --------------------------------------------------------------
+
+
+def learn(steps: int, *, fails: bool = False) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward()
+        optimizer.step()
+    if fails:
+        raise ValueError("try again")
+
+
+def test_what_steps_in_a_pool_tell_of_a_turn_is_part_of_it(record: Record) -> None:
+    recording = record()
+    context = multiprocessing.get_context("fork")
+    with (
+        stethos.federation("pooled", progress=False) as fed,
+        concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool,
+    ):
+        for rnd in fed.rounds(2):
+            with rnd.client("a"):
+                with pytest.raises(ValueError, match="try again"):
+                    pool.submit(learn, 2, fails=True).result(DEADLINE_S)
+                pool.submit(learn, 5).result(DEADLINE_S)
+            with rnd.client("b"):
+                pool.submit(len, "no steps").result(DEADLINE_S)
+    rows = recording.rows("SELECT round, client, status, error, steps, entry_loss > 0 FROM client_rounds ORDER BY ALL")
+    assert rows == [
+        row for number in (1, 2) for row in ((number, "a", "ok", None, 5, True), (number, "b", "ok", None, None, None))
+    ]
 
 
 # Several federations in a run ------------------------------------------------------------------------
