@@ -474,6 +474,27 @@ def test_of_a_round_that_another_server_repeated_the_last_time_counts(tmp_path: 
     assert shown.startswith("wards: 4 rounds") and shown.count("was repeated") == 2 and "✗" not in shown
 
 
+@pytest.mark.parametrize(("server", "client", "told"), [
+    ("dropped", "failed", "failed"), ("timeout", "failed", "failed"), ("ok", "failed", "ok"),
+    ("dropped", "ok", "dropped"), (None, "failed", "failed"), ("failed", None, "failed"),
+])  # fmt: skip
+def test_a_client_that_says_how_it_failed_has_failed(
+    tmp_path: Path, server: str | None, client: str | None, told: str
+) -> None:
+    """Whatever its server takes it for, unless that has its update."""
+    with RunBuilder(tmp_path / "one") as run:
+        process = run.process(is_alive=False)
+        for side, status in {"server": server, "client": client}.items():
+            if status is not None:
+                trace = "Traceback" if side == "client" and status == "failed" else ""
+                put_row(process, CLIENT_REPORTS, T0_NS, client="a", round=1, side=side, federation="f", turn=0,
+                        status=status, traceback=trace)  # fmt: skip
+        process.drain()
+        process.finish()
+    with open_run(tmp_path / "one") as one:
+        assert one.rows("SELECT status FROM client_rounds").values == [(told,)]
+
+
 def test_a_client_of_two_federations_is_compared_in_each(recorded: Path, show: Shown) -> None:
     path = recorded / "two"
     shown = show(path, "diagnose", "--client", "c0", status=0)

@@ -34,6 +34,11 @@ def _client_rounds_sql() -> str:
         elif name == "error":  # the one that the traceback belongs to, if there is one
             with_traceback = "traceback IS NOT NULL"
             parts.append(_first_known(name, f"side = 'client' AND {with_traceback}", with_traceback, "side = 'server'"))
+        elif name == "status":  # a server may hear of a failure as of a client that is gone
+            by_server, by_client = (f"any_value(status) FILTER (side = '{side}')" for side in ("server", "client"))
+            has_failed = "bool_or(side = 'client' AND status = 'failed' AND traceback IS NOT NULL)"
+            is_told = f"coalesce({by_server}, {by_client}) <> 'ok' AND {has_failed}"
+            parts.append(f"CASE WHEN {is_told} THEN 'failed' ELSE coalesce({by_server}, {by_client}) END AS status")
         elif name == "traceback":
             parts.append(_first_known(name, "side = 'client'"))
         elif name in reported:
