@@ -16,8 +16,9 @@ from stethos.federate.captured import RoundCapture
 from stethos.federate.invitation import Invitation
 from stethos.federate.reading import Reading, matrix_in
 from stethos.federate.row import put_row
-from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
+from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, number_in, timed
 from stethos.federate.structure import State
+from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.context import TURN
 from stethos.observe.spans import Span, traceparent
@@ -283,15 +284,19 @@ class Round:
         """
         self._capture.server_state(state)
 
-    def evaluate(self, **numbers: float) -> None:
-        """Numbers of the new global model: `loss`, `accuracy`, and any other."""
+    def evaluate(self, **numbers: float | None) -> None:
+        """Numbers of the new global model: `loss`, `accuracy`, and any other; None is a number that was not found."""
+        session = self._federation.session
         for name, value in numbers.items():
-            number = float(value.item() if hasattr(value, "item") else value)
+            number = attempt(number_in, value) if value is not None else None
+            if number is None:
+                if value is not None and session is not None:
+                    session.note_gap("rounds", f"the evaluation's {name} is no number: {type(value).__name__}")
+                continue
             if name in ("loss", "accuracy"):
                 self._facts[name] = number
             else:
                 self._evaluation[name] = number
-            session = self._federation.session
             if session is not None:
                 session.guard.run("metrics", session.put_metric, name, number)
 

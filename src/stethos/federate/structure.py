@@ -68,6 +68,8 @@ class Structure:
 
         Buffers may be missing: many programs send the parameters alone.
         """
+        if hasattr(state, "state_dict"):
+            raise UpdateMismatchError(f"client {client!r} sent a {type(state).__name__}", hint="send its state_dict()")
         named = state if isinstance(state, Mapping) else self._named(state, client)
         values: list[Any] = []
         for layer in self.layers:
