@@ -18,7 +18,7 @@ from builders import RunBuilder
 from terminal import Terminal, on_a_terminal
 
 from stethos.cli.main import COMMANDS, main
-from stethos.schema import TABLES, Source
+from stethos.schema import NULL_F64, TABLES, Source
 
 EVIL = "\x1b[31mred\x1b[0m\nsecond line\x07"
 
@@ -184,6 +184,17 @@ def test_doctor_says_what_is_missing_and_why(run: RunBuilder) -> None:
     assert checks["overhead"]["found"].startswith("0.01%") and checks["checksums"]["grade"] == "ok"
     assert result.returncode == 0
     assert "known to be missing" in stethos("doctor").stdout
+
+
+def test_doctor_says_that_no_step_has_a_loss(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(3, losses=[NULL_F64] * 3)
+    process.drain()
+    (found,) = [one for one in json.loads(stethos("doctor", "--json").stdout)["checks"] if one["what"] == "losses"]
+    assert found["grade"] == "note" and found["found"].startswith("none in 3 steps")
+    process.steps(1)
+    process.drain()
+    assert "losses" not in {one["what"] for one in json.loads(stethos("doctor", "--json").stdout)["checks"]}
 
 
 def test_doctor_reports_damage_and_exits_with_1(demo: RunBuilder) -> None:

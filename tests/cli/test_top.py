@@ -146,3 +146,13 @@ def test_it_ends_when_the_run_is_deleted_and_with_ctrl_c(growing: RunBuilder, tm
         other.send("\x03")
         assert other.wait() == 0 and "Traceback" not in other.text
         assert other.modes()[:4] == other.modes_before[:4]
+
+
+def test_a_run_ended_as_its_command_did_whatever_became_of_a_child(run: RunBuilder) -> None:
+    """As `ls` and `doctor` say it."""
+    first, child = run.process(is_alive=False), run.process(is_alive=False)
+    run.launcher(first.pid, 0, pid=first.pid)
+    first.finish()
+    child.finish(None)
+    with open_run(run.path) as opened:
+        assert opened.summary()["state"] == "ended" == Monitor(opened).look().state

@@ -120,6 +120,83 @@ def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here:
     assert "raise ValueError('17 apples')" in process["traceback"]
 
 
+SHELL = """
+import sys
+def run_cell(text):
+    try:
+        exec(text)
+    except Exception as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        print("Traceback", error)
+run_cell("1 / 0")
+run_cell("print('next cell')")
+"""
+
+
+@pytest.mark.parametrize("start", ["", "sys.ps1 = '> '\nsys.excepthook(ValueError, ValueError('typed'), None)\n"])
+def test_an_error_in_a_cell_of_a_notebook_is_not_the_end_of_the_process(here: Path, start: str) -> None:
+    """Shells keep the last exception where the interpreter does, and go on."""
+    assert command("run", script(SHELL + start)).returncode == 0
+    process = only_process(only_run(here))
+    assert (process["state"], process["ending"], process["traceback"]) == ("ended", "ended", None)
+
+
+SPAWNED = """
+import multiprocessing, sys, stethos
+def work(number):
+    stethos.log(number=number)
+    try:
+        if number == 1:
+            raise ValueError("bad batch")
+    except ValueError:
+        sys.exit(1)
+    sys.exit(number)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    for number in range(3):
+        worker = context.Process(target=work, args=(number,))
+        worker.start()
+        worker.join()
+"""
+
+
+def test_a_child_that_leaves_with_a_status_has_failed(here: Path) -> None:
+    """`torch.multiprocessing.spawn` catches what a rank raises, and leaves with 1."""
+    assert command("run", script(SPAWNED)).returncode == 0
+    _, *workers = sorted(only_run(here).processes(), key=lambda row: row["started_ns"])
+    assert [(worker["state"], worker["ending"]) for worker in workers] == [
+        ("ended", "ended"),
+        ("failed", "uncaught ValueError: bad batch"),
+        ("failed", "uncaught SystemExit: 2"),
+    ]
+
+
+STOPPED = """
+import multiprocessing, signal, sys, stethos
+def work(is_done):
+    stethos.log(number=1)
+    is_done.set()
+    signal.pause()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    is_done = context.Event()
+    worker = context.Process(target=work, args=(is_done,), daemon=True)
+    worker.start()
+    is_done.wait()
+    worker.terminate()
+    worker.join()
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("status", "state"), [(0, "ended"), (3, "killed")])
+def test_a_daemon_that_is_stopped_by_its_parent_has_not_failed(here: Path, status: int, state: str) -> None:
+    """Pools end their workers by a signal; only where the parent failed too that may be a trace of trouble."""
+    assert command("run", script(STOPPED), str(status)).returncode == status
+    main, worker = sorted(only_run(here).processes(), key=lambda row: row["started_ns"])
+    assert (main["exit_code"], worker["exit_code"], worker["state"]) == (status, None, state)
+
+
 def test_a_long_traceback_in_any_script_is_cut_and_still_recorded(here: Path) -> None:
     name = script("raise ValueError('漢' * 100_000)")
     assert command("run", name).returncode == 1

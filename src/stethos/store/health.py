@@ -10,7 +10,11 @@ from typing import Any
 from stethos.record.place import is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
+    ACTION_EVENTS,
+    AUDIT,
+    CLIENT_REPORTS,
     COLLECTIVES,
+    COMPRESSION,
     GAPS,
     GPU,
     HANGS,
@@ -21,8 +25,10 @@ from stethos.schema import (
     METRICS,
     MODULES,
     RECORDED,
+    ROUNDS,
     SPANS,
     STEPS,
+    UPDATES,
     Table,
 )
 from stethos.store.catalogue import Row
@@ -37,6 +43,12 @@ _UNUSED = {
     COLLECTIVES.name: "the program called no collective of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
     GPU.name: "no training process uses an NVIDIA GPU here",
+    ROUNDS.name: "no federated round was run",
+    UPDATES.name: "no federated client's update was seen",
+    CLIENT_REPORTS.name: "no federated client's turn was seen",
+    COMPRESSION.name: "not asked for: federation(measure_compression=True)",
+    ACTION_EVENTS.name: "no correction was set up",
+    AUDIT.name: "nobody ran code in the training, changed or saved it",
 }
 _DROP_REASONS = {
     "ring_full": "the drainer did not keep up, or was not there",
@@ -112,6 +124,7 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         _overhead(summary, processes),
         _lost(ledger),
         _dropped(ledger),
+        *_losses(run, summary["rows"][STEPS.name]),
         *_waiting(ledger, summary["state"]),
         *_unaccounted(ledger),
         *_unlisted(run, summary["state"]),
@@ -157,7 +170,7 @@ def _why_empty(table: Table, processes: list[Row], state: str) -> str:
         return "the light preset leaves it out; use --preset standard"
     if table in (LAYERS, MODULES, MEMORY):
         return f"no step was sampled within the overhead budget{so_far}"
-    return f"the step rows have not been collected{so_far}" if table is STEPS else f"no rows{so_far}"
+    return f"the step rows have not been collected{so_far}"
 
 
 def _gaps(run: Run) -> tuple[Gap, ...]:
@@ -195,6 +208,15 @@ def _dropped(ledger: Ledger) -> Check:
         f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items()
     )
     return Check("dropped rows", Grade.NOTE, reasons)
+
+
+def _losses(run: Run, steps: int) -> list[Check]:
+    """Whether any step has a loss: where none has, half of what is diagnosed cannot be."""
+    if not steps or run.rows("SELECT count(loss) FROM steps").values[0][0]:
+        return []
+    found = f"none in {steps:,} step{'s' * (steps > 1)}: no `backward()` of a single number came before any of them"
+    hint = "`torch.func`, `autograd.grad` and `backward(gradient=...)` give none: stethos.log(loss=...) records yours"
+    return [Check("losses", Grade.NOTE, found, hint)]
 
 
 def _waiting(ledger: Ledger, state: str) -> list[Check]:

@@ -102,6 +102,13 @@ def view_of(data: bytes) -> npt.NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
+def has_odd(state: Mapping[str, Any] | None, layers: Sequence[str]) -> bool:
+    """Whether one of these layers has a NaN or infinite element."""
+    return (
+        any(not np.isfinite(state[layer]).all() for layer in layers if layer in state) if state is not None else False
+    )
+
+
 # Numbers --------------------------------------------------------------------------------------------
 
 
