@@ -256,44 +256,39 @@ def test_a_mail_arrives(smtp: Smtp) -> None:
     assert "next: go home" in body
 
 
+TITLE = Message("r", (Item("k", "rule", "new", "error", "title"),))
+
+
+def with_password(smtp: Smtp, file: Path, encryption: str = "none") -> MailSink:
+    return MailSink(
+        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption=encryption, user="me",
+        password_file=str(file),
+    )  # fmt: skip
+
+
 def test_a_mail_is_sent_with_the_password_of_a_file(smtp: Smtp, tmp_path: Path) -> None:
     file = tmp_path / "password"
-    sink = MailSink(
-        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], user="me", password_file=str(file)
-    )
-    message = Message("r", (Item("k", "rule", "new", "error", "title"),))
+    sink = with_password(smtp, file)
     with pytest.raises(DeliveryError, match="password"):
-        deliver(sink, message)
+        deliver(sink, TITLE)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(DeliveryError, match="it is no text"):
-        deliver(sink, message)
+        deliver(sink, TITLE)
     file.write_text("secret\n")
-    deliver(sink, message)
+    deliver(sink, TITLE)
     assert smtp.logins == ["\0me\0secret"] and len(smtp.mails) == 1
 
 
-def test_no_password_goes_to_a_mail_server_that_cannot_prove_its_name(smtp: Smtp, tmp_path: Path) -> None:
-    smtp.socket = open_keys(tmp_path / "keys").server_context().wrap_socket(smtp.socket, server_side=True)
-    file = tmp_path / "password"
-    file.write_text("secret")
-    sink = MailSink(
-        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption="tls", user="me",
-        password_file=str(file),
-    )  # fmt: skip
-    with pytest.raises(DeliveryError, match="certificate verify failed"):
-        deliver(sink, Message("r", (Item("k", "rule", "new", "error", "title"),)))
-    assert smtp.logins == [] and smtp.mails == []
-
-
-def test_a_mail_that_cannot_be_encrypted_is_not_sent(smtp: Smtp, tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text("secret")
-    sink = MailSink(
-        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption="starttls", user="me",
-        password_file=str(file),
-    )  # fmt: skip
-    with pytest.raises(DeliveryError, match="STARTTLS"):
-        deliver(sink, Message("r", (Item("k", "rule", "new", "error", "title"),)))
+@pytest.mark.parametrize(("encryption", "said"), [("tls", "certificate verify failed"), ("starttls", "STARTTLS")])
+def test_no_password_goes_to_a_mail_server_that_cannot_prove_its_name(
+    smtp: Smtp, tmp_path: Path, encryption: str, said: str
+) -> None:
+    """One has a certificate that nobody vouches for, the other cannot encrypt at all."""
+    (tmp_path / "password").write_text("secret")
+    if encryption == "tls":
+        smtp.socket = open_keys(tmp_path / "keys").server_context().wrap_socket(smtp.socket, server_side=True)
+    with pytest.raises(DeliveryError, match=said):
+        deliver(with_password(smtp, tmp_path / "password", encryption), TITLE)
     assert smtp.logins == [] and smtp.mails == []
 
 
