@@ -11,7 +11,14 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohorts_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_and_split
+from stethos.diagnose.federated.verdict import (
+    FEWEST_CLIENTS,
+    IN_COMPANY,
+    SURE,
+    Verdict,
+    clients_per_round,
+    verdicts_and_split,
+)
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
@@ -69,6 +76,7 @@ class FaultyClient:
     )  # fmt: skip
 
     probability: float = SURE
+    in_company: float = IN_COMPANY  # where another is accused of the same fault
 
     def check(self, window: Window) -> Iterator[Finding]:
         reasons: list[CannotTell] = []
@@ -90,7 +98,7 @@ class FaultyClient:
             raise CannotTell("no updates of clients were recorded")
         if not np.isfinite(cohort.norm).any() and not (cohort.odd > 0).any():
             raise CannotTell("`updates.norm` was not recorded")
-        verdicts, split = verdicts_and_split(cohort, self.probability)
+        verdicts, split = verdicts_and_split(cohort, self.probability, self.in_company)
         for kind in dict.fromkeys(one.kind for one in verdicts if one.is_certain):
             alike = [one for one in verdicts if one.is_certain and one.kind == kind]
             if len(alike) == len(cohort.clients) > 1:
