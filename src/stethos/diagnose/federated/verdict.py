@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.judge import Judge, load_judge
 from stethos.diagnose.federated.opinion import PERIOD, opinions_on, signal_of
+from stethos.diagnose.federated.shared_label import shared_labels
 from stethos.diagnose.federated.trait import Signals, Traits
 
 Array = npt.NDArray[np.float64]
@@ -35,6 +36,12 @@ _PLAIN = (
     "input_cos", "input_tail",
 )  # fmt: skip
 _OF_INPUTS = "feature-fault"  # who is merely unlike the others seems to have it, where no first layer shows the inputs
+_OF_DATA = ("label-flip", "label-noise", "backdoor", _OF_INPUTS)
+_SHARED = (
+    2 / 3
+)  # of a typical client's labels; of the federations that the judge learnt from, one in a hundred has less
+_LEAST_SHARED = 0.5  # else a client has most samples with its labels itself
+_Found = tuple[Array, Traits]  # shares of the kinds, honesty first, and what they were made from
 _OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
 
 
@@ -89,6 +96,18 @@ def clients_per_round(cohort: Cohort) -> int:
     return int(np.median(_took_part(cohort).sum(1))) if len(cohort) else 0
 
 
+def clients_without_peers(cohort: Cohort) -> int:
+    """How many clients have data that those of the others say nothing about; faults of data are not told of them."""
+    shared = shared_labels(cohort)
+    return int((shared < _LEAST_SHARED).sum()) if _is_little(shared) else 0
+
+
+def _is_little(shared: Array) -> bool:
+    """Whether clients have less in common than in the federations that the judge learnt from."""
+    known = shared[np.isfinite(shared)]
+    return len(known) > 0 and float(np.median(known)) < _SHARED
+
+
 def _took_part(cohort: Cohort) -> Mask:
     took_part: Mask = ~np.isnan(cohort.norm) | ~np.isnan(cohort.norm_ratio) | (cohort.odd > 0)
     return took_part
@@ -136,16 +155,16 @@ def _judged(cohort: Cohort, probability: float, in_company: float, broken: Colle
     judge = load_judge()
     is_broken = np.array([client in broken for client in cohort.clients])
     looks = [_look(cohort.part(slice(*period)), judge, is_broken) for period in _periods(len(cohort))]
-    best: dict[int, tuple[Array, Traits]] = {}
+    best: dict[int, _Found] = {}
     for shares, traits in looks:
         for place in np.flatnonzero(1 - shares[:, 0] >= probability).tolist():
             if place not in best or shares[place, 0] < best[place][0][0]:
                 best[place] = (shares[place], traits)
-    best = {place: found for place, found in best.items() if _is_shown(cohort, place, judge, found[0])}
+    if not best:
+        return
+    best = _shown(cohort, judge, best)
     if in_company < probability:
-        for place, found in _company_of(best, looks, probability, in_company).items():
-            if _is_shown(cohort, place, judge, found[0]):
-                best[place] = found
+        best |= _shown(cohort, judge, _company_of(best, looks, probability, in_company))
     if not best:
         return
     chances = _chances(cohort, judge, np.array([place in best for place in range(len(cohort.clients))]) | is_broken)
@@ -161,7 +180,7 @@ def _judged(cohort: Cohort, probability: float, in_company: float, broken: Colle
         )  # fmt: skip
 
 
-def _look(period: Cohort, judge: Judge, is_broken: Mask) -> tuple[Array, Traits]:
+def _look(period: Cohort, judge: Judge, is_broken: Mask) -> _Found:
     """The reviewers' word on a period; who took part too seldom counts as honest."""
     before, after = opinions_on(period, judge, is_broken)
     shares = judge.reviewed(signal_of(period, before, after))
@@ -176,16 +195,16 @@ def _kind(shares: Array) -> int:
 
 
 def _company_of(
-    accused: Mapping[int, tuple[Array, Traits]], looks: list[tuple[Array, Traits]], probability: float,
+    accused: Mapping[int, _Found], looks: list[_Found], probability: float,
     in_company: float,
-) -> dict[int, tuple[Array, Traits]]:  # fmt: skip
+) -> dict[int, _Found]:  # fmt: skip
     """Others who probably have the fault that somebody surely has, over the periods in which somebody surely has it.
 
     A first accusation must be sure, or else federations without any fault raise alarms. Once a fault is there, that is
     no longer at stake, and whoever more likely has it than not is accused. All those periods count together: in a long
     run everybody looks odd in one of them.
     """
-    found: dict[int, tuple[Array, Traits]] = {}
+    found: dict[int, _Found] = {}
     for fault in sorted({_kind(shares) for shares, _ in accused.values()}):
         sure = [place for place, (shares, _) in accused.items() if _kind(shares) == fault]
         during = [
@@ -200,10 +219,22 @@ def _company_of(
     return found
 
 
-def _is_shown(cohort: Cohort, place: int, judge: Judge, shares: Array) -> bool:
-    """Whether a client stands out plainly, where that is asked for."""
+def _shown(cohort: Cohort, judge: Judge, found: Mapping[int, _Found]) -> dict[int, _Found]:
+    shared = shared_labels(cohort)
+    return {place: one for place, one in found.items() if _is_shown(cohort, place, judge.kinds[_kind(one[0])], shared)}
+
+
+def _is_shown(cohort: Cohort, place: int, kind: str, shared: Array) -> bool:
+    """Whether a client stands out plainly, and has data as others have, where the judge knows no such federations.
+
+    `shared` is what clients have in common with others, by `shared_labels`. Where that is little, a client
+    differs from the others because its data are others, and what is usual for its labels only it can say.
+    """
+    is_foreign = kind in _OF_DATA and _is_little(shared)
+    if is_foreign and shared[place] < _LEAST_SHARED:
+        return False
     is_asked = clients_per_round(cohort) < min(_FEW_CLIENTS, len(cohort.clients)) or (
-        judge.kinds[_kind(shares)] == _OF_INPUTS and not np.isfinite(cohort.input_cos).any()
+        kind == _OF_INPUTS and (is_foreign or not np.isfinite(cohort.input_cos).any())
     )
     return not is_asked or _stands_out(cohort, place)
 
