@@ -27,6 +27,7 @@ def cohort_of(counts: Any, rounds: int = 2) -> Cohort:
     matrices = np.array([np.diag(row) for row in np.array(counts, float)])
     values: dict[str, Any] = {name: np.ones((rounds, len(matrices))) for name in MATRICES}
     values |= {"confusion": np.stack([matrices] * rounds), "bias": np.zeros((rounds, len(matrices), 0))}
+    values["odd"] = np.zeros((rounds, len(matrices)))
     return Cohort(tuple(range(1, rounds + 1)), tuple(f"c{n}" for n in range(len(matrices))), **values)
 
 

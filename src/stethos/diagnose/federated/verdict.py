@@ -233,28 +233,30 @@ def _is_shown(cohort: Cohort, place: int, kind: str, shared: Array) -> bool:
     is_foreign = kind in _OF_DATA and _is_little(shared)
     if is_foreign and shared[place] < _LEAST_SHARED:
         return False
-    is_asked = clients_per_round(cohort) < min(_FEW_CLIENTS, len(cohort.clients)) or (
-        kind == _OF_INPUTS and (is_foreign or not np.isfinite(cohort.input_cos).any())
-    )
-    return not is_asked or _stands_out(cohort, place)
+    if clients_per_round(cohort) < min(_FEW_CLIENTS, len(cohort.clients)) and not _stands_out(cohort, place, _PLAIN):
+        return False
+    is_guessed = kind == _OF_INPUTS and (is_foreign or not np.isfinite(cohort.input_cos).any())
+    return not is_guessed or _stands_out(cohort, place, ("entry_loss",))
 
 
-def _stands_out(cohort: Cohort, place: int) -> bool:
-    """Whether a client is far from all others in a plain number, over all its rounds.
+def _stands_out(cohort: Cohort, place: int, names: Iterable[str]) -> bool:
+    """Whether a client is far from all others in one of these plain numbers, over all its rounds; in a loss, above.
 
     Asked where few of many clients meet in a round: whom a client is compared with then changes from round to round,
-    and so does what is typical. And where a fault of the inputs is named that nobody saw.
+    and so does what is typical. And, of the loss that the incoming model has with its data, where a fault of the
+    inputs is named that nobody saw: a client whose updates alone are unlike the others' has few or other samples.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
-        for name in _PLAIN:
+        for name in names:
             values = getattr(cohort, name)
             values = np.log(np.maximum(values, 1e-9)) if name in _OF_SIZE else values
             means = np.nanmean(values - np.nanmedian(values, axis=1, keepdims=True), axis=0)
             others = np.delete(means, place)
             middle = np.nanmedian(others)
             spread = 1.4826 * np.nanmedian(np.abs(others - middle))
-            if abs(means[place] - middle) >= _PLAINLY * max(spread, 1e-6):
+            apart = means[place] - middle
+            if (apart if name == "entry_loss" else abs(apart)) >= _PLAINLY * max(spread, 1e-6):
                 return True
     return False
 
