@@ -14,7 +14,7 @@ from stethos.diagnose.federated.cohort import MATRICES, Cohort
 from stethos.diagnose.federated.judge import load_judge
 from stethos.diagnose.federated.opinion import PERIOD, _others, _some, opinions_on, signal_of
 from stethos.diagnose.federated.trait import Signals, traits_of
-from stethos.diagnose.federated.verdict import SURE, _company_of, _periods, verdicts_on
+from stethos.diagnose.federated.verdict import SURE, _company_of, _periods, _stands_out, verdicts_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -144,6 +144,16 @@ def test_company_must_last_as_long_as_the_fault_is_sure() -> None:
     often, once = shares_with(c4=(1, 0.9), c6=(1, 0.7)), shares_with(c4=(1, 0.9))
     assert company(often, often, once) == [] and company(often, often, shares_with(c4=(1, 0.9), c6=(1, 0.3))) == [6]
     assert company(often, shares_with()) == [6]  # nobody has it there
+
+
+@pytest.mark.parametrize(("name", "factor", "is_far"), [
+    ("entry_loss", 8.0, True), ("entry_loss", 0.1, False), ("norm_ratio", 8.0, False),
+])  # fmt: skip
+def test_unseen_inputs_are_faulty_where_the_loss_is_far_above(name: str, factor: float, is_far: bool) -> None:
+    values = getattr(cohort_with(), name)
+    values[:, 6] *= factor
+    assert _stands_out(cohort_with(**{name: values}), 6, ("entry_loss",)) is is_far
+    assert name == "entry_loss" or _stands_out(cohort_with(**{name: values}), 6, ("norm_ratio",))
 
 
 def test_a_federation_that_was_kept_is_judged_as_it_was(tmp_path: Path) -> None:
