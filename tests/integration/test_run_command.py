@@ -128,7 +128,7 @@ def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here:
 def test_a_program_that_deletes_where_it_runs_keeps_its_status(here: Path, place: str) -> None:
     runs = here.parent / "elsewhere" if place == "elsewhere" else here / "runs"
     name = script(
-        "import os, shutil, stethos\nstethos.log(x=1)\nshutil.rmtree(os.getcwd())\nprint('done')\nos._exit(5)"
+        "import os, shutil, stethos\nstethos.log(x=1)\nshutil.rmtree(os.getcwd())\nprint('done', flush=True)\nos._exit(5)"
     )
     done = command("run", "--dir", runs, "--name", "one", name)
     assert (done.stdout, done.returncode) == ("done\n", 5) and "Traceback" not in done.stderr
