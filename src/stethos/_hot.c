@@ -73,9 +73,9 @@ typedef struct {
     int64_t backward_ns, backwards, backwards_before, batch_data_ns, batch_source, closure_backwards, completed, counted,
         data_ns, depth, forward_ns, house_ns, kept_ns, last_end_ns, mark_ns, optimizer_start_ns, owner, samples, skipped,
         spent_ns, step;
-    int64_t ahead[MOST_AHEAD]; /* samples of batches that have come and that no backward has followed yet, the oldest first */
-    int batches_ahead;
     char has_stepped, in_backward, is_traced;
+    int batches_ahead;
+    int64_t ahead[MOST_AHEAD]; /* samples of batches that have come and that no backward has followed yet, the oldest first */
 } Iteration;
 
 typedef struct {

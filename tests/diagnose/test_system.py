@@ -9,7 +9,7 @@ import pytest
 from examining import cases, found, of_turns
 
 from stethos.diagnose.finding import Severity
-from stethos.diagnose.window import Window
+from stethos.diagnose.window import Frame, Window
 
 # Stragglers ------------------------------------------------------------------------------------------
 
@@ -62,6 +62,18 @@ def test_a_single_missing_update_is_no_finding(code: str, status: str) -> None:
     assert not found(code, cases.absent(status, since=4, until=4))
     (one,) = found(code, cases.absent(status, since=9))
     assert one.subject.clients == ("c2",) and one.subject.first == 9
+
+
+@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
+def test_most_clients_missing_in_the_last_round_are_told_at_once(code: str, status: str) -> None:
+    """It may be what ended the training. One client, or an earlier round, is no such matter."""
+    bad, last = {"status": status, "error": "ValueError: no"}, max(cases.ROUNDS)
+    (one,) = found(code, of_turns(lambda client, number, _: bad if number == last and client != "c0" else {}))
+    assert one.severity is Severity.ERROR and "c0" not in one.subject.clients and one.subject.first == last
+    (one,) = found(code, of_turns(lambda *_: bad, clients=("c0",), rounds=(1,)))
+    assert one.subject.clients == ("c0",) and one.is_open
+    assert not found(code, of_turns(lambda client, number, _: bad if number == last and client == "c1" else {}))
+    assert not found(code, of_turns(lambda _, number, __: bad if number == last - 1 else {}))
 
 
 @pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
@@ -194,6 +206,17 @@ def test_processes_without_ranks_that_failed_are_told_one_by_one() -> None:
 def test_a_long_ending_is_cut_where_that_can_be_seen() -> None:
     (one,) = found("SYS013", cases.processes(cases.process(state="failed", ending="uncaught ValueError: " + "x" * 300)))
     assert one.title.endswith("x…") and len(one.title) < 130
+
+
+@pytest.mark.parametrize(("told", "severity"), [(1200, Severity.INFO), (1000, Severity.ERROR)])
+def test_a_worker_of_clients_that_is_killed_between_turns_is_no_warning(told: int, severity: Severity) -> None:
+    """As by Ray at the end of a simulation; in the middle of a turn it has made steps that no report tells of."""
+    turns = [{"process": "p0", "side": "client", "steps": steps} for steps in (None, 400, told - 400)]
+    reports = Frame({name: [turn[name] for turn in turns] for name in turns[0]})
+    dead = cases.process(state="killed", ending="ended without a word", exit_code=None)
+    window = Window({"processes": cases.processes(dead).frame("processes"), "client_reports": reports})
+    (one,) = found("SYS013", window)
+    assert one.severity is severity and ("between their turns" in one.title) == (severity is Severity.INFO)
 
 
 def test_a_busy_process_or_a_busy_machine_is_no_low_utilisation() -> None:

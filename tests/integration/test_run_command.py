@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import stat
 import subprocess
 import sys
-import termios
 import venv
 from pathlib import Path
 
 import pytest
 from processes import (
-    DEADLINE_S,
     SOURCE,
     collected,
     command,
@@ -30,6 +25,7 @@ from processes import (
     wait_for_rest,
     wait_until,
 )
+from terminal import Terminal
 
 from stethos.record.place import RunPlace, start_ticks
 from stethos.store.run import Run, open_run
@@ -283,50 +279,27 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         "sys.stdin.readline()\n"
         "print('end after', count, flush=True)\n"
     )
-    leader, follower = pty.openpty()
-    modes = termios.tcgetattr(follower)
-    modes[3] |= termios.NOFLSH  # else the terminal throws away what is shown while it sends the signal
-    termios.tcsetattr(follower, termios.TCSANOW, modes)
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    shown = _read_until(leader, b"", b"ready")
-    for turn in (1, 2):
-        os.write(leader, b"\x03")
-        shown = _read_until(leader, shown, b"interrupted %d" % turn)
-    os.write(leader, b"\n")
-    shown = _read_until(leader, shown, b"end after 2")
-    assert launcher.wait(DEADLINE_S) == 0
-    os.close(leader)
-    assert shown.count(b"interrupted") == 2 and b"Traceback" not in shown
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        for turn in (1, 2):
+            terminal.send("\x03")
+            terminal.expect(f"interrupted {turn}")
+        terminal.send("\n")
+        terminal.expect("end after 2")
+        assert terminal.wait() == 0
+    assert terminal.text.count("interrupted") == 2 and "Traceback" not in terminal.text
     assert only_process(only_run(here))["state"] == "ended"
 
 
 def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path) -> None:
     name = script("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\n")
-    leader, follower = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    _read_until(leader, b"", b"ready")
-    os.write(leader, b"\x03")
-    assert launcher.wait(DEADLINE_S) == -signal.SIGINT
-    os.close(leader)
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        terminal.send("\x03")
+        assert terminal.wait() == -signal.SIGINT
     process = only_process(only_run(here))
     assert (process["state"], process["ending"]) == ("killed", "killed by SIGINT")
     assert process["traceback"].endswith("KeyboardInterrupt\n")
-
-
-def _read_until(descriptor: int, shown: bytes, what: bytes) -> bytes:
-    """Read on until something has been shown."""
-    while what not in shown:
-        assert select.select([descriptor], [], [], DEADLINE_S)[0], shown
-        shown += os.read(descriptor, 1024)
-    return shown
 
 
 def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(here: Path) -> None:
@@ -367,7 +340,9 @@ def test_words_after_the_script_are_its_own_even_if_they_look_like_ours(here: Pa
     words = ["--name", "x", "-t", "y", "--dir", "/nowhere", "--resume", "z", "-m", "--", "--help"]
     ended = command("run", *before, name, *words)
     assert (ended.returncode, ended.stdout) == (0, f"{words}\n")
-    assert only_process(only_run(here))["command"].endswith("train.py --name x -t y --dir /nowhere --resume z -m -- --help")  # fmt: skip  # noqa: E501
+    assert only_process(only_run(here))["command"].endswith(
+        "train.py --name x -t y --dir /nowhere --resume z -m -- --help"
+    )
 
 
 def test_python_children_of_a_shell_command_are_observed(here: Path) -> None:
@@ -544,7 +519,9 @@ def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(here: Path, words: list[str], status: int, said: str) -> None:  # fmt: skip  # noqa: E501
+def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(
+    here: Path, words: list[str], status: int, said: str
+) -> None:
     script("raise SystemExit('must not run')")
     script("text", "not-executable")
     Path(script("#!/no/such/interpreter\n", "bad-interpreter")).chmod(0o755)
@@ -645,7 +622,11 @@ def test_any_configuration_is_taken(here: Path) -> None:
     assert json.loads(only_process(run)["config"])["kept"] == "yes"
     ((what, reason),) = run.rows("SELECT what, reason FROM gaps").values
     assert what == "config" and "characters" in reason
-    script("import pathlib, stethos; stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')}); stethos.log(i=0)")  # fmt: skip  # noqa: E501
+    script(
+        "import pathlib, stethos\n"
+        "stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')})\n"
+        "stethos.log(i=0)\n"
+    )
     ended = finish(start("train.py"))
     assert (ended.returncode, ended.stderr) == (0, "")
     run, _ = collected(here / "runs" / "own")

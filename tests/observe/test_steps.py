@@ -752,7 +752,6 @@ def test_a_thread_new_to_an_old_optimizer_has_no_duration_for_its_first_step(rec
         thread.start()
         thread.join()
     assert recording.column("SELECT step_ms IS NULL FROM steps ORDER BY step") == [True, False] * 3
-    assert recording.rows("SELECT max(step_ms) < 60000 FROM steps") == [(True,)]
 
 
 def test_memory_is_that_of_parameters_gradients_and_state(record: Record) -> None:
@@ -1077,7 +1076,8 @@ def test_dynamo_is_told_to_leave_our_code_alone_once_it_is_used(record: Record, 
 
 
 def layer_names(recording: Recording, optimizer: int = 1) -> list[str]:
-    query = f"SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer} AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"  # noqa: E501
+    query = f"""SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer}
+        AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"""
     return recording.column(query)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -40,8 +41,11 @@ def steps_of(count: int = 200, ranks: int = 1, **more: object) -> list[StepTime]
 def test_the_engine_and_plain_sums_agree(run: RunBuilder) -> None:
     process = run.process()
     process.steps(50)
+    for step_ns in (-4e6, math.inf, math.nan):  # a clock that was set, or ran away
+        process.steps(1, step_ns=step_ns)
     process.finish()
     with open_run(run.path) as opened:
+        assert opened.rows("SELECT count(*) FROM steps").values == [(53,)]
         by_engine = read_step_times(opened)
         by_hand = step_times(select(opened, f"SELECT {', '.join(sorted(STEP_COLUMNS))} FROM steps"))
     (one,), (two,) = by_engine, by_hand
@@ -57,6 +61,13 @@ def test_parts_add_up_and_what_is_missing_is_none() -> None:
     (one,) = steps_of(data_ms=None)
     assert one.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 15.0}
     assert np.isnan(one.share("data")) and one.share("forward", "backward") == pytest.approx(0.8)
+
+
+def test_processes_together_count_by_their_steps_and_what_one_did_not_measure_is_in_the_rest() -> None:
+    one, two = steps_of(ranks=2, data_ms=lambda rank, step: 5.0 if rank else None)
+    whole = together([replace(one, steps=30), replace(two, steps=10, mean_ms=140.0)])
+    assert whole is not None and (whole.steps, whole.mean_ms) == (40, pytest.approx(110.0))
+    assert whole.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 25.0}
 
 
 def test_steps_of_a_stepped_clock_are_left_out() -> None:

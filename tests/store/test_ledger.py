@@ -23,7 +23,9 @@ def books(run: Run) -> dict[str, Any]:
     """A run's totals, after checking that they add up."""
     summary = run.summary()
     assert summary["rows_produced"] == summary["rows_stored"] + summary["rows_dropped"] + summary["rows_lost"]
-    readable = sum(run.tables()[name] for name in ("steps", "metrics", "layers", "modules", "logs", "spans", "gaps", "host"))  # fmt: skip  # noqa: E501
+    readable = sum(
+        run.tables()[name] for name in ("steps", "metrics", "layers", "modules", "logs", "spans", "gaps", "host")
+    )
     assert summary["rows_stored"] == readable
     return summary
 

@@ -25,6 +25,8 @@ _OVERLAP_NS = 2_000_000_000  # rows of several processes arrive a little out of 
 
 @dataclass(frozen=True, slots=True)
 class ProcessVitals:
+    """A process at one moment; `age_s` is how long ago its last step was."""
+
     process: str
     rank: int | None
     pid: int | None

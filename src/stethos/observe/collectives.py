@@ -342,6 +342,7 @@ def name_of(group: Any) -> str:
 
 
 def shown_name(name: str, description: str) -> str:
+    """What torch calls a group, in words that people use: "world" for the first."""
     if description == "default_pg":
         return "world"
     return f"{name} ({description})" if description and description != "undefined" else name

@@ -11,6 +11,8 @@ from stethos.observe.session import Session
 
 
 class EndWatch:
+    """Sees the uncaught exception of the program, whoever else sets `sys.excepthook`; the program still gets it."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._original = sys.excepthook

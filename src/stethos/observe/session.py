@@ -89,6 +89,7 @@ class Session(SessionFields):
         self.why_closed = ""
         self.is_federated_client = False
         self.kinship = Kinship()
+        self.federations: dict[str, int] = {}  # of this process, with the last round of each
         self.agent: object | None = None  # what answers live questions, see `live`
         self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []

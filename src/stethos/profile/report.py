@@ -19,7 +19,10 @@ from stethos.profile.trip import TURN_COLUMNS
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
-ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
+ROUND_SQL = (  # of a round that was repeated, the last time
+    f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds "
+    "QUALIFY row_number() OVER (PARTITION BY federation, round ORDER BY t_ns DESC) = 1"
+)
 # Of a live or killed run, the round that was on.
 OPEN_SQL = """\
 SELECT max(round) AS round FROM (SELECT round FROM client_rounds UNION ALL SELECT round FROM steps)

@@ -42,7 +42,8 @@ SELECT NULL AS federation, layer, 'weight' AS kind, arg_max(size, t_ns)::BIGINT 
        arg_max(zero_share, t_ns) AS zero_share
 FROM layers WHERE kind = 'weight' GROUP BY layer ORDER BY size DESC, layer"""
 _LAST_SQL = "SELECT DISTINCT max(round) AS round FROM client_rounds WHERE status = 'ok' GROUP BY federation"
-_ASKED_SQL = "SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered FROM rounds GROUP BY federation"  # fmt: skip  # noqa: E501
+_ASKED_SQL = """SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered
+FROM rounds GROUP BY federation"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stethos.record.layout import State
-from stethos.record.place import RunPlace, host_key, is_alive
+from stethos.record.place import RunPlace, is_at_work
 from stethos.schema import STEPS
 from stethos.store.header import Counters
 from stethos.store.ledger import Ledger, total
@@ -132,6 +132,7 @@ def process_state(reader: ProcessReader, exit_code: int | None) -> RunState:
 
 
 def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -> str:
+    """How a process ended: the signal, else the error, else the exit status."""
     if exit_code is not None and exit_code < 0:
         return f"killed by {_signal_name(-exit_code)}"
     if error:
@@ -146,13 +147,7 @@ def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -
 
 def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -> RunState:
     """A run is running while a launcher or a process is; else it ended as its command or its processes did."""
-    here = host_key()
-    if "running" in states or any(
-        launcher.get("host_key") == here
-        and "ended_ns" not in launcher
-        and is_alive(int(launcher.get("pid", 0)), launcher.get("start_ticks"))
-        for launcher in launchers
-    ):
+    if "running" in states or any(map(is_at_work, launchers)):
         return "running"
     exit_code = launchers[-1].get("exit_code") if launchers else None
     if exit_code is not None:
@@ -172,6 +167,7 @@ def overhead_share(counters: Sequence[Counters]) -> float | None:
 
 
 def command_line(command: object) -> str | None:
+    """A command as one could type it."""
     if isinstance(command, list):
         return shlex.join(str(word) for word in command)
     return None if command is None else str(command)

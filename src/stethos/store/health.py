@@ -40,7 +40,6 @@ _UNUSED = {
     LOGS.name: "the program said nothing through Python's logging",
     SPANS.name: "the program marked no stethos.span",
     GAPS.name: "nothing is known to be missing",
-    HOST.name: "no sample yet: one is taken each second",
     COLLECTIVES.name: "the program called no collective of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
     GPU.name: "no training process uses an NVIDIA GPU here",
@@ -89,6 +88,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """Something that was not recorded, why, and how often."""
+
     what: str
     reason: str
     count: int
@@ -96,6 +97,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Health:
+    """What `stethos doctor` says about a run."""
+
     run: str
     path: str
     state: str
@@ -152,13 +155,11 @@ def examine(run: Run, *, verify: bool = False) -> Health:
 
 
 def _why_empty(table: Table, processes: list[Row], state: str) -> str:
-    why = _why_empty_so_far(table, processes)
-    return why if state == "running" else why.replace(" yet", "")
-
-
-def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
+    so_far = " yet" if state == "running" else ""
     if not processes:
-        return "no process has recorded anything yet: none trained, or none is a Python program"
+        return f"no process has recorded anything{so_far}: none trained, or none is a Python program"
+    if table is HOST:
+        return f"no sample{so_far}: one is taken each second"
     if table.name in _UNUSED:
         return _UNUSED[table.name]
     if all(process["torch"] is None for process in processes):
@@ -168,8 +169,8 @@ def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
     if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
     if table in (LAYERS, MODULES, MEMORY):
-        return "no step was sampled within the overhead budget yet"
-    return "the step rows have not been collected yet"
+        return f"no step was sampled within the overhead budget{so_far}"
+    return f"the step rows have not been collected{so_far}"
 
 
 def _gaps(run: Run) -> tuple[Gap, ...]:
@@ -191,14 +192,21 @@ def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
 
 def _lost(ledger: Ledger) -> Check:
     if ledger.lost:
-        return Check("lost rows", Grade.PROBLEM, f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks", "find them with `stethos doctor --verify`")  # fmt: skip  # noqa: E501
+        return Check(
+            "lost rows",
+            Grade.PROBLEM,
+            f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks",
+            "find them with `stethos doctor --verify`",
+        )
     return Check("lost rows", Grade.OK, f"none of {ledger.produced:,}")
 
 
 def _dropped(ledger: Ledger) -> Check:
     if not ledger.dropped:
         return Check("dropped rows", Grade.OK, "none")
-    reasons = "; ".join(f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items())  # fmt: skip  # noqa: E501
+    reasons = "; ".join(
+        f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items()
+    )
     return Check("dropped rows", Grade.NOTE, reasons)
 
 
@@ -244,7 +252,12 @@ def _drainer(run: Run, state: str) -> Check:
     if is_at_work:
         return Check("drainer", Grade.OK, "at work")
     if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
-        return Check("drainer", Grade.PROBLEM, "none at work on this machine", "any reading command starts one; look into drainer.log in the run's directory")  # fmt: skip  # noqa: E501
+        return Check(
+            "drainer",
+            Grade.PROBLEM,
+            "none at work on this machine",
+            "any reading command starts one; look into drainer.log in the run's directory",
+        )
     return Check("drainer", Grade.OK, "none needed")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,7 +39,8 @@ class ProcessFailure:
 
     Why it matters: whatever else is found, this is what stopped the training.
 
-    Not a fault when: somebody stopped it: SIGINT and SIGTERM are told, but are no warning.
+    Not a fault when: somebody stopped it: SIGINT and SIGTERM are told, but are no warning. Nor is a worker of federated
+    clients that was killed between their turns, as Ray does when a simulation is over.
 
     Next step: read the traceback; after SIGKILL look at `memory-growth` and the system's log for the OOM killer.
     """
@@ -48,18 +49,27 @@ class ProcessFailure:
     name: ClassVar[str] = "process-failure"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
-    reads: ClassVar[Needs] = {"processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns"})}
+    reads: ClassVar[Needs] = {
+        "processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns"}),
+        "client_reports": frozenset({"process", "side", "steps"}),
+    }
     explains: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, window: Window) -> Iterator[Finding]:
         processes = window.frame("processes")
         rows = [{name: processes[name][place] for name in processes.names} for place in range(len(processes))]
-        for first, *others in _failures([row for row in rows if row["state"] in ("failed", "killed")]):
+        bad = [row for row in rows if row["state"] in ("failed", "killed")]
+        told = _steps_told(window)
+        idle = [row for row in bad if row["state"] == "killed" and _is_told(row, told)]
+        for row in idle:
+            yield self._finding(row, (), is_idle=True)
+        for first, *others in _failures([row for row in bad if row not in idle]):
             yield self._finding(first, others)
 
-    def _finding(self, row: Row, others: Sequence[Row]) -> Finding:
+    def _finding(self, row: Row, others: Sequence[Row], *, is_idle: bool = False) -> Finding:
         process, ending, rank, steps = str(row["process"]), _ending(row), _whole(row, "rank"), _whole(row, "steps")
-        is_stopped = "SIGINT" in ending or "SIGTERM" in ending or "KeyboardInterrupt" in ending
+        is_stopped = is_idle or any(word in ending for word in ("SIGINT", "SIGTERM", "KeyboardInterrupt"))
+        who = _who(row) + ", a worker of clients, between their turns," * is_idle
         trace = row.get("traceback")
         where = _place_in(trace) if isinstance(trace, str) else ""
         shown = ending if len(ending) <= _LONGEST else f"{ending[: _LONGEST - 1].rstrip()}…"
@@ -83,7 +93,7 @@ class ProcessFailure:
             self.name,
             "stopped" if is_stopped else str(row["state"]),
             Severity.INFO if is_stopped else self.severity,
-            f"{_who(row)} {'was stopped' if is_stopped else 'ended badly'}: {shown}",
+            f"{who} {'was stopped' if is_stopped else 'ended badly'}: {shown}",
             Subject(ranks=() if rank is None else (rank,), process=process, first=steps, unit="step"),
             confidence=1.0,
             evidence=tuple(evidence),
@@ -130,6 +140,24 @@ def _ending(row: Row) -> str:
 
 def _advice(ending: str) -> str:
     return next((advice for words, advice in _ADVICE.items() if re.search(words, ending)), "look into the system's log")
+
+
+def _steps_told(window: Window) -> dict[str, float]:
+    """The steps in turns that a process of clients has finished, by process."""
+    reports = window.frame("client_reports")
+    found: dict[str, float] = {}
+    if len(reports) and "side" in reports:
+        steps = reports["steps"] if "steps" in reports else [None] * len(reports)
+        for process, side, count in zip(reports["process"], reports["side"], steps, strict=True):
+            if side == "client":
+                known = count if isinstance(count, int | float) and count == count else 0
+                found[str(process)] = found.get(str(process), 0) + known
+    return found
+
+
+def _is_told(row: Row, told: Mapping[str, float]) -> bool:
+    """Whether all steps of a process are those of its clients' finished turns."""
+    return told.get(str(row["process"]), -1) >= (_whole(row, "steps") or 0)
 
 
 def _whole(row: Row, name: str) -> int | None:
