@@ -149,7 +149,7 @@ def test_every_function_on_the_side_of_the_training_was_reached(outcomes: list[d
 # Small turns that depend on numbers, and are tested on their own.
 RARE = {
     "observe.layer_name._stripped", "observe.stepwatch._numbered", "observe.module_trace.ModuleTrace.is_on",
-    "observe.session.Session._end_of_child",
+    "observe.session.Session._end_of_child", "observe.ending._was_caught",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.statistic._norm_by_block",
     "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",
