@@ -217,6 +217,7 @@ def _first_integer(names: tuple[str, ...]) -> int | None:
 
 
 def parse_preset(text: str) -> Preset:
+    """The preset of that name; UsageError if there is none."""
     for preset in get_args(Preset):
         if text == preset:
             return preset  # type: ignore[no-any-return]

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ import pytest
 from builders import MS_NS, T0_NS, RunBuilder
 from federated_rows import put_row
 from processes import environment, finish, start, start_program, wait_for_rest, wait_until
+from terminal import on_a_terminal
 
 from stethos.cli.clients import oddities, oddity
 from stethos.cli.main import main
@@ -85,29 +81,6 @@ def show(capsys: pytest.CaptureFixture[str]) -> Shown:
         return captured.err if status else captured.out
 
     return run
-
-
-def on_a_terminal(width: int, *words: str) -> str:
-    """What a command prints on a terminal of that width."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", *words],
-        stdin=follower, stdout=follower, stderr=follower, env=environment(TERM="xterm", NO_COLOR="1"),
-    )  # fmt: skip
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            data = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        shown += data
-    assert process.wait() == 0
-    os.close(leader)
-    return shown.decode()
 
 
 def line_of(text: str, begin: str) -> str:
@@ -386,7 +359,7 @@ def test_the_sql_behind_a_table_can_be_asked_by_itself(faulty: Path, show: Shown
 def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, show: Shown, words: list[str]) -> None:
     for text in (show(faulty, *words), show(faulty, *words, "--json")):
         assert "\x1b" not in text and "\x07" not in text
-    drawn = on_a_terminal(200, *words, "-t", str(faulty))
+    drawn = on_a_terminal(*words, "-t", faulty, columns=200, NO_COLOR="1")
     assert "\x1b[31m" not in drawn and "\x1b[2J" not in drawn and "\x07" not in drawn
 
 
@@ -395,7 +368,7 @@ def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, s
 def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
     faulty: Path, words: list[str], width: int
 ) -> None:
-    drawn = on_a_terminal(width, *words, "-t", str(faulty))
+    drawn = on_a_terminal(*words, "-t", faulty, columns=width, NO_COLOR="1")
     assert "row 1" not in drawn and "✗ NaN" in drawn and "✗ failed" in drawn
     assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
 

@@ -47,6 +47,18 @@ def test_the_setting_that_differs_is_named() -> None:
     assert [one.name for one in pair.worse_than(0.05)] == ["final loss"] and not pair.worse_than(0.3)
 
 
+def test_a_flag_that_only_one_run_was_given_is_told_in_words() -> None:
+    pair = compare_pair(measured(), measured(settings={"lr": 0.1, "seed": 0, "--compile": ""}))
+    assert pair.cause == "--compile: not given -> given"
+
+
+def test_runs_with_equal_numbers_of_which_one_failed_are_not_called_alike() -> None:
+    failed = (Trouble("SYS013", "rank 2 ended badly: exit status 3"),)
+    pair = compare_pair(measured(), measured(troubles=failed))
+    assert pair.verdict == "no difference shown; more was found in the second"
+    assert pair.new_findings == ("rank 2 ended badly: exit status 3",)
+
+
 def test_settings_whose_runs_all_end_in_nan_are_worse() -> None:
     good = [measured(f"a{seed}", settings={"lr": 0.1, "seed": seed}) for seed in range(3)]
     lost = [measured(f"b{seed}", settings={"lr": 9.0, "seed": seed}, is_lost=True) for seed in range(3)]

@@ -34,7 +34,7 @@ from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
 BESIDE = ("stethos.record.ring", "stethos.record.slots", "stethos.record.spawn", "stethos.record.place",
-          "stethos.record.provenance", "stethos.redact")  # fmt: skip
+          "stethos.record.provenance", "stethos.record.whole_file", "stethos.redact")  # fmt: skip
 
 
 class Net(nn.Module):
@@ -76,7 +76,7 @@ def train(*, is_forking: bool = True) -> str:
             scaler.step(optimizer)
             scaler.update()
         stethos.log(index=index, text="no number")
-        logger.warning("batch %d", index, extra={"index": index, "odd": {1}})
+        logger.warning("batch %d, token=%d", index, index, extra={"index": index, "odd": {1}})
     with contextlib.suppress(ValueError), stethos.span("fails"):
         raise ValueError("as it should")
     for batch in DataLoader(samples, batch_size=16, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows])}):

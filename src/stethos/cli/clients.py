@@ -115,7 +115,9 @@ SORTS: dict[str, Callable[[Record], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_round(parser)
-    parser.add_argument("--sort", choices=SORTS, default="odd", help="what comes first: the worst of this column (default: odd)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--sort", choices=SORTS, default="odd", help="what comes first: the worst of this column (default: odd)"
+    )
     parser.add_argument("--all", action="store_true", help=f"every client, also if there are more than {_SHOWN}")
     add_federated_arguments(parser)
 

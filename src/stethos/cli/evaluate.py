@@ -38,7 +38,9 @@ _SPARE_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("code", nargs="?", metavar="CODE", help="statements or an expression; `-` or nothing reads stdin")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="statements or an expression; `-` or nothing reads stdin"
+    )
     add_live_target(parser)
     add_waiting(parser)
     parser.add_argument("--json", action="store_true", help="print one object: value, output, error, where it ran")
@@ -46,8 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not wait for a step")
-    parser.add_argument("--wait", type=seconds, default=WAIT_S, metavar="S", help=f"how long to wait for a step (default: {WAIT_S:g})")  # fmt: skip  # noqa: E501
-    parser.add_argument("--timeout", type=seconds, default=LIMIT_S, metavar="S", help=f"interrupt the code after S seconds (default: {LIMIT_S:g})")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--wait", type=seconds, default=WAIT_S, metavar="S", help=f"how long to wait for a step (default: {WAIT_S:g})"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=LIMIT_S,
+        metavar="S",
+        help=f"interrupt the code after S seconds (default: {LIMIT_S:g})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -171,6 +181,7 @@ def _code_of(arguments: argparse.Namespace) -> str:
 
 
 def seconds(text: str) -> float:
+    """A time limit given on the command line."""
     value = float(text)
     if not 0 < value <= 3600:
         raise argparse.ArgumentTypeError("a time is more than 0 and at most 3600 seconds")

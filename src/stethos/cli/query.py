@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one array of objects")
     shape.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
-    parser.add_argument("--limit", type=_whole, metavar="N", help=f"at most N rows, 0 for all (default: {_SHOWN_ROWS:,} in a table, {_PRINTED_ROWS:,} in --json and --csv)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--limit",
+        type=_whole,
+        metavar="N",
+        help=f"at most N rows, 0 for all (default: {_SHOWN_ROWS:,} in a table, {_PRINTED_ROWS:,} in --json and --csv)",
+    )
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="give up after S seconds (default: 30)")
 
 

@@ -54,7 +54,7 @@ class Pair:
         settings = [one for one in self.differences if not one.is_place]
         if not settings:
             return "nothing that was recorded"
-        listed = ", ".join(_told(one) for one in settings[:4])
+        listed = ", ".join(one.words for one in settings[:4])
         more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
         return f"the seed only ({listed})" if self.is_seed_only else f"{listed}{more}"
 
@@ -67,7 +67,9 @@ class Pair:
             is_known = any(word not in ("too little to tell", "not judged") for _, word in words)
             called = ["no difference shown" if is_known else "too little was recorded to compare"]
         chance = [f"{one.name} {ratio_words(one.change.value)}" for one, word in words if word == "chance"]
-        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "")
+        is_all = bool(self.new_findings) and not any(word in _CALLED for _, word in words)
+        more = "; more was found in the second" if is_all else ""
+        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "") + more
 
     def word_of(self, one: Quantity) -> Word:
         """The word for a quantity: where nothing but the seed differs, what differs does so by chance."""
@@ -375,8 +377,3 @@ def ratio_words(change: float) -> str:
     if change >= 1:
         return f"{1 + change:.1f} times" if change < _LARGE else f"{1 + change:.1e} times"
     return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
-
-
-def _told(one: Difference) -> str:
-    shown = ["-" if value is None else str(value) for value in one.values]
-    return f"{one.name}: {' -> '.join(dict.fromkeys(shown))}"

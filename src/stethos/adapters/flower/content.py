@@ -82,6 +82,7 @@ def state_in(records: Iterable[ArrayRecord], names: Sequence[str] = ()) -> dict[
 
 
 def named(arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays under the names of the model where they are only numbered, and as many."""
     is_numbered = list(arrays) == [str(number) for number in range(len(arrays))]
     if is_numbered and len(names) == len(arrays):
         return dict(zip(names, arrays.values(), strict=True))
@@ -119,6 +120,7 @@ def numbers_in(content: RecordDict) -> dict[str, float]:
 
 
 def plain_numbers(items: Iterable[tuple[str, object]]) -> dict[str, float]:
+    """The items that are single numbers."""
     return {name: value for name, value in items if isinstance(value, int | float)}
 
 

@@ -129,7 +129,9 @@ def _is_often(missing: Array, present: Array, rounds: int, share: float) -> bool
     return bool(missing.sum() >= share * present[since:].sum())
 
 
-def _absence(turns: Turns, places: list[int], missing: Array, present: Array, error: Array, *, is_wide: bool) -> Absence:  # fmt: skip  # noqa: E501
+def _absence(
+    turns: Turns, places: list[int], missing: Array, present: Array, error: Array, *, is_wide: bool
+) -> Absence:
     own, there = missing[places], present[places]
     columns = np.flatnonzero(own.any(axis=0))
     while_it_lasted = own[:, columns[0] : columns[-1] + 1].sum() / there[:, columns[0] : columns[-1] + 1].sum()
