@@ -39,7 +39,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, not what it costs")
     parser.add_argument("--only", choices=SECTIONS, action="append", metavar="NAME", help=", ".join(SECTIONS))
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
-    parser.add_argument("--without", choices=[*VARIANTS], action="append", default=[], metavar="VARIANT", help=f"of the overhead's: {', '.join(VARIANTS)}")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--without",
+        choices=[*VARIANTS],
+        action="append",
+        default=[],
+        metavar="VARIANT",
+        help=f"of the overhead's: {', '.join(VARIANTS)}",
+    )
     arguments = parser.parse_args()
     scale = replace(QUICK if arguments.quick else FULL, without=frozenset(arguments.without))
     command = " ".join(["python -m benchmarks", *sys.argv[1:]]).partition(" --write")[0]

@@ -21,7 +21,13 @@ from stethos.web.panels import PANELS
 
 _FIRST_TARGET_MS, _PANEL_TARGET_MS, _LIVE_TARGET_MS, _RSS_TARGET_MB, _BUNDLE_TARGET_KB = 1500, 500, 1000, 400, 300
 _BROWSERS = 20
-_FLAGS = ["--no-sandbox", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip  # noqa: E501
+_FLAGS = [
+    "--no-sandbox",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
@@ -36,7 +42,9 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
             rss_mb = server.memory_info().rss / 1e6
         rows.append(["server memory, MB", f"{rss_mb:.0f}", "", str(_RSS_TARGET_MB), verdict(rss_mb, _RSS_TARGET_MB)])
         size_kb = _bundle_kb()
-        rows.append(["page, kB gzip", f"{size_kb:.0f}", "", str(_BUNDLE_TARGET_KB), verdict(size_kb, _BUNDLE_TARGET_KB)])  # fmt: skip  # noqa: E501
+        rows.append(
+            ["page, kB gzip", f"{size_kb:.0f}", "", str(_BUNDLE_TARGET_KB), verdict(size_kb, _BUNDLE_TARGET_KB)]
+        )
     finally:
         child.close()
     title = f"The dashboard over {rounds:,} rounds x {clients} clients and {scale.group_by_rows:,} layer rows"
@@ -115,7 +123,13 @@ def _browser(url: str, token: str, child: Child, rounds: int, scale: Scale) -> I
 
 def _row(name: str, middle: float, worst: float, target: float | None, who: str = "") -> list[str]:
     said = f"{worst:.0f}{f' ({who})' if who else ''}"
-    return [name, f"{middle:.0f}", said, "" if target is None else str(target), "" if target is None else verdict(worst, target)]  # fmt: skip  # noqa: E501
+    return [
+        name,
+        f"{middle:.0f}",
+        said,
+        "" if target is None else str(target),
+        "" if target is None else verdict(worst, target),
+    ]
 
 
 def _get(url: str, token: str) -> bytes:

@@ -28,19 +28,60 @@ class Federated:
         self._draw = np.random.default_rng(1)
 
     def round(self, number: int, t_ns: int) -> None:
-        self._put(ROUNDS, number, t_ns, None, {"federation": "wide"}, {"selected": len(self._clients), "loss": 2 / number, "accuracy": 1 - 1 / (1 + number), "duration_ms": 900.0, "aggregate_ms": 40.0})  # fmt: skip  # noqa: E501
+        self._put(
+            ROUNDS,
+            number,
+            t_ns,
+            None,
+            {"federation": "wide"},
+            {
+                "selected": len(self._clients),
+                "loss": 2 / number,
+                "accuracy": 1 - 1 / (1 + number),
+                "duration_ms": 900.0,
+                "aggregate_ms": 40.0,
+            },
+        )
         for client in self._clients:
             compute_ms, norm = float(self._draw.lognormal(6, 0.3)), float(self._draw.lognormal(0, 0.2))
             names = {"federation": "wide", "side": "server", "status": "ok"}
-            self._put(CLIENT_REPORTS, number, t_ns, client, names, {"turn": 0, "samples": 500, "loss": 2 / number, "entry_loss": 2.1 / number, "duration_ms": compute_ms + 100, "download_ms": 50.0, "compute_ms": compute_ms, "upload_ms": 50.0, "sent_bytes": 4e6, "received_bytes": 4e6, "peak_bytes": 2e8})  # fmt: skip  # noqa: E501
+            self._put(
+                CLIENT_REPORTS,
+                number,
+                t_ns,
+                client,
+                names,
+                {
+                    "turn": 0,
+                    "samples": 500,
+                    "loss": 2 / number,
+                    "entry_loss": 2.1 / number,
+                    "duration_ms": compute_ms + 100,
+                    "download_ms": 50.0,
+                    "compute_ms": compute_ms,
+                    "upload_ms": 50.0,
+                    "sent_bytes": 4e6,
+                    "received_bytes": 4e6,
+                    "peak_bytes": 2e8,
+                },
+            )
             for layer in (None, *_LAYERS):
                 names = {"federation": "wide", "kind": "weight"} | ({} if layer is None else {"layer": layer})
-                self._put(UPDATES, number, t_ns, client, names, {"norm": norm, "base_norm": 30.0, "norm_ratio": norm, "cos_centre": 0.6, "nan": 0, "inf": 0})  # fmt: skip  # noqa: E501
+                self._put(
+                    UPDATES,
+                    number,
+                    t_ns,
+                    client,
+                    names,
+                    {"norm": norm, "base_norm": 30.0, "norm_ratio": norm, "cos_centre": 0.6, "nan": 0, "inf": 0},
+                )
 
     def _put(
         self, table: Table, number: int, t_ns: int, client: str | None, names: dict[str, str], numbers: dict[str, float]
     ) -> None:
-        ids = [self._run.name_id(names[one.name]) if one.name in names else -(2**31) for one in table.of_kind(Kind.NAME)]  # fmt: skip  # noqa: E501
+        ids = [
+            self._run.name_id(names[one.name]) if one.name in names else -(2**31) for one in table.of_kind(Kind.NAME)
+        ]
         values = [numbers.get(one.name, NULL_F64) for one in table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)]
         body = np.array(ids, "<i4").tobytes() + np.array(values, "<f8").tobytes()
         texts = [b""] * len(table.of_kind(Kind.TEXT))

@@ -60,7 +60,9 @@ class RunBuilder:
     def __enter__(self) -> RunBuilder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -80,7 +82,14 @@ class RunBuilder:
     def launcher(self, child_pid: int, exit_code: int | None, *, pid: int | None = None) -> None:
         """A `stethos run` that is part of the run; without an exit code it is still at work."""
         pid = os.getpid() if pid is None else pid
-        facts: dict[str, Any] = {"pid": pid, "start_ticks": start_ticks(pid), "host_key": host_key(), "child_pid": child_pid, "command": ["train.py"], "started_ns": T0_NS}  # fmt: skip  # noqa: E501
+        facts: dict[str, Any] = {
+            "pid": pid,
+            "start_ticks": start_ticks(pid),
+            "host_key": host_key(),
+            "child_pid": child_pid,
+            "command": ["train.py"],
+            "started_ns": T0_NS,
+        }
         if exit_code is not None:
             facts |= {"exit_code": exit_code, "ended_ns": T0_NS + 60_000 * MS_NS}
         write_json(self.place.path / f"launcher-{pid}.json", facts)
@@ -121,15 +130,17 @@ class ProcessBuilder:
             self.ring.put_frame(TABLE_NAME, 0, b"", (text.encode("utf-8", "surrogatepass"),), step=self._names[text])
         return self._names[text]
 
-    def steps(self, count: int, *, losses: Sequence[float] | None = None, spent_ns: int = 1000) -> None:
-        """That many optimizer steps, 10 ms each."""
+    def steps(
+        self, count: int, *, losses: Sequence[float] | None = None, spent_ns: int = 1000, step_ns: float = 10.0
+    ) -> None:
+        """That many optimizer steps, one each 10 ms; the times of their parts are a few ns."""
         pack, model = SLOT_PACKERS[STEPS.number].pack_into, self.name_id("Net")
         for index in range(count):
             step = self._steps
             loss = losses[index] if losses is not None else 1.0 / (step + 1)
             t_ns = T0_NS + (step + 1) * 10 * MS_NS
             self.ring.put(pack, STEPS.number, 0, NULL_I32, NULL_I32, 1, step, t_ns, step, model, loss, 0.1, NULL_F64,
-                          10.0, 1.0, 4.0, 4.0, 1.0, 32, 1, 0, 4096, 8192)  # fmt: skip
+                          step_ns, 1.0, 4.0, 4.0, 1.0, 32, 1, 0, 4096, 8192)  # fmt: skip
             self._steps += 1
             self.ring.set_word(Word.STEPS, self._steps)
             self.ring.set_word(Word.LAST_STEP_NS, t_ns)

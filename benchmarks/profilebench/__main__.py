@@ -168,7 +168,14 @@ def main() -> None:
     if not outcomes:
         sys.exit("no run was made: the limit is too short, or nothing is kept")
     if arguments.json:
-        print(json.dumps([{"scenario": one.scenario, "seed": one.seed, "kind": one.kind, "right": one.is_right} for one in outcomes]))  # fmt: skip  # noqa: E501
+        print(
+            json.dumps(
+                [
+                    {"scenario": one.scenario, "seed": one.seed, "kind": one.kind, "right": one.is_right}
+                    for one in outcomes
+                ]
+            )
+        )
         return
     grid, total = grid_of(outcomes), sum(len(numbers) for _, numbers in blocks(seeds))
     if len(outcomes) < total:

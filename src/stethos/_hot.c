@@ -20,9 +20,10 @@
 #include <immintrin.h>
 #endif
 
-#define INTERFACE 2
+#define INTERFACE 3
 #define LONG_NS 1000000000LL /* as in hotpath.py */
 #define NULL_BITS ((int64_t)0x7FF80000000007A2LL) /* schema.NULL_F64 */
+#define MOST_AHEAD 64 /* as in iteration.py */
 
 /* The clock of `time.perf_counter_ns`. A test may let it tick instead: each look is then one tick later. */
 static int64_t tick_ns, ticked_ns;
@@ -69,10 +70,12 @@ typedef struct {
     Watched *watched;
     PyObject *scaled, *pending, *device_mark, *pace;
     double loss, norm;
-    int64_t backward_ns, backwards, backwards_before, batch_data_ns, batch_samples, closure_backwards, completed, counted,
+    int64_t backward_ns, backwards, backwards_before, batch_data_ns, batch_source, closure_backwards, completed, counted,
         data_ns, depth, forward_ns, house_ns, kept_ns, last_end_ns, mark_ns, optimizer_start_ns, owner, samples, skipped,
         spent_ns, step;
     char has_stepped, in_backward, is_traced;
+    int batches_ahead;
+    int64_t ahead[MOST_AHEAD]; /* samples of batches that have come and that no backward has followed yet, the oldest first */
 } Iteration;
 
 typedef struct {
@@ -207,7 +210,7 @@ static PyMemberDef Iteration_members[] = {
     OBJECT(Iteration, scaled), OBJECT(Iteration, pending), OBJECT(Iteration, device_mark),
     OBJECT(Iteration, pace), DOUBLE(Iteration, loss), DOUBLE(Iteration, norm), NUMBER(Iteration, backward_ns),
     NUMBER(Iteration, backwards), NUMBER(Iteration, backwards_before), NUMBER(Iteration, batch_data_ns),
-    NUMBER(Iteration, batch_samples), NUMBER(Iteration, closure_backwards), NUMBER(Iteration, completed),
+    NUMBER(Iteration, batch_source), NUMBER(Iteration, closure_backwards), NUMBER(Iteration, completed),
     NUMBER(Iteration, counted), NUMBER(Iteration, data_ns), NUMBER(Iteration, depth), NUMBER(Iteration, forward_ns),
     NUMBER(Iteration, house_ns), NUMBER(Iteration, kept_ns), NUMBER(Iteration, last_end_ns), NUMBER(Iteration, mark_ns),
     NUMBER(Iteration, optimizer_start_ns), NUMBER(Iteration, owner), NUMBER(Iteration, samples),
@@ -837,6 +840,17 @@ take_up(PyObject *type, PyObject *error, PyObject *trace)
     PyErr_Restore(new_type, new_error, new_trace);
 }
 
+/* The oldest of the batches that have come: the number of its samples. There is one. */
+static int64_t
+drop_batch(Iteration *iteration)
+{
+    int64_t samples = iteration->ahead[0];
+    iteration->batches_ahead -= 1;
+    if (iteration->batches_ahead)
+        memmove(iteration->ahead, iteration->ahead + 1, (size_t)iteration->batches_ahead * sizeof *iteration->ahead);
+    return samples;
+}
+
 /* A batch has come. */
 static int
 note_batch(Callback *self, PyObject *iterator, PyObject *batch, int64_t start_ns)
@@ -880,10 +894,16 @@ note_batch(Callback *self, PyObject *iterator, PyObject *batch, int64_t start_ns
         if (samples < 0)
             PyErr_Clear();
     }
-    iteration->batch_samples = samples;
-    if (samples <= 0
-        && number_of(PyObject_CallMethodOneArg((PyObject *)watch, state->samples_in, batch), &iteration->batch_samples) < 0)
+    int64_t counted = samples;
+    if (samples <= 0 && number_of(PyObject_CallMethodOneArg((PyObject *)watch, state->samples_in, batch), &counted) < 0)
         goto out;
+    if (yielded == 1 || iteration->batch_source != (int64_t)(intptr_t)iterator) {
+        iteration->batch_source = (int64_t)(intptr_t)iterator;
+        iteration->batches_ahead = 0;
+    }
+    if (iteration->batches_ahead == MOST_AHEAD)
+        drop_batch(iteration);
+    iteration->ahead[iteration->batches_ahead++] = counted;
     if (is_some(iteration->device_mark)
         && done(PyObject_CallMethodOneArg((PyObject *)watch, state->batch_came, (PyObject *)iteration)) < 0)
         goto out;
@@ -962,11 +982,10 @@ note_loss(Callback *self, Iteration *iteration, PyObject *tensors, PyObject *gra
     PyObject *watch = (PyObject *)self->watch;
     if (iteration->mark_ns)
         iteration->forward_ns += now_ns() - iteration->mark_ns;
-    if (iteration->batch_data_ns) {
-        iteration->data_ns += iteration->batch_data_ns;
-        iteration->samples += iteration->batch_samples;
-        iteration->batch_data_ns = iteration->batch_samples = 0;
-    }
+    iteration->data_ns += iteration->batch_data_ns;
+    iteration->batch_data_ns = 0;
+    if (iteration->batches_ahead && !iteration->closure_backwards)
+        iteration->samples += drop_batch(iteration);
     double loss;
     int is_plain = Py_IS_TYPE(tensors, self->tensor) && gradients == Py_None;
     if (is_plain && is_some(iteration->scaled)) {
@@ -1058,6 +1077,8 @@ backward_is_over(Callback *self, Iteration *iteration, int64_t start_ns, int64_t
     iteration->mark_ns = now;
     if (completed == iteration->completed) /* else an optimizer stepped inside, and its row is written */
         iteration->backward_ns += now - start_ns;
+    if (iteration->depth) /* in a closure: what the optimizer does itself begins again */
+        iteration->optimizer_start_ns = now;
     PyObject *owner, *function;
     if (is_some(iteration->pending)) {
         if ((function = PyObject_GetAttr((PyObject *)self->watch, state->backward_ended)) == NULL)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stethos.settings import is_native_allowed
 
-_INTERFACE = 2
+_INTERFACE = 3
 
 
 def _load() -> tuple[ModuleType | None, str]:

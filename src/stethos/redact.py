@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 MASK = "[redacted]"
 
-_WORD = r"(?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d|pwd|credentials?|auth(?:orization)?|private[_-]?key)"
+_WORD = (
+    r"(?:api[_-]?key|access[_-]?key|secret|token|passw(?:or)?d|pwd|credentials?|auth(?:orization)?(?!or)"
+    r"|private[_-]?key)"
+)
 _ASSIGNED = re.compile(
     rf"(?i)([\w-]*{_WORD}[\w-]*[\"']?\s*[=:]\s*)(?:(bearer|basic)\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&\"'}}]+)"
 )
@@ -18,6 +21,8 @@ _KNOWN = re.compile(
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 _FLAG = re.compile(rf"(?i)^--?[\w-]*{_WORD}[\w-]*$")
+_COUNTED = re.compile(r"(?i)(?<![a-z])tokens(?![a-z])")  # of a text: `max_tokens=4096` is no secret
+_NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?")
 # A cheap first look: without one of these nothing above can match.
 _HINT = re.compile(
     r"(?i)key|secret|token|passw|pwd|credential|auth|bearer|://|ghp_|gho_|ghu_|ghs_|ghr_|hf_|sk-|xox|eyJ|AKIA"
@@ -31,14 +36,23 @@ def redact(text: str) -> str:
     text = _URL_LOGIN.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1{MASK}", text)
     text = _KNOWN.sub(MASK, text)
-    return _ASSIGNED.sub(lambda match: match[1] + MASK, text)
+    return _ASSIGNED.sub(_masked, text)
+
+
+def _masked(match: re.Match[str]) -> str:
+    return match[0] if _is_count(match[1], match[3]) else match[1] + MASK
+
+
+def _is_count(name: str, value: str) -> bool:
+    return bool(_COUNTED.search(name) and _NUMBER.fullmatch(value))
 
 
 def redact_command(arguments: Sequence[str]) -> list[str]:
     """A command line with secrets masked, also where the value is a word of its own."""
     masked: list[str] = []
-    hide_next = False
+    flag = ""
     for argument in arguments:
-        masked.append(MASK if hide_next and not argument.startswith("-") else redact(argument))
-        hide_next = bool(_FLAG.match(argument))
+        is_secret = flag and not argument.startswith("-") and not _is_count(flag, argument)
+        masked.append(MASK if is_secret else redact(argument))
+        flag = argument if _FLAG.match(argument) else ""
     return masked

@@ -37,6 +37,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """One column: how it is stored, and what it means."""
+
     name: str
     kind: Kind
     doc: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import socketserver
@@ -26,6 +27,7 @@ from stethos.cli.main import main
 from stethos.diagnose.engine import Diagnosis
 from stethos.diagnose.finding import Finding, Severity, Subject
 from stethos.errors import UsageError
+from stethos.live.keys import open_keys
 from stethos.store.run import Run
 
 
@@ -34,6 +36,7 @@ class Receiver(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.answers: list[int] = []
         self.location = ""
         receiver = self
@@ -44,6 +47,7 @@ class Receiver(ThreadingHTTPServer):
                 status = receiver.answers.pop(0) if receiver.answers else 200
                 if status < 300:
                     receiver.bodies.append(json.loads(body))
+                    receiver.headers.append(dict(self.headers))
                 self.send_response(status)
                 if receiver.location:
                     self.send_header("Location", receiver.location)
@@ -53,7 +57,7 @@ class Receiver(ThreadingHTTPServer):
                 pass
 
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -67,6 +71,7 @@ class Smtp(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         self.mails: list[str] = []
+        self.logins: list[str] = []
         server = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -81,6 +86,12 @@ class Smtp(socketserver.ThreadingTCPServer):
                         lines = iter(lambda: self.rfile.readline().decode().rstrip("\r\n"), ".")
                         server.mails.append("\n".join(lines))
                         answer("250 taken")
+                    elif line.upper().startswith("EHLO"):
+                        answer("250-here")
+                        answer("250 AUTH PLAIN")
+                    elif line.upper().startswith("AUTH PLAIN "):
+                        server.logins.append(base64.b64decode(line.split()[2]).decode())
+                        answer("235 welcome")
                     elif line.upper() == "QUIT":
                         answer("221 bye")
                         break
@@ -88,7 +99,7 @@ class Smtp(socketserver.ThreadingTCPServer):
                         answer("250 fine")
 
         super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -243,6 +254,69 @@ def test_a_mail_arrives(smtp: Smtp) -> None:
     header, _, body = mail.partition("\n\n")
     assert "Subject: [error] r: client x Bcc: evil@example.org" in header and "\nBcc:" not in header
     assert "next: go home" in body
+
+
+def test_a_mail_is_sent_with_the_password_of_a_file(smtp: Smtp, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    sink = MailSink(
+        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], user="me", password_file=str(file)
+    )
+    message = Message("r", (Item("k", "rule", "new", "error", "title"),))
+    with pytest.raises(DeliveryError, match="password"):
+        deliver(sink, message)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(DeliveryError, match="it is no text"):
+        deliver(sink, message)
+    file.write_text("secret\n")
+    deliver(sink, message)
+    assert smtp.logins == ["\0me\0secret"] and len(smtp.mails) == 1
+
+
+def test_no_password_goes_to_a_mail_server_that_cannot_prove_its_name(smtp: Smtp, tmp_path: Path) -> None:
+    smtp.socket = open_keys(tmp_path / "keys").server_context().wrap_socket(smtp.socket, server_side=True)
+    file = tmp_path / "password"
+    file.write_text("secret")
+    sink = MailSink(
+        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption="tls", user="me",
+        password_file=str(file),
+    )  # fmt: skip
+    with pytest.raises(DeliveryError, match="certificate verify failed"):
+        deliver(sink, Message("r", (Item("k", "rule", "new", "error", "title"),)))
+    assert smtp.logins == [] and smtp.mails == []
+
+
+def test_a_mail_that_cannot_be_encrypted_is_not_sent(smtp: Smtp, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+    sink = MailSink(
+        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption="starttls", user="me",
+        password_file=str(file),
+    )  # fmt: skip
+    with pytest.raises(DeliveryError, match="STARTTLS"):
+        deliver(sink, Message("r", (Item("k", "rule", "new", "error", "title"),)))
+    assert smtp.logins == [] and smtp.mails == []
+
+
+def test_a_webhook_gets_the_header_of_a_file(receiver: Receiver, tmp_path: Path) -> None:
+    file = tmp_path / "header"
+    sink = WebhookSink(receiver.url, allow_private=True, header_file=str(file))
+    for content, said in ((None, "cannot be read"), ("secret", "no header"), ("A: b\nHost: evil", "no header")):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(DeliveryError, match=said):
+            post(sink, {})
+    file.write_text("X-Secret: 17\n")
+    post(sink, {})
+    (headers,) = receiver.headers
+    assert headers["X-Secret"] == "17" and headers["Host"] != "evil"
+
+
+def test_a_message_about_thousands_of_clients_arrives_whole(receiver: Receiver) -> None:
+    clients = tuple(f"client {number:04d} of a hospital far away" for number in range(5000))
+    item = Item("k", "rule", "new", "error", "5000 clients", clients=clients)
+    deliver(WebhookSink(receiver.url, allow_private=True), Message("r", (item,) * 30))
+    (body,) = receiver.bodies
+    assert body["count"] == 30 and body["items"][-1]["clients"] == list(clients[:100])
 
 
 def test_a_command_gets_json_and_its_failure_is_told(tmp_path: Path) -> None:

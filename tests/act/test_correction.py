@@ -159,6 +159,16 @@ def test_rollbacks_are_few() -> None:
     assert [one.state for one in corrector.actions].count("refused") == 3
 
 
+def test_a_rollback_that_nobody_can_carry_out_is_told_as_refused() -> None:
+    told = []
+    corrector = Corrector("on", tell=lambda action: told.append((action.number, action.state, action.effect)))
+    for number in (1, 2):
+        assert corrector.settle(number, odd=1, loss=None, drift=None)
+    corrector.refuse_last("there is no module")
+    assert [one.state for one in corrector.actions] == ["active", "refused"]
+    assert told[-1] == (2, "refused", "there is no module")
+
+
 def test_a_mode_that_does_not_exist_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="dry-run"):
         parse_mode("yes")

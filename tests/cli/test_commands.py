@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
 from importlib import import_module
@@ -16,9 +15,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from builders import RunBuilder
+from terminal import Terminal, on_a_terminal
 
 from stethos.cli.main import COMMANDS, main
-from stethos.schema import TABLES, Source
+from stethos.schema import NULL_F64, TABLES, Source
 
 EVIL = "\x1b[31mred\x1b[0m\nsecond line\x07"
 
@@ -41,25 +41,8 @@ def stethos(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def on_a_terminal(*words: str) -> str:
-    """What the command prints when stdout and stderr are a terminal."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", *words], stdin=follower, stdout=follower, stderr=follower
-    )
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            data = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        shown += data
-    process.wait()
-    os.close(leader)
-    return shown.decode()
+def drawn_by(*words: str) -> str:
+    return on_a_terminal(*words, STETHOS_DIR=os.environ["STETHOS_DIR"])
 
 
 @pytest.mark.parametrize(
@@ -100,14 +83,28 @@ def test_text_from_a_run_does_not_reach_the_terminal_raw(demo: RunBuilder) -> No
     plain = stethos("query", "SELECT message FROM logs").stdout
     assert plain.splitlines()[1] == "red second line"
     assert "\x1b" not in stethos("query", "SELECT message FROM logs", "--json").stdout
-    drawn = on_a_terminal("query", "SELECT message FROM logs")
+    drawn = drawn_by("query", "SELECT message FROM logs")
     assert "red second line" in drawn and "\x1b[31m" not in drawn and "\x07" not in drawn
 
 
 def test_rows_too_wide_for_the_terminal_are_shown_one_below_the_other(demo: RunBuilder) -> None:
-    drawn = on_a_terminal("query", "SELECT * FROM steps ORDER BY step LIMIT 2")
+    drawn = drawn_by("query", "SELECT * FROM steps ORDER BY step LIMIT 2")
     assert "row 2" in drawn and "optimizer_ms" in drawn
-    assert "row 1" not in on_a_terminal("query", "SELECT step, loss FROM steps")
+    assert "row 1" not in drawn_by("query", "SELECT step, loss FROM steps")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "soon"])
+@pytest.mark.parametrize(
+    "words", [("query", "SELECT 1"), ("eval", "1"), ("prove",), ("replay",)], ids=lambda words: words[0]
+)
+def test_a_time_that_is_none_is_refused(words: tuple[str, ...], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--timeout", value]) == 2
+    assert "seconds" in capsys.readouterr().err
+
+
+def test_more_rows_than_anybody_can_count_are_all_rows(demo: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", "SELECT 7 AS x", "--limit", "9" * 30, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"x": 7}]
 
 
 def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) -> None:
@@ -138,10 +135,12 @@ def test_a_closed_pipe_is_no_error(demo: RunBuilder) -> None:
 
 def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> None:
     listed = json.loads(stethos("ls", "--json").stdout)
-    assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [("demo", "running", 15, 18)]  # fmt: skip  # noqa: E501
+    assert [(one["run"], one["state"], one["steps"], one["rows_stored"]) for one in listed] == [
+        ("demo", "running", 15, 18)
+    ]
     lines = stethos("ls").stdout.splitlines()
     assert lines[0].split()[:3] == ["run", "state", "started"] and lines[1].split()[:2] == ["demo", "running"]
-    drawn = on_a_terminal("ls")  # 80 columns
+    drawn = drawn_by("ls")  # 80 columns
     assert "demo" in drawn and "last loss" in drawn and "size" not in drawn
     assert "no runs in" in stethos("ls", "--dir", str(runs_dir / "nowhere")).stdout
 
@@ -187,6 +186,17 @@ def test_doctor_says_what_is_missing_and_why(run: RunBuilder) -> None:
     assert "known to be missing" in stethos("doctor").stdout
 
 
+def test_doctor_says_that_no_step_has_a_loss(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(3, losses=[NULL_F64] * 3)
+    process.drain()
+    (found,) = [one for one in json.loads(stethos("doctor", "--json").stdout)["checks"] if one["what"] == "losses"]
+    assert found["grade"] == "note" and found["found"].startswith("none in 3 steps")
+    process.steps(1)
+    process.drain()
+    assert "losses" not in {one["what"] for one in json.loads(stethos("doctor", "--json").stdout)["checks"]}
+
+
 def test_doctor_reports_damage_and_exits_with_1(demo: RunBuilder) -> None:
     path = next(demo.path.glob("p0/*.steps.parquet"))
     path.write_bytes(path.read_bytes()[:-50])
@@ -221,13 +231,14 @@ def test_rm_of_a_link_leaves_what_it_points_to(run: RunBuilder, runs_dir: Path, 
     assert not (runs_dir / "link").is_symlink() and (target / "run.json").exists()
 
 
-def test_rm_asks_on_a_terminal(run: RunBuilder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip  # noqa: E501
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: "n")
-    assert main(["rm", "demo"]) == 1 and run.path.exists()
-    monkeypatch.setattr("builtins.input", lambda question: "y")
-    assert main(["rm", "demo"]) == 0 and not run.path.exists()
-    assert "deleted demo" in capsys.readouterr().out
+def test_rm_asks_on_a_terminal(run: RunBuilder) -> None:
+    for answer, status in (("n", 1), ("y", 0)):
+        with Terminal("rm", "demo", STETHOS_DIR=str(run.path.parent)) as terminal:
+            terminal.expect(r"\? ")
+            assert run.path.exists()
+            terminal.send(answer + "\n")
+            assert terminal.wait() == status and run.path.exists() == (answer == "n")
+    assert "deleted demo" in terminal.text
 
 
 def test_every_command_has_help_with_a_first_line_that_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -65,10 +66,16 @@ def federate(directory: Path, **options: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded_slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federate(
         tmp_path_factory.mktemp("slow"), clients=6, rounds=6, run="slow", faults=[lab.Fault("slow-compute", 3, start=3)]
     )
+
+
+@pytest.fixture
+def slow(recorded_slow: Path, tmp_path: Path) -> Path:
+    """A run of one's own in which client c3 becomes slow: a diagnosis leaves its findings there."""
+    return Path(shutil.copytree(recorded_slow, tmp_path / "runs" / "slow"))
 
 
 # The report ------------------------------------------------------------------------------------------
@@ -262,14 +269,9 @@ def test_a_damaged_run_is_diagnosed_from_what_is_whole(tmp_path: Path, diagnose:
     assert "rows of process" in shown
 
 
-def test_a_damaged_file_of_findings_is_a_note(slow: Path, diagnose: Diagnose, tmp_path: Path) -> None:
-    import shutil
-
-    copy = Path(shutil.copytree(slow, tmp_path / "copy"))
-    for file in copy.glob(f"{FILE}*"):
-        file.unlink()
-    (copy / FILE).write_bytes(b"no database" * 100)
-    status, shown, note = diagnose("-t", copy)
+def test_a_damaged_file_of_findings_is_a_note(slow: Path, diagnose: Diagnose) -> None:
+    (slow / FILE).write_bytes(b"no database" * 100)
+    status, shown, note = diagnose("-t", slow)
     assert status == 1 and "client c3" in shown and "note: findings are not kept" in note
 
 

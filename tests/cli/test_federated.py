@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import RunBuilder
+from builders import MS_NS, T0_NS, RunBuilder
+from federated_rows import put_row
 from processes import environment, finish, start, start_program, wait_for_rest, wait_until
+from terminal import on_a_terminal
 
 from stethos.cli.clients import oddities, oddity
 from stethos.cli.main import main
 from stethos.cli.rounds import wrongs_of
+from stethos.schema import CLIENT_REPORTS, ROUNDS
 from stethos.store.run import open_run
 
 COMMANDS = (["rounds"], ["clients"], ["compare-clients", "c1", "c7"])
@@ -83,29 +81,6 @@ def show(capsys: pytest.CaptureFixture[str]) -> Shown:
         return captured.err if status else captured.out
 
     return run
-
-
-def on_a_terminal(width: int, *words: str) -> str:
-    """What a command prints on a terminal of that width."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", *words],
-        stdin=follower, stdout=follower, stderr=follower, env=environment(TERM="xterm", NO_COLOR="1"),
-    )  # fmt: skip
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            data = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not data:
-            break
-        shown += data
-    assert process.wait() == 0
-    os.close(leader)
-    return shown.decode()
 
 
 def line_of(text: str, begin: str) -> str:
@@ -384,7 +359,7 @@ def test_the_sql_behind_a_table_can_be_asked_by_itself(faulty: Path, show: Shown
 def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, show: Shown, words: list[str]) -> None:
     for text in (show(faulty, *words), show(faulty, *words, "--json")):
         assert "\x1b" not in text and "\x07" not in text
-    drawn = on_a_terminal(200, *words, "-t", str(faulty))
+    drawn = on_a_terminal(*words, "-t", faulty, columns=200, NO_COLOR="1")
     assert "\x1b[31m" not in drawn and "\x1b[2J" not in drawn and "\x07" not in drawn
 
 
@@ -393,7 +368,7 @@ def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, s
 def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
     faulty: Path, words: list[str], width: int
 ) -> None:
-    drawn = on_a_terminal(width, *words, "-t", str(faulty))
+    drawn = on_a_terminal(*words, "-t", faulty, columns=width, NO_COLOR="1")
     assert "row 1" not in drawn and "✗ NaN" in drawn and "✗ failed" in drawn
     assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
 
@@ -407,6 +382,104 @@ def test_several_federations_of_a_run_are_kept_apart(recorded: Path, show: Shown
     assert "it has blobs, more blobs" in show(path, "rounds", "--federation", "nonsense", status=2)
     assert "--federation" in show(path, "compare-clients", "c0", "c1", status=2)
     assert show(path, "compare-clients", "c0", "c1", "--federation", "blobs").startswith("c0 and c1")
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> Path:
+    """Two federations without a client in common, and a third without any."""
+    with RunBuilder(tmp_path / "edges") as run:
+        server = run.process(is_alive=False)
+        for federation, clients in {"east": ("a", "b"), "west": ("c", "d"), "empty": ()}.items():
+            for client in clients:
+                put_row(server, CLIENT_REPORTS, T0_NS, client=client, round=1, side="server", federation=federation,
+                        turn=0, status="ok", samples=8)  # fmt: skip
+            put_row(server, ROUNDS, T0_NS, round=1, federation=federation, duration_ms=5.0)
+        server.drain()
+        server.finish()
+    return tmp_path / "edges"
+
+
+def test_two_clients_are_compared_where_they_meet(edges: Path, show: Shown) -> None:
+    assert show(edges, "compare-clients", "c", "d").startswith("c and d")
+    assert "a and d take part in no federation together" in show(edges, "compare-clients", "a", "d", status=2)
+    assert "--federation east" in show(edges, "compare-clients", "a", "nobody", status=2)
+
+
+def test_rounds_without_clients_have_none_to_show(edges: Path, show: Shown) -> None:
+    assert "no client took part" in show(edges, "clients", "--federation", "empty")
+    assert rows_of(show(edges, "clients", "--federation", "empty", "--json")) == []
+
+
+def test_of_a_round_that_another_server_repeated_the_last_time_counts(tmp_path: Path, show: Shown) -> None:
+    """A server that crashed in its third round and begins again with the second, in a process of its own."""
+    path = tmp_path / "again"
+    with RunBuilder(path) as run:
+        client = run.process("client", is_alive=False)
+        for place, (name, rounds) in enumerate({"first": (1, 2, 3), "second": (2, 3, 4)}.items()):
+            server = run.process(name, is_alive=False)
+            for number in rounds:
+                at_ns = T0_NS + (100 * place + 10 * number) * MS_NS
+                is_lost = name == "first" and number == 3
+                common = {"client": "a", "round": number, "federation": "wards", "turn": 0}
+                put_row(client, CLIENT_REPORTS, at_ns + MS_NS, side="client", steps=number + 10 * place,
+                        status="failed" if is_lost else "ok", error="ValueError: no" if is_lost else "",
+                        traceback="there" if is_lost else "", **common)  # fmt: skip
+                put_row(server, CLIENT_REPORTS, at_ns + 5 * MS_NS, side="server", samples=100 + place,
+                        status="failed" if is_lost else "ok", error="lost" if is_lost else "", **common)  # fmt: skip
+                put_row(server, ROUNDS, at_ns, round=number, federation="wards", duration_ms=8.0, loss=1.0 + place,
+                        selected=1, reported=int(not is_lost), failed=int(is_lost))  # fmt: skip
+            server.drain()
+            server.finish()
+        client.drain()
+        client.finish()
+    with open_run(path) as one:
+        query = "SELECT round, status, error, traceback, samples, steps FROM client_rounds ORDER BY round"
+        assert one.rows(query).values == [
+            (1, "ok", None, None, 100, 1), (2, "ok", None, None, 101, 12), (3, "ok", None, None, 101, 13),
+            (4, "ok", None, None, 101, 14),
+        ]  # fmt: skip
+    rows = rows_of(show(path, "rounds", "--json"))
+    assert [(row["round"], row["state"], row["loss"]) for row in rows] == [
+        (1, "ended", 1.0), (2, "repeated", 1.0), (2, "ended", 2.0), (3, "repeated", 1.0), (3, "ended", 2.0),
+        (4, "ended", 2.0),
+    ]  # fmt: skip
+    shown = show(path, "rounds")
+    assert shown.startswith("wards: 4 rounds") and shown.count("was repeated") == 2 and "✗" not in shown
+
+
+@pytest.mark.parametrize(("server", "client", "told"), [
+    ("dropped", "failed", "failed"), ("timeout", "failed", "failed"), ("ok", "failed", "ok"),
+    ("dropped", "ok", "dropped"), (None, "failed", "failed"), ("failed", None, "failed"),
+])  # fmt: skip
+def test_a_client_that_says_how_it_failed_has_failed(
+    tmp_path: Path, server: str | None, client: str | None, told: str
+) -> None:
+    """Whatever its server takes it for, unless that has its update."""
+    with RunBuilder(tmp_path / "one") as run:
+        process = run.process(is_alive=False)
+        for side, status in {"server": server, "client": client}.items():
+            if status is not None:
+                trace = "Traceback" if side == "client" and status == "failed" else ""
+                put_row(process, CLIENT_REPORTS, T0_NS, client="a", round=1, side=side, federation="f", turn=0,
+                        status=status, traceback=trace)  # fmt: skip
+        process.drain()
+        process.finish()
+    with open_run(tmp_path / "one") as one:
+        assert one.rows("SELECT status FROM client_rounds").values == [(told,)]
+
+
+def test_a_client_of_two_federations_is_compared_in_each(recorded: Path, show: Shown) -> None:
+    path = recorded / "two"
+    shown = show(path, "diagnose", "--client", "c0", status=0)
+    heads = [line.partition(":")[0] for line in shown.splitlines() if line.startswith("client c0")]
+    assert heads == [f"client c0 of federation {name} in run two" for name in ("blobs", "more blobs")]
+    assert "of 6" not in shown and shown.count("of 3") >= 8
+    found = json.loads(show(path, "diagnose", "--client", "c0", "--json"))
+    assert found["turns"] == {"ok": 4} and found["federations"] == {"blobs": {"ok": 2}, "more blobs": {"ok": 2}}
+    assert {one["of"] for one in found["measures"]} == {3} and {one["federation"] for one in found["measures"]} == {
+        "blobs", "more blobs"
+    }  # fmt: skip
+    assert all(len(one["course"]) == 2 for one in found["measures"])
 
 
 def test_output_that_cannot_draw_gets_question_marks(faulty: Path) -> None:

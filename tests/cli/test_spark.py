@@ -46,7 +46,17 @@ def test_a_sparkline_is_never_wider_than_asked_for(values: list[float | None], w
 
 
 def test_a_bar_shows_eighths_and_never_hides_what_is_above_nothing() -> None:
-    assert [bar(share, 4) for share in (1.0, 0.5, 0.53125, 1e-9, 0.0, None, math.nan, -1.0, 7.0)] == ["████", "██", "██▏", "▏", "", "", "", "", "████"]  # fmt: skip  # noqa: E501
+    assert [bar(share, 4) for share in (1.0, 0.5, 0.53125, 1e-9, 0.0, None, math.nan, -1.0, 7.0)] == [
+        "████",
+        "██",
+        "██▏",
+        "▏",
+        "",
+        "",
+        "",
+        "",
+        "████",
+    ]
 
 
 def test_a_bar_goes_both_ways_from_the_middle() -> None:

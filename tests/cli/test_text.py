@@ -62,9 +62,28 @@ def test_nothing_that_commands_a_terminal_survives(text: str) -> None:
 
 
 def test_numbers_are_written_in_units_people_read() -> None:
-    assert [bytes_text(n) for n in (0, 999, 1000, 3_200_000, 5 * 10**9, 10**15)] == ["0 B", "999 B", "1.0 kB", "3.2 MB", "5.0 GB", "1000.0 TB"]  # fmt: skip  # noqa: E501
-    assert [duration_text(s) for s in (None, 0.85, 12.34, 245, 11_520, 190_000)] == ["-", "850 ms", "12.3 s", "4 m 05 s", "3 h 12 m", "2 d 4 h"]  # fmt: skip  # noqa: E501
-    assert (count_text(12345), count_text(None), share_text(0.0084), number_text(0.12345678)) == ("12,345", "-", "0.84%", "0.123457")  # fmt: skip  # noqa: E501
+    assert [bytes_text(n) for n in (0, 999, 1000, 3_200_000, 5 * 10**9, 10**15)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "3.2 MB",
+        "5.0 GB",
+        "1000.0 TB",
+    ]
+    assert [duration_text(s) for s in (None, 0.85, 12.34, 245, 11_520, 190_000)] == [
+        "-",
+        "850 ms",
+        "12.3 s",
+        "4 m 05 s",
+        "3 h 12 m",
+        "2 d 4 h",
+    ]
+    assert (count_text(12345), count_text(None), share_text(0.0084), number_text(0.12345678)) == (
+        "12,345",
+        "-",
+        "0.84%",
+        "0.123457",
+    )
     assert (cut("abcdef", 4), cut("abc", 4)) == ("abc…", "abc")
 
 
@@ -81,7 +100,15 @@ def test_numbers_for_narrow_columns() -> None:
     ]
     assert shown == ["-", "NaN", "0", "0.0312", "12.5", "999", "25,340", "1.2e+06", "1e-05", "inf", "-2.00"]
     assert [cosine_text(n) for n in (None, math.nan, 0.834, -0.1)] == ["-", "NaN", "+0.83", "-0.10"]
-    assert [times_text(n) for n in (None, math.nan, 0.0, 0.07, 1.0, 3.84, 38.4)] == ["-", "NaN", "0.00x", "0.07x", "1.0x", "3.8x", "38.4x"]  # fmt: skip  # noqa: E501
+    assert [times_text(n) for n in (None, math.nan, 0.0, 0.07, 1.0, 3.84, 38.4)] == [
+        "-",
+        "NaN",
+        "0.00x",
+        "0.07x",
+        "1.0x",
+        "3.8x",
+        "38.4x",
+    ]
     assert [ms_text(n) for n in (None, 0.42, 12.0, 1500.0)] == ["-", "0.4 ms", "12 ms", "1.5 s"]
     assert (plural_text(1, "round"), plural_text(1000, "client")) == ("1 round", "1,000 clients")
 

@@ -2,88 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import shutil
-import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from builders import T0_NS, RunBuilder
 from federated_rows import build_federation
-from processes import DEADLINE_S, environment, wait_until
 from rich.console import Console
+from terminal import Terminal
 
 from stethos.cli.main import main
 from stethos.cli.top_view import draw
 from stethos.cli.vitals import POINTS, Monitor
 from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
-
-
-class Screen:
-    """A program in a terminal of its own, and everything it has drawn so far."""
-
-    def __init__(self, *words: str, columns: int = 80, rows: int = 30) -> None:
-        self._leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.before = termios.tcgetattr(follower)
-        self._follower = follower
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stethos.cli.main", *words], stdin=follower, stdout=follower, stderr=follower,
-            env=environment(TERM="xterm-256color", XDG_RUNTIME_DIR=os.environ["XDG_RUNTIME_DIR"]),
-            start_new_session=True,
-        )  # fmt: skip
-        self._drawn = b""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._leader, 65536)
-            except OSError:
-                return
-            if not data:
-                return
-            self._drawn += data
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._drawn.decode(errors="replace"))
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._leader, keys)
-
-    def modes(self) -> list[object]:
-        return list(termios.tcgetattr(self._follower))
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._follower)
-        self._reader.join()
-        os.close(self._leader)
-
-
-@contextmanager
-def screen(*words: str, **size: int) -> Iterator[Screen]:
-    shown = Screen(*words, **size)
-    try:
-        yield shown
-    finally:
-        shown.close()
 
 
 @pytest.fixture(scope="module")
@@ -182,39 +117,42 @@ def test_a_long_curve_stays_short(growing: RunBuilder) -> None:
         assert len(Monitor(run).look().losses) <= 2 * POINTS
 
 
-def until(shown: Screen, condition: Callable[[], object], what: str) -> None:
-    try:
-        wait_until(condition, what)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{shown.text[-2000:]}") from None
-
-
 def test_in_a_terminal_it_follows_the_run_and_q_ends_it(growing: RunBuilder) -> None:
     process = growing._processes[0]
-    with screen("top", "-t", str(growing.path), "--interval", "0.1", columns=50) as shown:
-        until(shown, lambda: "steps 20" in shown.text, "the first frame")
+    with Terminal("top", "-t", growing.path, "--interval", "0.1", columns=50) as shown:
+        shown.expect("steps 20")
         process.steps(7)
         process.drain()
-        until(shown, lambda: "steps 27" in shown.text, "the steps that came since")
+        shown.expect("steps 27")
         process.finish()
-        until(shown, lambda: "demo  ended" in shown.text, "the end of the run")
+        shown.expect("demo  ended")
         assert shown.process.poll() is None
-        shown.press(b"xq")
-        assert shown.process.wait(DEADLINE_S) == 0
-        assert shown.modes()[:4] == shown.before[:4]
+        shown.send("xq")
+        assert shown.wait() == 0
+        assert shown.modes()[:4] == shown.modes_before[:4]
 
 
 def test_it_ends_when_the_run_is_deleted_and_with_ctrl_c(growing: RunBuilder, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(growing.path, tmp_path / "copy"))
     with (
-        screen("top", "-t", str(copy), "--interval", "0.1") as shown,
-        screen("top", "-t", str(growing.path), "--interval", "0.1") as other,
+        Terminal("top", "-t", copy, "--interval", "0.1") as shown,
+        Terminal("top", "-t", growing.path, "--interval", "0.1") as other,
     ):
-        until(shown, lambda: "steps 20" in shown.text, "the first frame")
+        shown.expect("steps 20")
         shutil.rmtree(copy.rename(tmp_path / "doomed"))  # its drainer may be just about to make a file
-        assert shown.process.wait(DEADLINE_S) == 0
-        until(shown, lambda: "has been deleted" in shown.text, "a word on the deletion")
-        until(other, lambda: "steps 20" in other.text, "the other's first frame")
-        os.kill(other.process.pid, signal.SIGINT)
-        assert other.process.wait(DEADLINE_S) == 0 and "Traceback" not in other.text
-        assert other.modes()[:4] == other.before[:4]
+        assert shown.wait() == 0
+        shown.expect("has been deleted")
+        other.expect("steps 20")
+        other.send("\x03")
+        assert other.wait() == 0 and "Traceback" not in other.text
+        assert other.modes()[:4] == other.modes_before[:4]
+
+
+def test_a_run_ended_as_its_command_did_whatever_became_of_a_child(run: RunBuilder) -> None:
+    """As `ls` and `doctor` say it."""
+    first, child = run.process(is_alive=False), run.process(is_alive=False)
+    run.launcher(first.pid, 0, pid=first.pid)
+    first.finish()
+    child.finish(None)
+    with open_run(run.path) as opened:
+        assert opened.summary()["state"] == "ended" == Monitor(opened).look().state

@@ -271,6 +271,23 @@ def test_rivals_are_not_blamed_for_a_loss_that_stays() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("are_rivals", [True, False])
+def test_a_federated_gan_is_not_blamed_for_a_loss_that_stays(are_rivals: bool) -> None:
+    """Clients in threads have optimizers side by side as well: those are of different clients."""
+    rounds, turn = 30, 8
+    count = rounds * turn
+    rows = made.steps(
+        np.tile([0.7, 1.4], count), optimizer=[1, 2] * count, model=["A", "B"] * count,
+        client=["a", "a" if are_rivals else "b"] * count, round=np.repeat(np.arange(1, rounds + 1), 2 * turn).tolist(),
+    )  # fmt: skip
+    told = {
+        "federation": ["toy"] * 2 * rounds, "round": np.repeat(np.arange(1, rounds + 1), 2).tolist(),
+        "client": ["a", "b"] * rounds, "entry_loss": (1 + made.noise(2 * rounds, 0.01)).tolist(),
+    }  # fmt: skip
+    found = made.names_in(Plateau(), made.window(steps=rows, client_rounds=told))
+    assert found == ([] if are_rivals else ["plateau"])
+
+
 @pytest.mark.parametrize(("clients", "found"), [(("a", "b"), ["oscillation"]), (("day", "night"), [])])
 def test_a_loss_that_swings_with_who_takes_part_is_no_oscillation(clients: tuple[str, str], found: list[str]) -> None:
     """Two groups of clients that take turns, the one with harder data; or all of them each time."""

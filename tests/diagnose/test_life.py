@@ -14,7 +14,7 @@ from processes import DEADLINE_S
 import stethos
 from stethos.diagnose.engine import Diagnosis
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.life import keep
+from stethos.diagnose.life import keep, rows_of
 from stethos.errors import QueryError, RecordingError
 from stethos.store.findings import FILE, read_findings
 
@@ -42,6 +42,11 @@ def test_the_life_of_a_finding(tmp_path: Path) -> None:
     first, second = read_findings(tmp_path)
     assert (first["state"], first["opened_ns"], first["updated_ns"], first["closed_ns"]) == ("closed", 10, 30, 40)
     assert (second["state"], second["opened_ns"], second["closed_ns"], second["title"]) == ("open", 60, None, "slow")
+
+
+def test_findings_that_are_kept_nowhere_are_numbered_from_1() -> None:
+    rows = rows_of(diagnosis(finding("c1"), finding("c2")))
+    assert [(row["finding"], json.loads(row["clients"])) for row in rows] == [(1, ["c1"]), (2, ["c2"])]
 
 
 def test_a_finding_whose_detector_did_not_look_stays_open(tmp_path: Path) -> None:

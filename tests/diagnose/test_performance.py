@@ -71,6 +71,13 @@ def test_near_misses(code: str, window: Window) -> None:
     assert found(code, window) == []
 
 
+def test_uneven_ranks_say_how_uneven() -> None:
+    (one,) = found("PRF007", cases.stepped(samples=[16, 64, 32]))
+    assert one.title == "rank 1 handles 64 samples per step, rank 0 only 16"
+    assert one.subject.ranks == (1,) and one.detail["times"] == 4
+    assert one.evidence[0].text.startswith("4.0 times as many")
+
+
 def test_code_of_the_programs_own_before_the_model_is_not_computing() -> None:
     """Without a data loader `forward_ms` begins with the last step; sampled modules tell what the model takes."""
     frames = {"steps": cases.CASES["PRF001"]().frame("steps")}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from examining import cases, found, of_turns
 
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.window import Frame, Window
 
 # Stragglers ------------------------------------------------------------------------------------------
 
@@ -59,6 +62,18 @@ def test_a_single_missing_update_is_no_finding(code: str, status: str) -> None:
     assert not found(code, cases.absent(status, since=4, until=4))
     (one,) = found(code, cases.absent(status, since=9))
     assert one.subject.clients == ("c2",) and one.subject.first == 9
+
+
+@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
+def test_most_clients_missing_in_the_last_round_are_told_at_once(code: str, status: str) -> None:
+    """It may be what ended the training. One client, or an earlier round, is no such matter."""
+    bad, last = {"status": status, "error": "ValueError: no"}, max(cases.ROUNDS)
+    (one,) = found(code, of_turns(lambda client, number, _: bad if number == last and client != "c0" else {}))
+    assert one.severity is Severity.ERROR and "c0" not in one.subject.clients and one.subject.first == last
+    (one,) = found(code, of_turns(lambda *_: bad, clients=("c0",), rounds=(1,)))
+    assert one.subject.clients == ("c0",) and one.is_open
+    assert not found(code, of_turns(lambda client, number, _: bad if number == last and client == "c1" else {}))
+    assert not found(code, of_turns(lambda _, number, __: bad if number == last - 1 else {}))
 
 
 @pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
@@ -132,10 +147,81 @@ def test_a_process_that_hung_before_it_was_killed_is_told() -> None:
     assert not found("SYS012", cases.stalled(state="ended"))
 
 
+def test_memory_that_grows_before_the_first_step_is_packages_and_data() -> None:
+    """Long imports, then a short training: the second half of all samples is still on its way up."""
+    rss = np.concatenate([np.linspace(1e8, 3e9, 110), np.full(10, 3e9)])
+    window = cases.host(rss)
+    assert found("SYS009", window)
+    steps = window.frame("steps").where(window.frame("steps")["step"] >= 110)
+    assert not found("SYS009", Window({"host": window.frame("host"), "steps": steps}))
+
+
 def test_a_process_that_somebody_stopped_is_no_warning() -> None:
     (one,) = found("SYS013", cases.processes(cases.process(state="killed", ending="killed by SIGTERM", exit_code=-15)))
     assert one.severity is Severity.INFO
     assert not found("SYS013", cases.processes(cases.process()))
+
+
+def test_low_utilisation_is_told_where_nothing_is_known_of_the_machine() -> None:
+    (one,) = found("SYS014", cases.host([2e9] * 90, cpu_share=0.08, machine_cpu_share=None))
+    assert "uses 8% of one core" in one.title
+
+
+def job(*rows: dict[str, Any]) -> Any:
+    """Ranks that failed one after the other, a tenth of a second apart, and their launcher after them."""
+    launcher = {"process": "launcher", "steps": 0, "ending": "uncaught ChildFailedError: ... Root Cause"}
+    return cases.processes(
+        *(
+            cases.process(**{"process": f"r{place}", "state": "failed", "ended_ns": cases.T0_NS + place * 10**8, **row})
+            for place, row in enumerate([*rows, launcher])
+        )
+    )
+
+
+LOST = "uncaught RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3567"
+
+
+def test_of_a_job_the_rank_that_failed_first_is_told_and_the_others_with_it() -> None:
+    disk = {"rank": 2, "ending": "uncaught OSError: no space left on device"}
+    (one,) = found("SYS013", job(disk, {"rank": 0, "ending": LOST}, {"rank": 1, "ending": LOST}))
+    assert one.title == "rank 2 ended badly: uncaught OSError: no space left on device" and one.subject.ranks == (2,)
+    assert one.evidence[1].text == (
+        "after it ended rank 0 (lost its connection), rank 1 (lost its connection), its launcher, process launcher"
+    )
+
+
+def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
+    """Nobody notes the time at which a process is killed: it is found dead a moment later."""
+    killed = {"rank": 2, "state": "killed", "ending": "ended without a word: killed, by os._exit"}
+    (one,) = found("SYS013", job({"rank": 0, "ending": LOST}, {"rank": 1, "ending": LOST}, killed))
+    assert one.subject.ranks == (2,) and "OOM killer" in one.next_step
+
+
+def test_a_job_that_failed_again_after_a_restart_is_told_twice() -> None:
+    first, again = ({"rank": rank, "ending": "uncaught OSError: broken"} for rank in (0, 0))
+    assert len(found("SYS013", job(first, {"rank": 1, "ending": LOST}, again))) == 2
+
+
+def test_processes_without_ranks_that_failed_are_told_one_by_one() -> None:
+    rows = (cases.process(process=f"p{place}", state="failed", ending="exit status 3") for place in range(3))
+    found_ones = found("SYS013", cases.processes(*rows))
+    assert len(found_ones) == 3 and all("printed last" in one.next_step for one in found_ones)
+
+
+def test_a_long_ending_is_cut_where_that_can_be_seen() -> None:
+    (one,) = found("SYS013", cases.processes(cases.process(state="failed", ending="uncaught ValueError: " + "x" * 300)))
+    assert one.title.endswith("x…") and len(one.title) < 130
+
+
+@pytest.mark.parametrize(("told", "severity"), [(1200, Severity.INFO), (1000, Severity.ERROR)])
+def test_a_worker_of_clients_that_is_killed_between_turns_is_no_warning(told: int, severity: Severity) -> None:
+    """As by Ray at the end of a simulation; in the middle of a turn it has made steps that no report tells of."""
+    turns = [{"process": "p0", "side": "client", "steps": steps} for steps in (None, 400, told - 400)]
+    reports = Frame({name: [turn[name] for turn in turns] for name in turns[0]})
+    dead = cases.process(state="killed", ending="ended without a word", exit_code=None)
+    window = Window({"processes": cases.processes(dead).frame("processes"), "client_reports": reports})
+    (one,) = found("SYS013", window)
+    assert one.severity is severity and ("between their turns" in one.title) == (severity is Severity.INFO)
 
 
 def test_a_busy_process_or_a_busy_machine_is_no_low_utilisation() -> None:

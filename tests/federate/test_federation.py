@@ -544,6 +544,26 @@ def test_mistakes_are_told_in_words(record: Record) -> None:
                 pass
 
 
+def test_an_evaluation_that_found_no_number_is_no_reason_to_stop(record: Record) -> None:
+    recording = record()
+    with stethos.federation("toy", model=make_model(), progress=False) as fed:
+        for rnd, loss in zip(fed.rounds(3), (0.5, None, torch.ones(3)), strict=True):
+            rnd.evaluate(loss=loss, recall=0.25)  # type: ignore[arg-type]
+    assert recording.rows("SELECT round, loss, evaluation FROM rounds ORDER BY round") == [
+        (number, loss, '{"recall": 0.25}') for number, loss in ((1, 0.5), (2, None), (3, None))
+    ]
+    assert recording.column("SELECT reason FROM gaps") == ["the evaluation's loss is no number: Tensor"]
+
+
+def test_a_module_in_place_of_its_state_is_refused_with_the_way_out(record: Record) -> None:
+    record()
+    model = make_model()
+    with stethos.federation("toy", model=model, progress=False) as fed, fed.round(1) as rnd:
+        with pytest.raises(UpdateMismatchError, match="'a' sent a Sequential") as caught, rnd.client("a") as site:
+            site.update(model)  # type: ignore[arg-type]
+        assert "state_dict()" in str(caught.value.hint)
+
+
 def test_what_the_caller_knows_better_is_taken_as_it_is(record: Record) -> None:
     recording, model = record(), make_model()
     with stethos.federation("toy", model=model, progress=False) as fed, fed.round(1) as rnd:

@@ -131,7 +131,7 @@ def test_times_are_the_devices_not_the_time_to_launch(tmp_path: Path) -> None:
         torch.cuda.synchronize()
     found = rows(watch.path, "SELECT forward_ms, backward_ms, optimizer_ms FROM steps WHERE step BETWEEN 2 AND 8")
     for forward_ms, backward_ms, optimizer_ms in found:
-        assert 2.5 < backward_ms / forward_ms < 3.5 and backward_ms > 30 and optimizer_ms < 5
+        assert 2.5 < backward_ms / forward_ms < 3.5 and optimizer_ms < forward_ms
 
 
 def test_the_gpu_and_its_memory_are_sampled(tmp_path: Path) -> None:

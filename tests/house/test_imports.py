@@ -47,7 +47,7 @@ LAZILY = {
 }
 
 # The trainer loads these before torch: nothing but the standard library.
-PLAIN = ("layout", "ring", "slots", "place", "spawn", "provenance", "segment")
+PLAIN = ("layout", "ring", "slots", "place", "spawn", "provenance", "segment", "whole_file")
 HEAVY = ("numpy", "pyarrow", "duckdb", "psutil", "rich", "torch")
 
 

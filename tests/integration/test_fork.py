@@ -122,7 +122,10 @@ if not pid:
     os._exit(0)
 os.waitpid(pid, 0)
 """)
-    assert command("run", "--dir", tmp_path, "--name", "run", script, env=environment(PYTHONPATH=UNBOUNDED)).returncode == 0  # fmt: skip  # noqa: E501
+    assert (
+        command("run", "--dir", tmp_path, "--name", "run", script, env=environment(PYTHONPATH=UNBOUNDED)).returncode
+        == 0
+    )
     run, _ = collected(tmp_path / "run")
     rows = run.rows("SELECT process, list(step ORDER BY step), any_value(model) FROM steps GROUP BY process").values
     assert sorted(steps for _, steps, _ in rows) == [list(range(5)), list(range(70))]

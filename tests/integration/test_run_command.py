@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import stat
 import subprocess
 import sys
-import termios
 import venv
 from pathlib import Path
 
 import pytest
 from processes import (
-    DEADLINE_S,
     SOURCE,
     collected,
     command,
@@ -30,6 +25,7 @@ from processes import (
     wait_for_rest,
     wait_until,
 )
+from terminal import Terminal
 
 from stethos.record.place import RunPlace, start_ticks
 from stethos.store.run import Run, open_run
@@ -124,6 +120,93 @@ def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here:
     assert "raise ValueError('17 apples')" in process["traceback"]
 
 
+@pytest.mark.parametrize("place", ["elsewhere", "runs"])
+def test_a_program_that_deletes_where_it_runs_keeps_its_status(here: Path, place: str) -> None:
+    runs = here.parent / "elsewhere" if place == "elsewhere" else here / "runs"
+    deleting = "import os, shutil, stethos; stethos.log(x=1); shutil.rmtree(os.getcwd())"
+    name = script(f"{deleting}\nprint('done', flush=True)\nos._exit(5)")
+    done = command("run", "--dir", runs, "--name", "one", name)
+    assert (done.stdout, done.returncode) == ("done\n", 5) and "Traceback" not in done.stderr
+    assert (runs / "one").exists() == (place == "elsewhere")
+
+
+SHELL = """
+import sys
+def run_cell(text):
+    try:
+        exec(text)
+    except Exception as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        print("Traceback", error)
+run_cell("1 / 0")
+run_cell("print('next cell')")
+"""
+
+
+@pytest.mark.parametrize("start", ["", "sys.ps1 = '> '\nsys.excepthook(ValueError, ValueError('typed'), None)\n"])
+def test_an_error_in_a_cell_of_a_notebook_is_not_the_end_of_the_process(here: Path, start: str) -> None:
+    """Shells keep the last exception where the interpreter does, and go on."""
+    assert command("run", script(SHELL + start)).returncode == 0
+    process = only_process(only_run(here))
+    assert (process["state"], process["ending"], process["traceback"]) == ("ended", "ended", None)
+
+
+SPAWNED = """
+import multiprocessing, sys, stethos
+def work(number):
+    stethos.log(number=number)
+    try:
+        if number == 1:
+            raise ValueError("bad batch")
+    except ValueError:
+        sys.exit(1)
+    sys.exit(number)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    for number in range(3):
+        worker = context.Process(target=work, args=(number,))
+        worker.start()
+        worker.join()
+"""
+
+
+def test_a_child_that_leaves_with_a_status_has_failed(here: Path) -> None:
+    """`torch.multiprocessing.spawn` catches what a rank raises, and leaves with 1."""
+    assert command("run", script(SPAWNED)).returncode == 0
+    _, *workers = sorted(only_run(here).processes(), key=lambda row: row["started_ns"])
+    assert [(worker["state"], worker["ending"]) for worker in workers] == [
+        ("ended", "ended"),
+        ("failed", "uncaught ValueError: bad batch"),
+        ("failed", "uncaught SystemExit: 2"),
+    ]
+
+
+STOPPED = """
+import multiprocessing, signal, sys, stethos
+def work(is_done):
+    stethos.log(number=1)
+    is_done.set()
+    signal.pause()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    is_done = context.Event()
+    worker = context.Process(target=work, args=(is_done,), daemon=True)
+    worker.start()
+    is_done.wait()
+    worker.terminate()
+    worker.join()
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("status", "state"), [(0, "ended"), (3, "killed")])
+def test_a_daemon_that_is_stopped_by_its_parent_has_not_failed(here: Path, status: int, state: str) -> None:
+    """Pools end their workers by a signal; only where the parent failed too that may be a trace of trouble."""
+    assert command("run", script(STOPPED), str(status)).returncode == status
+    main, worker = sorted(only_run(here).processes(), key=lambda row: row["started_ns"])
+    assert (main["exit_code"], worker["exit_code"], worker["state"]) == (status, None, state)
+
+
 def test_a_long_traceback_in_any_script_is_cut_and_still_recorded(here: Path) -> None:
     name = script("raise ValueError('漢' * 100_000)")
     assert command("run", name).returncode == 1
@@ -195,50 +278,27 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_once(here: Path) -> None:
         "sys.stdin.readline()\n"
         "print('end after', count, flush=True)\n"
     )
-    leader, follower = pty.openpty()
-    modes = termios.tcgetattr(follower)
-    modes[3] |= termios.NOFLSH  # else the terminal throws away what is shown while it sends the signal
-    termios.tcsetattr(follower, termios.TCSANOW, modes)
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    shown = _read_until(leader, b"", b"ready")
-    for turn in (1, 2):
-        os.write(leader, b"\x03")
-        shown = _read_until(leader, shown, b"interrupted %d" % turn)
-    os.write(leader, b"\n")
-    shown = _read_until(leader, shown, b"end after 2")
-    assert launcher.wait(DEADLINE_S) == 0
-    os.close(leader)
-    assert shown.count(b"interrupted") == 2 and b"Traceback" not in shown
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        for turn in (1, 2):
+            terminal.send("\x03")
+            terminal.expect(f"interrupted {turn}")
+        terminal.send("\n")
+        terminal.expect("end after 2")
+        assert terminal.wait() == 0
+    assert terminal.text.count("interrupted") == 2 and "Traceback" not in terminal.text
     assert only_process(only_run(here))["state"] == "ended"
 
 
 def test_ctrl_c_in_a_terminal_ends_a_program_that_does_not_expect_it(here: Path) -> None:
     name = script("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\n")
-    leader, follower = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "stethos.cli.main", "run", name], stdin=follower, stdout=follower, stderr=follower,
-        env=environment(), start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(follower)
-    _read_until(leader, b"", b"ready")
-    os.write(leader, b"\x03")
-    assert launcher.wait(DEADLINE_S) == -signal.SIGINT
-    os.close(leader)
+    with Terminal("run", name) as terminal:
+        terminal.expect("ready")
+        terminal.send("\x03")
+        assert terminal.wait() == -signal.SIGINT
     process = only_process(only_run(here))
     assert (process["state"], process["ending"]) == ("killed", "killed by SIGINT")
     assert process["traceback"].endswith("KeyboardInterrupt\n")
-
-
-def _read_until(descriptor: int, shown: bytes, what: bytes) -> bytes:
-    """Read on until something has been shown."""
-    while what not in shown:
-        assert select.select([descriptor], [], [], DEADLINE_S)[0], shown
-        shown += os.read(descriptor, 1024)
-    return shown
 
 
 def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(here: Path) -> None:
@@ -279,7 +339,9 @@ def test_words_after_the_script_are_its_own_even_if_they_look_like_ours(here: Pa
     words = ["--name", "x", "-t", "y", "--dir", "/nowhere", "--resume", "z", "-m", "--", "--help"]
     ended = command("run", *before, name, *words)
     assert (ended.returncode, ended.stdout) == (0, f"{words}\n")
-    assert only_process(only_run(here))["command"].endswith("train.py --name x -t y --dir /nowhere --resume z -m -- --help")  # fmt: skip  # noqa: E501
+    assert only_process(only_run(here))["command"].endswith(
+        "train.py --name x -t y --dir /nowhere --resume z -m -- --help"
+    )
 
 
 def test_python_children_of_a_shell_command_are_observed(here: Path) -> None:
@@ -456,7 +518,9 @@ def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(here: Path, words: list[str], status: int, said: str) -> None:  # fmt: skip  # noqa: E501
+def test_a_mistake_is_said_in_words_and_leaves_nothing_behind(
+    here: Path, words: list[str], status: int, said: str
+) -> None:
     script("raise SystemExit('must not run')")
     script("text", "not-executable")
     Path(script("#!/no/such/interpreter\n", "bad-interpreter")).chmod(0o755)
@@ -557,7 +621,11 @@ def test_any_configuration_is_taken(here: Path) -> None:
     assert json.loads(only_process(run)["config"])["kept"] == "yes"
     ((what, reason),) = run.rows("SELECT what, reason FROM gaps").values
     assert what == "config" and "characters" in reason
-    script("import pathlib, stethos; stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')}); stethos.log(i=0)")  # fmt: skip  # noqa: E501
+    script(
+        "import pathlib, stethos\n"
+        "stethos.watch(dir='runs', name='own', config={'p': pathlib.Path('/x')})\n"
+        "stethos.log(i=0)\n"
+    )
     ended = finish(start("train.py"))
     assert (ended.returncode, ended.stderr) == (0, "")
     run, _ = collected(here / "runs" / "own")

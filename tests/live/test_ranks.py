@@ -293,7 +293,8 @@ def test_a_deadlock_is_named_with_the_missing_rank_and_both_places(ask: Ask, job
     (finding,) = [one for one in json.loads(out)["findings"] if one["code"] == "SYS016"]
     assert (finding["kind"], finding["ranks"], finding["open"]) == ("missing-rank", [1], True)
     with open_run(job.run.path) as run:
-        sql = "SELECT rank, func FROM stacks WHERE reason = 'hang 1' AND thread = 'MainThread' AND func IN ('stray', 'all_reduce')"  # noqa: E501
+        sql = """SELECT rank, func FROM stacks
+            WHERE reason = 'hang 1' AND thread = 'MainThread' AND func IN ('stray', 'all_reduce')"""
         assert sorted(run.rows(sql).values) == [(0, "all_reduce"), (1, "stray")]
 
 

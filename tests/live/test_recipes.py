@@ -17,7 +17,6 @@ from stethos.store.run import open_run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```console live\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = [line.removeprefix("$ stethos ") for block in BLOCKS for line in block.splitlines() if line.startswith("$ ")]
 SOURCE = (PROGRAMS / "live_training.py").read_text(encoding="utf-8").splitlines()
 
 
@@ -368,13 +367,15 @@ def test_small_acts_have_json(with_main: Living, words: list[str]) -> None:
     assert found["ok"] is True and found["pid"] == with_main.process().pid
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_page_works(with_main: Living, line: str) -> None:
-    if "torch_trace" in line:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_commands_of_the_page_work_one_after_the_other(with_main: Living, block: str) -> None:
+    lines = block.splitlines()
+    assert lines and all(line.startswith("$ stethos ") for line in lines)
+    if "torch_trace" in block:
         wait_until(lambda: with_main.rows("SELECT count(*) AS n FROM python.torch_trace")[0]["n"], "a traced step")
-    if line.startswith("checkpoint"):
-        (with_main.directory / "rescue.safetensors").unlink(missing_ok=True)
-    assert with_main.ok(*shlex.split(line))
+    (with_main.directory / "rescue.safetensors").unlink(missing_ok=True)
+    for line in lines:
+        assert with_main.ok(*shlex.split(line.removeprefix("$ stethos "))), line
 
 
 def test_reading_changes_no_bit(tmp_path: Path) -> None:

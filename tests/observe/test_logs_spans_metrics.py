@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from processes import finish, start, start_command
 from recording import Recording
 
 import stethos
+from stethos.observe import boot
 from stethos.record.layout import MOST_NAMES
 
 Record = Callable[..., Recording]
@@ -581,8 +583,10 @@ def test_a_hundred_thousand_names_are_bounded(record: Record) -> None:
     assert recording.rows("SELECT min(value) FROM metrics WHERE name = '(more names)'") == [(MOST_NAMES,)]
 
 
-def test_without_a_recording_nothing_happens() -> None:
+def test_without_a_recording_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     stethos.log(x=1, y="no number")
+    assert boot.current() is None and list(tmp_path.iterdir()) == []
 
 
 def test_before_and_after_a_recording_nothing_is_recorded(record: Record) -> None:

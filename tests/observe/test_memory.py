@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stethos.observe.holder import holder_of
 from stethos.observe.memory_trace import MemoryTrace
 from stethos.observe.program_line import ProgramLines, filling_line
+from stethos.profile.memory_use import read_memory_use
 
 Record = Callable[..., Recording]
 FLOAT = 4
@@ -69,6 +70,10 @@ def test_classes_are_those_of_a_plain_count(record: Record) -> None:
     inputs, outputs = 100 * 32, 100 * (64 + 64 + 8)
     assert classes["activation"][0] >= (inputs + outputs) * FLOAT
     assert recording.rows("SELECT count(*) FROM memory WHERE line IS NOT NULL") == [(0,)]  # nothing leaks
+    peaks = dict(recording.rows("SELECT class, max(peak_bytes) FROM memory WHERE class IS NOT NULL GROUP BY class"))
+    together = sum(peaks[name] for name in ("model", "optimizer", "buffer", "activation"))
+    used = read_memory_use(recording.close())
+    assert used.peak_bytes is not None and together <= used.peak_bytes <= together + peaks["gradient"]
 
 
 def test_operators_allocate_what_their_results_hold(record: Record) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import logging
 import math
 import sys
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -510,7 +512,7 @@ def test_optimizers_that_step_inside_backward_have_a_row_for_each_step(record: R
     assert recording.rows("SELECT count(*), count(DISTINCT optimizer) FROM steps") == [(20, 4)]
     for number in (1, 2, 3, 4):
         seen = recording.column(f"SELECT loss FROM steps WHERE optimizer = {number} ORDER BY step")
-        assert seen[1:] == losses[1:]
+        assert seen == losses
     assert recording.rows("SELECT count(*) FROM steps WHERE backward_ms IS NOT NULL") == [(0,)]
     assert recording.rows("SELECT count(*) FROM steps WHERE forward_ms + optimizer_ms > step_ms * 1.05") == [(0,)]
     assert set(recording.column("SELECT DISTINCT layer FROM layers")) == set(LAYERS)
@@ -610,6 +612,112 @@ def test_an_evaluation_that_only_calls_the_model_without_gradients_does_not_coun
     assert recording.column("SELECT samples FROM steps ORDER BY step") == [4, 4, 4, 4]
 
 
+def test_a_batch_that_comes_ahead_of_its_use_is_counted_where_it_is_used(record: Record) -> None:
+    """As Accelerate does: it asks for one more batch before it hands the last one out."""
+    recording = record()
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(2):
+        batches = iter(DataLoader(samples(28), batch_size=8))
+        following = next(batches, None)
+        while following is not None:
+            (x, y), following = following, next(batches, None)
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [8, 8, 8, 4] * 2
+
+
+def test_batches_that_come_together_before_a_step_all_count(record: Record) -> None:
+    """As Transformers does: all batches that a step accumulates are asked for before the first is used."""
+    recording = record()
+    model = Net()
+    optimizer = sgd(model)
+    batches = iter(DataLoader(samples(28), batch_size=4))
+    while together := list(itertools.islice(batches, 3)):
+        for x, y in together:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [12, 12, 4]
+
+
+def test_a_closure_that_is_called_often_counts_one_batch(record: Record) -> None:
+    recording = record()
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    batches = iter(DataLoader(samples(24), batch_size=8))
+    together = list(batches)
+    for x, y in together:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [8, 8, 8]
+    assert recording.rows("SELECT min(backwards) > 1 FROM steps") == [(True,)]
+
+
+def test_two_loaders_side_by_side_count_the_one_asked_last(record: Record) -> None:
+    recording = record()
+    model = Net()
+    optimizer = sgd(model)
+    for (x, y), (more, _) in zip(
+        DataLoader(samples(12), batch_size=4), DataLoader(samples(30), batch_size=10), strict=True
+    ):
+        (cross_entropy(model(x), y) + model(more).square().mean()).backward()
+        optimizer.step()
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [10, 10, 10]
+
+
+def test_a_batch_that_is_looked_at_before_the_training_does_not_count(record: Record) -> None:
+    recording = record()
+    model = Net()
+    optimizer = sgd(model)
+    next(iter(DataLoader(samples(20), batch_size=20)))
+    for x, y in DataLoader(samples(8), batch_size=4):
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert recording.column("SELECT samples FROM steps ORDER BY step") == [4, 4]
+
+
+@pytest.mark.parametrize("evaluations", [1, 3])
+@pytest.mark.usefixtures("every_step")
+def test_what_a_closure_does_is_not_the_optimizers_time(record: Record, evaluations: int) -> None:
+    """Lightning gives every optimizer a closure that computes the loss and its gradients."""
+    recording = record(preset="light", overhead=0.0)
+    model = Net()
+
+    class Often(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for _ in range(evaluations - 1):
+                closure()
+            return super().step(closure)
+
+    optimizer = Often(model.parameters(), lr=0.1)
+    clock = recording.steps.session.now_ns
+
+    def spend(ticks: int) -> None:
+        for _ in range(ticks):
+            clock()
+
+    for x, y in DataLoader(samples(40), batch_size=8):
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            spend(100)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    times = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "step_ms")
+    rows = np.array(recording.rows(f"SELECT {', '.join(times)} FROM steps WHERE step > 0"))
+    assert (rows[:, :4].sum(axis=1) <= rows[:, 4]).all()
+    assert (rows[:, 1] > 0.8 * rows[:, 4]).all() and (rows[:, 3] < 0.1 * rows[:, 4]).all()
+
+
 @pytest.mark.usefixtures("every_step")
 def test_the_parts_of_a_step_add_up_to_no_more_than_the_whole(record: Record) -> None:
     recording = record(preset="deep", overhead=1.0)
@@ -644,7 +752,6 @@ def test_a_thread_new_to_an_old_optimizer_has_no_duration_for_its_first_step(rec
         thread.start()
         thread.join()
     assert recording.column("SELECT step_ms IS NULL FROM steps ORDER BY step") == [True, False] * 3
-    assert recording.rows("SELECT max(step_ms) < 60000 FROM steps") == [(True,)]
 
 
 def test_memory_is_that_of_parameters_gradients_and_state(record: Record) -> None:
@@ -969,7 +1076,8 @@ def test_dynamo_is_told_to_leave_our_code_alone_once_it_is_used(record: Record, 
 
 
 def layer_names(recording: Recording, optimizer: int = 1) -> list[str]:
-    query = f"SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer} AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"  # noqa: E501
+    query = f"""SELECT layer FROM layers WHERE kind = 'weight' AND optimizer = {optimizer}
+        AND step = (SELECT min(step) FROM layers WHERE optimizer = {optimizer})"""
     return recording.column(query)
 
 

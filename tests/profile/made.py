@@ -24,7 +24,9 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Selected:
     return Selected(found)
 
 
-def turn(client: str, number: int, down: float | None, compute: float | None, up: float | None, **more: Any) -> dict[str, Any]:  # fmt: skip  # noqa: E501
+def turn(
+    client: str, number: int, down: float | None, compute: float | None, up: float | None, **more: Any
+) -> dict[str, Any]:
     """One client's turn; its duration is the sum of what is known."""
     duration = sum(value for value in (down, compute, up) if value is not None)
     return {

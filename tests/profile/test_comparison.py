@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stethos.profile.column import Array
-from stethos.profile.comparison import Pair, Quantity, compare, compare_pair
+from stethos.profile.comparison import Pair, compare, compare_pair
 from stethos.profile.measure import Measures, Trouble
+from stethos.profile.part import Part
+from stethos.profile.quantity import Quantity
 from stethos.profile.resample import Interval, block_length, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
 
@@ -42,6 +45,18 @@ def test_the_setting_that_differs_is_named() -> None:
     pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.05, "seed": 0}))
     assert pair.cause == "lr: 0.1 -> 0.05" and words(pair)["final loss"] == "worse"
     assert [one.name for one in pair.worse_than(0.05)] == ["final loss"] and not pair.worse_than(0.3)
+
+
+def test_a_flag_that_only_one_run_was_given_is_told_in_words() -> None:
+    pair = compare_pair(measured(), measured(settings={"lr": 0.1, "seed": 0, "--compile": ""}))
+    assert pair.cause == "--compile: not given -> given"
+
+
+def test_runs_with_equal_numbers_of_which_one_failed_are_not_called_alike() -> None:
+    failed = (Trouble("SYS013", "rank 2 ended badly: exit status 3"),)
+    pair = compare_pair(measured(), measured(troubles=failed))
+    assert pair.verdict == "no difference shown; more was found in the second"
+    assert pair.new_findings == ("rank 2 ended badly: exit status 3",)
 
 
 def test_settings_whose_runs_all_end_in_nan_are_worse() -> None:
@@ -202,3 +217,46 @@ def test_other_work_on_the_machine_widens_times_but_no_losses() -> None:
 def test_what_another_seed_changed_is_chance_but_fails_a_gate() -> None:
     pair = compare_pair(measured(), measured(round_ms=140.0, settings={"lr": 0.1, "seed": 1}))
     assert words(pair)["round time"] == "chance" and pair.worse_than(0.05)
+
+
+# Runs that are more than one training ------------------------------------------------------------------
+
+
+def of_parts(name: str, **losses: Array) -> Measures:
+    """A run with several federations."""
+    nothing = np.full(len(ROUNDS), math.nan)
+    parts = {part: Part(ROUNDS, loss, nothing, np.full(len(ROUNDS), 50.0), nothing) for part, loss in losses.items()}
+    return measured(name, parts=parts)
+
+
+def test_federations_are_compared_by_name_and_not_averaged() -> None:
+    worse, better = 2.6 / ROUNDS, 1.6 / ROUNDS
+    pair = compare_pair(of_parts("a", x=2 / ROUNDS, y=2 / ROUNDS), of_parts("b", x=worse, y=better))
+    assert words(pair)["final loss of x"] == "worse" and words(pair)["final loss of y"] == "better"
+    assert "final loss" not in words(pair) and words(pair)["memory of tensors, peak"] == "equal"
+    assert [one.name for one in pair.worse_than(0.1)] == ["final loss of x"]
+
+
+def test_what_only_one_run_has_is_not_compared_and_said() -> None:
+    pair = compare_pair(of_parts("a", x=2 / ROUNDS, y=2 / ROUNDS), of_parts("b", x=2 / ROUNDS, z=3 / ROUNDS))
+    assert {one.part for one in pair.quantities} == {"", "x"}
+    assert pair.notes[:2] == (
+        "federations of a alone, which are not compared: y", "federations of b alone, which are not compared: z"
+    )  # fmt: skip
+
+
+def test_a_single_federation_is_compared_whatever_its_name() -> None:
+    pair = compare_pair(of_parts("a", x=2 / ROUNDS), of_parts("b", y=2 / ROUNDS))
+    assert "final loss" in words(pair) and not pair.notes
+
+
+def test_several_runs_of_several_federations_use_the_spread_of_each() -> None:
+    def runs(name: str, lr: float, x: float, y: float) -> list[Measures]:
+        made = [{"x": (x + 0.01 * seed) / ROUNDS, "y": (y + 0.01 * seed) / ROUNDS} for seed in range(3)]
+        return [
+            replace(of_parts(f"{name}{seed}", **one), settings={"lr": lr, "seed": seed})
+            for seed, one in enumerate(made)
+        ]
+
+    (pair,) = compare([*runs("a", 0.1, 2, 2), *runs("b", 0.2, 3, 2)])
+    assert words(pair)["final loss of x"] == "worse" and words(pair)["final loss of y"] == "no difference shown"

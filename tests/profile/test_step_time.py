@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import RunBuilder
+from builders import T0_NS, RunBuilder
 from made import columns
 
 from stethos.profile.bottleneck import (
@@ -18,9 +19,11 @@ from stethos.profile.bottleneck import (
     own_code_bottleneck,
 )
 from stethos.profile.column import select
-from stethos.profile.memory_use import Growth, Kept, growth_of
+from stethos.profile.memory_use import Growth, Kept, growth_of, read_growth
 from stethos.profile.module_time import module_times
+from stethos.profile.report import profile_of
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
+from stethos.profile.traffic import read_own_layers
 from stethos.store.run import open_run
 
 
@@ -38,8 +41,11 @@ def steps_of(count: int = 200, ranks: int = 1, **more: object) -> list[StepTime]
 def test_the_engine_and_plain_sums_agree(run: RunBuilder) -> None:
     process = run.process()
     process.steps(50)
+    for step_ns in (-4e6, math.inf, math.nan):  # a clock that was set, or ran away
+        process.steps(1, step_ns=step_ns)
     process.finish()
     with open_run(run.path) as opened:
+        assert opened.rows("SELECT count(*) FROM steps").values == [(53,)]
         by_engine = read_step_times(opened)
         by_hand = step_times(select(opened, f"SELECT {', '.join(sorted(STEP_COLUMNS))} FROM steps"))
     (one,), (two,) = by_engine, by_hand
@@ -55,6 +61,13 @@ def test_parts_add_up_and_what_is_missing_is_none() -> None:
     (one,) = steps_of(data_ms=None)
     assert one.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 15.0}
     assert np.isnan(one.share("data")) and one.share("forward", "backward") == pytest.approx(0.8)
+
+
+def test_processes_together_count_by_their_steps_and_what_one_did_not_measure_is_in_the_rest() -> None:
+    one, two = steps_of(ranks=2, data_ms=lambda rank, step: 5.0 if rank else None)
+    whole = together([replace(one, steps=30), replace(two, steps=10, mean_ms=140.0)])
+    assert whole is not None and (whole.steps, whole.mean_ms) == (40, pytest.approx(110.0))
+    assert whole.parts == {"data": None, "forward": 30.0, "backward": 50.0, "optimizer": 5.0, "other": 25.0}
 
 
 def test_steps_of_a_stepped_clock_are_left_out() -> None:
@@ -149,6 +162,26 @@ def test_modules_of_several_models_are_told_apart() -> None:
     assert found == {"Judge.0": (8.0, 4), "Maker.0": (4.0, 4), "Judge": (3.0, 4), "Maker": (1.0, 4)}
 
 
+@pytest.mark.parametrize(
+    ("steps", "modules", "said"),
+    [
+        (2, ["a", "b"], ""),
+        (3, ["a", "b"], ", most of that in module b"),
+        (3, ["a", "b", "c", "x" * 90], f", 36% of that in module …{'x' * 47}"),
+    ],
+)
+def test_a_module_is_only_said_to_take_most_where_it_does(
+    run: RunBuilder, steps: int, modules: list[str], said: str
+) -> None:
+    process = run.process()
+    process.steps(20)
+    for step in range(steps):
+        process.modules(modules, step=step)
+    process.finish()
+    with open_run(run.path) as opened:
+        assert profile_of(opened).verdict == f"no bottleneck: 80% of a step are forward and backward{said}"
+
+
 def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -> None:
     t_ns = np.arange(60) * 1e9
     assert growth_of("p", t_ns, np.linspace(3e8, 9e8, 60)) is not None
@@ -160,6 +193,31 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert backwards is not None and backwards.bytes_per_s > 0
     paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
     assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
+
+
+def test_without_a_federation_the_layers_are_those_of_the_model(run: RunBuilder) -> None:
+    process = run.process()
+    process.layers(["a", "b"], "weight", norm=1.0)
+    process.layers(["a", "b"], "weight", step=5, norm=2.0)
+    process.layers(["a", "b"], "gradient", step=5, norm=9.0)
+    process.finish()
+    with open_run(run.path) as opened:
+        assert [(one.layer, one.size, one.share, one.norm) for one in read_own_layers(opened)] == [
+            ("a", 64, 0.5, 2.0),
+            ("b", 64, 0.5, 2.0),
+        ]
+
+
+@pytest.mark.parametrize(("steps", "grows"), [(0, True), (200, False)])
+def test_what_is_loaded_before_the_first_step_is_no_leak(run: RunBuilder, steps: int, grows: bool) -> None:
+    """A process that never steps, a federation's server, is judged by all of its time."""
+    process = run.process()
+    process.steps(steps)
+    for second, rss in enumerate([*np.linspace(1e8, 5e8, 66), *[5e8] * 4]):
+        process.collector.add_sample(T0_NS + (second - 66) * 10**9, {"rss_bytes": float(rss)})
+    process.finish()
+    with open_run(run.path) as opened:
+        assert (read_growth(opened, "p0") is not None) == grows
 
 
 def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:

@@ -266,7 +266,11 @@ def test_the_counters_of_a_dead_process_are_in_its_manifest_and_its_ring_is_gone
     process.finish()
     manifest = process.place.manifest()
     assert manifest["counters"]["spent_ns"] == 123 and manifest["counters"]["slots"] == 3
-    assert sorted(path.name for path in process.place.path.iterdir()) == ["000001.steps.parquet", "manifest.json", "process.json"]  # fmt: skip  # noqa: E501
+    assert sorted(path.name for path in process.place.path.iterdir()) == [
+        "000001.steps.parquet",
+        "manifest.json",
+        "process.json",
+    ]
 
 
 def test_samples_of_gpus_are_rows_of_their_own(run: RunBuilder) -> None:

@@ -81,7 +81,16 @@ def test_a_ring_file_has_its_final_size_and_belongs_to_its_user_alone(tmp_path: 
 
 
 def test_rows_come_out_as_they_went_in(pipe: Pipe) -> None:
-    values = [0.0, -0.0, 1.5, math.inf, -math.inf, math.nan, 5e-324, struct.unpack("<d", NULL_F64_BITS.to_bytes(8, "little"))[0]]  # fmt: skip  # noqa: E501
+    values = [
+        0.0,
+        -0.0,
+        1.5,
+        math.inf,
+        -math.inf,
+        math.nan,
+        5e-324,
+        struct.unpack("<d", NULL_F64_BITS.to_bytes(8, "little"))[0],
+    ]
     for value in values:
         assert pipe.put(value)
     taken = [value for _, value in pipe.take()]

@@ -25,7 +25,10 @@ def test_dot_means_the_run_one_stands_in(run: RunBuilder, monkeypatch: pytest.Mo
 
 
 def test_without_a_target_the_newest_live_run_wins_over_a_newer_dead_one(runs_dir: Path) -> None:
-    with RunBuilder(runs_dir / "live", started_ns=T0_NS) as live, RunBuilder(runs_dir / "dead", started_ns=T0_NS + 1) as dead:  # fmt: skip  # noqa: E501
+    with (
+        RunBuilder(runs_dir / "live", started_ns=T0_NS) as live,
+        RunBuilder(runs_dir / "dead", started_ns=T0_NS + 1) as dead,
+    ):
         live.process()
         dead.process(is_alive=False)
         assert find_run().name == "live"
@@ -37,6 +40,13 @@ def test_without_a_live_run_the_newest_is_taken(runs_dir: Path) -> None:
         RunBuilder(runs_dir / name, started_ns=T0_NS + index).close()
     assert find_run().name == "a"
     assert [place.name for place in list_runs(runs_dir)] == ["a", "c", "b"]
+
+
+def test_a_launcher_that_has_ended_keeps_no_run_alive(run: RunBuilder) -> None:
+    run.launcher(dead_pid(), None)
+    assert is_live(run.place)
+    run.launcher(dead_pid(), 0)  # its pid is that of this process: as good as taken by somebody else
+    assert not is_live(run.place)
 
 
 def test_a_pid_is_found_among_the_runs(run: RunBuilder) -> None:
@@ -75,7 +85,9 @@ def test_a_dead_run_elsewhere_is_no_default_target(tmp_path: Path, runs_dir: Pat
             assert find_run().name == "near"
 
 
-def test_a_registry_entry_that_points_to_another_process_is_not_believed(run: RunBuilder, own_registry: Path, tmp_path: Path) -> None:  # fmt: skip  # noqa: E501
+def test_a_registry_entry_that_points_to_another_process_is_not_believed(
+    run: RunBuilder, own_registry: Path, tmp_path: Path
+) -> None:
     process, stranger = run.process(), dead_pid()
     own_registry.mkdir()
     (own_registry / str(stranger)).write_text(str(process.place.path))

@@ -63,7 +63,9 @@ def server(shown_runs: Path, tmp_path_factory: pytest.TempPathFactory, registry:
 def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
     """A federated training in that directory: run `live`, client c1 faulty from round 5; it goes on after `let_go`."""
     mine = environment(XDG_RUNTIME_DIR=str(registry), STETHOS_HANG_AFTER="0")
-    process = start_program("watched_demo.py", server.directory, "live", registry / GO_ON, env=mine, stderr=subprocess.DEVNULL)  # fmt: skip  # noqa: E501
+    process = start_program(
+        "watched_demo.py", server.directory, "live", registry / GO_ON, env=mine, stderr=subprocess.DEVNULL
+    )
     yield process
     process.kill()
     process.communicate()

@@ -171,7 +171,9 @@ def test_names_are_text(hostile: Path, tmp_path: Path, opened: Open, page_is_bui
     assert page.locator(".trouble").count() == 0
 
 
-def test_a_small_limit_thins_and_says_so(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], opened: Open, page_is_built: None) -> None:  # fmt: skip  # noqa: E501
+def test_a_small_limit_thins_and_says_so(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], opened: Open, page_is_built: None
+) -> None:
     path = tmp_path / "small.html"
     assert written("-t", demo, "-o", path, "--limit-bytes", 1000) == 2
     least = int(re.findall(r"at least (\d+)", capsys.readouterr().err)[0])
@@ -191,7 +193,9 @@ def test_a_small_limit_thins_and_says_so(demo: Path, tmp_path: Path, capsys: pyt
 
 def test_thinning_keeps_whole_columns_of_a_map_and_the_top_of_a_table() -> None:
     cells = [(layer, step, 0.5) for layer in "abc" for step in range(400)]
-    columns = Columns("", ("layer", "step", "value"), ("VARCHAR", "INTEGER", "DOUBLE"), tuple(map(list, zip(*cells, strict=True))))  # fmt: skip  # noqa: E501
+    columns = Columns(
+        "", ("layer", "step", "value"), ("VARCHAR", "INTEGER", "DOUBLE"), tuple(map(list, zip(*cells, strict=True)))
+    )
     thinned = thin(PANELS["gradient-flow"], columns, 3_000)
     steps = thinned.column("step")
     assert thinned.is_cut and 0 < thinned.rows < columns.rows
@@ -202,7 +206,9 @@ def test_thinning_keeps_whole_columns_of_a_map_and_the_top_of_a_table() -> None:
 
 
 @pytest.mark.parametrize("state", ["empty", "live", "killed", "damaged"])
-def test_any_run_has_a_report(run: RunBuilder, state: str, tmp_path: Path, hostile: Path, opened: Open, page_is_built: None) -> None:  # fmt: skip  # noqa: E501
+def test_any_run_has_a_report(
+    run: RunBuilder, state: str, tmp_path: Path, hostile: Path, opened: Open, page_is_built: None
+) -> None:
     path = run.path
     if state in ("live", "killed"):
         run.process(is_alive=state == "live").steps(30)
@@ -223,7 +229,9 @@ def test_any_run_has_a_report(run: RunBuilder, state: str, tmp_path: Path, hosti
     assert ("still going on" in page.locator(".made").inner_text()) == (state == "live")
 
 
-def test_a_file_that_exists_is_kept_and_appears_only_whole(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip  # noqa: E501
+def test_a_file_that_exists_is_kept_and_appears_only_whole(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "report.md"
     path.write_text("mine")
     assert written("-t", demo, "-o", path) == 2
@@ -244,7 +252,9 @@ def test_a_file_that_exists_is_kept_and_appears_only_whole(demo: Path, tmp_path:
     assert pipe.is_fifo()
 
 
-def test_without_the_page_text_can_still_be_had(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip  # noqa: E501
+def test_without_the_page_text_can_still_be_had(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Bundle, "__init__", lambda self: setattr(self, "_directory", tmp_path / "nothing"))
     assert written("-t", demo, "-o", tmp_path / "report.html") == 2
     assert "--format md" in capsys.readouterr().err and not (tmp_path / "report.html").exists()

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stethos.act.alert_rule import CommandSink, LogSink, MailSink, Sink, WebhookSink
-from stethos.act.webhook import DeliveryError, post
+from stethos.act.webhook import DeliveryError, post, secret_in
 
 _MOST_ITEMS = 20
+_MOST_CLIENTS = 100  # of an item; its title says how many there are
 _COLOURS = {"error": 0xC0392B, "warning": 0xD68910, "info": 0x2874A6, "passed": 0x1E8449}
 
 
@@ -61,7 +62,7 @@ class Message:
     def as_dict(self) -> dict[str, Any]:
         items = [
             {"rule": one.rule, "state": one.state, "severity": one.severity, "title": one.title,
-             "next_step": one.next_step, "clients": list(one.clients)}
+             "next_step": one.next_step, "clients": list(one.clients[:_MOST_CLIENTS])}
             for one in self.items[:_MOST_ITEMS]
         ]  # fmt: skip
         return {"source": "stethos", "run": self.run, "subject": self.subject, "count": len(self.items), "items": items}
@@ -102,15 +103,27 @@ def _mail(sink: MailSink, message: Message) -> None:
     mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
     mail.set_content(message.text)
     try:
-        kind = smtplib.SMTP_SSL if sink.encryption == "tls" else smtplib.SMTP
-        with kind(sink.host, sink.port, timeout=sink.timeout_s) as server:
-            if sink.encryption == "starttls":
-                server.starttls(context=ssl.create_default_context())
+        with _server(sink) as server:
             if sink.user:
-                server.login(sink.user, Path(sink.password_file).expanduser().read_text(encoding="utf-8").strip())
+                server.login(sink.user, secret_in(sink.password_file))
             server.send_message(mail)
     except (OSError, smtplib.SMTPException) as error:
         raise DeliveryError(f"mail by {sink.host}:{sink.port}: {error}") from None
+
+
+def _server(sink: MailSink) -> smtplib.SMTP:
+    """A connection to the mail server; an encrypted one to the server that its certificate names, or none."""
+    if sink.encryption == "tls":
+        context = ssl.create_default_context()
+        return smtplib.SMTP_SSL(sink.host, sink.port, timeout=sink.timeout_s, context=context)
+    server = smtplib.SMTP(sink.host, sink.port, timeout=sink.timeout_s)
+    if sink.encryption == "starttls":
+        try:
+            server.starttls(context=ssl.create_default_context())
+        except (OSError, smtplib.SMTPException):
+            server.close()
+            raise
+    return server
 
 
 def _command(sink: CommandSink, message: Message) -> None:

@@ -7,6 +7,7 @@ goes to the address that was checked, and redirects are not followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import ipaddress
 import json
@@ -20,8 +21,6 @@ from urllib.parse import urlsplit
 
 from stethos.act.alert_rule import WebhookSink
 from stethos.errors import StethosError
-
-_MOST_BYTES = 65_536
 
 
 class DeliveryError(StethosError):
@@ -45,7 +44,7 @@ def post(sink: WebhookSink, body: dict[str, Any]) -> None:
     at_deadline.start()
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", path, json.dumps(body).encode()[:_MOST_BYTES], headers)
+        connection.request("POST", path, json.dumps(body).encode(), headers)
         answer = connection.getresponse()
         status = answer.status
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -81,11 +80,19 @@ def _is_public(text: str) -> bool:
     return (address if mapped is None else mapped).is_global and not address.is_multicast
 
 
+def secret_in(file: str) -> str:
+    """What a file of the user's holds, without white space around it; OSError if it cannot be read, or is no text."""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "it is no text") from None
+
+
 def _extra(sink: WebhookSink) -> dict[str, str]:
     if not sink.header_file:
         return {}
     try:
-        name, colon, value = Path(sink.header_file).expanduser().read_text(encoding="utf-8").strip().partition(":")
+        name, colon, value = secret_in(sink.header_file).partition(":")
     except OSError as error:
         raise DeliveryError(f"{sink.header_file} cannot be read: {error}") from None
     if not colon or "\n" in value:

@@ -112,7 +112,8 @@ def _show(answers: Any, bad: Any, guilty: Any, inside: list[Inside]) -> None:
         say("guilty     nobody: leaving clients out does not help by more than the noise of the test\n")
         return
     names = ", ".join(clean(name) for name in guilty.clients)
-    say(f"guilty     {names}: without {guilty.accuracy:.3f} -> {guilty.without:.3f} ({guilty.way}, {guilty.trials} trials)\n")  # fmt: skip  # noqa: E501
+    said = f"without {guilty.accuracy:.3f} -> {guilty.without:.3f} ({guilty.way}, {guilty.trials} trials)"
+    say(f"guilty     {names}: {said}\n")
     for one in inside:
         say(f"inside     {_words(one)}\n")
 

@@ -29,7 +29,9 @@ _SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample"
+    )
     parser.add_argument("--output", metavar="CLASS", type=int, help="the answer in question (default: the model's)")
     add_world_arguments(parser, "predictor", "aggregator")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -52,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
         world = world_of(bundle, **functions)
         x = world.sample(_given(arguments.input))
         start = time.perf_counter()
-        found = provenance_of(world, turnouts_of(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))]), x, arguments.output)  # fmt: skip  # noqa: E501
+        found = provenance_of(
+            world, turnouts_of(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))]), x, arguments.output
+        )
         took_ms = 1e3 * (time.perf_counter() - start)
     if arguments.json:
         from dataclasses import asdict

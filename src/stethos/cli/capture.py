@@ -24,11 +24,22 @@ _LEAST_BYTES = 1024
 
 def add_capture_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `stethos profile` that look into a live process."""
-    parser.add_argument("--capture", type=int, metavar="STEPS", help="run torch's profiler for so many steps of a live process")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--capture", type=int, metavar="STEPS", help="run torch's profiler for so many steps of a live process"
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="with --capture: where its trace goes (.json.gz)")
-    parser.add_argument("--trace-limit", type=parse_bytes, default=64 << 20, metavar="SIZE", help="cut the trace to this size [64MB]")  # fmt: skip  # noqa: E501
-    parser.add_argument("--await", action="store_true", dest="is_awaited", help="with --capture: wait for a process that trains")  # fmt: skip  # noqa: E501
-    parser.add_argument("--when-slow", type=float, metavar="TIMES", help="with --capture: wait until steps take so many times as long as usual")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--trace-limit", type=parse_bytes, default=64 << 20, metavar="SIZE", help="cut the trace to this size [64MB]"
+    )
+    parser.add_argument(
+        "--await", action="store_true", dest="is_awaited", help="with --capture: wait for a process that trains"
+    )
+    parser.add_argument(
+        "--when-slow",
+        type=float,
+        metavar="TIMES",
+        help="with --capture: wait until steps take so many times as long as usual",
+    )
     parser.add_argument("--force", action="store_true", help="with --trace: overwrite the file if it exists")
 
 
@@ -88,7 +99,10 @@ def capture_lines(pid: int, reply: dict[str, Any]) -> list[str]:
     if "path" in reply:
         left_out = reply["events_left_out"]
         cut = f"; {count_text(left_out)} short events left out" if left_out else ""
-        lines += ["", f"trace {clean(reply['path'])}: {count_text(reply['events'])} events, {bytes_text(reply['bytes'])}{cut}"]  # fmt: skip  # noqa: E501
+        lines += [
+            "",
+            f"trace {clean(reply['path'])}: {count_text(reply['events'])} events, {bytes_text(reply['bytes'])}{cut}",
+        ]
     return lines
 
 

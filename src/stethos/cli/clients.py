@@ -115,7 +115,9 @@ SORTS: dict[str, Callable[[Record], Any]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_round(parser)
-    parser.add_argument("--sort", choices=SORTS, default="odd", help="what comes first: the worst of this column (default: odd)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--sort", choices=SORTS, default="odd", help="what comes first: the worst of this column (default: odd)"
+    )
     parser.add_argument("--all", action="store_true", help=f"every client, also if there are more than {_SHOWN}")
     add_federated_arguments(parser)
 
@@ -128,7 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not is_there_anything(one, arguments):
             return say_nothing_found(one, as_json=arguments.json)
         found = records(one, sql)
-        state = state_of(one)
+        state, name = state_of(one), one.name
+    if not found and not arguments.json:
+        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what went on")
     key = SORTS[arguments.sort]
     found.sort(key=lambda row: (str(row["federation"]), key(row), natural_key(clean(row["client"]))))
     if arguments.json:
@@ -136,10 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json_rows({**row, "odd": oddities(row)} for row in found)
         return 0
-    for index, (name, rows) in enumerate(by_federation(found).items()):
+    for index, (federation, rows) in enumerate(by_federation(found).items()):
         if index:
             print()
-        _show(name, rows, arguments, state)
+        _show(federation, rows, arguments, state)
     return 0
 
 

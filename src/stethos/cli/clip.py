@@ -46,4 +46,4 @@ def _wanted(text: str | None) -> dict[str, Any]:
     try:
         return {"norm": float(text)}
     except ValueError:
-        raise UsageError(f"not a norm: {text!r}", hint="stethos clip 1.0, or stethos clip off") from None
+        raise UsageError(f"not a norm: {text!r}", hint="say `stethos clip 1.0` or `stethos clip off`") from None

@@ -64,6 +64,7 @@ def state_of(boards: list[RankBoard], delays: list[Delay]) -> dict[str, Any]:
 
 
 def show_state(state: dict[str, Any]) -> None:
+    """Print where each rank is in each group, then who waits for whom."""
     headings = (
         Heading("group"), Heading("rank", True), Heading("host", spare=1), Heading("step", True), Heading("seq", True),
         Heading("op"), Heading("bytes", True), Heading("complete", True), Heading("state"),

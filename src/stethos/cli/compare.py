@@ -20,7 +20,8 @@ from stethos.cli.target import add_directory
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
-    from stethos.profile.comparison import Pair, Quantity
+    from stethos.profile.comparison import Pair
+    from stethos.profile.quantity import Quantity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

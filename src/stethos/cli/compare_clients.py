@@ -134,10 +134,19 @@ def _statements(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str
 def _found_names(one: Run, arguments: argparse.Namespace) -> tuple[str, str]:
     rows = one.rows(NAMES_SQL.format(where=condition(arguments))).values
     federations = sorted({str(federation) for federation, _ in rows})
+    together = [name for name in federations if {(name, arguments.a), (name, arguments.b)} <= {*map(tuple, rows)}]
+    if len(together) == 1:
+        (arguments.federation,) = federations = together
+        rows = [row for row in rows if row[0] == together[0]]
+    if not together and {arguments.a, arguments.b} <= {str(client) for _, client in rows}:
+        raise UsageError(
+            f"{clean(arguments.a)} and {clean(arguments.b)} take part in no federation together",
+            hint="`stethos clients` shows who takes part in which",
+        )
     if len(federations) > 1:
         raise UsageError(
             f"run {one.name} has {len(federations)} federations: {names_text(federations)}",
-            hint=f"say which one with `--federation {federations[0]}`",
+            hint=f"say which one with `--federation {(together or federations)[0]}`",
         )
     known = [str(client) for _, client in rows]
     first, second = _name_in(arguments.a, known), _name_in(arguments.b, known)

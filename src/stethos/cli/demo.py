@@ -114,9 +114,21 @@ STEPS: tuple[Callable[[Stage], None], ...] = (_train, _rounds, _diagnose, _look_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, metavar="N", help="which client, and what is wrong with it (default: 49)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--dir", type=Path, default=Path("runs"), metavar="DIR", help="directory for the run (default: runs)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--serve", action="store_true", help="show the run in the browser while it trains, a second per round, until Ctrl-C")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=DEFAULT_SEED,
+        metavar="N",
+        help="which client, and what is wrong with it (default: 49)",
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), metavar="DIR", help="directory for the run (default: runs)"
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="show the run in the browser while it trains, a second per round, until Ctrl-C",
+    )
     parser.add_argument("--port", type=int, metavar="P", help="with --serve: where to listen")
     parser.add_argument("--open", action="store_true", help="with --serve: open a browser")
     parser.add_argument("--json", action="store_true", help="print only what came out, as one object")

@@ -32,8 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client", metavar="CLIENT", help="what is known about this client")
     parser.add_argument("--explain", metavar="CODE", help="what a detector looks at, by code or name")
     parser.add_argument("--list", action="store_true", help="list the detectors")
-    parser.add_argument("--set", metavar="NAME.THRESHOLD=VALUE", action="append", default=[], help="set a threshold of a detector; can be given again")  # fmt: skip  # noqa: E501
-    parser.add_argument("--silence", metavar="NAME", action="append", default=[], help="leave a detector out; can be given again")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--set",
+        metavar="NAME.THRESHOLD=VALUE",
+        action="append",
+        default=[],
+        help="set a threshold of a detector; can be given again",
+    )
+    parser.add_argument(
+        "--silence", metavar="NAME", action="append", default=[], help="leave a detector out; can be given again"
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
 
 

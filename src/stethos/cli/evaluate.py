@@ -23,6 +23,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.duration import seconds
 from stethos.cli.target import add_live_target, chosen_processes
 from stethos.cli.text import clean, count_text
 from stethos.errors import LiveError, StethosError, UsageError
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
 
 WAIT_S = 5.0
 LIMIT_S = 10.0
+_MOST_S = 3600.0
 _SPARE_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("code", nargs="?", metavar="CODE", help="statements or an expression; `-` or nothing reads stdin")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "code", nargs="?", metavar="CODE", help="statements or an expression; `-` or nothing reads stdin"
+    )
     add_live_target(parser)
     add_waiting(parser)
     parser.add_argument("--json", action="store_true", help="print one object: value, output, error, where it ran")
@@ -46,8 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_waiting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not wait for a step")
-    parser.add_argument("--wait", type=seconds, default=WAIT_S, metavar="S", help=f"how long to wait for a step (default: {WAIT_S:g})")  # fmt: skip  # noqa: E501
-    parser.add_argument("--timeout", type=seconds, default=LIMIT_S, metavar="S", help=f"interrupt the code after S seconds (default: {LIMIT_S:g})")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--wait",
+        type=_within_an_hour,
+        default=WAIT_S,
+        metavar="S",
+        help=f"how long to wait for a step (default: {WAIT_S:g})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_within_an_hour,
+        default=LIMIT_S,
+        metavar="S",
+        help=f"interrupt the code after S seconds (default: {LIMIT_S:g})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,8 +186,5 @@ def _code_of(arguments: argparse.Namespace) -> str:
     return str(arguments.code)
 
 
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError("a time is more than 0 and at most 3600 seconds")
-    return value
+def _within_an_hour(text: str) -> float:
+    return seconds(text, _MOST_S)

@@ -37,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", metavar="PLACE", required=True, help="the file, directory or address")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--limit", type=int, default=DEFAULT_LIMIT, metavar="N", help=f"rows of each table on a time line or in a series (default: {DEFAULT_LIMIT:,})")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help=f"rows of each table on a time line or in a series (default: {DEFAULT_LIMIT:,})",
+    )
     parser.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="a header for an OTLP endpoint"
     )
@@ -58,7 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 written = _send(one, arguments, advance) if is_sent else _write(one, arguments, advance)
             except OSError as error:
-                raise UsageError(f"cannot write to {place}: {error.strerror or error}", hint="choose another place with -o PLACE") from None  # fmt: skip  # noqa: E501
+                raise UsageError(
+                    f"cannot write to {place}: {error.strerror or error}", hint="choose another place with -o PLACE"
+                ) from None
         lost = one.summary()["rows_lost"]
     _say(written, arguments, is_sent=is_sent)
     if lost:

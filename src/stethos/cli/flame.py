@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=int, default=100, metavar="N", help="samples per second (default: 100)")
     parser.add_argument("--native", action="store_true", help="with frames of C and C++; pauses the process longer")
     parser.add_argument("--idle", action="store_true", help="also threads that wait")
-    parser.add_argument("-o", "--output", type=Path, default=Path("flame.html"), metavar="FILE", help="the page (default: flame.html)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("flame.html"), metavar="FILE", help="the page (default: flame.html)"
+    )
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument("--json", action="store_true", help="say what was seen as JSON")
 
@@ -59,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         found = sample(list(names), arguments.seconds, rate=arguments.rate, native=arguments.native,
                        idle=arguments.idle, advance=advance)  # fmt: skip
     if not any(one.samples for one in found):
-        raise LiveError("no thread was at work while it was sampled", hint="see what waits with --idle, or `stethos backtrace`")  # fmt: skip  # noqa: E501
+        raise LiveError(
+            "no thread was at work while it was sampled", hint="see what waits with --idle, or `stethos backtrace`"
+        )
     stacks: Counter[tuple[Label, ...]] = Counter()
     for one in found:
         stacks.update(_labelled(one, names[one.pid] if len(found) > 1 else None))
@@ -70,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         profiles = ((names[one.pid], by_function(_labelled(one, None))) for one in found)
         write_speedscope(profiles, scope, arguments.rate, title)
     except OSError as error:
-        raise UsageError(f"cannot write {page}: {error.strerror or error}", hint="choose another file with -o FILE") from None  # fmt: skip  # noqa: E501
+        raise UsageError(
+            f"cannot write {page}: {error.strerror or error}", hint="choose another file with -o FILE"
+        ) from None
     _say(arguments, found, hottest(stacks), (page, scope))
     return 0
 

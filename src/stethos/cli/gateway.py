@@ -27,9 +27,21 @@ DEFAULT_PORT = 7467
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", metavar="HOST:PORT", default=f"127.0.0.1:{DEFAULT_PORT}", help=f"address (default: 127.0.0.1:{DEFAULT_PORT}; port 0: a free one)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--keys", metavar="DIR", type=Path, help="where certificate, tokens and audit are (default: ~/.config/stethos/gateway)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--dir", metavar="DIR", type=Path, help="runs that can be asked beside the live ones (default: ./runs)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        help=f"address (default: 127.0.0.1:{DEFAULT_PORT}; port 0: a free one)",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="where certificate, tokens and audit are (default: ~/.config/stethos/gateway)",
+    )
+    parser.add_argument(
+        "--dir", metavar="DIR", type=Path, help="runs that can be asked beside the live ones (default: ./runs)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

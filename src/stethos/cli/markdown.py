@@ -134,7 +134,13 @@ def _rounds(run: Run) -> list[str]:
                 lines.append("| ⋮ | | | | | |")
             row = rows[index]
             asked = "-" if row["selected"] is None else f"{row['ok'] or 0:,}/{row['selected']:,}"
-            numbers = (str(row["round"]), asked, short_text(row[loss]), short_text(row["accuracy"]), ms_text(row["duration_ms"]))  # fmt: skip  # noqa: E501
+            numbers = (
+                str(row["round"]),
+                asked,
+                short_text(row[loss]),
+                short_text(row["accuracy"]),
+                ms_text(row["duration_ms"]),
+            )
             lines.append(f"| {' | '.join(numbers)} | {escape('; '.join(wrongs_of(row)), 160)} |")
     return lines
 

@@ -1,4 +1,7 @@
-"""What is known about one client: its findings, and its numbers against the other clients'."""
+"""What is known about one client: its findings, and its numbers against the other clients'.
+
+Where it takes part in several federations of a run, each by itself: they have nothing in common but its name.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ if TYPE_CHECKING:
     from stethos.diagnose.finding import Finding
     from stethos.store.run import Run
 
-# What is compared: a name for people, and the SQL of one number per client and round.
-_TURN = "SELECT client, round, {0} AS value FROM client_rounds WHERE status = 'ok'"
-_UPDATE = "SELECT client, round, {0} AS value FROM updates WHERE layer IS NULL AND client IS NOT NULL"
+# What is compared: a name for people, and the SQL of one number per federation, client and round.
+_TURN = "SELECT federation, client, round, {0} AS value FROM client_rounds WHERE status = 'ok'"
+_UPDATE = "SELECT federation, client, round, {0} AS value FROM updates WHERE layer IS NULL AND client IS NOT NULL"
 MEASURES: dict[str, str] = {
     "samples": _TURN.format("samples"),
     "loss at the start of a turn": _TURN.format("entry_loss"),
@@ -32,7 +35,7 @@ MEASURES: dict[str, str] = {
     "cosine to the centre": _UPDATE.format("cos_centre"),
     "elements moving with the others": _UPDATE.format("sign_agreement"),
 }
-_STATUS_SQL = "SELECT client, status, count(*) FROM client_rounds GROUP BY ALL"
+_STATUS_SQL = "SELECT federation, client, status, count(*) FROM client_rounds GROUP BY ALL"
 _SPARK = 24
 
 
@@ -40,22 +43,37 @@ def show_client(diagnosis: Diagnosis, run: Run, client: str, target: str, *, as_
     """Print what is known; the exit status is 1 if something is wrong with this client."""
     turns = _turns(run, client)
     found = findings_about(diagnosis, client)
-    measures = [made for name, sql in MEASURES.items() if (made := _measure(run, client, name, sql)) is not None]
+    measures = [made for name, sql in MEASURES.items() for made in _measures(run, client, name, sql)]
     status = int(any(one.is_open and one.severity.word != "info" for one in found))
     if as_json:
         from stethos.cli.jsontext import print_json
 
         print_json(
-            {"client": client, "turns": turns, "measures": measures, "findings": [one.as_dict() for one in found]}
+            {
+                "client": client,
+                "turns": {word: sum(each.get(word, 0) for each in turns.values()) for word in _every(turns)},
+                "federations": {name or "": counts for name, counts in turns.items()},
+                "measures": measures,
+                "findings": [one.as_dict() for one in found],
+            }
         )
         return status
-    width = screen_width()
-    show_lines([Line(f"client {cut(clean(client), 40)} of run {clean(run.name)}: {_words(turns, found)}", "bold")])
-    for one in found[:2]:
-        show_lines([Line("")])
-        show_lines(finding_lines(one, target, width, is_client=True))
-    show_lines([Line(""), *_table(measures)])
+    for place, (federation, counts) in enumerate(turns.items()):
+        if place:
+            show_lines([Line("")])
+        mine = [one for one in found if len(turns) == 1 or one.subject.federation in (None, federation)]
+        where = f"federation {cut(clean(federation or '-'), 40)} in run" if len(turns) > 1 else "run"
+        head = f"client {cut(clean(client), 40)} of {where} {clean(run.name)}: {_words(counts, mine)}"
+        show_lines([Line(head, "bold")])
+        for one in mine[:2]:
+            show_lines([Line("")])
+            show_lines(finding_lines(one, target, screen_width(), is_client=True))
+        show_lines([Line(""), *_table([one for one in measures if one["federation"] == federation])])
     return status
+
+
+def _every(turns: dict[str | None, dict[str, int]]) -> list[str]:
+    return list(dict.fromkeys(word for counts in turns.values() for word in counts))
 
 
 def findings_about(diagnosis: Diagnosis, client: str) -> list[Finding]:
@@ -64,17 +82,20 @@ def findings_about(diagnosis: Diagnosis, client: str) -> list[Finding]:
     return [one for one in every if client in one.subject.clients]
 
 
-def _turns(run: Run, client: str) -> dict[str, int]:
-    """How often the client's turn ended how; UsageError if the run does not know it."""
+def _turns(run: Run, client: str) -> dict[str | None, dict[str, int]]:
+    """How often the client's turn ended how, by federation; UsageError if the run does not know it."""
     rows = run.rows(_STATUS_SQL).values
-    names = sorted({str(row[0]) for row in rows if row[0] is not None}, key=natural_key)
+    names = sorted({str(row[1]) for row in rows if row[1] is not None}, key=natural_key)
     if not names:
         raise UsageError(f"run {run.name} has no clients", hint="it is no federated training; see `stethos diagnose`")
     if client not in names:
         near = difflib.get_close_matches(client, names, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else f"clients: {', '.join(names[:10])}"
         raise UsageError(f"no client {client!r} in run {run.name}", hint=hint)
-    return {str(status): int(count) for name, status, count in rows if name == client}
+    found: dict[str | None, dict[str, int]] = {}
+    for federation, _, status, count in sorted((row for row in rows if row[1] == client), key=str):
+        found.setdefault(federation, {})[str(status)] = int(count)
+    return found
 
 
 def _words(turns: dict[str, int], found: list[Finding]) -> str:
@@ -84,24 +105,29 @@ def _words(turns: dict[str, int], found: list[Finding]) -> str:
     return f"{text}; {plural_text(len(found), 'finding')}" if found else f"{text}; nothing found against it"
 
 
-def _measure(run: Run, client: str, name: str, sql: str) -> dict[str, Any] | None:
-    """One number of the client against the others: its median, theirs, its place among them, and its course."""
-    values: dict[str, dict[int, float]] = {}
-    for owner, number, value in run.rows(sql + " ORDER BY round").values:
+def _measures(run: Run, client: str, name: str, sql: str) -> list[dict[str, Any]]:
+    """One number of the client against the others, in each federation that it takes part in."""
+    values: dict[str | None, dict[str, dict[int, float]]] = {}
+    for federation, owner, number, value in run.rows(sql + " ORDER BY round").values:
         if owner is not None and number is not None and value is not None:
-            values.setdefault(str(owner), {})[int(number)] = float(value)
-    if client not in values:
-        return None
+            values.setdefault(federation, {}).setdefault(str(owner), {})[int(number)] = float(value)
+    return [
+        {"measure": name, "federation": federation, **_against_others(client, courses), "sql": sql}
+        for federation, courses in values.items()
+        if client in courses
+    ]
+
+
+def _against_others(client: str, values: dict[str, dict[int, float]]) -> dict[str, Any]:
+    """The client's median, the others', its place among them, and its course."""
     typical = {owner: _median(list(course.values())) for owner, course in values.items()}
     others = [value for owner, value in typical.items() if owner != client and math.isfinite(value)]
     return {
-        "measure": name,
         "client": typical[client],
         "others": _median(others) if others else None,
         "rank": 1 + sum(value > typical[client] for value in others),
         "of": len(typical),
         "course": [values[client][number] for number in sorted(values[client])],
-        "sql": sql,
     }
 
 

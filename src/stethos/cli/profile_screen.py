@@ -116,9 +116,10 @@ def _bars(parts: Mapping[str, float | None], whole: float | None, width: int) ->
 def _modules(found: Profile, width: int) -> Iterator[Line]:
     if not found.modules:
         return
-    shown = [f"{clean(one.module)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
+    shown = [f"{clean(one.short_name)} ({one.share:.0%})" for one in found.modules[:_MODULES] if one.self_ms > 0]
     if shown:
-        yield from _entry("slowest", ", ".join(shown) + " of forward and backward", width)
+        sampled = plural_text(max(one.samples for one in found.modules), "sampled step")
+        yield from _entry("slowest", f"{', '.join(shown)} of forward and backward in {sampled}", width)
 
 
 def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
@@ -135,11 +136,11 @@ def _memory(memory: MemoryUse, width: int) -> Iterator[Line]:
         yield from _entry("processor", ", ".join(processor), width)
     parts = []
     for one in memory.classes:
-        if one.bytes is not None:
+        if one.bytes or one.peak_bytes:
             growth = one.growth_bytes or 0
             grown = f" (+{bytes_text(growth)})" if growth > 0 else ""
-            parts.append(f"{one.name} {bytes_text(one.bytes)}{grown}")
-    if memory.classes:
+            parts.append(f"{one.name} {bytes_text(one.bytes or 0)}{grown}")
+    if parts:
         yield from _entry("memory", ", ".join(parts), width)
     totals = []
     if memory.allocated_bytes is not None and not memory.classes:

@@ -25,6 +25,7 @@ def statements(by: str | None) -> dict[str, str]:
         "client": {"clients": traffic.CLIENT_SQL},
         "layer": {
             "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
+            "layers of a training without rounds": traffic.OWN_LAYER_SQL,
             "compression": compression.COMPRESSION_SQL,
         },
         "module": {"modules": module_time.MODULE_SQL},
@@ -34,7 +35,8 @@ def statements(by: str | None) -> dict[str, str]:
         "rounds": report.ROUND_SQL, "round without an end": report.OPEN_SQL, "turns": report.TURN_SQL,
         "steps": step_time.STEP_SQL, "forward inside the model": step_time.INSIDE_SQL,
         "epochs": step_time.EPOCH_SQL, "modules": module_time.MODULE_SQL,
-        "memory by class": memory_use.CLASS_SQL, "processes": memory_use.HOST_SQL,
+        "memory by class": memory_use.CLASS_SQL, "peak on a CPU": memory_use.CPU_PEAK_SQL,
+        "processes": memory_use.HOST_SQL,
         "traffic": traffic.TRAFFIC_SQL, "layers of updates of round 1": traffic.LAYER_SQL.format(round=1),
     }  # fmt: skip
     return whole if by is None else every[by]
@@ -111,7 +113,7 @@ def _show_clients(rows: list[Record]) -> None:
 
 def _layers(run: Run) -> list[Record]:
     from stethos.profile.compression import read_compression
-    from stethos.profile.traffic import read_layer_sizes
+    from stethos.profile.traffic import read_layer_sizes, read_own_layers
 
     methods: dict[tuple[Any, str], Record] = {}
     for one in read_compression(run):
@@ -124,7 +126,7 @@ def _layers(run: Run) -> list[Record]:
             "share": one.share, "norm": one.norm, "zero_share": one.zero_share,
             "compression": methods.get((one.federation, one.layer), {}),
         }
-        for one in read_layer_sizes(run)
+        for one in read_layer_sizes(run) or read_own_layers(run)
     ]  # fmt: skip
 
 
@@ -218,7 +220,7 @@ _SHOW: dict[str, Callable[[list[Record]], None]] = {
 }  # fmt: skip
 _HINTS = {
     "client": "`stethos.federation(...)` records the turns of clients",
-    "layer": "`stethos.federation(model=...)` records updates layer by layer",
+    "layer": "layers are measured on sampled steps, and in federated updates; see `stethos doctor`",
     "module": "modules are timed on sampled steps; see `stethos doctor`",
     "rank": "steps are recorded under `stethos run`, or after `stethos.watch()`",
 }

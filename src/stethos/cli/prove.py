@@ -34,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("finding", metavar="FINDING", nargs="?", help="a finding's number, or a client")
     add_world_arguments(parser, "evaluator", "trainer", "aggregator")
     parser.add_argument("--fast", action="store_true", help="aggregate again, but train nothing")
-    parser.add_argument("--seeds", metavar="N", type=int, default=8, help="train with at most so many orders of the samples (default: 8)")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        type=int,
+        default=8,
+        help="train with at most so many orders of the samples (default: 8)",
+    )
     parser.add_argument("--json", action="store_true", help="print one object per line")
 
 

@@ -104,7 +104,9 @@ def _tokens(given: str | None, addresses: Sequence[str]) -> list[Path]:
             hint="give its read.token or act.token with --token-file FILE, or in STETHOS_TOKEN_FILE",
         )
     if len(files) not in (1, len(addresses)):
-        raise UsageError(f"{len(files)} token files for {len(addresses)} gateways", hint="give one for all, or one for each")  # fmt: skip  # noqa: E501
+        raise UsageError(
+            f"{len(files)} token files for {len(addresses)} gateways", hint="give one for all, or one for each"
+        )
     return files if len(files) == len(addresses) else files * len(addresses)
 
 

@@ -31,9 +31,19 @@ _LEAST_ROOM_BYTES = 60_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file; `-` for the terminal (default: report.html; `-` for md)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--format", choices=("html", "md"), help="html: a page; md: Markdown (default: html, or as FILE ends)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--limit-bytes", type=int, default=DEFAULT_LIMIT_BYTES, metavar="N", help=f"how large the page may become (default: {DEFAULT_LIMIT_BYTES:,})")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file; `-` for the terminal (default: report.html; `-` for md)"
+    )
+    parser.add_argument(
+        "--format", choices=("html", "md"), help="html: a page; md: Markdown (default: html, or as FILE ends)"
+    )
+    parser.add_argument(
+        "--limit-bytes",
+        type=int,
+        default=DEFAULT_LIMIT_BYTES,
+        metavar="N",
+        help=f"how large the page may become (default: {DEFAULT_LIMIT_BYTES:,})",
+    )
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
@@ -103,4 +113,6 @@ def _write(path: Path, content: bytes) -> None:
         with replacing(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
-        raise UsageError(f"cannot write to {path}: {error.strerror or error}", hint="choose another file with -o FILE") from None  # fmt: skip  # noqa: E501
+        raise UsageError(
+            f"cannot write to {path}: {error.strerror or error}", hint="choose another file with -o FILE"
+        ) from None

@@ -54,18 +54,24 @@ WITH turns AS (
     WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer') AND nan + inf > 0
     GROUP BY federation, round
 )
-SELECT federation, round, 'ended' AS state, t_ns, duration_ms, wait_ms, coalesce(selected, clients) AS selected,
+SELECT done.federation, done.round, CASE WHEN is_last THEN 'ended' ELSE 'repeated' END AS state,
+       t_ns, duration_ms, wait_ms, coalesce(selected, clients) AS selected,
        coalesce(ok, reported) AS ok, failed, loss, accuracy, client_loss, drift, global_nan, global_inf,
        slowest, slowest_ms, clients AS heard, failures, nan_clients, NULL AS at_work, NULL AS not_heard_of
-FROM (SELECT * FROM rounds WHERE {where})
-LEFT JOIN turns USING (federation, round)
-LEFT JOIN odd USING (federation, round)
-ORDER BY federation, round, t_ns"""
+FROM (SELECT *, row_number() OVER (PARTITION BY federation, round ORDER BY t_ns DESC) = 1 AS is_last
+      FROM rounds WHERE {where}) AS done
+LEFT JOIN turns ON is_last AND done.federation = turns.federation AND done.round = turns.round
+LEFT JOIN odd ON is_last AND done.federation = odd.federation AND done.round = odd.round
+ORDER BY done.federation, done.round, t_ns"""
 
-# Clients of which something was heard in rounds that have not ended. A turn's span is written when it is over.
-OPEN_SQL = r"""WITH ended AS (SELECT round, t_ns FROM rounds ORDER BY t_ns DESC LIMIT 1)
-SELECT round, client, min(began_ns) AS began_ns, max(last_ns) AS last_ns, max(status) AS status
-FROM (
+# Clients of which something was heard in rounds that have not ended. A turn's span is written when it is over. A
+# client is at work for the federation that it was in before, or the newest where that does not tell.
+OPEN_SQL = r"""WITH ended AS (
+    SELECT federation, arg_max(round, t_ns) AS round, max(t_ns) AS t_ns FROM rounds GROUP BY federation),
+homes AS (SELECT client, any_value(federation) AS federation FROM client_rounds GROUP BY client
+          HAVING count(DISTINCT federation) = 1)
+SELECT heard.federation, heard.round, client, min(began_ns) AS began_ns, max(last_ns) AS last_ns, max(status) AS status
+FROM (SELECT told.*, coalesce(homes.federation, (SELECT arg_max(federation, t_ns) FROM ended)) AS federation FROM (
     SELECT round, client, min(t_ns) AS began_ns, max(t_ns) AS last_ns, NULL AS status FROM steps GROUP BY round, client
     UNION ALL
     SELECT round, client, min(t_ns), max(t_ns), NULL FROM logs GROUP BY round, client
@@ -75,13 +81,14 @@ FROM (
     FROM spans
     UNION ALL
     SELECT round, client, t_ns, t_ns, status FROM client_reports
-)
-WHERE round > coalesce((SELECT round FROM ended), -1) AND last_ns > coalesce((SELECT t_ns FROM ended), 0)
-GROUP BY round, client ORDER BY round, client"""
+) AS told LEFT JOIN homes USING (client)) AS heard
+LEFT JOIN ended ON heard.federation IS NOT DISTINCT FROM ended.federation
+WHERE heard.round > coalesce(ended.round, -1) AND last_ns > coalesce(ended.t_ns, 0)
+GROUP BY heard.federation, heard.round, client ORDER BY heard.federation, heard.round, client"""
 
 LAST_CLIENTS_SQL = """\
 SELECT DISTINCT federation, client FROM client_rounds
-SEMI JOIN (SELECT federation, round FROM rounds ORDER BY t_ns DESC LIMIT 1) USING (federation, round)"""
+SEMI JOIN (SELECT federation, arg_max(round, t_ns) AS round FROM rounds GROUP BY 1) USING (federation, round)"""
 
 _HEADINGS = (
     Heading("round", True), Heading("clients", True, 1), Heading("loss", True), Heading("accuracy", True, 3),
@@ -132,17 +139,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open_rounds(one: Run, ended: Sequence[Record]) -> list[Record]:
     """Rounds that have begun and not ended, as rows like those of the others."""
-    heard: dict[int, list[Record]] = {}
+    heard: dict[tuple[str | None, int], list[Record]] = {}  # a federation's name comes with its first row
     for row in records(one, OPEN_SQL):
-        heard.setdefault(row["round"], []).append(row)
+        heard.setdefault((row["federation"], row["round"]), []).append(row)
     if not heard:
         return []
-    last = one.rows(LAST_CLIENTS_SQL).values
-    federation = str(last[0][0]) if last else None  # its name comes with its first row
-    before = {str(client) for _, client in last}
+    before: dict[str | None, set[str]] = {}
+    for federation, client in one.rows(LAST_CLIENTS_SQL).values:
+        before.setdefault(federation, set()).add(str(client))
     is_live = one.is_live
     columns = list(ended[-1]) if ended else []
-    return [_open_round(federation, number, rows, before, is_live, columns) for number, rows in heard.items()]
+    return [
+        _open_round(federation, number, rows, before.get(federation, set()), is_live, columns)
+        for (federation, number), rows in heard.items()
+    ]
 
 
 def _open_round(
@@ -274,6 +284,8 @@ def _troubles(row: Record) -> list[str]:
     """What went wrong; of a round without an end first who is missing."""
     if row["state"] == "ended":
         return wrongs_of(row)
+    if row["state"] == "repeated":
+        return ["was repeated, see below"]
     found = ["running" if row["state"] == "running" else f"{ODD} never ended"]
     if row["at_work"]:
         found.append(f"at work: {names_text(row['at_work'])}")

@@ -45,8 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overhead", help="share of the training time for samples (default: 1%%, deep 5%%)")
     parser.add_argument("--max-size", default="4GB", help="size limit of the run; oldest bulk rows go first")
     parser.add_argument("--scratch", type=Path, help="local directory for rings when runs are on a network disk")
-    parser.add_argument("--hang-after", metavar="S", type=float, help="seconds without any progress after which a training counts as hung; 0: never (default: 30, or `at_least_s` of `hang` in stethos.toml)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--capture-slow", type=float, metavar="TIMES", help="profile three steps once they take so many times as long as usual")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--hang-after",
+        metavar="S",
+        type=float,
+        help="seconds without any progress after which a training counts as hung; 0: never "
+        "(default: 30, or `at_least_s` of `hang` in stethos.toml)",
+    )
+    parser.add_argument(
+        "--capture-slow",
+        type=float,
+        metavar="TIMES",
+        help="profile three steps once they take so many times as long as usual",
+    )
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
     parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")

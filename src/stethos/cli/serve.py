@@ -25,9 +25,22 @@ from stethos.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     parser.add_argument("--port", type=_port, metavar="P", help="where to listen (default: 8780, or any that is free)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="which address to listen at (default: 127.0.0.1, this machine only)")  # fmt: skip  # noqa: E501
-    parser.add_argument("--name", action="append", default=[], metavar="NAME", help="a further name by which browsers call this machine; can be given again")  # fmt: skip  # noqa: E501
-    parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings of live runs, as this file says")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="which address to listen at (default: 127.0.0.1, this machine only)",
+    )
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name by which browsers call this machine; can be given again",
+    )
+    parser.add_argument(
+        "--alerts", type=Path, metavar="FILE", help="tell somebody about findings of live runs, as this file says"
+    )
     parser.add_argument("--open", action="store_true", help="open a browser")
     parser.add_argument("--json", action="store_true", help="print the address as one object")
 

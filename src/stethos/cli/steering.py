@@ -24,7 +24,13 @@ Replies = list[tuple["LiveProcess", dict[str, Any]]]
 
 def add_steering(parser: argparse.ArgumentParser) -> None:
     add_live_target(parser)
-    parser.add_argument("--at-step", type=_step, metavar="N", help="act at this step, on each machine of a job that spans several; default: a step that all ranks are still to make")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "--at-step",
+        type=_step,
+        metavar="N",
+        help="act at this step, on each machine of a job that spans several; "
+        "default: a step that all ranks are still to make",
+    )
     parser.add_argument("--json", action="store_true", help="print one object per process")
 
 

@@ -54,7 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json({"step": step, "ranks": rows, "differ": odd, "missing": missing, "ok": is_well})
         return 0 if is_well else 1
-    headings = (Heading("rank", True), Heading("host", spare=1), Heading("step", True), Heading("parameters"), Heading("note"))  # fmt: skip  # noqa: E501
+    headings = (
+        Heading("rank", True),
+        Heading("host", spare=1),
+        Heading("step", True),
+        Heading("parameters"),
+        Heading("note"),
+    )
     show_grid(headings, [
         [
             count_text(row["rank"]), row["host"], count_text(row["step"]),

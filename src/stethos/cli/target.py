@@ -15,12 +15,22 @@ if TYPE_CHECKING:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-t", "--target", metavar="TARGET", help="a run's name, its directory, or a pid; default: the newest live run, else the newest")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "-t",
+        "--target",
+        metavar="TARGET",
+        help="a run's name, its directory, or a pid; default: the newest live run, else the newest",
+    )
     add_directory(parser)
 
 
 def add_live_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-t", "--target", metavar="TARGET", help="a pid, a run's name or directory, RUN/rank:N or RUN/all; default: the newest live run")  # fmt: skip  # noqa: E501
+    parser.add_argument(
+        "-t",
+        "--target",
+        metavar="TARGET",
+        help="a pid, a run's name or directory, RUN/rank:N or RUN/all; default: the newest live run",
+    )
     add_directory(parser)
 
 

@@ -76,12 +76,26 @@ def _rounds(vitals: Vitals, width: int, most: int) -> Table | None:
     if not vitals.rounds:
         return None
     is_wide = width >= 70
-    table = _table(("round", True), ("loss", True), ("accuracy", True), ("took", True), *((("clients", True),) if is_wide else ()), ("failed", True))  # fmt: skip  # noqa: E501
+    table = _table(
+        ("round", True),
+        ("loss", True),
+        ("accuracy", True),
+        ("took", True),
+        *((("clients", True),) if is_wide else ()),
+        ("failed", True),
+    )
     several = len({row["federation"] for row in vitals.rounds}) > 1
     for row in vitals.rounds[-most:]:
         name = f"{cut(clean(row['federation']), 12)} {row['round']}" if several else str(row["round"])
         clients = f"{count_text(row['reported'])}/{count_text(row['selected'])}"
-        cells = [name, short_text(row["loss"]), short_text(row["accuracy"]), ms_text(row["duration_ms"]), *([clients] if is_wide else []), count_text(row["failed"])]  # fmt: skip  # noqa: E501
+        cells = [
+            name,
+            short_text(row["loss"]),
+            short_text(row["accuracy"]),
+            ms_text(row["duration_ms"]),
+            *([clients] if is_wide else []),
+            count_text(row["failed"]),
+        ]
         table.add_row(*cells, style="yellow" if row["failed"] else "")
     return table
 
@@ -98,7 +112,12 @@ def _clients(vitals: Vitals, width: int, most: int) -> Table | None:
     for row in vitals.clients[:most]:
         is_ok = row["status"] in ("ok", None)
         name = clean(str(row["client"])) + ("" if is_ok else f": {row['status']} {clean(row['error'] or '')}".rstrip())
-        table.add_row(cut(name, max(12, width - 26)), ms_text(row["duration_ms"]), short_text(row["loss"]), style="" if is_ok else "red")  # fmt: skip  # noqa: E501
+        table.add_row(
+            cut(name, max(12, width - 26)),
+            ms_text(row["duration_ms"]),
+            short_text(row["loss"]),
+            style="" if is_ok else "red",
+        )
     return table
 
 
@@ -114,7 +133,11 @@ def _processes(processes: Sequence[ProcessVitals], width: int, most: int) -> Tab
         if width >= 60 and one.host:
             name += f" {cut(clean(one.host), 16)}"
         is_old = one.age_s is not None and one.age_s > _OLD_S
-        more = (short_text(one.cpu_share), bytes_text(one.rss_bytes) if one.rss_bytes is not None else "-") if is_wide else ()  # fmt: skip  # noqa: E501
+        more = (
+            (short_text(one.cpu_share), bytes_text(one.rss_bytes) if one.rss_bytes is not None else "-")
+            if is_wide
+            else ()
+        )
         table.add_row(
             name, one.state, count_text(one.steps), short_text(one.steps_per_s),
             f"{duration_text(one.age_s)} ago" if one.age_s is not None else "-", *more,
@@ -129,7 +152,17 @@ def _findings(vitals: Vitals, width: int) -> list[RenderableType]:
     from rich.text import Text
 
     if not vitals.is_diagnosed:
-        return [Text(""), Text("not diagnosed: `stethos diagnose --live`" if vitals.state == "running" else "not diagnosed: `stethos diagnose`", "dim", no_wrap=True, overflow="ellipsis")]  # fmt: skip  # noqa: E501
+        return [
+            Text(""),
+            Text(
+                "not diagnosed: `stethos diagnose --live`"
+                if vitals.state == "running"
+                else "not diagnosed: `stethos diagnose`",
+                "dim",
+                no_wrap=True,
+                overflow="ellipsis",
+            ),
+        ]
     lines: list[RenderableType] = [Text("")]
     for row in vitals.findings:
         line = Text(f"{row['severity']:8}", _SEVERITIES.get(row["severity"], ""), no_wrap=True, overflow="ellipsis")

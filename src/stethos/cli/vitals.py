@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stethos.store.catalogue import overhead_share
+from stethos.store.catalogue import launchers_of, overhead_share, run_state
 from stethos.store.findings import FILE as FINDINGS_FILE
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _OVERLAP_NS = 2_000_000_000  # rows of several processes arrive a little out of 
 
 @dataclass(frozen=True, slots=True)
 class ProcessVitals:
+    """A process at one moment; `age_s` is how long ago its last step was."""
+
     process: str
     rank: int | None
     pid: int | None
@@ -97,7 +99,7 @@ class Monitor:
         clients, seen, failed = self._clients() if stored["client_reports"] else ((), 0, 0)
         is_live = self.run.is_live
         end_ns = now_ns if is_live else max(ended, default=now_ns)
-        state = "running" if is_live else _worst([row["state"] for row in rows])
+        state = "running" if is_live else run_state(launchers_of(self.run.place), [row["state"] for row in rows])
         processes = tuple(
             ProcessVitals(
                 process=row["process"], rank=row["rank"], pid=row["pid"], host=row["host"], state=row["state"],
@@ -235,10 +237,6 @@ class Monitor:
         return [
             dict(zip(("severity", "code", "name", "title"), row, strict=True)) for row in self.run.rows(query).values
         ]
-
-
-def _worst(states: list[str]) -> str:
-    return next((state for state in ("failed", "killed") if state in states), "ended")
 
 
 def _age_s(counters: Any, now_ns: int) -> float | None:

@@ -18,6 +18,7 @@ from stethos.diagnose.window import Array, Window, is_null
 ROUND_COLUMNS = frozenset({"federation", "round", "loss"})
 CLIENT_COLUMNS = frozenset({"federation", "round", "client", "entry_loss"})
 _BLOCKS = 20
+_LOOKED_AT = 5_000  # steps of clients, to see how they train
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Curve:
     """A loss over a training; `at` are its steps or rounds.
 
     `training` is the one it was made of, None for rounds. `is_of_others`: each round it is that of other clients, so
-    that it also moves with who takes part.
+    that it also moves with who takes part. `is_of_rivals`: clients train two models against each other, as a GAN does.
     """
 
     process: str | None
@@ -35,6 +36,7 @@ class Curve:
     sql: str
     training: Training | None = None
     is_of_others: bool = False
+    is_of_rivals: bool = False
 
     @cached_property
     def finite(self) -> Array:
@@ -104,7 +106,7 @@ class Curve:
 
     @property
     def has_rival(self) -> bool:
-        return self.training is not None and self.training.has_rival
+        return self.is_of_rivals or (self.training is not None and self.training.has_rival)
 
     def position_of(self, block: int) -> int:
         """The step or round at which a block begins."""
@@ -170,7 +172,8 @@ def _round_curves(window: Window) -> list[Curve]:
                 "GROUP BY round ORDER BY round"
             )
             of_others = table == "client_rounds" and _do_clients_change(texts_of(frame, "client")[rows], at[rows])
-            curves.append(Curve(None, "round", rounds, means, sql, is_of_others=of_others))
+            of_rivals = table == "client_rounds" and window.derive(_do_clients_train_rivals)
+            curves.append(Curve(None, "round", rounds, means, sql, None, of_others, of_rivals))
         if curves:
             return curves
     return []
@@ -184,6 +187,31 @@ def _do_clients_change(clients: Array, at: Array) -> bool:
     rounds = [present[number] for number in sorted(present)]
     shares = [len(one & other) / max(len(one), len(other)) for one, other in itertools.pairwise(rounds)]
     return bool(shares) and float(np.median(shares)) < 0.5
+
+
+def _do_clients_train_rivals(window: Window) -> bool:
+    """Whether in most turns several optimizers work at the same time, with a loss of their own each."""
+    frame = window.frame("steps")
+    if not len(frame) or "client" not in frame:
+        return False
+    clients = texts_of(frame, "client")
+    rows = np.flatnonzero([client is not None for client in clients.tolist()])[:_LOOKED_AT]
+    keys = zip(texts_of(frame, "process")[rows], clients[rows], column_of(frame, "round")[rows].tolist(), strict=True)
+    turns: dict[tuple[object, ...], dict[float, list[int]]] = {}
+    for key, number, row in zip(keys, column_of(frame, "optimizer")[rows].tolist(), rows.tolist(), strict=True):
+        turns.setdefault(key, {}).setdefault(number, []).append(row)
+    step, loss = column_of(frame, "step"), column_of(frame, "loss")
+    return bool(turns) and sum(_has_rivals(turn, step, loss) for turn in turns.values()) > len(turns) / 2
+
+
+def _has_rivals(turn: dict[float, list[int]], step: Array, loss: Array) -> bool:
+    for one, other in itertools.combinations(list(turn.values())[:4], 2):
+        is_apart = step[one].max() < step[other].min() or step[other].max() < step[one].min()
+        count = min(len(one), len(other))
+        are_known = np.isfinite(loss[one]).any() and np.isfinite(loss[other]).any()
+        if not is_apart and are_known and not np.allclose(loss[one[:count]], loss[other[:count]], equal_nan=True):
+            return True
+    return False
 
 
 def _step_curve(training: Training) -> Curve:

@@ -71,7 +71,9 @@ def row_of(finding: Finding, cause: Finding | None) -> dict[str, Any]:
     }
 
 
-def _with_causes(findings: tuple[Finding, ...], cause: Finding | None = None) -> Iterator[tuple[Finding, Finding | None]]:  # fmt: skip  # noqa: E501
+def _with_causes(
+    findings: tuple[Finding, ...], cause: Finding | None = None
+) -> Iterator[tuple[Finding, Finding | None]]:
     for one in findings:
         yield one, cause
         yield from _with_causes(one.consequences, one)

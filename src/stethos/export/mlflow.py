@@ -33,7 +33,9 @@ def write(run: Run, uri: str, *, limit: int = DEFAULT_LIMIT, advance: Advance = 
     except ImportError as error:  # what a kind of tracking URI needs, mlflow-skinny does not bring
         raise UsageError(f"MLflow cannot open {uri}: {error}", hint="pip install mlflow") from None
     except MlflowException as error:
-        raise UsageError(f"MLflow refuses {uri}: {error.message}", hint="give a tracking URI, for example -o sqlite:///mlflow.db") from None  # fmt: skip  # noqa: E501
+        raise UsageError(
+            f"MLflow refuses {uri}: {error.message}", hint="give a tracking URI, for example -o sqlite:///mlflow.db"
+        ) from None
 
 
 def _log(run: Run, client: Any, uri: str, limit: int, advance: Advance, entities: tuple[Any, Any, Any]) -> Written:

@@ -84,7 +84,10 @@ def protobuf_of(request: Request) -> bytes:
     try:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
-        raise UsageError("sending traces needs the package opentelemetry-proto", hint='pip install "stethos[otlp]", or write a file with -o FILE') from None  # fmt: skip  # noqa: E501
+        raise UsageError(
+            "sending traces needs the package opentelemetry-proto",
+            hint='pip install "stethos[otlp]", or write a file with -o FILE',
+        ) from None
     message = ExportTraceServiceRequest()
     for whole in request["resourceSpans"]:
         target = message.resource_spans.add()

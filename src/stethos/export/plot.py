@@ -80,7 +80,11 @@ class Plots:
         if not by_federation:
             raise _nothing("rounds")
         names = ("loss", "accuracy", "duration (s)")
-        shown = [place for place in range(3) if any(row[1 + place] is not None for rows in by_federation.values() for row in rows)]  # fmt: skip  # noqa: E501
+        shown = [
+            place
+            for place in range(3)
+            if any(row[1 + place] is not None for rows in by_federation.values() for row in rows)
+        ]
         with matplotlib.rc_context(_STYLE):
             figure = RunFigure(figsize=(7, 0.6 + 1.7 * max(1, len(shown))), layout="constrained")
             axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
@@ -202,7 +206,9 @@ class Plots:
 
     def waterfall(self, round: int | None = None, federation: str | None = None) -> Figure:
         """One round across its clients, who waits for whom; without a number the last one."""
-        query = "SELECT coalesce(federation, ''), round, t_ns, duration_ms FROM rounds WHERE round IS NOT NULL" + _of(federation)  # fmt: skip  # noqa: E501
+        query = "SELECT coalesce(federation, ''), round, t_ns, duration_ms FROM rounds WHERE round IS NOT NULL" + _of(
+            federation
+        )
         known = [row for row in stream(self._run, query) if round is None or row[1] == round]
         if not known:
             raise _nothing("rounds", "" if round is None else f" of round {round}")
@@ -234,7 +240,9 @@ class Plots:
                 axis.axvline((t_ns - start_ns) / 1e9 + duration_ms / 1e3, color="#555555", linewidth=1.1, zorder=4)
             _ticks(axis.yaxis, [_words(track.removeprefix("client ")) for track in rows], 55)
             axis.set_xlim(left=0)
-            axis.set_xlabel(f"time since the round began (s)\ndashed: {_words(last.track)} is the last one; line: end of the round")  # fmt: skip  # noqa: E501
+            axis.set_xlabel(
+                f"time since the round began (s)\ndashed: {_words(last.track)} is the last one; line: end of the round"
+            )
             axis.set_title(f"{_words(self._run.name)}: round {number}")
             used = [phase for phase in _PHASES if any(one.name == phase for one in pieces)]
             handles = [Patch(color=_PHASES[phase], label=phase) for phase in used]
@@ -311,4 +319,6 @@ def _literal(text: str) -> str:
 
 
 def _nothing(table: str, what: str = "") -> QueryError:
-    return QueryError(f"no rows in {table}{what}: nothing to plot", hint="`stethos doctor` says what was recorded, and why not more")  # fmt: skip  # noqa: E501
+    return QueryError(
+        f"no rows in {table}{what}: nothing to plot", hint="`stethos doctor` says what was recorded, and why not more"
+    )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stethos.federate.invitation import Invitation, current_invitation
+from stethos.federate.site import Site
 from stethos.observe.context import TURN
 from stethos.observe.spans import OPEN
 
@@ -33,7 +34,7 @@ def call_marked(turn: Any, span: Any, function: Callable[..., Any], /, *args: An
 
 def call_invited(fields: dict[str, str], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function as part of a turn; in a worker process."""
-    with Invitation.from_fields(fields).marked():
+    with Site(Invitation.from_fields(fields), side="client").part():
         return function(*args, **kwargs)
 
 

@@ -44,12 +44,12 @@ class Correcting:
 
     def correction_of(self, rnd: Round) -> Correction | None:
         """What to do about the updates in hand; asked once per round, None if it cannot be told."""
-        if rnd.number not in self._made:
+        if rnd.recorded not in self._made:
             made = _guarded(self._review, rnd)
             if made is None:
                 return None
-            self._made = {rnd.number: made}
-        return self._made[rnd.number]
+            self._made = {rnd.recorded: made}
+        return self._made[rnd.recorded]
 
     def _review(self, rnd: Round) -> Correction | None:
         base = rnd.base
@@ -57,8 +57,12 @@ class Correcting:
             return None
         if isinstance(base, Mapping):
             self._base = _copied(base)
+<<<<<<< HEAD
         tables = self._plan_for(base).structure.tables
         return self.corrector.review(rnd.number, base, rnd.updates, rnd.facts_of(), tables)
+=======
+        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of())
+>>>>>>> main
 
     def corrected(self, rnd: Round) -> list[Update]:
         from stethos.act.aggregate import treated
@@ -74,17 +78,17 @@ class Correcting:
 
     def is_spoilt(self, rnd: Round, state: State) -> bool:
         """Whether a new global model must give way to the one before it, where the caller can see to that."""
-        self._settled = rnd.number
+        self._settled = rnd.recorded
         base = self._base
         drift = _distance(state, base) if base is not None and isinstance(state, Mapping) else None
         odd = _odd_in(state) if isinstance(state, Mapping) else 0
-        is_spoilt = bool(_guarded(lambda: self.corrector.settle(rnd.number, odd=odd, loss=None, drift=drift)))
+        is_spoilt = bool(_guarded(lambda: self.corrector.settle(rnd.recorded, odd=odd, loss=None, drift=drift)))
         rnd.note_correction(is_rolled_back=is_spoilt)
         return is_spoilt
 
     def settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
         """The round is over: keep the new global model as the last good one, or put the last good one back."""
-        if self._settled != rnd.number:
+        if self._settled != rnd.recorded:
             _guarded(self._settle, rnd, federation, result, loss)
 
     def _settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
@@ -93,7 +97,7 @@ class Correcting:
             return
         good = self._good if self._good is not None else self._base
         odd, drift = _odd_in(state), _distance(state, self._base) if self._base is not None else None
-        if self.corrector.settle(rnd.number, odd=odd, loss=loss, drift=drift):
+        if self.corrector.settle(rnd.recorded, odd=odd, loss=loss, drift=drift):
             if good is not None and not federation.restore(good):
                 self.corrector.refuse_last("the federation was not given a module to put back: federation(model=...)")
             else:

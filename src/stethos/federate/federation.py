@@ -24,16 +24,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stethos.errors import StethosError, UsageError
+from stethos.errors import StethosError, UpdateMismatchError, UsageError
 from stethos.federate.carry import CARRIER
 from stethos.federate.compression import Compressor
 from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
 from stethos.federate.history import History
+from stethos.federate.naming import place_of
 from stethos.federate.progress import Progress
 from stethos.federate.round import Round
 from stethos.federate.sketch import Plan
-from stethos.federate.structure import State, Structure
+from stethos.federate.structure import State, Structure, buffers_of, tables_of
 from stethos.federate.update_row import UpdateRows
 from stethos.observe import boot
 from stethos.observe.api import Watch, watch
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RECENT = 12
-_TABLE_WORDS = ("embed", "wte.", "wpe.")
-_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
 
 
 def federation(
@@ -110,7 +109,7 @@ class Federation:
         config: Mapping[str, Any] | None = None,
         measure_compression: bool = False,
     ) -> None:  # fmt: skip
-        self.name = name
+        self.name, self._rounds_before = place_of(name)
         self.clients = clients
         self.progress = progress
         self._handle = handle
@@ -122,13 +121,19 @@ class Federation:
         self._history = History()
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
         self._open: Round | None = None
+        self._last = 0  # round, as rows count them
+        self.turns: dict[int, int] = {}  # that each round has had of one client at most
         self._is_open = True
         self.registered: dict[str, Callable[..., Any]] = {}
-        self.compressor = Compressor(name) if measure_compression else None
+        self.compressor = Compressor(self.name) if measure_compression else None
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)
+<<<<<<< HEAD
         self.correcting = Correcting(correct, name, handle.path, self.plan_for) if correct != "off" else None
+=======
+        self.correcting = Correcting(correct, self.name, handle.path) if correct != "off" else None
+>>>>>>> main
         if self.session is not None:
             self.session.guard.run("layers", self._write_start, self.session)
         self.capture: Capture | None = None
@@ -151,15 +156,25 @@ class Federation:
 
     # Rounds ----------------------------------------------------------------------------------------
 
-    def rounds(self, count: int, start: int = 1) -> Iterator[Round]:
-        """So many rounds one after the other, with a progress bar."""
-        return _Rounds(self, range(start, start + count))
+    def rounds(self, count: int, start: int | None = None) -> Iterator[Round]:
+        """So many rounds one after the other, with a progress bar.
+
+        They are numbered from `start`, or from 1. Where rounds went before and no `start` is given, as at an edge
+        server that is asked again and again, rows count on from them.
+        """
+        if start is None and self._last:
+            self._rounds_before = self._last
+        return _Rounds(self, range(start or 1, (start or 1) + count))
 
     def round(self, number: int, *, of: int | None = None, base: State | None = None) -> Round:
         """One round, for `with`, in loops that count themselves; `base` is the global model it begins with, if not
         `model`."""
         self.end_round()
-        self._open = Round(self, number, of, base)
+        recorded = number + self._rounds_before
+        self._last = max(self._last, recorded)
+        if self.session is not None:
+            self.session.federations[self.name] = max(self.session.federations.get(self.name, 0), recorded)
+        self._open = Round(self, number, of, base, recorded)
         return self._open
 
     def end_round(self, error: BaseException | None = None) -> None:
@@ -267,7 +282,7 @@ class Federation:
     def plan_for(self, state: State) -> Plan:
         """How updates of this federation are read; made when the first model or update is seen."""
         if self._plan is None:
-            structure = Structure.of(state, _buffers(self._model, state), _tables(self._model, state))
+            structure = Structure.of(state, buffers_of(self._model, state), tables_of(self._model, state))
             self._plan = Plan(structure, self._seed, read_everything=self._read_everything)
         return self._plan
 
@@ -277,7 +292,7 @@ class Federation:
 
     def update_rows(self, session: Session, plan: Plan) -> UpdateRows:
         """The writer of `updates`, made once for a session."""
-        if self._rows is None or self._rows.session is not session:
+        if self._rows is None or self._rows.session is not session or self._rows.plan is not plan:
             self._rows = UpdateRows(session, plan, self.name)
         return self._rows
 
@@ -294,9 +309,36 @@ class Federation:
         return True
 
     def base_row(self, state: State | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+        """The elements of the global model that a round begins with.
+
+        It may have other layers than the one before it: then comparisons begin anew.
+        """
         if state is None:
             return None
-        return global_row(self.plan_for(state), state)
+        try:
+            return global_row(self.plan_for(state), state)
+        except UpdateMismatchError:
+            self._begin_anew()
+            return global_row(self.plan_for(state), state)
+
+    def end_row(self, state: State | None) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+        """The elements of the global model that a round ends with; None if it has other layers than at its begin."""
+        if state is None:
+            return None
+        try:
+            return global_row(self.plan_for(state), state)
+        except UpdateMismatchError:
+            return None
+
+    def _begin_anew(self) -> None:
+        """The global model has other layers from now on: what was kept of earlier ones cannot be compared with it."""
+        self._plan = None
+        self._history = History()
+        self.recent.clear()
+        if self.session is not None:
+            self.session.note_gap(
+                "updates", "the global model has other layers than before: updates are not compared with earlier ones"
+            )
 
     # Ending ----------------------------------------------------------------------------------------
 
@@ -346,23 +388,3 @@ class _Rounds:
 
 def _module(model: Any) -> Any:
     return model if hasattr(model, "named_modules") else None
-
-
-def _buffers(model: Any, state: State) -> frozenset[str]:
-    """Names of entries of a state dict that are not trained."""
-    if not isinstance(state, Mapping):
-        return frozenset()
-    if hasattr(model, "named_parameters"):
-        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        return frozenset(name for name in state if name not in trained)
-    return frozenset(name for name in state if str(name).endswith(_BUFFER_ENDINGS))
-
-
-def _tables(model: Any, state: State) -> frozenset[str]:
-    """Names of the weights of embeddings; where no module tells, by what they are mostly called."""
-    if not isinstance(state, Mapping):
-        return frozenset()
-    if hasattr(model, "named_modules"):
-        owners = [name for name, module in model.named_modules() if hasattr(module, "num_embeddings")]
-        return frozenset(f"{name}.weight" if name else "weight" for name in owners)
-    return frozenset(name for name in state if any(word in str(name).lower() for word in _TABLE_WORDS))

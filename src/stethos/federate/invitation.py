@@ -41,6 +41,7 @@ class Invitation:
     preset: str = "standard"
     overhead: float = 0.01
     traceparent: str = ""
+    turn: int = 0
 
     def to_fields(self) -> dict[str, str]:
         """Itself as strings, to be sent along."""
@@ -50,7 +51,11 @@ class Invitation:
     def from_fields(cls, values: Mapping[str, Any]) -> Invitation:
         """Read what `to_fields` wrote; fields of other versions are ignored."""
         given = {name: str(value) for name, value in values.items() if name in _FIELDS}
-        return cls(**{**given, "round": int(given["round"]), "overhead": float(given.get("overhead", "0.01"))})  # type: ignore[arg-type]
+        numbers = {
+            "round": int(given["round"]), "overhead": float(given.get("overhead", "0.01")),
+            "turn": int(given.get("turn", "0")),
+        }  # fmt: skip
+        return cls(**{**given, **numbers})  # type: ignore[arg-type]
 
     def record(self) -> None:
         """Begin recording in this process, if it does not yet and the run's directory can be reached.

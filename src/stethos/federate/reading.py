@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from stethos.errors import UpdateMismatchError
 from stethos.federate.cohort import Comparison, compare, quantities_of
 from stethos.federate.fingerprint import GLOBAL, Fingerprint, count_odd, with_total
 from stethos.federate.odd import odd_clients
@@ -57,8 +58,13 @@ class Reading:
         if plan is None or (self._base is None and not update.is_delta):
             self._gap("no global model was given to compare updates with: use federation(model=...) or delta=True")
             return
-        reader = self._reader = self._reader or Reader(plan)
-        reader.read(update.state, update.client, None if update.is_delta else self._base)
+        try:
+            reader = self._read(plan, update)
+        except UpdateMismatchError:
+            if not self._has_grown():
+                raise
+            plan = federation.plan or plan
+            reader = self._read(plan, update)
         responder = federation.responder
         if responder is not None and reader.prints()[-1].is_finite:
             base = federation.global_state() if update.is_delta else None
@@ -69,6 +75,27 @@ class Reading:
             federation.compressor.measure(
                 session, plan.structure, update.client, update.state, is_delta=update.is_delta
             )
+
+    def _read(self, plan: Plan, update: Update) -> Reader:
+        reader = self._reader = self._reader or Reader(plan)
+        reader.read(update.state, update.client, None if update.is_delta else self._base)
+        return reader
+
+    def _has_grown(self) -> bool:
+        """Whether the global model got other layers after the round had begun, before its first update: then begin
+        with those it has now."""
+        federation, kept = self._federation, (self._federation.plan, self._base)
+        state = federation.global_state()
+        if self.prints or state is None:
+            return False
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self.begin(state)
+        if federation.plan is kept[0]:
+            self._base = kept[1]
+            return False
+        return True
 
     @property
     def prints(self) -> list[Fingerprint]:
@@ -124,7 +151,7 @@ class Reading:
     ) -> dict[str, Any]:  # fmt: skip
         """Write rows of `updates`; return what is known of the new global model (`state`), for the round's own row."""
         federation, base = self._federation, self._base
-        row = federation.base_row(state)
+        row = federation.end_row(state)
         after = None
         if row is not None and state is not None:
             reader = self._reader = self._reader or Reader(plan)

@@ -16,8 +16,9 @@ from stethos.federate.captured import RoundCapture
 from stethos.federate.invitation import Invitation
 from stethos.federate.reading import Reading, matrix_in
 from stethos.federate.row import put_row
-from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
+from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, number_in, timed
 from stethos.federate.structure import State
+from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.context import TURN
 from stethos.observe.spans import Span, traceparent
@@ -32,10 +33,14 @@ _NOTABLE = frozenset(column.name for column in ROUNDS.columns) - {"federation"}
 
 
 class Round:
-    """A round; made by `Federation.round` or `Federation.rounds`."""
+    """A round; made by `Federation.round` or `Federation.rounds`.
 
-    def __init__(self, federation: Federation, number: int, of: int | None, base: State | None) -> None:
+    `number` is what the loop calls it; rows have the number `recorded`.
+    """
+
+    def __init__(self, federation: Federation, number: int, of: int | None, base: State | None, recorded: int) -> None:
         self.number = number
+        self.recorded = recorded
         self.updates: list[Update] = []
         self._federation = federation
         self._of = of
@@ -43,6 +48,7 @@ class Round:
         self._result: State | None = None
         self._sites: list[Site] = []
         self._turns: Counter[str] = Counter()
+        self._turns_before = federation.turns.get(recorded, 0)  # where the round is repeated
         self._working = 0
         self._is_side_by_side = False
         self._selected: int | None = None
@@ -55,15 +61,15 @@ class Round:
         self._observe_ns = 0
         self._start_ns = 0
         self._is_ended = False
-        self._capture = RoundCapture(federation, number)
-        self._reading = Reading(federation, number)
+        self._capture = RoundCapture(federation, recorded)
+        self._reading = Reading(federation, recorded)
 
     # The round -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Round:
-        token = TURN.set((NULL_I32, self.number, None))
+        token = TURN.set((NULL_I32, self.recorded, None))
         self._stack.callback(_reset, token)
-        fields = {"federation": self._federation.name, "round": self.number}
+        fields = {"federation": self._federation.name, "round": self.recorded}
         self._span = Span(boot.current_session, "round", fields, is_root=True)
         self._stack.enter_context(self._span)
         self._traceparent = traceparent()
@@ -125,10 +131,11 @@ class Round:
         return Invitation(
             federation=self._federation.name,
             client=str(client),
-            round=self.number,
+            round=self.recorded,
             run_dir=str(settings.run_dir) if settings is not None and settings.run_dir is not None else "",
             preset=settings.preset if settings is not None else "standard",
             overhead=settings.overhead if settings is not None else 0.01,
+            turn=self._turns_before + self._turns[str(client)],
             traceparent=traceparent() or self._traceparent,  # threads that the loop starts know of no open span
         )
 
@@ -157,10 +164,12 @@ class Round:
 
     def _new_site(self, client: str) -> Site:
         with self._lock:
-            turn = self._turns[client]
+            invitation = self.invite(client)
             self._turns[client] += 1
+            federation, used = self._federation, invitation.turn + 1
+            federation.turns[self.recorded] = max(federation.turns.get(self.recorded, 0), used)
         return Site(
-            self.invite(client), side="server", turn=turn, on_update=self._take, on_end=self._turn_ended,
+            invitation, side="server", on_update=self._take, on_end=self._turn_ended,
             on_start=self._capture.begin_turn if self._capture.is_on else None,
             wants_traces=self._capture.wants_traces,
         )  # fmt: skip
@@ -276,15 +285,19 @@ class Round:
         """
         self._capture.server_state(state)
 
-    def evaluate(self, **numbers: float) -> None:
-        """Numbers of the new global model: `loss`, `accuracy`, and any other."""
+    def evaluate(self, **numbers: float | None) -> None:
+        """Numbers of the new global model: `loss`, `accuracy`, and any other; None is a number that was not found."""
+        session = self._federation.session
         for name, value in numbers.items():
-            number = float(value.item() if hasattr(value, "item") else value)
+            number = attempt(number_in, value) if value is not None else None
+            if number is None:
+                if value is not None and session is not None:
+                    session.note_gap("rounds", f"the evaluation's {name} is no number: {type(value).__name__}")
+                continue
             if name in ("loss", "accuracy"):
                 self._facts[name] = number
             else:
                 self._evaluation[name] = number
-            session = self._federation.session
             if session is not None:
                 session.guard.run("metrics", session.put_metric, name, number)
 
@@ -329,7 +342,7 @@ class Round:
             "evaluation": self._evaluation or None,
             **self._facts,
         }
-        put_row(session, ROUNDS, values, client=None, round=self.number, t_ns=self._start_ns + session.offset_ns)
+        put_row(session, ROUNDS, values, client=None, round=self.recorded, t_ns=self._start_ns + session.offset_ns)
 
     def _settle_sites(self) -> None:
         for site in self._sites:

@@ -58,7 +58,7 @@ class Site:
     """
 
     def __init__(
-        self, invitation: Invitation, *, side: Literal["server", "client"], turn: int = 0,
+        self, invitation: Invitation, *, side: Literal["server", "client"],
         on_update: Callable[[Update], None] | None = None, on_end: Callable[[Site], None] | None = None,
         on_start: Callable[[Site], None] | None = None, wants_traces: bool = False,
     ) -> None:  # fmt: skip
@@ -67,7 +67,6 @@ class Site:
         self.facts: dict[str, Any] = {"status": "ok"}
         self.arrived_ns: int | None = None
         self._side = side
-        self._turn = turn
         self._on_update = on_update
         self._on_end = on_end
         self._on_start = on_start
@@ -198,6 +197,20 @@ class Site:
         elif session is not None:
             self.write(session)
 
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """For work on a turn that another process leads: rows are marked, and what its steps tell of the turn is
+        recorded. How the turn ends is not for this process to say."""
+        start_ns = time.monotonic_ns()
+        with self.invitation.marked(self._tally):
+            yield
+        session = boot.current_session()
+        if session is not None and self._tally.steps:
+            self._start_ns = start_ns
+            del self.facts["status"]
+            session.guard.run("client_rounds", self._tell_steps, time.monotonic_ns() - start_ns)
+            self.write(session)
+
     def failed(self, error: BaseException) -> None:
         """Note an exception with its traceback."""
         text = "".join(traceback.format_exception(error, limit=-40))
@@ -208,18 +221,22 @@ class Site:
         )
 
     def _add_up(self, duration_ns: int) -> None:
-        tally, facts = self._tally, self.facts
+        facts = self.facts
         facts.setdefault("duration_ms", duration_ns * 1e-6)
         if "peak_bytes" not in facts:
             facts["peak_bytes"] = _peak_bytes(self._start_rss)
+        self._tell_steps(duration_ns)
+        if self._on_end is None:
+            self.settle()
+
+    def _tell_steps(self, duration_ns: int) -> None:
+        tally, facts = self._tally, self.facts
         if tally.steps:
             facts.setdefault("steps", tally.steps)
             facts.setdefault("entry_loss", _mean_loss(tally.first_losses))
             facts.setdefault("exit_loss", _mean_loss(tally.last_losses))
             if tally.samples:
                 facts.setdefault("samples_per_s", tally.samples / max(duration_ns * 1e-9, 1e-9))
-        if self._on_end is None:
-            self.settle()
 
     def settle(self) -> None:
         """Count what was left for the end of the turn, or where there is a round for whoever asks it next."""
@@ -232,8 +249,9 @@ class Site:
 
     def _write(self, session: Session) -> None:
         t_ns = (self._start_ns or time.monotonic_ns()) + session.offset_ns
-        values = {**self.facts, "federation": self.invitation.federation, "turn": self._turn, "side": self._side}
-        put_row(session, CLIENT_REPORTS, values, client=self.client, round=self.invitation.round, t_ns=t_ns)
+        mine = self.invitation
+        values = {**self.facts, "federation": mine.federation, "turn": mine.turn, "side": self._side}
+        put_row(session, CLIENT_REPORTS, values, client=self.client, round=mine.round, t_ns=t_ns)
 
     def report(self) -> dict[str, float | str]:
         """What is known of the turn, to be sent back to the server with the reply."""

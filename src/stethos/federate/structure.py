@@ -19,6 +19,8 @@ from stethos.errors import UpdateMismatchError
 
 State = Mapping[str, Any] | Sequence[Any]
 LayerKind = Literal["weight", "buffer"]
+_TABLE_WORDS = ("embed", "wte.", "wpe.")
+_BUFFER_ENDINGS = ("running_mean", "running_var", "num_batches_tracked")  # where no module tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Structure:
 
         Buffers may be missing: many programs send the parameters alone.
         """
+        if hasattr(state, "state_dict"):
+            raise UpdateMismatchError(f"client {client!r} sent a {type(state).__name__}", hint="send its state_dict()")
         named = state if isinstance(state, Mapping) else self._named(state, client)
         values: list[Any] = []
         for layer in self.layers:
@@ -116,6 +120,26 @@ class Structure:
         raise UpdateMismatchError(
             f"client {client!r} sent {len(arrays)} arrays, the global model has {' or '.join(map(str, expected))}"
         )
+
+
+def buffers_of(model: Any, state: State) -> frozenset[str]:
+    """Names of entries of a state dict that are not trained."""
+    if not isinstance(state, Mapping):
+        return frozenset()
+    if hasattr(model, "named_parameters"):
+        trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return frozenset(name for name in state if name not in trained)
+    return frozenset(name for name in state if str(name).endswith(_BUFFER_ENDINGS))
+
+
+def tables_of(model: Any, state: State) -> frozenset[str]:
+    """Names of the weights of embeddings; where no module tells, by what they are mostly called."""
+    if not isinstance(state, Mapping):
+        return frozenset()
+    if hasattr(model, "named_modules"):
+        owners = [name for name, module in model.named_modules() if hasattr(module, "num_embeddings")]
+        return frozenset(f"{name}.weight" if name else "weight" for name in owners)
+    return frozenset(name for name in state if any(word in str(name).lower() for word in _TABLE_WORDS))
 
 
 # Values: torch tensors or anything NumPy takes ------------------------------------------------------

@@ -29,6 +29,8 @@ Parts = tuple[Recipe, Shelf, Training]
 
 
 class Engine(Protocol):
+    """Trains the clients of a round: `begin` is given all turns, then `result` is asked for one after the other."""
+
     @property
     def trains_together(self) -> bool:
         """Whether a client's bits may depend on which others train with it."""
@@ -137,6 +139,7 @@ def _broken() -> StethosError:
     )
 
 
+# The trainer of this process of a pool: its initializer has nowhere else to leave it.
 _worker: Callable[[Turn], Trained] | None = None
 
 

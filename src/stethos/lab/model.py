@@ -93,6 +93,7 @@ class Recipe:
 
 
 def recipe_of(choice: str | Factory, data: Data, seed: int) -> Recipe:
+    """How to build the model that was chosen for these data; UsageError if there is no such."""
     if isinstance(choice, str):
         choose("model", choice, MODELS)
     elif isinstance(choice, nn.Module) or not callable(choice):

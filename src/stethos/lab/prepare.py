@@ -81,6 +81,7 @@ class Prepared:
 
 
 def check_count(name: str, value: int) -> None:
+    """UsageError unless it is a whole number from 1."""
     if not isinstance(value, int | np.integer) or value < 1:
         raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number from 1")
 
@@ -113,6 +114,7 @@ def prepare(choices: Choices, *, wants_answers: bool, each_round: Callable[[Exch
 
 
 def engine_of(name: EngineName, processes: int, parts: Parts) -> Engine:
+    """The engine of that name; UsageError where it cannot use that many processes."""
     if name == "stacked":
         if processes > 1:
             raise UsageError(f"engine='stacked' with processes={processes}", hint="it uses one process: leave it out")

@@ -22,6 +22,8 @@ DIRECTORY = "proofs"
 
 
 class Progress(Protocol):
+    """Is told how far a proof has come, and when it is over."""
+
     def __call__(self, done: int, total: int, words: str) -> None: ...
     def end(self) -> None: ...
 

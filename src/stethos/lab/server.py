@@ -20,6 +20,8 @@ Memory = dict[str, Tensor]
 
 
 class Strategy(Protocol):
+    """How a server makes the new global weights; `memory` is kept for it from round to round."""
+
     @property
     def proximal(self) -> float:
         """Weight of the proximal term in the clients' loss; 0 for none."""

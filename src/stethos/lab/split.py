@@ -21,6 +21,8 @@ LEAST = 4
 
 
 class Split(Protocol):
+    """Deals samples out: the places of each client's own in `labels`, no place twice."""
+
     def __call__(self, labels: Index, clients: int, generator: np.random.Generator) -> list[Index]: ...
 
 

@@ -59,7 +59,9 @@ class Conversation:
     def __enter__(self) -> Conversation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -86,7 +88,8 @@ def _connect(process: LiveProcess, timeout_s: float) -> socket.socket:
         connection.close()
         raise LiveError(
             f"process {process.pid} has no agent",
-            hint=f"it was started with STETHOS_AGENT=0, or its agent has ended; `stethos {process.pid} backtrace` works without one",  # noqa: E501
+            hint="it was started with STETHOS_AGENT=0, or its agent has ended; "
+            f"`stethos {process.pid} backtrace` works without one",
         ) from None
     except TimeoutError:
         connection.close()

@@ -35,7 +35,9 @@ class Audit:
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:  # fmt: skip  # noqa: E501
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         outcome = "" if kind is None else f"{kind.__name__}: {error}"
         self._put("done" if kind is None else "refused", (time.monotonic() - self._began) * 1e3, outcome)
 

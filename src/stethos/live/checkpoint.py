@@ -7,7 +7,6 @@ other numbers and the step are in the header, as JSON. `load_checkpoint` gives a
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import LiveError, RecordingError, UsageError
 from stethos.live.request import Request
 from stethos.live.steer import at_step
+from stethos.record.whole_file import whole_file
 
 if TYPE_CHECKING:
     import torch
@@ -90,21 +90,13 @@ def write_safetensors(path: Path, tensors: dict[str, Any], facts: dict[str, str]
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with whole_file(path) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors.values():
                 file.write(_bytes_of(tensor))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise LiveError(f"cannot save to {path}: {error.strerror}", hint="choose another place") from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return 8 + len(text) + offset
 
 

@@ -68,7 +68,8 @@ class Namespace(dict[str, Any]):
                 else:
                     self._made[name] = value
                     self.notes.append(
-                        f"{name} is a local of the training and keeps its value there: only at a step boundary can it be set"  # noqa: E501
+                        f"{name} is a local of the training and keeps its value there: "
+                        "only at a step boundary can it be set"
                     )
                 return
         if name in self._main:

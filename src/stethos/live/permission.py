@@ -65,6 +65,7 @@ def ptrace_scope() -> int | None:
 
 
 def is_in_container() -> bool:
+    """Whether this looks like a container, where rights are often taken away."""
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return True
     try:

@@ -123,6 +123,7 @@ def spoken(stderr: str) -> str:
 
 
 def find_spy() -> str | None:
+    """The program py-spy: beside this interpreter, else on the path; None if it is not installed."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 

@@ -171,7 +171,7 @@ def change_clip(request: Request) -> dict[str, Any]:
         return {"clip": request.steering.clip}
     norm = request.content["norm"]
     if norm is not None and not (isinstance(norm, int | float) and math.isfinite(norm) and norm > 0):
-        raise UsageError(f"not a norm to clip to: {norm!r}", hint="stethos clip 1.0, or stethos clip off")
+        raise UsageError(f"not a norm to clip to: {norm!r}", hint="say `stethos clip 1.0` or `stethos clip off`")
     return at_step(request, lambda optimizer: _change_clip(request, norm))
 
 

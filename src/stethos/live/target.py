@@ -103,7 +103,9 @@ def resolve(text: str | None, directory: Path | None = None) -> Target:
     if wanted.rank is not None:
         found = [process for process in found if process.rank == wanted.rank]
         if not found:
-            raise LiveError(f"no process of {run.name} with rank {wanted.rank} is alive", hint="`stethos ls` lists what is alive")  # fmt: skip  # noqa: E501
+            raise LiveError(
+                f"no process of {run.name} with rank {wanted.rank} is alive", hint="`stethos ls` lists what is alive"
+            )
     return Target(wanted, run, tuple(found))
 
 

@@ -52,6 +52,11 @@ class Watch:
         """The run's directory; None if nothing is recorded."""
         return self._recording.session.settings.run_dir if self._recording is not None else None
 
+    def __repr__(self) -> str:
+        if self._recording is None:
+            return "<stethos: not recording>"
+        return f"<stethos: {'recording' if self._recording is boot.current() else 'recorded'} to {self.path}>"
+
     def run(self) -> Run:
         """The run as seen by readers; it may be queried while it grows."""
         from stethos.store.run import open_run

@@ -116,10 +116,12 @@ class _Current:
 
 
 def current() -> Recording | None:
+    """The recording of this process; None if nothing is recorded."""
     return _Current.recording
 
 
 def current_session() -> Session | None:
+    """What rows of this process are written through; None if nothing is recorded."""
     recording = _Current.recording
     return None if recording is None else recording.session
 
@@ -133,6 +135,7 @@ def begin(settings: Settings) -> Recording:
 
 
 def end() -> None:
+    """End the recording of this process, if there is one, and take every callback away."""
     if _Current.recording is not None:
         _Current.recording.end()
         _Current.recording = None

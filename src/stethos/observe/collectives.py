@@ -252,7 +252,12 @@ class CollectiveWatch:
     # Beside the training ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Process groups exist: look after what C++ does with them."""
+        """Process groups exist: so the rank is known; look after what C++ does with them."""
+        from torch.distributed import distributed_c10d
+
+        facts = self.session.kinship.learn(distributed_c10d.get_rank(), distributed_c10d.get_world_size())
+        if self.session.open() is not None and facts:
+            self.session.note_facts(facts)
         if self._thread is None and self.is_active:
             self._open()
             self._thread = threading.Thread(target=self._watch, name="stethos-collectives", daemon=True)
@@ -337,6 +342,7 @@ def name_of(group: Any) -> str:
 
 
 def shown_name(name: str, description: str) -> str:
+    """What torch calls a group, in words that people use: "world" for the first."""
     if description == "default_pg":
         return "world"
     return f"{name} ({description})" if description and description != "undefined" else name

@@ -63,26 +63,29 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
             raise
         try:
             if is_training() and watch.is_active:
-                if iterator._num_yielded == 1:
+                is_first = iterator._num_yielded == 1
+                if is_first:
                     note_begin(session, iterator, start_ns)
                 iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
                 if now > iteration.house_ns + _LONG_NS:
                     watch.beat()
-                first = batch[0] if type(batch) is list else batch
-                iteration.batch_samples = first.size(0) if type(first) is Tensor else watch.samples_in(batch)
+                samples = len(first) if type(first := _first_of(batch)) is Tensor and first.dim() else 0
+                iteration.batch_came(id(iterator), samples or watch.samples_in(batch), is_first=is_first)
                 if iteration.device_mark is not None:
                     watch.batch_came(iteration)
             elif watch.is_active:  # an evaluation: let it be seen from outside that it goes on
                 watch.beat()
-        except IndexError:  # a batch of nothing, or of a scalar
-            iteration.batch_samples = watch.samples_in(batch)
         except Exception as error:
             failed("data", error)
         return batch
 
     return next_batch
+
+
+def _first_of(batch: Any) -> Any:
+    return batch[0] if type(batch) is list and batch else batch
 
 
 def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,10 +138,10 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
             if not iteration.in_backward and watch.is_active:
                 if iteration.mark_ns:
                     iteration.forward_ns += clock() - iteration.mark_ns
-                if iteration.batch_data_ns:
-                    iteration.data_ns += iteration.batch_data_ns
-                    iteration.samples += iteration.batch_samples
-                    iteration.batch_data_ns = iteration.batch_samples = 0
+                iteration.data_ns += iteration.batch_data_ns
+                iteration.batch_data_ns = 0
+                if iteration.ahead and not iteration.closure_backwards:
+                    iteration.samples += iteration.ahead.pop(0)
                 if (
                     type(tensors) is Tensor and grad_tensors is None and tensors.is_cpu
                     and not iteration.scaled and not modes()
@@ -173,6 +176,8 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
             iteration.mark_ns = now = clock()
             if completed == iteration.completed:  # else an optimizer stepped inside, and its row is written
                 iteration.backward_ns += now - start_ns
+            if iteration.depth:  # in a closure: what the optimizer does itself begins again
+                iteration.optimizer_start_ns = now
             if iteration.pending is not None:
                 guard("device", watch.backward_ended, iteration)
             if iteration.is_traced:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _FIRST_BACKWARDS = itertools.count(1)
+MOST_AHEAD = 64  # batches
 _NEVER_NS = 1 << 62  # in the future, so that a duration since then is negative and becomes NULL
 
 
@@ -28,7 +29,7 @@ class Iteration(IterationFields):
     may step on one."""
 
     __slots__ = ("shares",) if NATIVE else (
-        "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_samples", "closure_backwards",
+        "ahead", "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_source", "closure_backwards",
         "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
         "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
         "pace", "pending", "samples", "scaled", "shares", "skipped", "spent_ns", "step", "watched",
@@ -55,7 +56,20 @@ class Iteration(IterationFields):
         self.closure_backwards = self.completed = self.counted = self.skipped = 0
         self.pace = Pace()
         self.step = -1  # the number of the step in progress
-        self.batch_data_ns = self.batch_samples = self.samples = 0
+        self.batch_data_ns = self.batch_source = self.samples = 0
+        if not NATIVE:  # else C has it
+            self.ahead: list[int] = []  # samples of batches that have come and that no backward has followed yet
+
+    def batch_came(self, source: int, samples: int, *, is_first: bool) -> None:
+        """Keep the size of a batch for the backward on it; those of another pass than the last one's are let go.
+
+        Batches may come ahead of their use: Accelerate asks for one more, Transformers for those of a whole step.
+        """
+        if is_first or self.batch_source != source:
+            self.batch_source = source
+            self.ahead.clear()
+        self.ahead.append(samples)
+        del self.ahead[:-MOST_AHEAD]
 
 
 class Iterations(IterationsFields):

@@ -149,6 +149,8 @@ def _spent_ns(marks: list[tuple[Mark, Any]], host_ns: list[int]) -> list[int]:
     spent = [0, 0, 0]
     for (what, began), (following, ended) in itertools.pairwise(marks):
         place = {Mark.BEFORE: 0, Mark.BACKWARD: 1, Mark.OPTIMIZER: 2}.get(what)
+        if what is Mark.OPTIMIZER and following is Mark.BACKWARD:
+            place = 0  # a closure was called again
         if place is not None and (place or following is Mark.BACKWARD):  # forward work ends in a backward
             spent[place] += int(began.elapsed_time(ended) * 1e6)
     return [mine or seen for mine, seen in zip(spent, host_ns, strict=True)]

@@ -20,6 +20,8 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 class LogWatch:
+    """Records what the program says through `logging`, handlers or not; its own handlers are called as ever."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._original: Callable[[logging.Logger, logging.LogRecord], None] | None = None

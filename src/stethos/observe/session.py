@@ -31,6 +31,7 @@ from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
 from stethos.native import NATIVE, SessionFields, described
 from stethos.observe.context import TURN, turn
+from stethos.observe.kinship import Kinship
 from stethos.record.layout import (
     LARGEST_NAME,
     LARGEST_TEXT,
@@ -59,7 +60,7 @@ from stethos.record.slots import Slots
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import GAPS, METRICS, NULL_I32
-from stethos.settings import Settings, rank_and_world, registry_dir
+from stethos.settings import Settings, registry_dir
 
 _METRICS = METRICS.number
 _PACK_METRIC = SLOT_PACKERS[_METRICS].pack_into
@@ -87,6 +88,8 @@ class Session(SessionFields):
         self.steps = 0
         self.why_closed = ""
         self.is_federated_client = False
+        self.kinship = Kinship()
+        self.federations: dict[str, int] = {}  # of this process, with the last round of each
         self.agent: object | None = None  # what answers live questions, see `live`
         self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []
@@ -152,7 +155,6 @@ class Session(SessionFields):
         """The ring and `process.json`, in this order: a process is there when it can be drained."""
         scratch = self._scratch_for(directory)
         path = (scratch or directory) / RING_FILE
-        rank, world_size = rank_and_world()
         facts = {
             "process": directory.name,
             "pid": self._pid,
@@ -160,8 +162,7 @@ class Session(SessionFields):
             "boot_id": boot_id(),
             "host_key": host_key(),
             "host": platform.node(),
-            "rank": rank,
-            "world_size": world_size,
+            **self.kinship.facts(os.getppid()),
             "command": redact_command(sys.orig_argv),
             "cwd": attempt(os.getcwd),  # None if it was deleted
             "python": platform.python_version(),
@@ -340,9 +341,14 @@ class Session(SessionFields):
             util.Finalize(None, self._end_of_child, exitpriority=-100)
 
     def _end_of_child(self) -> None:
-        """A child of `multiprocessing` ends; an exception on its way out does not come to `sys.excepthook`."""
+        """A child of `multiprocessing` ends; an exception on its way out does not come to `sys.excepthook`.
+
+        `torch.multiprocessing.spawn` catches it, hands it to the parent, and leaves with `sys.exit(1)`.
+        """
         error = sys.exc_info()[1]
-        if error is not None and not isinstance(error, SystemExit):
+        if isinstance(error, SystemExit):
+            error = (error.__context__ or error) if error.code else None
+        if error is not None:
             text = "".join(traceback.format_exception(error, limit=-50))
             self.note_failure(f"{type(error).__name__}: {error}", text)
         self.end()

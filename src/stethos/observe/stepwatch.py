@@ -150,9 +150,9 @@ class StepWatch(WatchFields):
         iteration.device_mark = recorded_event()
 
     def backward_ended(self, iteration: Iteration) -> None:
-        """A backward of a device's loss has been queued."""
+        """A backward of a device's loss has been queued; in a closure the optimizer goes on after it."""
         if iteration.pending is not None:
-            iteration.pending.mark(Mark.BEFORE)
+            iteration.pending.mark(Mark.OPTIMIZER if iteration.depth else Mark.BEFORE)
 
     def put_later(self, iteration: Iteration, put: Callable[..., bool] | None) -> Callable[..., Any] | None:
         """A stand-in for the ring's writer that waits for the numbers of this step."""
@@ -388,7 +388,7 @@ class StepWatch(WatchFields):
         watched = self._watched.get(identity)
         if watched is None or watched.optimizer() is not optimizer:
             watched = self._meet(optimizer)
-            if iteration.has_stepped:  # the last loss has been another optimizer's
+            if iteration.has_stepped and not iteration.in_backward:  # the last loss has been another optimizer's
                 watched.backwards = iteration.backwards
         iteration.owner = identity
         iteration.watched = watched

@@ -347,7 +347,7 @@ def _growing(growth: Growth, kept: Kept | None) -> Bottleneck:
         "leak",
         f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute{at}",
         f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB "
-        f"(+{grown / growth.start_bytes:.0%}) in the second half of its time{left}",
+        f"(+{grown / growth.start_bytes:.0%}) in the second half of its training{left}",
         f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
         advice,
         None,

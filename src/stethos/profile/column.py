@@ -30,6 +30,10 @@ class Selected:
     def __init__(self, columns: dict[str, Array]) -> None:
         self._columns = columns
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._columns)
+
     def __len__(self) -> int:
         return len(next(iter(self._columns.values()))) if self._columns else 0
 

@@ -11,83 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from stethos.profile.column import Array, known_or_none, median_of
 from stethos.profile.measure import Measures
+from stethos.profile.quantity import Quantity, Word
 from stethos.profile.resample import FEWEST, Interval, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
 from stethos.profile.spread import log_ratio_of_means
 
-Word = Literal["better", "worse", "no difference shown", "too little to tell", "equal", "not judged", "chance"]
 _CALLED = ("better", "worse")
-SMALLEST = 0.01  # of a quantity: less is never called a difference
-_NUMBER_TOLERANCE = 0.05  # where there is one number per run and no interval
 _SMALLEST_BYTES = 1e6
 _TAIL = 0.25
 _MUCH = 0.1  # of the machine, for other programs: worth a note
 _MOST_OTHERS = 0.95
 _LARGE = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """One thing in which a run is compared with the first: `change` is relative, above 0 where it is larger."""
-
-    name: str
-    unit: str
-    first: float | None
-    second: float | None
-    change: Interval
-    is_lower_better: bool = True
-    paired: int = 0
-    is_judged: bool = True
-
-    @property
-    def word(self) -> Word:
-        if not self.is_judged:
-            return "not judged"
-        bounds = self._bounds()
-        if bounds is None or math.isnan(self.change.value):
-            return "too little to tell"
-        low, high = bounds
-        if self.first == self.second and low == high == 0:
-            return "equal"
-        if low > SMALLEST or high < -SMALLEST:
-            return "worse" if (low > 0) == self.is_lower_better else "better"
-        return "no difference shown"
-
-    def is_worse_than(self, gate: float) -> bool:
-        """Whether it is worse by more than `gate`, with the whole interval."""
-        bounds = self._bounds()
-        if bounds is None or self.word != "worse":
-            return False
-        low, high = bounds
-        return low > gate if self.is_lower_better else -high > gate
-
-    def _bounds(self) -> tuple[float, float] | None:
-        low, high = self.change.low, self.change.high
-        if low is not None and high is not None:
-            return low, high
-        if self.paired:
-            return None
-        value = self.change.value
-        near = value - math.copysign(min(abs(value), _NUMBER_TOLERANCE), value)
-        return min(near, value), max(near, value)
-
-    def _known_bounds(self) -> dict[str, float | None]:
-        bounds = {"low": self.change.low, "high": self.change.high}
-        return {name: None if value is None else known_or_none(value) for name, value in bounds.items()}
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "quantity": self.name, "unit": self.unit, "first": self.first, "second": self.second,
-            "change": known_or_none(self.change.value), **self._known_bounds(),
-            "verdict": self.word, "lower_is_better": self.is_lower_better,
-        }  # fmt: skip
+_MOST_PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -113,7 +54,7 @@ class Pair:
         settings = [one for one in self.differences if not one.is_place]
         if not settings:
             return "nothing that was recorded"
-        listed = ", ".join(_told(one) for one in settings[:4])
+        listed = ", ".join(one.words for one in settings[:4])
         more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
         return f"the seed only ({listed})" if self.is_seed_only else f"{listed}{more}"
 
@@ -126,7 +67,9 @@ class Pair:
             is_known = any(word not in ("too little to tell", "not judged") for _, word in words)
             called = ["no difference shown" if is_known else "too little was recorded to compare"]
         chance = [f"{one.name} {ratio_words(one.change.value)}" for one, word in words if word == "chance"]
-        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "")
+        is_all = bool(self.new_findings) and not any(word in _CALLED for _, word in words)
+        more = "; more was found in the second" if is_all else ""
+        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "") + more
 
     def word_of(self, one: Quantity) -> Word:
         """The word for a quantity: where nothing but the seed differs, what differs does so by chance."""
@@ -166,11 +109,47 @@ def compare_pair(first: Measures, second: Measures) -> Pair:
         first.run,
         second.run,
         tuple(differences_of([first.settings, second.settings])),
-        (*_convergence(first, second), *_costs(first, second)),
+        tuple(_quantities(first, second)),
         new_findings=_beyond([second], [first]),
         gone_findings=_beyond([first], [second]),
     )
     return replace(pair, notes=tuple(_notes_on(pair, first, second)))
+
+
+def _quantities(first: Measures, second: Measures) -> Iterator[Quantity]:
+    """In what two runs are compared; where one of them has several parts, part by part."""
+    if not _has_several(first, second):
+        yield from (*_convergence(first, second), *_costs(first, second))
+        return
+    for part in _shared_parts(first, second)[:_MOST_PARTS]:
+        one, two = first.only(part), second.only(part)
+        for quantity in (*_convergence(one, two), *_costs(one, two)):
+            yield replace(quantity, name=f"{quantity.name} of {part}", part=part)
+    yield from _costs(first.without_parts(), second.without_parts())
+
+
+def _has_several(first: Measures, second: Measures) -> bool:
+    return max(len(first.parts), len(second.parts)) > 1
+
+
+def _shared_parts(first: Measures, second: Measures) -> list[str]:
+    return [name for name in first.parts if name in second.parts and first.unit == second.unit]
+
+
+def _notes_on_parts(first: Measures, second: Measures) -> Iterator[str]:
+    """Which parts of two runs are not compared."""
+    if not _has_several(first, second):
+        return
+    what, shared = "federations" if first.unit == "round" else "trainings", _shared_parts(first, second)
+    if first.unit == second.unit == "step" and len(shared) > 1:
+        yield "of models that are trained against each other, as in a GAN, a lower loss is not the better one"
+    if len(shared) > _MOST_PARTS:
+        yield f"{len(shared)} {what} are in both: the first {_MOST_PARTS} are compared"
+    for run, other in ((first, second), (second, first)):
+        alone = [name or "one without a name" for name in run.parts if name not in other.parts]
+        if alone:
+            more = f" and {len(alone) - 4} more" if len(alone) > 4 else ""
+            yield f"{what} of {run.run} alone, which are not compared: {', '.join(alone[:4])}{more}"
 
 
 def _notes_on(pair: Pair, first: Measures, second: Measures) -> Iterator[str]:
@@ -180,7 +159,8 @@ def _notes_on(pair: Pair, first: Measures, second: Measures) -> Iterator[str]:
         yield f"no rounds and no steps in {' nor in '.join(dict.fromkeys(empty))}"
     elif first.unit != second.unit:
         yield f"one run has rounds, the other only steps: {first.run} counts {first.unit}s"
-    if first.is_lost and second.is_lost:
+    yield from _notes_on_parts(first, second)
+    if first.is_lost and second.is_lost and not _has_several(first, second):
         yield "the last losses of both are not finite"
     if any(one.word in _CALLED for one in pair.quantities):
         if pair.is_seed_only:
@@ -347,7 +327,7 @@ def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pai
     for one in compare_pair(first[0], second[0]).quantities:
         if not one.is_judged:
             continue
-        values = [[value for run in group if (value := summary_of(run, one.name)) is not None] for group in groups]
+        values = [[value for run in group if (value := _summary_in(run, one)) is not None] for group in groups]
         if one.name == "final loss" and shares == {0.0, 1.0}:  # all runs of one setting, none of the other
             quantities.append(_lost(first[0], second[0]))
         elif min(map(len, values)) >= 2 and min(value for group in values for value in group) > 0:
@@ -364,6 +344,12 @@ def compare_groups(first: Sequence[Measures], second: Sequence[Measures]) -> Pai
         left_runs, right_runs, tuple(differences), tuple(quantities), _beyond(second, first), _beyond(first, second),
         tuple(notes),
     )  # fmt: skip
+
+
+def _summary_in(run: Measures, one: Quantity) -> float | None:
+    if not one.part:
+        return summary_of(run, one.name)
+    return summary_of(run.only(one.part), one.name.removesuffix(f" of {one.part}")) if one.part in run.parts else None
 
 
 def summary_of(run: Measures, name: str) -> float | None:
@@ -391,8 +377,3 @@ def ratio_words(change: float) -> str:
     if change >= 1:
         return f"{1 + change:.1f} times" if change < _LARGE else f"{1 + change:.1e} times"
     return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
-
-
-def _told(one: Difference) -> str:
-    shown = ["-" if value is None else str(value) for value in one.values]
-    return f"{one.name}: {' -> '.join(dict.fromkeys(shown))}"

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stethos.profile.column import Array, Columns, durations_in, numbers_in, records, select
+from stethos.profile.column import Array, durations_in, records, select
 from stethos.profile.memory_use import read_others_share
+from stethos.profile.part import BINS, Part, federations_of, trainings_of
 from stethos.profile.setting import read_settings
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
-BINS = 200
-_ROUND_SQL = """\
-SELECT round, any_value(loss) AS loss, any_value(accuracy) AS accuracy, any_value(duration_ms) AS duration_ms
-FROM rounds GROUP BY federation, round ORDER BY round"""
-_BYTES_SQL = """\
-SELECT round, coalesce(sum(sent_bytes), sum(raw_bytes))::DOUBLE AS sent_bytes,
-       sum(loss * samples) / nullif(sum(samples) FILTER (loss IS NOT NULL), 0) AS client_loss
-FROM client_rounds GROUP BY round ORDER BY round"""
-# Steps in stretches of equal length over the whole training, so that runs of any length are read in one pass.
-_STEP_SQL = """\
-WITH span AS (SELECT greatest(1, ceil((max(local) + 1) / {bins}::DOUBLE)) AS width FROM ({local})),
-binned AS (SELECT floor(local / width)::BIGINT AS bin, loss, step_ms, width FROM ({local}), span)
-SELECT bin * any_value(width) AS step, avg(loss) FILTER (isfinite(loss)) AS loss,
-       median(step_ms) FILTER (step_ms >= 0) AS step_ms
-FROM binned GROUP BY bin ORDER BY bin"""
-_LOCAL = "SELECT step AS local, loss, step_ms FROM steps"
+_STEP_TIME_SQL = """\
+WITH span AS (SELECT greatest(1, ceil((max(step) + 1) / {bins}::DOUBLE)) AS width FROM steps)
+SELECT median(step_ms) FILTER (step_ms >= 0) AS step_ms
+FROM (SELECT floor(step / width)::BIGINT AS bin, step_ms FROM steps, span) GROUP BY bin ORDER BY bin"""
 _MEMORY_SQL = """\
 SELECT (SELECT max(rss_bytes) FROM host) AS rss_bytes, (SELECT max(peak_bytes) FROM steps) AS peak_bytes,
        (SELECT max(peak_bytes) FROM client_rounds) AS client_bytes"""
-# Whether the last losses there are, of rounds, of clients or of steps, are no numbers.
-_LOST_SQL = """\
-SELECT coalesce(
-    (SELECT NOT isfinite(arg_max(loss, round)) FROM rounds WHERE loss IS NOT NULL),
-    (SELECT NOT bool_or(isfinite(loss)) FROM client_rounds
-     WHERE loss IS NOT NULL AND round = (SELECT max(round) FROM client_rounds WHERE loss IS NOT NULL)),
-    (SELECT NOT bool_or(isfinite(loss))
-     FROM (SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY step DESC LIMIT 20))) AS is_lost"""
 _FINDINGS_SQL = """\
 SELECT name, title, clients, ranks, layers FROM findings
 WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"""
@@ -51,6 +31,9 @@ _SAID_BY = {
     "missing-clients": {"client-timeout"}, "input-bound": {"data-loader-stall"}, "slow-rank": {"rank-straggler"},
     "leak": {"memory-growth"},
 }  # fmt: skip
+
+
+_NOTHING = Part(np.array([]), np.array([]), np.array([]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +46,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Measures:
-    """One run: `at` are the rounds, or steps, of the series; what was not recorded is NaN."""
+    """One run: `at` are the rounds, or steps, of the series; what was not recorded is NaN.
+
+    Of a run with several `parts` the series are those of the longest.
+    """
 
     run: str
     settings: dict[str, object]
@@ -78,6 +64,7 @@ class Measures:
     troubles: tuple[Trouble, ...] = ()
     others_share: float = 0.0  # of the machine, kept busy by other programs
     is_lost: bool = False  # the last losses are not finite
+    parts: dict[str, Part] = field(default_factory=dict)  # federations, or models trained at once, by name
 
     @property
     def has_virtual_rounds(self) -> bool:
@@ -88,28 +75,35 @@ class Measures:
     def has_anything(self) -> bool:
         return len(self.at) > 0
 
+    def only(self, name: str) -> Measures:
+        """One of its parts alone; what belongs to the whole run is left out."""
+        part = self.parts[name]
+        return replace(
+            self, at=part.at, loss=part.loss, accuracy=part.accuracy, round_ms=part.round_ms,
+            sent_bytes=part.sent_bytes, is_lost=part.is_lost, step_ms=np.array([]), peak_bytes={}, parts={},
+        )  # fmt: skip
+
+    def without_parts(self) -> Measures:
+        """What belongs to the whole run alone."""
+        return replace(self, round_ms=np.array([]), sent_bytes=np.array([]), parts={})
+
 
 def read_measures(run: Run) -> Measures:
     """Read what a run is compared by."""
-    rounds, steps = select(run, _ROUND_SQL), select(run, _STEP_SQL.format(bins=BINS, local=_LOCAL))
-    traffic = select(run, _BYTES_SQL)
-    is_federated = len(rounds) > 0
-    source: Columns = rounds if is_federated else steps
-    at = numbers_in(source, "round" if is_federated else "step")
-    loss = numbers_in(source, "loss")
-    if is_federated and np.isnan(loss).all():
-        loss = _matched(at, traffic, "client_loss")
+    federations = federations_of(run)
+    parts = federations or trainings_of(run)
+    chief = max(parts.values(), key=lambda part: len(part.at), default=_NOTHING)
     memory = records(run, _MEMORY_SQL)[0]
     return Measures(
         run.name,
         read_settings(run),
-        "round" if is_federated else "step",
-        at,
-        loss,
-        numbers_in(source, "accuracy"),
-        durations_in(rounds, "duration_ms"),
-        durations_in(steps, "step_ms"),
-        _matched(at, traffic, "sent_bytes") if is_federated else np.array([]),
+        "round" if federations else "step",
+        chief.at,
+        chief.loss,
+        chief.accuracy,
+        chief.round_ms,
+        durations_in(select(run, _STEP_TIME_SQL.format(bins=BINS)), "step_ms"),
+        chief.sent_bytes,
         {
             "tensors, peak": memory["peak_bytes"],
             "process, peak": memory["rss_bytes"],
@@ -117,14 +111,9 @@ def read_measures(run: Run) -> Measures:
         },
         _troubles(run),
         read_others_share(run) or 0.0,
-        bool(records(run, _LOST_SQL)[0]["is_lost"]),
+        any(part.is_lost for part in parts.values()),
+        parts,
     )
-
-
-def _matched(at: Array, columns: Columns, name: str) -> Array:
-    """A column of another table, by round."""
-    known = dict(zip(numbers_in(columns, "round").tolist(), numbers_in(columns, name).tolist(), strict=True))
-    return np.array([known.get(number, math.nan) for number in at.tolist()])
 
 
 def _troubles(run: Run) -> tuple[Trouble, ...]:

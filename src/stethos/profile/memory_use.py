@@ -31,6 +31,13 @@ FROM memory WHERE line IS NOT NULL AND allocated_bytes > 0
 GROUP BY process, line ORDER BY step_bytes DESC"""
 STEP_MEMORY_SQL = """\
 SELECT max(allocated_bytes) AS allocated_bytes, max(peak_bytes) AS peak_bytes FROM steps"""
+# On a CPU no allocator knows the peak: at least what is there throughout, and the most of activations beside it.
+CPU_PEAK_SQL = """\
+WITH own AS (
+    SELECT process, "class", max(CASE "class" WHEN 'activation' THEN peak_bytes ELSE bytes END) AS bytes
+    FROM memory WHERE device = 'cpu' AND "class" IN ('model', 'optimizer', 'buffer', 'activation') GROUP BY ALL),
+whole AS (SELECT process, sum(bytes)::BIGINT AS bytes FROM own GROUP BY process)
+SELECT max(bytes) AS peak_bytes FROM whole"""
 HOST_SQL = """\
 SELECT process, count(*) AS samples, avg(cpu_share) AS cpu_share, max(rss_bytes) AS rss_bytes,
        avg(machine_cpu_share) AS machine_cpu_share, min(machine_free_bytes) AS free_bytes
@@ -48,7 +55,9 @@ WITH at_once AS (
 SELECT median(greatest(0, used - own / cores)) AS others_share FROM at_once WHERE own > 0 AND cores > 0"""
 _RSS_SQL = """\
 SELECT t_ns, rss_bytes, machine_free_bytes FROM host
-WHERE process = {process} AND rss_bytes IS NOT NULL ORDER BY t_ns"""
+WHERE process = {process} AND rss_bytes IS NOT NULL
+  AND t_ns >= coalesce((SELECT min(t_ns) FROM steps WHERE process = {process}), 0)
+ORDER BY t_ns"""
 _STRETCHES = 10
 _FEWEST_SAMPLES = 20  # of the resident memory: with fewer nothing is said
 _GROWN_SHARE = 0.1  # of the memory held when the second half begins
@@ -68,7 +77,8 @@ class ClassMemory:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory that keeps growing: over the second half of what was sampled.
+    """Memory that keeps growing: over the second half of what was sampled since the first step, as imports and data
+    are loaded before it.
 
     `free_bytes` is what the machine had left at the end; None where that was not recorded.
     """
@@ -121,7 +131,8 @@ class MemoryUse:
 
 def read_memory_use(run: Run) -> MemoryUse:
     """Memory and processors of a whole run."""
-    steps = records(run, STEP_MEMORY_SQL)[0]
+    steps, least = records(run, STEP_MEMORY_SQL)[0], records(run, CPU_PEAK_SQL)[0]["peak_bytes"]
+    peaks = [peak for peak in (steps["peak_bytes"], least) if peak is not None]
     host = records(run, HOST_SQL)
     weights = sum(row["samples"] for row in host if row["cpu_share"] is not None)
     cpu = sum(row["cpu_share"] * row["samples"] for row in host if row["cpu_share"] is not None)
@@ -131,7 +142,7 @@ def read_memory_use(run: Run) -> MemoryUse:
     return MemoryUse(
         tuple(_classes(run)),
         steps["allocated_bytes"],
-        steps["peak_bytes"],
+        max(peaks, default=None),
         max((row["rss_bytes"] for row in host if row["rss_bytes"] is not None), default=None),
         cpu / weights if weights else None,
         sum(machine) / len(machine) if machine else None,

@@ -17,6 +17,7 @@ FROM (SELECT model, module, stage, sum(duration_ms) AS step_ms, max(allocated_by
       FROM modules LEFT JOIN (SELECT process, step, model FROM steps) USING (process, step)
       WHERE stage IN ('forward', 'backward') AND duration_ms >= 0 GROUP BY process, step, model, module, stage)
 GROUP BY model, module, stage ORDER BY duration_ms DESC"""
+_LONGEST = 48  # characters of a name on a screen
 _ROOTS_SQL = "SELECT DISTINCT model FROM steps WHERE model IS NOT NULL"
 
 
@@ -30,6 +31,11 @@ class ModuleTime:
     share: float
     allocated_bytes: int | None
     samples: int
+
+    @property
+    def short_name(self) -> str:
+        """The end of a long name, which tells it from its neighbours."""
+        return self.module if len(self.module) <= _LONGEST else f"…{self.module[1 - _LONGEST :]}"
 
     @property
     def self_ms(self) -> float:

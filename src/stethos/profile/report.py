@@ -19,12 +19,17 @@ from stethos.profile.trip import TURN_COLUMNS
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
-ROUND_SQL = f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds"
+ROUND_SQL = (  # of a round that was repeated, the last time
+    f"SELECT {', '.join(sorted(ROUND_COLUMNS))} FROM rounds "
+    "QUALIFY row_number() OVER (PARTITION BY federation, round ORDER BY t_ns DESC) = 1"
+)
 # Of a live or killed run, the round that was on.
 OPEN_SQL = """\
 SELECT max(round) AS round FROM (SELECT round FROM client_rounds UNION ALL SELECT round FROM steps)
 WHERE round > (SELECT coalesce(max(round), 0) FROM rounds WHERE duration_ms IS NOT NULL)"""
 TURN_SQL = f"SELECT {', '.join(sorted(TURN_COLUMNS))} FROM client_rounds"
+
+_FEWEST_SAMPLED = 3  # steps: with fewer, one that was held up decides
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,15 @@ class Profile:
         share = steps.share("forward", "backward")
         head = "" if self.rounds else "no bottleneck: "
         compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
-        slowest = f", most of that in module {self.modules[0].module}" if self.modules and not self.rounds else ""
-        return f"{head}{compute}{slowest}" if compute else ""
+        return f"{head}{compute}{'' if self.rounds else self._slowest_words()}" if compute else ""
+
+    def _slowest_words(self) -> str:
+        """The module that takes most of forward and backward, where enough steps were sampled to say so."""
+        slowest = self.modules[0] if self.modules else None
+        if slowest is None or slowest.samples < _FEWEST_SAMPLED:
+            return ""
+        much = "most" if slowest.share > 0.5 else f"{slowest.share:.0%}"
+        return f", {much} of that in module {slowest.short_name}"
 
     @property
     def missing(self) -> list[str]:
@@ -92,7 +104,7 @@ class Profile:
         if self.open_round is not None:
             found.append(f"the end of round {self.open_round}, which is left out")
         if self.steps and self.epochs is None:
-            found.append("epochs (no whole pass over a training data loader)")
+            found.append("epochs (no training data loader was read to its end)")
         if not self.modules:
             found.append("modules")
         if not self.memory.classes:

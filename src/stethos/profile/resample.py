@@ -73,7 +73,10 @@ def log_ratio_of_medians(first: Array, second: Array) -> Interval:
     value = math.log(float(np.median(two)) / float(np.median(one)))
     if min(len(one), len(two)) < FEWEST:
         return Interval(value)
-    drawn = [np.log(draws_of(part, lambda rows: np.asarray(np.median(rows, axis=1)), seed)) for seed, part in ((2, one), (3, two))]  # fmt: skip  # noqa: E501
+    drawn = [
+        np.log(draws_of(part, lambda rows: np.asarray(np.median(rows, axis=1)), seed))
+        for seed, part in ((2, one), (3, two))
+    ]
     return _interval(value, drawn[1] - drawn[0])
 
 

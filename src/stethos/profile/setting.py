@@ -38,6 +38,15 @@ class Difference:
         """Where it ran, which changes times but no numbers."""
         return self.name in ("host", "machine")
 
+    @property
+    def words(self) -> str:
+        """The setting and its values; a flag has none, it is there or not."""
+        if all(value in (None, "") for value in self.values):
+            shown = ["not given" if value is None else "given" for value in self.values]
+        else:
+            shown = ["-" if value is None else str(value) for value in self.values]
+        return f"{self.name}: {' -> '.join(dict.fromkeys(shown))}"
+
 
 def read_settings(run: Run) -> dict[str, Any]:
     """The settings of a run by dotted name: configuration, options of the command, versions, commit."""

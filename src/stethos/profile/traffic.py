@@ -37,8 +37,13 @@ SELECT federation, layer, any_value(kind) AS kind, max(size)::BIGINT AS size, co
 FROM updates
 WHERE round = {round} AND client IS NOT NULL AND layer IS NOT NULL
 GROUP BY federation, layer ORDER BY size DESC, layer"""
+OWN_LAYER_SQL = """\
+SELECT NULL AS federation, layer, 'weight' AS kind, arg_max(size, t_ns)::BIGINT AS size, arg_max(norm, t_ns) AS norm,
+       arg_max(zero_share, t_ns) AS zero_share
+FROM layers WHERE kind = 'weight' GROUP BY layer ORDER BY size DESC, layer"""
 _LAST_SQL = "SELECT DISTINCT max(round) AS round FROM client_rounds WHERE status = 'ok' GROUP BY federation"
-_ASKED_SQL = "SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered FROM rounds GROUP BY federation"  # fmt: skip  # noqa: E501
+_ASKED_SQL = """SELECT federation, sum(selected)::BIGINT AS asked, sum(reported)::BIGINT AS answered
+FROM rounds GROUP BY federation"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def read_traffic(run: Run) -> list[Traffic]:
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """One layer of the updates, with what compression would do to it, where that was measured."""
+    """One layer of the updates or of the model, with what compression would do to it, where that was measured."""
 
     federation: str | None
     layer: str
@@ -106,11 +111,23 @@ class LayerSize:
 
 def read_layer_sizes(run: Run) -> list[LayerSize]:
     """The layers of the updates of each federation's last round, the largest first."""
+    return _sizes(_updated(run))
+
+
+def read_own_layers(run: Run) -> list[LayerSize]:
+    """The layers that a training without a federation has sampled, as they were last, the largest first."""
+    return _sizes(records(run, OWN_LAYER_SQL))
+
+
+def _updated(run: Run) -> list[dict[str, Any]]:
     found: dict[tuple[Any, str], dict[str, Any]] = {}
     for last in records(run, _LAST_SQL):
         for row in records(run, LAYER_SQL.format(round=int(last["round"]))):
             found.setdefault((row["federation"], row["layer"]), row)
-    rows = sorted(found.values(), key=lambda row: -(row["size"] or 0))
+    return sorted(found.values(), key=lambda row: -(row["size"] or 0))
+
+
+def _sizes(rows: list[dict[str, Any]]) -> list[LayerSize]:
     totals: dict[Any, int] = {}
     for row in rows:
         totals[row["federation"]] = totals.get(row["federation"], 0) + (row["size"] or 0)

@@ -38,10 +38,12 @@ def stored_columns(table: Table) -> tuple[Column, ...]:
 
 
 def segment_schema(table: Table) -> pa.Schema:
+    """What blocks of a segment hold."""
     return pa.schema([arrow_field(column) for column in stored_columns(table)])
 
 
 def full_schema(table: Table) -> pa.Schema:
+    """What Parquet files hold, and queries see."""
     return pa.schema([arrow_field(column) for column in table.all_columns])
 
 
@@ -74,6 +76,7 @@ def number_array(values: npt.NDArray[np.generic], kind: Kind) -> pa.Array:
 
 
 def text_array(texts: Sequence[str | None]) -> pa.Array:
+    """Texts as an array; what UTF-8 cannot say becomes a question mark."""
     encoded = [b"" if text is None else text.encode("utf-8", "replace") for text in texts]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])

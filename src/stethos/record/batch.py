@@ -101,7 +101,7 @@ def _finished_steps(values: dict[str, Vector]) -> dict[str, Vector]:
     finished: dict[str, Vector] = {
         name: np.where(is_known, values[name] * 1e-6, NULL_F64) for name, is_known in known.items()
     }
-    return finished | {"samples": np.where(has_batch, values["samples"], np.int32(NULL_I32))}
+    return finished | {"samples": np.where(has_batch | (values["samples"] > 0), values["samples"], np.int32(NULL_I32))}
 
 
 def frame_batches(frames: Sequence[Frame], names: Names) -> dict[int, pa.RecordBatch]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from stethos.record.arrow import constant_array, full_schema, read_batch, read_schema, segment_schema
 from stethos.record.segment import FLAG_SCHEMA, scan
+from stethos.record.whole_file import whole_file
 from stethos.schema import RECORDED, Kind, Table
 
 
@@ -106,16 +107,8 @@ def write_parquet(content: pa.Table, path: Path, table: Table) -> None:
     """Write a file under a temporary name, sync it, then give it its name."""
     names = [column.name for column in table.all_columns if column.kind is Kind.NAME]
     numbers = [column.name for column in table.all_columns if column.kind is Kind.F64]
-    temporary = path.with_name("." + path.name)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            pq.write_table(
-                content, file, compression="zstd", compression_level=1, use_dictionary=names,
-                use_byte_stream_split=numbers, row_group_size=16_384, write_page_checksum=True,
-            )  # fmt: skip
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path, is_sole=True) as file:
+        pq.write_table(
+            content, file, compression="zstd", compression_level=1, use_dictionary=names,
+            use_byte_stream_split=numbers, row_group_size=16_384, write_page_checksum=True,
+        )  # fmt: skip

@@ -23,7 +23,7 @@ from stethos.record.collector import SEGMENT_BYTES, Collector, remove_leftovers,
 from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
 from stethos.record.layout import State, Word
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, is_at_work
 from stethos.record.spawn import take_lock
 from stethos.schema import GPU, TABLES
 from stethos.settings import DEFAULT_LIMIT_BYTES, registry_dir
@@ -257,12 +257,7 @@ class Drainer:
     # The run ---------------------------------------------------------------------------------------
 
     def _has_launcher(self) -> bool:
-        return any(
-            launcher.get("host_key") == self.host
-            and "ended_ns" not in launcher
-            and is_alive(launcher.get("pid", 0), launcher.get("start_ticks"))
-            for launcher in self.run.launchers()
-        )
+        return any(map(is_at_work, self.run.launchers()))
 
     def _sample_hosts(self) -> None:
         for collector in self.collectors.values():

@@ -72,6 +72,8 @@ class Drop(IntEnum):
 
 
 class State(IntEnum):
+    """What a process has said about itself; one that was killed has said `RUNNING`."""
+
     RUNNING = 0
     ENDED = 1
     FAILED = 2
@@ -97,4 +99,5 @@ SLOT_PACKERS = {table.number: slot_packer(table) for table in RECORDED.values() 
 
 
 def aligned(size: int) -> int:
+    """The next multiple of 8."""
     return (size + 7) & ~7

@@ -20,11 +20,13 @@ import os
 import re
 import time
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stethos.errors import RecordingError, UsageError
+from stethos.record.whole_file import whole_file
 
 RUN_FILE = "run.json"
 PROCESS_FILE = "process.json"
@@ -32,18 +34,26 @@ MANIFEST_FILE = "manifest.json"
 RING_FILE = "ring"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ADJECTIVES = "amber bold brisk calm clear deft eager fair fleet gold keen kind lucid merry neat noble plain quick quiet rapid sharp sly solid spry steady still sunny swift tidy vivid warm wise".split()  # fmt: skip  # noqa: E501, SIM905
-_NOUNS = "aorta atlas bell canyon cedar comet coral delta ember falcon fern fjord harbor heron iris lark lynx maple mesa orbit otter pulse quartz raven reef river sable spruce stoat tide valve wren".split()  # fmt: skip  # noqa: E501, SIM905
+_ADJECTIVES = """
+    amber bold brisk calm clear deft eager fair fleet gold keen kind lucid merry neat noble
+    plain quick quiet rapid sharp sly solid spry steady still sunny swift tidy vivid warm wise
+"""
+_NOUNS = """
+    aorta atlas bell canyon cedar comet coral delta ember falcon fern fjord harbor heron iris lark
+    lynx maple mesa orbit otter pulse quartz raven reef river sable spruce stoat tide valve wren
+"""
 
 
 def readable_name() -> str:
     """A name people can say, unique enough: `1115-1034-quick-otter`."""
     seed = zlib.crc32(f"{time.time_ns()}-{os.getpid()}-{os.uname().nodename}".encode())
-    words = f"{_ADJECTIVES[seed % len(_ADJECTIVES)]}-{_NOUNS[seed // 97 % len(_NOUNS)]}"
+    adjectives, nouns = _ADJECTIVES.split(), _NOUNS.split()
+    words = f"{adjectives[seed % len(adjectives)]}-{nouns[seed // 97 % len(nouns)]}"
     return f"{time.strftime('%m%d-%H%M')}-{words}"
 
 
 def check_name(name: str) -> str:
+    """The name, if a run can be called so; else UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"not a usable run name: {name!r}",
@@ -54,17 +64,8 @@ def check_name(name: str) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace a small file atomically; readers see the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -138,6 +139,15 @@ def is_alive(pid: int, ticks: int | None) -> bool:
     return True
 
 
+def is_at_work(facts: Mapping[str, Any]) -> bool:
+    """Whether the process whose facts a launcher, or it itself, wrote down goes on, on this machine."""
+    return (
+        facts.get("host_key") == host_key()
+        and "ended_ns" not in facts
+        and is_alive(int(facts.get("pid", 0)), facts.get("start_ticks"))
+    )
+
+
 def is_network_file_system(path: Path) -> bool:
     """Whether the directory is on a file system where a shared mapping cannot be trusted."""
     try:
@@ -152,7 +162,9 @@ def is_network_file_system(path: Path) -> bool:
             point = fields[1].rstrip("/") + "/"
             if (target + "/").startswith(point):
                 best, kind = fields[1], fields[2]
-    return kind.startswith(("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "fuse.sshfs", "afs"))  # fmt: skip  # noqa: E501
+    return kind.startswith(
+        ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "fuse.sshfs", "afs")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from stethos.errors import CaptureError
 from stethos.guard import Guard
+from stethos.record.whole_file import whole_file
 from stethos.replay.bundle import Bundle
 from stethos.replay.codec import pack
 from stethos.replay.place import CapturePlace, captures_in
@@ -97,17 +97,8 @@ def _pack_object(bundle: Bundle, number: int, digest: str, bases: Sequence[str])
     if packed is None:
         return
     target = place.packed(digest)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as out:
-            out.write(packed)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with whole_file(target) as out:
+        out.write(packed)
     if not place.round_file(number).exists():
         target.unlink(missing_ok=True)  # the round was dropped meanwhile
     elif _is_sound(place, digest, file):

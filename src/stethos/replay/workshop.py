@@ -244,6 +244,7 @@ def called(what: str, timeout_s: float | None, function: Callable[..., Any], *ar
 
 
 def failure_of(what: str, error: Exception) -> ReplayError:
+    """The error of a function of the user's, with the line that raised it."""
     import traceback
 
     last = traceback.extract_tb(error.__traceback__)[-1:]

@@ -20,6 +20,7 @@ from typing import Any
 from stethos.errors import CaptureError
 from stethos.guard import Guard
 from stethos.record.place import write_json
+from stethos.record.whole_file import whole_file
 from stethos.replay.codec import bases_of
 from stethos.replay.place import CapturePlace, map_file, read_table
 from stethos.replay.tensorfile import Buffer
@@ -179,7 +180,8 @@ class Writer:
         unwanted = {part for piece in draft.unwanted for part in piece.parts} - wanted - self._known
         self._remove(unwanted)
         try:
-            _write_text(self._place.round_file(draft.number), text)
+            with whole_file(self._place.round_file(draft.number), is_synced=False) as file:  # its digests show damage
+                file.write(text.encode())
         except OSError as error:
             self._remove((wanted & self._fresh) - self._known)
             self._fresh = set()
@@ -279,19 +281,6 @@ def digests_in(manifest: Any) -> set[str]:
     if isinstance(manifest, list):
         return set().union(*(digests_in(value) for value in manifest if isinstance(value, dict | list)))
     return set()
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Make a file that is there as a whole or not at all. Not synced: what a power cut damages, its digests show."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _plain(digests: set[str], value: Any) -> Any:

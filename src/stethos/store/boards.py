@@ -57,6 +57,7 @@ def boards_of(run: RunPlace) -> list[RankBoard]:
 
 
 def board_of(place: ProcessPlace) -> RankBoard:
+    """What a process does, as its ring says; of one whose ring is gone, what it was."""
     facts = place.facts()
     is_here = facts.get("host_key") == host_key()
     pid = int(facts.get("pid") or 0)

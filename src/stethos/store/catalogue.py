@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stethos.record.layout import State
-from stethos.record.place import RunPlace, host_key, is_alive
+from stethos.record.place import RunPlace, is_at_work
 from stethos.schema import STEPS
 from stethos.store.header import Counters
 from stethos.store.ledger import Ledger, total
@@ -20,6 +20,7 @@ from stethos.store.sealed import Examiner
 
 RunState = Literal["running", "ended", "failed", "killed"]
 Row = dict[str, Any]
+_STOPPED = "stopped by its parent, or killed: it was a daemon of multiprocessing"
 
 
 def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger, stored_steps: int) -> Row:
@@ -92,7 +93,21 @@ def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: Ex
         process_row(reader, launchers, ledger, reader.rows_by_table(examiner).get(STEPS.name, 0))
         for reader, ledger in zip(readers, ledgers, strict=True)
     ]
+    for reader, row in zip(readers, rows, strict=True):
+        parent = reader.facts.get("daemon_of")
+        if parent is not None and row["state"] == "killed" and _has_not_failed(parent, reader, rows, launchers):
+            row |= {"state": "ended", "ending": _STOPPED}
     return rows, total(ledgers)
+
+
+def _has_not_failed(
+    parent: int, reader: ProcessReader, rows: Sequence[Row], launchers: Sequence[dict[str, Any]]
+) -> bool:
+    """Whether the parent of a daemon goes on or has ended well: it stops its daemons by a signal, as pools do."""
+    states = [row["state"] for row in rows if row["pid"] == parent and row["host"] == reader.facts.get("host")]
+    if states:
+        return states[-1] in ("running", "ended")
+    return bool(launchers) and not launchers[-1].get("exit_code")
 
 
 def launchers_of(place: RunPlace) -> list[dict[str, Any]]:
@@ -117,11 +132,12 @@ def process_state(reader: ProcessReader, exit_code: int | None) -> RunState:
 
 
 def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -> str:
+    """How a process ended: the signal, else the error, else the exit status."""
     if exit_code is not None and exit_code < 0:
         return f"killed by {_signal_name(-exit_code)}"
     if error:
-        lines = [line for line in error.splitlines() if line.strip()] or [error]
-        return f"uncaught {lines[0]}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
+        lines = [line for line in error.splitlines() if any(map(str.isalnum, line))] or [error]
+        return f"uncaught {lines[0].strip()}" + (f" ... {lines[-1].strip()}" if len(lines) > 1 else "")
     if exit_code:
         return f"exit status {exit_code}"
     return {"ended": "ended", "failed": "failed"}.get(
@@ -131,13 +147,7 @@ def ending_in_words(state: RunState, exit_code: int | None, error: str | None) -
 
 def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -> RunState:
     """A run is running while a launcher or a process is; else it ended as its command or its processes did."""
-    here = host_key()
-    if "running" in states or any(
-        launcher.get("host_key") == here
-        and "ended_ns" not in launcher
-        and is_alive(int(launcher.get("pid", 0)), launcher.get("start_ticks"))
-        for launcher in launchers
-    ):
+    if "running" in states or any(map(is_at_work, launchers)):
         return "running"
     exit_code = launchers[-1].get("exit_code") if launchers else None
     if exit_code is not None:
@@ -157,6 +167,7 @@ def overhead_share(counters: Sequence[Counters]) -> float | None:
 
 
 def command_line(command: object) -> str | None:
+    """A command as one could type it."""
     if isinstance(command, list):
         return shlex.join(str(word) for word in command)
     return None if command is None else str(command)

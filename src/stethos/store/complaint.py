@@ -28,7 +28,9 @@ def explain_error(error: Exception, named: Iterable[str] = ()) -> QueryError:
         if match := pattern.search(text):
             return _no_column(match[1], sorted(named), text)
     if text.startswith("Permission Error"):
-        return QueryError("a query reads the tables of its run and nothing else", hint="list them with `stethos tables`")  # fmt: skip  # noqa: E501
+        return QueryError(
+            "a query reads the tables of its run and nothing else", hint="list them with `stethos tables`"
+        )
     return QueryError(_KIND.sub("", text), hint="list tables and columns with `stethos tables [TABLE]`")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stethos.errors import RunNotFoundError
-from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, host_key, is_alive, read_json
+from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, is_at_work, read_json
 from stethos.settings import default_runs_dir, registry_dir
 
 _NEAR_NAMES = 3
@@ -44,14 +44,7 @@ def list_runs(runs_dir: Path) -> list[RunPlace]:
 
 def is_live(run: RunPlace) -> bool:
     """Whether a launcher or an observed process of the run is alive on this machine."""
-    here = host_key()
-    members = (*run.launchers(), *(process.facts() for process in run.processes()))
-    return any(
-        facts.get("host_key") == here
-        and "ended_ns" not in facts
-        and is_alive(int(facts.get("pid", 0)), facts.get("start_ticks"))
-        for facts in members
-    )
+    return any(map(is_at_work, (*run.launchers(), *(process.facts() for process in run.processes()))))
 
 
 def _newest_first(runs: list[RunPlace]) -> list[RunPlace]:
@@ -66,12 +59,14 @@ def _newest(runs_dir: Path, *, with_registry: bool) -> RunPlace:
     elsewhere: list[RunPlace] = []
     if with_registry:
         known = {run.path.resolve() for run in runs}
-        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known and is_live(run)]
+        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known]
     for run in _newest_first([*runs, *elsewhere]):
         if is_live(run):
             return run
     if not runs:
-        raise RunNotFoundError(f"no runs in {runs_dir}", hint="record one with `stethos run train.py`, or name its directory with -t PATH")  # fmt: skip  # noqa: E501
+        raise RunNotFoundError(
+            f"no runs in {runs_dir}", hint="record one with `stethos run train.py`, or name its directory with -t PATH"
+        )
     return runs[0]
 
 

@@ -197,7 +197,9 @@ def _insert(connection: sqlite3.Connection, key: str, row: Row, now_ns: int) -> 
     values = {**row, "cause": None, "opened_ns": now_ns, "updated_ns": now_ns, "closed_ns": closed_ns, "key": key}
     names = ", ".join(map(_quoted, values))
     marks = ", ".join("?" for _ in values)
-    return int(connection.execute(f"INSERT INTO findings ({names}) VALUES ({marks})", [*values.values()]).lastrowid or 0)  # fmt: skip  # noqa: E501
+    return int(
+        connection.execute(f"INSERT INTO findings ({names}) VALUES ({marks})", [*values.values()]).lastrowid or 0
+    )
 
 
 def _update(connection: sqlite3.Connection, old: sqlite3.Row, row: Row, now_ns: int) -> bool:

@@ -10,7 +10,11 @@ from typing import Any
 from stethos.record.place import is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
+    ACTION_EVENTS,
+    AUDIT,
+    CLIENT_REPORTS,
     COLLECTIVES,
+    COMPRESSION,
     GAPS,
     GPU,
     HANGS,
@@ -21,8 +25,10 @@ from stethos.schema import (
     METRICS,
     MODULES,
     RECORDED,
+    ROUNDS,
     SPANS,
     STEPS,
+    UPDATES,
     Table,
 )
 from stethos.store.catalogue import Row
@@ -34,10 +40,15 @@ _UNUSED = {
     LOGS.name: "the program said nothing through Python's logging",
     SPANS.name: "the program marked no stethos.span",
     GAPS.name: "nothing is known to be missing",
-    HOST.name: "no sample yet: one is taken each second",
     COLLECTIVES.name: "the program called no collective of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
     GPU.name: "no training process uses an NVIDIA GPU here",
+    ROUNDS.name: "no federated round was run",
+    UPDATES.name: "no federated client's update was seen",
+    CLIENT_REPORTS.name: "no federated client's turn was seen",
+    COMPRESSION.name: "not asked for: federation(measure_compression=True)",
+    ACTION_EVENTS.name: "no correction was set up",
+    AUDIT.name: "nobody ran code in the training, changed or saved it",
 }
 _DROP_REASONS = {
     "ring_full": "the drainer did not keep up, or was not there",
@@ -77,6 +88,8 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
+    """Something that was not recorded, why, and how often."""
+
     what: str
     reason: str
     count: int
@@ -84,6 +97,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Health:
+    """What `stethos doctor` says about a run."""
+
     run: str
     path: str
     state: str
@@ -109,6 +124,7 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         _overhead(summary, processes),
         _lost(ledger),
         _dropped(ledger),
+        *_losses(run, summary["rows"][STEPS.name]),
         *_waiting(ledger, summary["state"]),
         *_unaccounted(ledger),
         *_unlisted(run, summary["state"]),
@@ -139,13 +155,11 @@ def examine(run: Run, *, verify: bool = False) -> Health:
 
 
 def _why_empty(table: Table, processes: list[Row], state: str) -> str:
-    why = _why_empty_so_far(table, processes)
-    return why if state == "running" else why.replace(" yet", "")
-
-
-def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
+    so_far = " yet" if state == "running" else ""
     if not processes:
-        return "no process has recorded anything yet: none trained, or none is a Python program"
+        return f"no process has recorded anything{so_far}: none trained, or none is a Python program"
+    if table is HOST:
+        return f"no sample{so_far}: one is taken each second"
     if table.name in _UNUSED:
         return _UNUSED[table.name]
     if all(process["torch"] is None for process in processes):
@@ -155,8 +169,8 @@ def _why_empty_so_far(table: Table, processes: list[Row]) -> str:
     if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
     if table in (LAYERS, MODULES, MEMORY):
-        return "no step was sampled within the overhead budget yet"
-    return "the step rows have not been collected yet" if table is STEPS else "no rows yet"
+        return f"no step was sampled within the overhead budget{so_far}"
+    return f"the step rows have not been collected{so_far}"
 
 
 def _gaps(run: Run) -> tuple[Gap, ...]:
@@ -178,15 +192,31 @@ def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
 
 def _lost(ledger: Ledger) -> Check:
     if ledger.lost:
-        return Check("lost rows", Grade.PROBLEM, f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks", "find them with `stethos doctor --verify`")  # fmt: skip  # noqa: E501
+        return Check(
+            "lost rows",
+            Grade.PROBLEM,
+            f"{ledger.lost:,} of {ledger.produced:,} rows lost in a crash or in damaged blocks",
+            "find them with `stethos doctor --verify`",
+        )
     return Check("lost rows", Grade.OK, f"none of {ledger.produced:,}")
 
 
 def _dropped(ledger: Ledger) -> Check:
     if not ledger.dropped:
         return Check("dropped rows", Grade.OK, "none")
-    reasons = "; ".join(f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items())  # fmt: skip  # noqa: E501
+    reasons = "; ".join(
+        f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items()
+    )
     return Check("dropped rows", Grade.NOTE, reasons)
+
+
+def _losses(run: Run, steps: int) -> list[Check]:
+    """Whether any step has a loss: where none has, half of what is diagnosed cannot be."""
+    if not steps or run.rows("SELECT count(loss) FROM steps").values[0][0]:
+        return []
+    found = f"none in {steps:,} step{'s' * (steps > 1)}: no `backward()` of a single number came before any of them"
+    hint = "`torch.func`, `autograd.grad` and `backward(gradient=...)` give none: stethos.log(loss=...) records yours"
+    return [Check("losses", Grade.NOTE, found, hint)]
 
 
 def _waiting(ledger: Ledger, state: str) -> list[Check]:
@@ -222,7 +252,12 @@ def _drainer(run: Run, state: str) -> Check:
     if is_at_work:
         return Check("drainer", Grade.OK, "at work")
     if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
-        return Check("drainer", Grade.PROBLEM, "none at work on this machine", "any reading command starts one; look into drainer.log in the run's directory")  # fmt: skip  # noqa: E501
+        return Check(
+            "drainer",
+            Grade.PROBLEM,
+            "none at work on this machine",
+            "any reading command starts one; look into drainer.log in the run's directory",
+        )
     return Check("drainer", Grade.OK, "none needed")
 
 

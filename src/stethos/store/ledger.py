@@ -49,6 +49,7 @@ class Ledger:
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
+    """The books of several processes added up."""
     drops: dict[str, int] = {}
     produced = stored = lost = waiting = 0
     for ledger in ledgers:

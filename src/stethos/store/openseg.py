@@ -52,7 +52,9 @@ class OpenSegment:
 
         written = self._schemas.get(table.number)
         schema = read_schema(written.payload) if written else segment_schema(table)
-        rows = pa.Table.from_batches([read_batch(block.payload, schema) for block in self._batches[table.number]], schema)  # fmt: skip  # noqa: E501
+        rows = pa.Table.from_batches(
+            [read_batch(block.payload, schema) for block in self._batches[table.number]], schema
+        )
         own = {
             "process": constant_array(process, rows.num_rows, Kind.NAME),
             "rank": constant_array(rank, rows.num_rows, Kind.I32),

@@ -9,11 +9,20 @@ _TORCH_TRACE_SQL = (
     "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
 )
 _KEYS = ("client", "round", "federation", "turn")
+# Rounds that were repeated by another server, as after a crash: who had the last word, and until when the others spoke.
+_AGAIN_SQL = (
+    "SELECT federation, round, arg_max(process, t_ns) AS server, "
+    "max(t_ns) FILTER (process <> last_server) AS until_ns "
+    "FROM (SELECT federation, round, process, t_ns, arg_max(process, t_ns) OVER (PARTITION BY federation, round) "
+    "AS last_server FROM main.client_reports WHERE side = 'server') "
+    "GROUP BY federation, round HAVING count(DISTINCT process) > 1"
+)
 
 
 def _client_rounds_sql() -> str:
     """One row per turn: what the server knows, and where it knows nothing what the client's process knows.
 
+    Of a round that another server process repeated, the last repetition counts.
     Of a failure the client's process knows best: a server may have heard of it through somebody else's words.
     """
     reported = {column.name for column in CLIENT_REPORTS.columns}
@@ -25,13 +34,23 @@ def _client_rounds_sql() -> str:
         elif name == "error":  # the one that the traceback belongs to, if there is one
             with_traceback = "traceback IS NOT NULL"
             parts.append(_first_known(name, f"side = 'client' AND {with_traceback}", with_traceback, "side = 'server'"))
+        elif name == "status":  # a server may hear of a failure as of a client that is gone
+            by_server, by_client = (f"any_value(status) FILTER (side = '{side}')" for side in ("server", "client"))
+            has_failed = "bool_or(side = 'client' AND status = 'failed' AND traceback IS NOT NULL)"
+            is_told = f"coalesce({by_server}, {by_client}) <> 'ok' AND {has_failed}"
+            parts.append(f"CASE WHEN {is_told} THEN 'failed' ELSE coalesce({by_server}, {by_client}) END AS status")
         elif name == "traceback":
             parts.append(_first_known(name, "side = 'client'"))
         elif name in reported:
             parts.append(_first_known(name, "side = 'server'"))
         else:
             parts.append(f"min({name}) AS {name}")
-    return f"SELECT {', '.join(parts)} FROM main.client_reports GROUP BY {', '.join(_KEYS)}"
+    return (
+        f"SELECT {', '.join(parts)} FROM main.client_reports "
+        f"LEFT JOIN ({_AGAIN_SQL}) AS again USING (federation, round) "
+        "WHERE again.server IS NULL OR CASE side WHEN 'server' THEN process = again.server "
+        f"ELSE t_ns > again.until_ns END GROUP BY {', '.join(_KEYS)}"
+    )
 
 
 def _first_known(name: str, *conditions: str) -> str:

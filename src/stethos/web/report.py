@@ -159,7 +159,9 @@ def _choices(run: Run, findings: Sequence[dict[str, Any]]) -> Iterator[tuple[str
 class _Candidates:
     """Clients, layers or rounds that can be chosen: those that findings name, and the others."""
 
-    def __init__(self, title: str, choices: Callable[[str], list[Choice]], named: Sequence[Any], known: Sequence[str]) -> None:  # fmt: skip  # noqa: E501
+    def __init__(
+        self, title: str, choices: Callable[[str], list[Choice]], named: Sequence[Any], known: Sequence[str]
+    ) -> None:
         first = [one for one in dict.fromkeys(map(str, named)) if one in known]
         self.named = [(title, choices(one)) for one in first]
         self.others = [(title, choices(one)) for one in dict.fromkeys(known) if one not in first]

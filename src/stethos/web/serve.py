@@ -50,6 +50,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def is_open_to_others(host: str) -> bool:
+    """Whether other machines can reach a server that listens there."""
     return host not in _LOOPBACK
 
 

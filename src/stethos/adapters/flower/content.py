@@ -82,6 +82,7 @@ def state_in(records: Iterable[ArrayRecord], names: Sequence[str] = ()) -> dict[
 
 
 def named(arrays: dict[str, npt.NDArray[Any]], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays under the names of the model where they are only numbered, and as many."""
     is_numbered = list(arrays) == [str(number) for number in range(len(arrays))]
     if is_numbered and len(names) == len(arrays):
         return dict(zip(names, arrays.values(), strict=True))
@@ -101,6 +102,13 @@ def view_of(data: bytes) -> npt.NDArray[Any]:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
+def has_odd(state: Mapping[str, Any] | None, layers: Sequence[str]) -> bool:
+    """Whether one of these layers has a NaN or infinite element."""
+    return (
+        any(not np.isfinite(state[layer]).all() for layer in layers if layer in state) if state is not None else False
+    )
+
+
 # Numbers --------------------------------------------------------------------------------------------
 
 
@@ -112,6 +120,7 @@ def numbers_in(content: RecordDict) -> dict[str, float]:
 
 
 def plain_numbers(items: Iterable[tuple[str, object]]) -> dict[str, float]:
+    """The items that are single numbers."""
     return {name: value for name, value in items if isinstance(value, int | float)}
 
 

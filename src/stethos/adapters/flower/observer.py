@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from stethos.act.action import Mode, parse_mode
@@ -22,6 +22,7 @@ from stethos.adapters.flower.content import (
     LOSSES,
     SAMPLES,
     bytes_in,
+    has_odd,
     message_facts,
     numbers_in,
     plain_numbers,
@@ -32,6 +33,7 @@ from stethos.adapters.flower.content import (
     take_ours,
     words_of,
 )
+from stethos.adapters.flower.result import take_results
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.federation import Federation, federation
 from stethos.federate.invitation import Invitation
@@ -111,6 +113,7 @@ class Observer:
         self._federation: Federation | None = None
         self._turn: Turn | None = None
         self.connected: int | None = None
+        self.asked: list[str] = []  # clients of a legacy strategy
         self.has_central_evaluation = False
 
     @property
@@ -238,6 +241,13 @@ class Observer:
             self._take_state(turn, site, state)
         site.arrived_ns = arrived[0]
 
+    def take_results(self, results: Sequence[Any], failures: Sequence[Any], records_of: Any) -> None:
+        """What a legacy server hands to its strategy, where no grid has carried it."""
+        turn = self._turn
+        if turn is not None and not turn.selected:
+            take = functools.partial(self._take_state, turn)
+            self._guarded(take_results, turn.rnd, self.asked, results, failures, self._choices.layers, records_of, take)
+
     def _take_state(self, turn: Turn, site: Site, state: dict[str, Any]) -> None:
         with _as_client(site.client, turn.rnd.number):
             try:
@@ -250,7 +260,7 @@ class Observer:
                 more = f" and {len(odd) - _FEW} more layers" if len(odd) > _FEW else ""
                 given = (
                     "; the model it was given had some, too"
-                    if _has_odd(turn.base, [layer for layer, _, _ in odd])
+                    if has_odd(turn.base, [layer for layer, _, _ in odd])
                     else ""
                 )
                 logger.warning(
@@ -375,13 +385,6 @@ def _transfer(asked: Asked, report: Mapping[str, Any], arrived: Clocks, numbers:
         "download_ms": max(report["start_ns"] - asked.sent_wall_ns, 0) * 1e-6,
         "upload_ms": max(arrived[1] - report["end_ns"], 0) * 1e-6,
     }
-
-
-def _has_odd(state: Mapping[str, Any] | None, layers: Sequence[str]) -> bool:
-    """Whether one of these layers has a NaN or infinite element."""
-    return (
-        any(not np.isfinite(state[layer]).all() for layer in layers if layer in state) if state is not None else False
-    )
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -157,10 +157,12 @@ def _legacy_members(kind: Any, observer: Observer) -> dict[str, Any]:
         with observer.phase("select"), said(lambda: _waiting(observer, self, "fit", server_round, client_manager)):
             asked = list(kind.configure_fit(self, server_round, parameters, client_manager))
         _observe_proxies(asked, self)
+        observer.asked = [str(proxy.cid) for proxy, _ in asked]
         return asked
 
     @functools.wraps(kind.aggregate_fit)
     def aggregate_fit(self: Any, server_round: int, results: Any, failures: Any) -> tuple[Any, dict[str, Any]]:
+        observer.take_results(results, failures, _records_of)
         with observer.phase("aggregate"):
             correction = observer.correction()
             if correction is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, thinned, trainings_of
 from stethos.diagnose.window import Window, is_null
@@ -27,11 +28,11 @@ class DetachedLoss:
     code: ClassVar[str] = "CON008"
     name: ClassVar[str] = "detached-loss"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {
         "steps": frozenset({"step", "loss"}),
         "layers": frozenset({"layer", "kind"}),
     }
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "frozen-layers", "learning-rate-too-low", "update-to-weight-ratio", "slow-progress",
          "vanishing-gradients", "dead-units"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of, curves_to_judge
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -29,8 +30,8 @@ class Divergence:
     code: ClassVar[str] = "CON001"
     name: ClassVar[str] = "divergence"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Needs] = {
         "steps": STEP_COLUMNS,
         "rounds": ROUND_COLUMNS,
         "client_rounds": CLIENT_COLUMNS,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, sureness, thinned, trainings_of
 from stethos.diagnose.window import Array, Window
@@ -27,8 +28,8 @@ class GradientsNotZeroed:
     code: ClassVar[str] = "CON009"
     name: ClassVar[str] = "gradients-not-zeroed"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "grad_norm"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS}
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "grad_norm"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"exploding-gradients", "divergence", "oscillation", "weight-explosion", "learning-rate-too-high", "dead-units",
          "update-to-weight-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}

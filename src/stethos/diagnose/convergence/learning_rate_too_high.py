@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import (
     LAYER_COLUMNS,
@@ -36,8 +37,8 @@ class LearningRateTooHigh:
     code: ClassVar[str] = "CON006"
     name: ClassVar[str] = "learning-rate-too-high"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss", "lr"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss", "lr"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"divergence", "oscillation", "plateau", "exploding-gradients", "weight-explosion", "non-finite-loss",
          "non-finite-gradients", "non-finite-weights", "dead-units", "saturated-units", "update-to-weight-ratio",

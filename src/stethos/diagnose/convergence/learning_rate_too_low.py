@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_to_judge
 from stethos.diagnose.window import Window
@@ -27,8 +28,8 @@ class LearningRateTooLow:
     code: ClassVar[str] = "CON007"
     name: ClassVar[str] = "learning-rate-too-low"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss", "lr"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss", "lr"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "update-to-weight-ratio", "frozen-layers"}
     )

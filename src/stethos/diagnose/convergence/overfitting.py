@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import (
     STEP_COLUMNS,
@@ -39,8 +40,8 @@ class Overfitting:
     code: ClassVar[str] = "CON005"
     name: ClassVar[str] = "overfitting"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Needs] = {
         "steps": STEP_COLUMNS,
         "metrics": frozenset({"process", "step", "name", "value"}),
         "rounds": frozenset({"federation", "round", "loss"}),

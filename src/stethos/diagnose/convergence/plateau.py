@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.convergence.slow_progress import slope_of
 from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
 from stethos.diagnose.window import Window
@@ -27,8 +28,8 @@ class Plateau:
     code: ClassVar[str] = "CON004"
     name: ClassVar[str] = "plateau"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Needs] = {
         "steps": STEP_COLUMNS,
         "rounds": ROUND_COLUMNS,
         "client_rounds": CLIENT_COLUMNS,

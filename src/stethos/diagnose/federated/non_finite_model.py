@@ -62,7 +62,10 @@ class NonFiniteModel:
         if senders:
             why, todo = f"sent by {listed(senders)}", f"leave {listed(senders)} out, and look at the training there"
         elif sent and all(sent.values()):
-            why, todo = f"sent by all {len(sent)} clients", "look at what they began from, their learning rate, half precision"  # fmt: skip  # noqa: E501
+            why, todo = (
+                f"sent by all {len(sent)} clients",
+                "look at what they began from, their learning rate, half precision",
+            )
         elif sent and count:
             why, todo = "and no client sent any", "look at the aggregation: weights that add up to 0, half precision"
         else:

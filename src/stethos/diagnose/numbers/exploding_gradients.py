@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -28,8 +29,8 @@ class ExplodingGradients:
     code: ClassVar[str] = "NUM004"
     name: ClassVar[str] = "exploding-gradients"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "grad_norm"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "grad_norm"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"divergence", "weight-explosion", "non-finite-loss", "non-finite-gradients", "non-finite-weights",
          "dead-units", "saturated-units", "update-to-weight-ratio", "series-anomaly", "oscillation"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.numbers.chronology import Onset, findings_of
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
@@ -26,8 +27,8 @@ class NonFiniteLoss:
     code: ClassVar[str] = "NUM001"
     name: ClassVar[str] = "non-finite-loss"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-gradients", "non-finite-weights", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers", "non-finite-model", "exploding-gradients"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.numbers.chronology import Onset, findings_of
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
@@ -26,11 +27,11 @@ class NonFiniteWeights:
     code: ClassVar[str] = "NUM003"
     name: ClassVar[str] = "non-finite-weights"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {
         "steps": frozenset({"step"}),
         "layers": frozenset({"kind", "nan", "inf"}),
     }
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-gradients", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers", "non-finite-model"}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
+
+_MOSTLY = 0.5  # of a gradient is 0: a batch has reached few rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +23,17 @@ class PoorInitialisation:
     What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
-    Not a fault when: embeddings (layers with `emb` in their name, and a first layer alone that is standard normal, are
-    left out), the scales of norm layers, and single layers that begin at 0 on purpose. If the loss falls as it should
-    it is only mentioned.
+    Not a fault when: embeddings (layers with `emb` in their name are left out, and standard normal ones whose gradient
+    is sparse or mostly 0, or that are the first and the only one), the scales of norm layers, and single layers that
+    begin at 0 on purpose. If the loss falls as it should it is only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 
     code: ClassVar[str] = "NUM011"
     name: ClassVar[str] = "poor-initialisation"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"layers": frozenset({"layer", "kind", "mean", "std", "size"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    needs: ClassVar[Needs] = {"layers": frozenset({"layer", "kind", "mean", "std", "size"})}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"exploding-gradients", "vanishing-gradients", "saturated-units", "dead-units", "plateau", "slow-progress",
          "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly",
@@ -59,6 +62,8 @@ class PoorInitialisation:
         big &= np.array(["emb" not in track.layer.lower() for track in tracks])
         if big[0] and big.sum() == 1 and len(tracks) > 1 and _is_standard_normal(tracks[0]):
             big[0] = False  # torch's own way to begin an embedding, whatever its name
+        gradients = {track.layer: track for track in one.layers.get("gradient", []) if len(track)}
+        big &= ~np.array([_is_embedding(track, gradients.get(track.layer)) for track in tracks])
         small = (scales < self.small) & (scales > 0)
         choices = (
             ("equal", equal, 5.0, "all equal"),
@@ -96,6 +101,13 @@ class PoorInitialisation:
 
 def _is_standard_normal(track: Track) -> bool:
     return abs(float(track["std"][0]) - 1) < 0.1 and abs(float(track["mean"][0])) < 0.1
+
+
+def _is_embedding(track: Track, gradient: Track | None) -> bool:
+    """Whether it begins as torch begins an embedding, and a batch reaches some of its rows only."""
+    if gradient is None or not _is_standard_normal(track):
+        return False
+    return gradient.size < track.size or float(gradient["zero_share"][0]) > _MOSTLY
 
 
 def _fell_at_once(one: Training) -> bool:

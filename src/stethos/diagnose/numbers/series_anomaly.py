@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.training import (
     STEP_COLUMNS,
@@ -42,8 +43,8 @@ class SeriesAnomaly:
     code: ClassVar[str] = "NUM012"
     name: ClassVar[str] = "series-anomaly"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Mapping[str, frozenset[str]]] = {"steps": frozenset({"step"})}
-    reads: ClassVar[Mapping[str, frozenset[str]]] = {
+    needs: ClassVar[Needs] = {"steps": frozenset({"step"})}
+    reads: ClassVar[Needs] = {
         "steps": STEP_COLUMNS,
         "metrics": frozenset({"process", "step", "name", "value", "client"}),
     }

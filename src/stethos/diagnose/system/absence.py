@@ -87,7 +87,8 @@ def absences(
 ) -> Iterator[Absence]:
     """Clients missing in at least `rounds` rounds and this share of their turns since; one item where most are.
 
-    `is_missing(status, error)` says which turns count.
+    `is_missing(status, error)` says which turns count. Where most are missing in the last round one round is enough: it
+    may be what ended the training.
     """
     status, error = turns.words("status"), turns.words("error")
     missing = np.array(
@@ -96,11 +97,25 @@ def absences(
     ).reshape(status.shape)
     present = np.asarray(status != None)  # noqa: E711  # elementwise
     hit = [place for place in range(len(status)) if _is_often(missing[place], present[place], rounds, share)]
+    last = _missing_last(missing, present, wide)
+    if set(hit) <= set(last) and last:
+        yield _absence(turns, last, missing, present, error, is_wide=True)
+        return
     if len(hit) >= 3 and len(hit) >= wide * len(status):
         yield _absence(turns, hit, missing, present, error, is_wide=True)
         return
     for place in hit:
         yield _absence(turns, [place], missing, present, error, is_wide=False)
+
+
+def _missing_last(missing: Array, present: Array, wide: float) -> list[int]:
+    """The clients missing in the last round, if they are most of those in it: three or more, or all there are."""
+    columns = np.flatnonzero(present.any(axis=0))
+    if not len(columns):
+        return []
+    there, gone = present[:, columns[-1]], missing[:, columns[-1]]
+    is_wide = gone.sum() >= wide * there.sum() and (gone.sum() >= 3 or gone.sum() == there.sum())
+    return np.flatnonzero(gone).tolist() if is_wide and gone.sum() >= min(2, len(missing)) else []
 
 
 def _counts(is_missing: Callable[[str, str], bool], status: object, error: object) -> bool:
@@ -114,7 +129,9 @@ def _is_often(missing: Array, present: Array, rounds: int, share: float) -> bool
     return bool(missing.sum() >= share * present[since:].sum())
 
 
-def _absence(turns: Turns, places: list[int], missing: Array, present: Array, error: Array, *, is_wide: bool) -> Absence:  # fmt: skip  # noqa: E501
+def _absence(
+    turns: Turns, places: list[int], missing: Array, present: Array, error: Array, *, is_wide: bool
+) -> Absence:
     own, there = missing[places], present[places]
     columns = np.flatnonzero(own.any(axis=0))
     while_it_lasted = own[:, columns[0] : columns[-1] + 1].sum() / there[:, columns[0] : columns[-1] + 1].sum()

@@ -23,10 +23,11 @@ _PART = 0.1  # of the growth, at least, for that line to be named
 class MemoryGrowth:
     """The memory of a process keeps growing, long after the start.
 
-    What it looks at: resident memory, sampled each second from outside. The second half of the run is cut into
-    stretches; it grows if nearly every stretch is above the one before. And tensors that outlive the sampled steps
-    in which they were made (`memory` by line): they name the line, and are a finding of their own once they add up.
-    Where both agree, a third of the samples and a tenth of the growth are enough.
+    What it looks at: resident memory, sampled each second from outside, since the first step of a process that has
+    one: before it packages and data are loaded. The second half of that time is cut into stretches; it grows if nearly
+    every stretch is above the one before. And tensors that outlive the sampled steps in which they were made (`memory`
+    by line): they name the line, and are a finding of their own once they add up. Where both agree, a third of the
+    samples and a tenth of the growth are enough.
 
     Why it matters: a leak ends in a killed process, usually at night. Typical are losses or outputs kept in a list
     with their graph (`losses.append(loss)` instead of `loss.item()`), caches without a bound, and data sets that are
@@ -41,7 +42,11 @@ class MemoryGrowth:
     name: ClassVar[str] = "memory-growth"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"host": frozenset({"process", "t_ns", "rss_bytes"})}
-    reads: ClassVar[Needs] = {"host": frozenset({"machine_free_bytes"}), "memory": KEPT_COLUMNS}
+    reads: ClassVar[Needs] = {
+        "host": frozenset({"machine_free_bytes"}),
+        "memory": KEPT_COLUMNS,
+        "steps": frozenset({"process", "t_ns"}),
+    }
     explains: ClassVar[frozenset[str]] = frozenset({"out-of-memory-risk"})
 
     samples: int = 60
@@ -50,7 +55,8 @@ class MemoryGrowth:
     rising: float = 0.8
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for process, frame in window.frame("host").groups("process").items():
+        for process, whole in window.frame("host").groups("process").items():
+            frame = _since_first_step(window, process, whole)
             kept, trend = kept_in(window, str(process), 1), trend_of(frame, round(self.samples / _SOONER))
             if kept is not None and trend is not None and kept.grown_bytes < _PART * trend.grown_bytes:
                 kept = None  # a list of losses is not what grows here
@@ -104,6 +110,14 @@ class MemoryGrowth:
             next_step=_next_step(kept),
             detail={"bytes_per_step": kept.step_bytes, **_place(kept)},
         )
+
+
+def _since_first_step(window: Window, process: object, frame: Frame) -> Frame:
+    steps = window.frame("steps")
+    if not len(steps) or "t_ns" not in steps:
+        return frame
+    own = steps["t_ns"][steps["process"] == process]
+    return frame.where(frame["t_ns"] >= np.nanmin(own)) if np.isfinite(own).any() else frame
 
 
 def _place(kept: Kept | None) -> dict[str, str]:

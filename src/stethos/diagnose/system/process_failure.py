@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,16 +12,35 @@ from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
 
+_LONGEST = 100  # of an ending, in a title
+_TOGETHER_NS = 600e9  # after the first of them the other processes of a job have given up
+# What a rank says when another one is gone.
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|lost)|broken pipe|\bpeer\b|NCCL|gloo|ProcessGroup|DistBackend|DistNetwork"
+    r"|DistStore|socket|timed? ?out",
+    re.IGNORECASE,
+)
+_ADVICE = {
+    "SIGKILL|without a word": "look into the system's log (`dmesg`) for the OOM killer, and at what it printed last",
+    "SIGSEGV|SIGABRT|SIGBUS|SIGFPE|SIGILL": "it crashed below Python: PYTHONFAULTHANDLER=1 shows where it was",
+    "exit status": "it ended by itself (`sys.exit`, `os._exit`): read what it printed last",
+}
+
+Row = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailure:
     """A process of the run ended with an uncaught exception, a signal or a bad exit status.
 
-    What it looks at: how each process ended: its own last word, and its exit status.
+    What it looks at: how each process ended: its own last word, and its exit status. Of the ranks of a job the first
+    to fail is told, with those that ended because of it: they lost their connection, were stopped by the launcher, or
+    are the launcher.
 
     Why it matters: whatever else is found, this is what stopped the training.
 
-    Not a fault when: somebody stopped it: SIGINT and SIGTERM are told, but are no warning.
+    Not a fault when: somebody stopped it: SIGINT and SIGTERM are told, but are no warning. Nor is a worker of federated
+    clients that was killed between their turns, as Ray does when a simulation is over.
 
     Next step: read the traceback; after SIGKILL look at `memory-growth` and the system's log for the OOM killer.
     """
@@ -29,43 +49,119 @@ class ProcessFailure:
     name: ClassVar[str] = "process-failure"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
-    reads: ClassVar[Needs] = {"processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps"})}
+    reads: ClassVar[Needs] = {
+        "processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns"}),
+        "client_reports": frozenset({"process", "side", "steps"}),
+    }
     explains: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, window: Window) -> Iterator[Finding]:
         processes = window.frame("processes")
-        for place in range(len(processes)):
-            row = {name: processes[name][place] for name in processes.names}
-            if row["state"] in ("failed", "killed"):
-                yield self._finding(row)
+        rows = [{name: processes[name][place] for name in processes.names} for place in range(len(processes))]
+        bad = [row for row in rows if row["state"] in ("failed", "killed")]
+        told = _steps_told(window)
+        idle = [row for row in bad if row["state"] == "killed" and _is_told(row, told)]
+        for row in idle:
+            yield self._finding(row, (), is_idle=True)
+        for first, *others in _failures([row for row in bad if row not in idle]):
+            yield self._finding(first, others)
 
-    def _finding(self, row: dict[str, Any]) -> Finding:
-        process, ending = str(row["process"]), str(row.get("ending") or row["state"])
-        rank, steps = _whole(row.get("rank")), _whole(row.get("steps"))
-        is_stopped = "SIGINT" in ending or "SIGTERM" in ending or "KeyboardInterrupt" in ending
-        who = f"process {process}" if rank is None else f"rank {rank}"
+    def _finding(self, row: Row, others: Sequence[Row], *, is_idle: bool = False) -> Finding:
+        process, ending, rank, steps = str(row["process"]), _ending(row), _whole(row, "rank"), _whole(row, "steps")
+        is_stopped = is_idle or any(word in ending for word in ("SIGINT", "SIGTERM", "KeyboardInterrupt"))
+        who = _who(row) + ", a worker of clients, between their turns," * is_idle
         trace = row.get("traceback")
         where = _place_in(trace) if isinstance(trace, str) else ""
+        shown = ending if len(ending) <= _LONGEST else f"{ending[: _LONGEST - 1].rstrip()}…"
+        evidence = [
+            Evidence(
+                (f"after {steps:,} step{'s' * (steps != 1)}" if steps else "before its first step") + where,
+                f"SELECT process, state, ending, exit_code, traceback FROM processes "
+                f"WHERE process = {sql_text(process)}",
+            )
+        ]
+        if others:
+            evidence.append(
+                Evidence(
+                    f"after it ended {', '.join(map(_told, others))}",
+                    "SELECT process, rank, state, ending, ended_ns FROM processes WHERE state IN ('failed', 'killed') "
+                    "ORDER BY ended_ns",
+                )
+            )
         return Finding(
             self.code,
             self.name,
             "stopped" if is_stopped else str(row["state"]),
             Severity.INFO if is_stopped else self.severity,
-            f"{who} ended badly: {ending[:100]}" if not is_stopped else f"{who} was stopped: {ending[:100]}",
+            f"{who} {'was stopped' if is_stopped else 'ended badly'}: {shown}",
             Subject(ranks=() if rank is None else (rank,), process=process, first=steps, unit="step"),
             confidence=1.0,
-            evidence=(
-                Evidence(
-                    (f"after {steps:,} steps" if steps else "before its first step") + where,
-                    f"SELECT process, state, ending, exit_code, traceback FROM processes "
-                    f"WHERE process = {sql_text(process)}",
-                ),
-            ),
-            next_step="read the traceback with that query" if isinstance(trace, str) else "look into the system's log",
+            evidence=tuple(evidence),
+            next_step="read the traceback with that query" if isinstance(trace, str) else _advice(ending),
         )
 
 
-def _whole(value: object) -> int | None:
+def _failures(rows: Sequence[Row]) -> list[list[Row]]:
+    """What failed together, whatever was first at the front: the ranks of a job and its launcher, others alone."""
+    ordered = sorted(rows, key=lambda row: _whole(row, "ended_ns") or 0)
+    jobs: list[list[Row]] = []
+    alone: list[list[Row]] = []
+    for row in ordered:
+        rank, last = _whole(row, "rank"), jobs[-1] if jobs else []
+        is_near = bool(last) and (_whole(row, "ended_ns") or 0) - (_whole(last[0], "ended_ns") or 0) <= _TOGETHER_NS
+        is_launcher = rank is None and not _whole(row, "steps")
+        if is_near and (is_launcher or (rank is not None and rank not in [_whole(other, "rank") for other in last])):
+            last.append(row)
+        elif rank is not None:
+            jobs.append([row])
+        else:
+            alone.append([row])
+    return [sorted(job, key=lambda row: (_whole(row, "rank") is None, _is_consequence(row))) for job in jobs] + alone
+
+
+def _is_consequence(row: Row) -> bool:
+    return _LOST_PEER.search(_ending(row)) is not None
+
+
+def _told(row: Row) -> str:
+    if _whole(row, "rank") is None:
+        return f"its launcher, {_who(row)}"
+    return f"{_who(row)} (lost its connection)" if _is_consequence(row) else _who(row)
+
+
+def _who(row: Row) -> str:
+    rank = _whole(row, "rank")
+    return f"process {row['process']}" if rank is None else f"rank {rank}"
+
+
+def _ending(row: Row) -> str:
+    return str(row.get("ending") or row["state"])
+
+
+def _advice(ending: str) -> str:
+    return next((advice for words, advice in _ADVICE.items() if re.search(words, ending)), "look into the system's log")
+
+
+def _steps_told(window: Window) -> dict[str, float]:
+    """The steps in turns that a process of clients has finished, by process."""
+    reports = window.frame("client_reports")
+    found: dict[str, float] = {}
+    if len(reports) and "side" in reports:
+        steps = reports["steps"] if "steps" in reports else [None] * len(reports)
+        for process, side, count in zip(reports["process"], reports["side"], steps, strict=True):
+            if side == "client":
+                known = count if isinstance(count, int | float) and count == count else 0
+                found[str(process)] = found.get(str(process), 0) + known
+    return found
+
+
+def _is_told(row: Row, told: Mapping[str, float]) -> bool:
+    """Whether all steps of a process are those of its clients' finished turns."""
+    return told.get(str(row["process"]), -1) >= (_whole(row, "steps") or 0)
+
+
+def _whole(row: Row, name: str) -> int | None:
+    value = row.get(name)
     return int(value) if isinstance(value, int | float) and value == value else None
 
 

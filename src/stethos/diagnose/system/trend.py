@@ -33,7 +33,10 @@ def trend_of(frame: Frame, samples: int) -> Trend | None:
     """The trend of one process; None before there are so many samples."""
     frame = frame.sorted_by("t_ns")
     known = np.isfinite(frame["rss_bytes"])
-    seconds, rss = (frame["t_ns"][known] - np.nanmin(frame["t_ns"])) / 1e9 if known.any() else np.array([]), frame["rss_bytes"][known]  # fmt: skip  # noqa: E501
+    seconds, rss = (
+        (frame["t_ns"][known] - np.nanmin(frame["t_ns"])) / 1e9 if known.any() else np.array([]),
+        frame["rss_bytes"][known],
+    )
     if len(rss) < samples:
         return None
     half = len(rss) // 2
