@@ -57,12 +57,8 @@ class Correcting:
             return None
         if isinstance(base, Mapping):
             self._base = _copied(base)
-<<<<<<< HEAD
         tables = self._plan_for(base).structure.tables
-        return self.corrector.review(rnd.number, base, rnd.updates, rnd.facts_of(), tables)
-=======
-        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of())
->>>>>>> main
+        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of(), tables)
 
     def corrected(self, rnd: Round) -> list[Update]:
         from stethos.act.aggregate import treated
