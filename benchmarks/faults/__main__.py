@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
@@ -27,7 +27,7 @@ from benchmarks.faults.design import KIND_OF, cases
 from benchmarks.faults.kept import Job
 from benchmarks.faults.outcome import UNSURE, Outcome, outcome_of
 from benchmarks.report import Grid, machine, say, section_text, write_section
-from stethos.diagnose.federated.faulty_client import FaultyClient
+from stethos.diagnose.federated.verdict import IN_COMPANY, SURE
 
 _LEAST_FLIP = 0.2  # of a client's data, under strong skew
 
@@ -49,26 +49,22 @@ def share(results: Iterable[bool]) -> str:
     return f"{100 * sum(listed) / len(listed):.1f} % of {len(listed)} ({100 * low:.0f} to {100 * high:.0f})"
 
 
-def grids_of(outcomes: Sequence[Outcome], threshold: float) -> list[Grid]:
+def grids_of(outcomes: Sequence[Outcome]) -> list[Grid]:
     faulty = [one for one in outcomes if one.truth]
     clean = [one for one in outcomes if not one.truth]
     one_bad = [one for one in faulty if len(one.truth) == 1]
     return [
-        _headline(one_bad, faulty, clean, threshold),
-        _by("fault", "One faulty client, by kind", one_bad, threshold, lambda one: one.fault),
-        _by(
-            "data, clients", "One faulty client, by data", one_bad, threshold, lambda one: f"{one.data}, {one.clients}"
-        ),
-        _by("split", "One faulty client, by split", one_bad, threshold, lambda one: one.split),
-        _confusion(faulty, threshold),
+        _headline(one_bad, faulty, clean),
+        _by("fault", "One faulty client, by kind", one_bad, lambda one: one.fault),
+        _by("data, clients", "One faulty client, by data", one_bad, lambda one: f"{one.data}, {one.clients}"),
+        _by("split", "One faulty client, by split", one_bad, lambda one: one.split),
+        _confusion(faulty),
     ]
 
 
-def _headline(
-    one_bad: Sequence[Outcome], faulty: Sequence[Outcome], clean: Sequence[Outcome], threshold: float
-) -> Grid:
+def _headline(one_bad: Sequence[Outcome], faulty: Sequence[Outcome], clean: Sequence[Outcome]) -> Grid:
     def exact(chosen: Iterable[Outcome]) -> str:
-        return share(one.is_exact(threshold) for one in chosen)
+        return share(one.is_exact for one in chosen)
 
     def told(name: str, chosen: Iterable[Outcome]) -> str:
         return share(one.baselines[name] for one in chosen)
@@ -83,24 +79,20 @@ def _headline(
         "400 clients, 2 faulty": [one for one in faulty if one.clients == 400],
     }
     rows = [[name, exact(chosen), *(told(base, chosen) for base in BASELINES)] for name, chosen in groups.items()]
-    alarms = [any(sure >= threshold for _, sure, _ in one.accused.values()) for one in clean]
-    wrong = sum(rounds for one in clean for _, sure, rounds in one.accused.values() if sure >= threshold)
+    alarms = [bool(one.accused) for one in clean]
+    wrong = sum(one.suspected[client][2] for one in clean for client in one.accused)
     total = sum(one.clients * one.rounds for one in clean)
     kinds = [
-        kind == one.truth[client]
-        for one in faulty
-        for client, (kind, sure, _) in one.accused.items()
-        if sure >= threshold and client in one.truth
+        one.suspected[client][0] == one.truth[client] for one in faulty for client in one.accused if client in one.truth
     ]
     innocent = [
-        client in one.accused and one.accused[client][1] >= threshold
-        for one in outcomes_with_names(faulty)
-        for client in one.innocent
+        f"c{number}" in one.accused for one in faulty for number in range(one.clients) if f"c{number}" not in one.truth
     ]
     fifty = [one.localise_ms for one in (*faulty, *clean) if one.clients == 50]
     notes = [
         "Exact: the set of accused clients is the set of faulty ones. In brackets the 95 % Wilson interval. Baselines "
-        f"are told the number of faulty clients and always accuse; Stethos is not told and accuses at {threshold:g}.",
+        f"are told the number of faulty clients and always accuse; Stethos is not told and accuses at {SURE:g}, "
+        f"and at {IN_COMPANY:g} where another client surely has the same fault.",
         f"Clean federations with a false alarm: {share(alarms)}; client-rounds accused in them: "
         f"{100 * wrong / max(total, 1):.3f} %. Innocent clients accused in faulty federations: "
         f"{100 * float(np.mean(innocent or [0])):.3f} %. Kind named correctly: {share(kinds)}. Calibration error of "
@@ -112,20 +104,9 @@ def _headline(
     return Grid("Who finds the faulty clients", ["", "Stethos", *BASELINES], rows, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    accused: dict[str, tuple[str, float, int]]
-    innocent: list[str]
-
-
-def outcomes_with_names(outcomes: Iterable[Outcome]) -> Iterable[_Named]:
-    for one in outcomes:
-        yield _Named(one.accused, [f"c{n}" for n in range(one.clients) if f"c{n}" not in one.truth])
-
-
 def calibration_error(outcomes: Iterable[Outcome]) -> float:
     """Expected calibration error: how far confidence and truth are apart, in ten bins weighted by their size."""
-    pairs = [(sure, client in one.truth) for one in outcomes for client, (_, sure, _) in one.accused.items()]
+    pairs = [(sure, client in one.truth) for one in outcomes for client, (_, sure, _) in one.suspected.items()]
     if not pairs:
         return 0.0
     sure, right = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs], float)
@@ -138,22 +119,21 @@ def calibration_error(outcomes: Iterable[Outcome]) -> float:
     )
 
 
-def _by(heading: str, title: str, outcomes: Sequence[Outcome], threshold: float, key: Callable[[Outcome], str]) -> Grid:
+def _by(heading: str, title: str, outcomes: Sequence[Outcome], key: Callable[[Outcome], str]) -> Grid:
     rows = []
     for name in sorted({key(one) for one in outcomes}):
         chosen = [one for one in outcomes if key(one) == name]
         told = [share(one.baselines[base] for one in chosen) for base in BASELINES]
-        rows.append([name, share(one.is_exact(threshold) for one in chosen), *told])
+        rows.append([name, share(one.is_exact for one in chosen), *told])
     return Grid(title, [heading, "Stethos", *BASELINES], rows)
 
 
-def _confusion(outcomes: Sequence[Outcome], threshold: float) -> Grid:
+def _confusion(outcomes: Sequence[Outcome]) -> Grid:
     kinds = sorted(set(KIND_OF.values()))
     counts = {kind: dict.fromkeys([*kinds, "not found"], 0) for kind in kinds}
     for one in outcomes:
         for client, kind in one.truth.items():
-            named, sure, _ = one.accused.get(client, ("not found", 0.0, 0))
-            counts[kind]["not found" if sure < threshold else named] += 1
+            counts[kind][one.suspected[client][0] if client in one.accused else "not found"] += 1
     rows = [[kind, *(str(value) for value in row.values())] for kind, row in counts.items()]
     return Grid("Kinds: true (rows) and named (columns)", ["", *kinds, "not found"], rows)
 
@@ -215,7 +195,7 @@ def main() -> None:
 
 
 def _show(outcomes: Sequence[Outcome], page: Path | None) -> None:
-    grids = grids_of(outcomes, FaultyClient().probability)
+    grids = grids_of(outcomes)
     print(machine(), "", *grids, sep="\n", flush=True)
     if page:
         asked = [word for word in sys.argv[1:] if not word.startswith("--write") and word != str(page)]

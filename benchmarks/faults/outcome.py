@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.faults.kept import Job, Kept, kept_for
-from stethos.diagnose.federated.verdict import verdicts_on
+from stethos.diagnose.federated.verdict import IN_COMPANY, SURE, verdicts_on
 
 UNSURE = 0.5
 
@@ -22,13 +22,15 @@ class Outcome:
     fault: str
     seed: int
     truth: dict[str, str]
-    accused: dict[str, tuple[str, float, int]]  # kind, probability, rounds it was accused of
+    accused: list[str]
+    suspected: dict[str, tuple[str, float, int]]  # kind, probability, rounds; accused or not, from UNSURE on
     baselines: dict[str, bool]
     weakest_flip: float
     localise_ms: float  # of CPU time: the benchmark keeps all cores busy
 
-    def is_exact(self, threshold: float) -> bool:
-        return {client for client, (_, sure, _) in self.accused.items() if sure >= threshold} == set(self.truth)
+    @property
+    def is_exact(self) -> bool:
+        return set(self.accused) == set(self.truth)
 
 
 def outcome_of(job: Job) -> Outcome:
@@ -39,9 +41,12 @@ def judged(kept: Kept) -> Outcome:
     times = []
     for _ in range(2):
         start = time.process_time()
-        verdicts = verdicts_on(kept.cohort, UNSURE)
+        verdicts = verdicts_on(kept.cohort, SURE, IN_COMPANY)
         times.append((time.process_time() - start) * 1e3)
-    accused = {one.client: (one.kind, one.probability, (one.last or kept.rounds) - one.first + 1) for one in verdicts}
+    suspected = {
+        one.client: (one.kind, one.probability, (one.last or kept.rounds) - one.first + 1)
+        for one in (*verdicts_on(kept.cohort, UNSURE), *verdicts)
+    }
     return Outcome(
         data=kept.data,
         clients=kept.clients,
@@ -50,7 +55,8 @@ def judged(kept: Kept) -> Outcome:
         fault=kept.fault,
         seed=kept.seed,
         truth=kept.truth,
-        accused=accused,
+        accused=[one.client for one in verdicts],
+        suspected=suspected,
         baselines=kept.baselines,
         weakest_flip=min(kept.flips.values(), default=1.0),
         localise_ms=min(times),

@@ -12,6 +12,7 @@ from stethos.act.action import Limits, parse_mode
 from stethos.act.aggregate import average, treated
 from stethos.act.correction import Corrector
 from stethos.act.rollback import Watchman
+from stethos.act.screening import Screening
 from stethos.errors import UsageError
 from stethos.federate.site import Update
 
@@ -51,6 +52,12 @@ def played(corrector: Corrector, rounds: int, spoil: dict[int, str], clients: in
 
 def names(given: Sequence[Update]) -> set[str]:
     return {update.client for update in given}
+
+
+def test_the_columns_of_an_embedding_are_no_inputs() -> None:
+    sent = updates(np.random.default_rng(1))
+    assert np.isfinite(Screening().see(1, base(), sent, {}).cohort.input_cos).any()
+    assert np.isnan(Screening().see(1, base(), sent, {}, tables=frozenset({"weight"})).cohort.input_cos).all()
 
 
 def test_an_update_with_nan_is_left_out_at_once() -> None:

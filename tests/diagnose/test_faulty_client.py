@@ -250,7 +250,7 @@ def test_a_text_classifier_has_no_inputs_to_be_called_faulty(tmp_path: Path) -> 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.EmbeddingBag(500, 16), nn.Linear(16, 4))
-    with stethos.federation("text", model=model, dir=tmp_path, progress=False) as fed:
+    with stethos.federation("text", model=model, dir=tmp_path, progress=False, correct="on") as fed:
         for rnd in fed.rounds(12):
             states = []
             for number, (x, y) in enumerate(zip(texts, labels, strict=True)):
@@ -265,6 +265,9 @@ def test_a_text_classifier_has_no_inputs_to_be_called_faulty(tmp_path: Path) -> 
                         optimizer.step()
                     states.append(local.state_dict())
                     site.update(local.state_dict(), samples=60)
+            assert rnd.corrected() == rnd.updates
+            assert fed.correcting is not None
+            assert np.isnan(fed.correcting.corrector._screening._rows[-1]["input_cos"]).all()  # nor for corrections
             model.load_state_dict({key: sum(state[key] for state in states) / 10 for key in states[0]})
     assert findings_of(fed.path) == []
     with stethos.open_run(fed.path) as run:

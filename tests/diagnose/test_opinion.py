@@ -14,7 +14,7 @@ from stethos.diagnose.federated.cohort import MATRICES, Cohort
 from stethos.diagnose.federated.judge import load_judge
 from stethos.diagnose.federated.opinion import PERIOD, _others, _some, opinions_on, signal_of
 from stethos.diagnose.federated.trait import Signals, traits_of
-from stethos.diagnose.federated.verdict import SURE, _periods, verdicts_on
+from stethos.diagnose.federated.verdict import SURE, _company_of, _periods, _stands_out, verdicts_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -103,8 +103,57 @@ def test_periods_cover_every_round(rounds: int) -> None:
 @pytest.mark.parametrize("kind", ["label-noise", "feature-noise", "backdoor"])
 def test_three_of_ten_with_the_same_fault_are_all_found(kind: str) -> None:
     case = Case("digits", 10, lab.IID(), tuple((kind, client, None) for client in (1, 4, 8)), seed=77)
-    found = {one.client: one.kind for one in verdicts_on(play(case).cohort, SURE)}
-    assert found == dict.fromkeys(("c1", "c4", "c8"), kind.replace("feature-noise", "feature-fault"))
+    cohort, named = play(case).cohort, kind.replace("feature-noise", "feature-fault")
+    found = verdicts_on(cohort, SURE)
+    assert {one.client: one.kind for one in found} == dict.fromkeys(("c1", "c4", "c8"), named)
+    surest = found[0].probability
+    assert [one.client for one in verdicts_on(cohort, surest)] == [found[0].client]
+    assert verdicts_on(cohort, surest, in_company=SURE) == found
+    assert verdicts_on(cohort, 1.1, in_company=SURE) == []
+
+
+def shares_with(**faults: tuple[int, float]) -> Any:
+    """Shares of three kinds, honest first, for ten clients: `c4=(1, 0.9)` has the first fault with that probability."""
+    shares = np.tile([0.98, 0.01, 0.01], (CLIENTS, 1))
+    for client, (kind, sure) in faults.items():
+        shares[int(client[1:])] = [1 - sure, 0, 0]
+        shares[int(client[1:]), kind] = sure
+    return shares
+
+
+def company(*tables: Any) -> list[int]:
+    looks = [(shares, traits_of(cohort_with())) for shares in tables]
+    accused = {place: look for look in reversed(looks) for place in range(CLIENTS) if 1 - look[0][place, 0] >= SURE}
+    sure = {place: (shares[place], traits) for place, (shares, traits) in accused.items()}
+    return sorted(_company_of(sure, looks, SURE, 0.5))
+
+
+def test_who_probably_has_the_fault_that_another_surely_has_is_in_company() -> None:
+    assert company(shares_with(c4=(1, 0.9), c6=(1, 0.6), c7=(1, 0.4))) == [6]
+
+
+def test_another_fault_is_no_company() -> None:
+    assert company(shares_with(c4=(1, 0.9), c6=(2, 0.8))) == []
+
+
+def test_without_a_sure_accusation_there_is_no_company() -> None:
+    assert company(shares_with(c4=(1, 0.8), c6=(1, 0.8))) == []
+
+
+def test_company_must_last_as_long_as_the_fault_is_sure() -> None:
+    often, once = shares_with(c4=(1, 0.9), c6=(1, 0.7)), shares_with(c4=(1, 0.9))
+    assert company(often, often, once) == [] and company(often, often, shares_with(c4=(1, 0.9), c6=(1, 0.3))) == [6]
+    assert company(often, shares_with()) == [6]  # nobody has it there
+
+
+@pytest.mark.parametrize(("name", "factor", "is_far"), [
+    ("entry_loss", 8.0, True), ("entry_loss", 0.1, False), ("norm_ratio", 8.0, False),
+])  # fmt: skip
+def test_unseen_inputs_are_faulty_where_the_loss_is_far_above(name: str, factor: float, is_far: bool) -> None:
+    values = getattr(cohort_with(), name)
+    values[:, 6] *= factor
+    assert _stands_out(cohort_with(**{name: values}), 6, ("entry_loss",)) is is_far
+    assert name == "entry_loss" or _stands_out(cohort_with(**{name: values}), 6, ("norm_ratio",))
 
 
 def test_a_federation_that_was_kept_is_judged_as_it_was(tmp_path: Path) -> None:
@@ -114,6 +163,7 @@ def test_a_federation_that_was_kept_is_judged_as_it_was(tmp_path: Path) -> None:
     kept = Kept("hand-made", CLIENTS, ROUNDS, "IID()", "none", 1, 1, {"c6": "label-noise"}, {"c6": 1.0}, {}, cohort)
     write_kept(kept, tmp_path / "00001.npz")
     before, after = judged(kept), judged(read_kept(tmp_path / "00001.npz"))
-    assert before.truth == after.truth and before.accused.keys() == after.accused.keys()
-    for client, (kind, sure, rounds) in before.accused.items():
-        assert after.accused[client] == (kind, pytest.approx(sure, abs=1e-3), rounds)
+    assert before.truth == after.truth and before.suspected.keys() == after.suspected.keys()
+    assert before.accused == after.accused
+    for client, (kind, sure, rounds) in before.suspected.items():
+        assert after.suspected[client] == (kind, pytest.approx(sure, abs=1e-3), rounds)

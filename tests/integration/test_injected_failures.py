@@ -68,7 +68,8 @@ UNREACHED = {
         *(f"record.slots.PlainSlots.{name}" for name in (
             "__init__", "release", "writer", "_step_writer", "_has_room", "_leave_void",
         )),
-        *(f"observe.hotpath.{name}" for name in ("_parameters_of", "_wrap_known_backward")),
+        *(f"observe.hotpath.{name}" for name in ("_parameters_of", "_wrap_known_backward", "_first_of")),
+        "observe.iteration.Iteration.batch_came",
     } if NATIVE is not None else {"observe.hotpath._parts"},
     "only after another failure": {"observe.stepwatch.StepWatch.failed", "observe.hotpath._may_be_loss"},
     "only with corrections, see tests/act": {"observe.api._correct_steps"},
@@ -79,6 +80,7 @@ UNREACHED = {
             "look", "_take_flights", "_land", "_write_flight",
         )),
         *(f"observe.collectives.{name}" for name in ("name_of", "shown_name", "members_of", "_bytes_in")),
+        "observe.kinship.Kinship.learn",
         *(f"observe.flight.{name}" for name in ("last_flights", "flights", "_flight", "_size_of", "_recorder")),
     },
     "only when the agent is asked": {"observe.stepwatch.StepWatch.seen"},
@@ -99,6 +101,7 @@ ELSEWHERE = (
     "record.provenance.",
     "record.spawn.",
     "observe.api.Watch.run",
+    "observe.api.Watch.__repr__",
     "record.ring.Ring.dropped",
 )
 
@@ -146,7 +149,7 @@ def test_every_function_on_the_side_of_the_training_was_reached(outcomes: list[d
 # Small turns that depend on numbers, and are tested on their own.
 RARE = {
     "observe.layer_name._stripped", "observe.stepwatch._numbered", "observe.module_trace.ModuleTrace.is_on",
-    "observe.session.Session._end_of_child",
+    "observe.session.Session._end_of_child", "observe.ending._was_caught",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.statistic._norm_by_block",
     "observe.budget.Pace._learn",
     "observe.budget.Purse.learn_unseen", "observe.iteration.Iterations.after_fork", "record.ring.Ring._look_at_tail",

@@ -120,6 +120,16 @@ def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here:
     assert "raise ValueError('17 apples')" in process["traceback"]
 
 
+@pytest.mark.parametrize("place", ["elsewhere", "runs"])
+def test_a_program_that_deletes_where_it_runs_keeps_its_status(here: Path, place: str) -> None:
+    runs = here.parent / "elsewhere" if place == "elsewhere" else here / "runs"
+    deleting = "import os, shutil, stethos; stethos.log(x=1); shutil.rmtree(os.getcwd())"
+    name = script(f"{deleting}\nprint('done', flush=True)\nos._exit(5)")
+    done = command("run", "--dir", runs, "--name", "one", name)
+    assert (done.stdout, done.returncode) == ("done\n", 5) and "Traceback" not in done.stderr
+    assert (runs / "one").exists() == (place == "elsewhere")
+
+
 SHELL = """
 import sys
 def run_cell(text):

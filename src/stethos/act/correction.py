@@ -97,18 +97,20 @@ class Corrector:
         self.actions: list[Action] = []
 
     def review(
-        self, number: int, base: State, updates: Sequence[Update], facts: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Correction:
+        self, number: int, base: State, updates: Sequence[Update],
+        facts: Mapping[str, Mapping[str, Any]] | None = None, tables: frozenset[str] = frozenset(),
+    ) -> Correction:  # fmt: skip
         """What to do about the updates of round `number`; `base` is the global model it began with.
 
-        `facts` by client: what it reports of its training (`entry_loss`, `exit_loss`, `confusion`).
+        `facts` by client: what it reports of its training (`entry_loss`, `exit_loss`, `confusion`). `tables` are the
+        names of embeddings: their rows, not their columns, are inputs.
         """
         made = Correction(is_applied=self.mode == "on")
         if self.mode == "off" or not updates:
             return made
         self._take_back(number)
         with np.errstate(all="ignore"):
-            screened = self._screening.see(number, base, updates, facts or {})
+            screened = self._screening.see(number, base, updates, facts or {}, tables)
             proposals = [*_odd(screened), *_too_large(screened), *self._judged(number, screened)]
             chosen = self._bounded(number, proposals, screened)
             for one in chosen:

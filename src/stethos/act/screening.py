@@ -49,10 +49,11 @@ class Screening:
         self._prints: list[Fingerprint] = []
 
     def see(
-        self, number: int, base: State, updates: Sequence[Update], facts: Mapping[str, Mapping[str, Any]]
-    ) -> Screened:
-        """Read the updates of a round against the global model that it began with."""
-        plan = self._plan = self._plan or Plan(Structure.of(base))
+        self, number: int, base: State, updates: Sequence[Update], facts: Mapping[str, Mapping[str, Any]],
+        tables: frozenset[str] = frozenset(),
+    ) -> Screened:  # fmt: skip
+        """Read the updates of a round against the global model that it began with; `tables` are its embeddings."""
+        plan = self._plan = self._plan or Plan(Structure.of(base, tables=tables))
         row = global_row(plan, base)
         if self._base is not None:
             self._history.add(fingerprint_of(plan, self._base, base, GLOBAL).sketch, self._prints)

@@ -175,8 +175,9 @@ class Launch:
             self._say("no Python process was observed to train, to log or to take part in a federation")
         elif steps or rounds:
             lost = f", {dropped:,} rows dropped (see `stethos doctor`)" if dropped else ""
-            is_usual = self._place.path.parent == default_runs_dir().absolute()
-            target = self._place.name if is_usual else _shown(self._place.path)
+            shown = _shown(self._place.path)
+            is_usual = str(default_runs_dir() / self._place.name) in (shown, str(self._place.path))
+            target = self._place.name if is_usual else shown
             counted = f"{steps:,} steps" if steps else f"{rounds:,} round{'s' if rounds > 1 else ''}"
             self._say(f"{counted} recorded{lost}; look: stethos -t {target} {_LOOK if steps else 'rounds'}")
         elif waiting:
@@ -186,7 +187,7 @@ class Launch:
 
 
 def _shown(path: Path) -> str:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # elsewhere, or the program has deleted where we are
         return str(path.relative_to(Path.cwd()))
     return str(path)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stethos.federate.federation import Federation
     from stethos.federate.round import Round
     from stethos.federate.site import Update
+    from stethos.federate.sketch import Plan
 
 Made = TypeVar("Made")
 
@@ -30,11 +31,12 @@ Made = TypeVar("Made")
 class Correcting:
     """The corrector of one federation, and the last global model that was good."""
 
-    def __init__(self, mode: str, name: str, path: Path | None) -> None:
+    def __init__(self, mode: str, name: str, path: Path | None, plan_for: Callable[[State], Plan]) -> None:
         from stethos.act.action import parse_mode
         from stethos.act.recording import recorded_corrector
 
         self.corrector = recorded_corrector(parse_mode(mode), name, path)
+        self._plan_for = plan_for
         self._made: dict[int, Correction] = {}
         self._good: dict[str, Any] | None = None
         self._base: dict[str, Any] | None = None
@@ -55,7 +57,8 @@ class Correcting:
             return None
         if isinstance(base, Mapping):
             self._base = _copied(base)
-        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of())
+        tables = self._plan_for(base).structure.tables
+        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of(), tables)
 
     def corrected(self, rnd: Round) -> list[Update]:
         from stethos.act.aggregate import treated

@@ -129,7 +129,7 @@ class Federation:
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)
-        self.correcting = Correcting(correct, self.name, handle.path) if correct != "off" else None
+        self.correcting = Correcting(correct, self.name, handle.path, self.plan_for) if correct != "off" else None
         if self.session is not None:
             self.session.guard.run("layers", self._write_start, self.session)
         self.capture: Capture | None = None

@@ -115,7 +115,7 @@ class Reading:
     ) -> None:
         """Add verdicts on the updates in hand to `found`; as sure as the detector must be where nothing is said."""
         from stethos.diagnose.federated.cohort import cohort_in
-        from stethos.diagnose.federated.verdict import SURE, verdicts_on
+        from stethos.diagnose.federated.verdict import IN_COMPANY, SURE, verdicts_on
 
         plan = self._federation.plan
         if plan is None or not self.prints:
@@ -124,7 +124,8 @@ class Reading:
         compared = compare(plan, self.prints, self._federation.history)
         rows = [_with_matrices(row) for row in (*self._federation.recent, self._row(plan, compared, sites))]
         here = {one.client for one in self.prints}
-        verdicts = verdicts_on(cohort_in(rows), SURE if probability is None else probability)
+        limits = (SURE, IN_COMPANY) if probability is None else (probability, None)
+        verdicts = verdicts_on(cohort_in(rows), *limits)
         found.extend(one for one in verdicts if one.client in here and one.last is None)
         self.odd += [one.client for one in found]
 

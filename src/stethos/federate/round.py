@@ -216,7 +216,8 @@ class Round:
 
         From fingerprints of this round and the last ones; takes milliseconds and
         needs no data on the server. Empty without a recording. As sure as the
-        detector `faulty-client` must be, unless `probability` says otherwise.
+        detector `faulty-client` must be, unless `probability` says otherwise:
+        then nobody is named with less.
         """
         found: list[Verdict] = []
         self._guarded(self._settle_sites)

@@ -34,10 +34,14 @@ class EndWatch:
             self._session.guard.run("traceback", self._record_last)
 
     def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self._is_active and not _is_interactive():
-            self._known = error
-            self._session.guard.run("traceback", record_failure, self._session, error, trace)
+        if self._is_active:
+            self._session.guard.run("traceback", self._record, error, trace)
         self._original(kind, error, trace)
+
+    def _record(self, error: BaseException, trace: TracebackType | None) -> None:
+        self._known = error
+        if not _is_interactive():
+            record_failure(self._session, error, trace)
 
     def _record_last(self) -> None:
         """A hook that the program put in our place need not have called us; the interpreter keeps what it was given.

@@ -11,7 +11,15 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import NEEDS, READS, Cohort, cohorts_of
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, SURE, Verdict, clients_per_round, verdicts_and_split
+from stethos.diagnose.federated.verdict import (
+    FEWEST_CLIENTS,
+    IN_COMPANY,
+    SURE,
+    Verdict,
+    clients_per_round,
+    clients_without_peers,
+    verdicts_and_split,
+)
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
@@ -49,8 +57,9 @@ class FaultyClient:
     labels. Label by label, so that a client with other classes than the rest is not mistaken for a faulty one.
     Why it matters: one client in fifty with flipped labels teaches the global model the wrong thing, and no loss curve
     shows it.
-    Not a fault when: the client alone holds a class, or has very few samples. Compare label-skew. More than three
-    clients in ten with the same fault become the majority that others are compared with.
+    Not a fault when: the client alone holds a class, or has very few samples. Compare label-skew; where clients hardly
+    have labels in common, faults of data are told only of those who do. More than three clients in ten with the same
+    fault become the majority that others are compared with.
     Next step: `stethos diagnose --client CLIENT`, then `stethos compare-clients CLIENT OTHER`; leave it out of the
     average until it is mended.
     """
@@ -69,6 +78,7 @@ class FaultyClient:
     )  # fmt: skip
 
     probability: float = SURE
+    in_company: float = IN_COMPANY  # where another is accused of the same fault
 
     def check(self, window: Window) -> Iterator[Finding]:
         reasons: list[CannotTell] = []
@@ -90,7 +100,7 @@ class FaultyClient:
             raise CannotTell("no updates of clients were recorded")
         if not np.isfinite(cohort.norm).any() and not (cohort.odd > 0).any():
             raise CannotTell("`updates.norm` was not recorded")
-        verdicts, split = verdicts_and_split(cohort, self.probability)
+        verdicts, split = verdicts_and_split(cohort, self.probability, self.in_company)
         for kind in dict.fromkeys(one.kind for one in verdicts if one.is_certain):
             alike = [one for one in verdicts if one.is_certain and one.kind == kind]
             if len(alike) == len(cohort.clients) > 1:
@@ -107,6 +117,11 @@ class FaultyClient:
             raise CannotTell(
                 f"{split} of {len(cohort.clients)} clients look faulty against each other, so there is no majority "
                 "to compare with; masked updates (secure aggregation) look like this"
+            )
+        if alone := clients_without_peers(cohort):
+            raise CannotTell(
+                f"{alone} of {len(cohort.clients)} clients hold most samples of their labels themselves, so their data "
+                "cannot be compared with others'; their updates were"
             )
 
     def _common(self, federation: str | None, cohort: Cohort, verdicts: list[Verdict]) -> Finding:

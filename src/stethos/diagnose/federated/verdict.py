@@ -7,7 +7,7 @@ live one, and `rnd.screen()` before aggregation.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +16,14 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.judge import Judge, load_judge
 from stethos.diagnose.federated.opinion import PERIOD, opinions_on, signal_of
+from stethos.diagnose.federated.shared_label import shared_labels
 from stethos.diagnose.federated.trait import Signals, Traits
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 FEWEST_CLIENTS = 4
 SURE = 0.85  # that a client is faulty, to be accused
+IN_COMPANY = 0.5  # the same, where another is surely accused of the same fault: more likely than not
 _COPY = 0.999
 _ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
 _NOTHING = 1e-6
@@ -34,6 +36,12 @@ _PLAIN = (
     "input_cos", "input_tail",
 )  # fmt: skip
 _OF_INPUTS = "feature-fault"  # who is merely unlike the others seems to have it, where no first layer shows the inputs
+_OF_DATA = ("label-flip", "label-noise", "backdoor", _OF_INPUTS)
+_SHARED = (
+    2 / 3
+)  # of a typical client's labels; of the federations that the judge learnt from, one in a hundred has less
+_LEAST_SHARED = 0.5  # else a client has most samples with its labels itself
+_Found = tuple[Array, Traits]  # shares of the kinds, honesty first, and what they were made from
 _OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
 
 
@@ -55,19 +63,26 @@ class Verdict:
     is_certain: bool = False
 
 
-def verdicts_on(cohort: Cohort, probability: float) -> list[Verdict]:
-    """All verdicts of at least this probability, the surest first; one per client."""
-    return verdicts_and_split(cohort, probability)[0]
+def verdicts_on(cohort: Cohort, probability: float, in_company: float | None = None) -> list[Verdict]:
+    """All verdicts of at least this probability, the surest first; one per client.
+
+    Where a client is accused that surely, `in_company` is enough to accuse others of the same fault; unless given,
+    nobody is accused with less than `probability`.
+    """
+    return verdicts_and_split(cohort, probability, in_company)[0]
 
 
-def verdicts_and_split(cohort: Cohort, probability: float) -> tuple[list[Verdict], int]:
+def verdicts_and_split(
+    cohort: Cohort, probability: float, in_company: float | None = None
+) -> tuple[list[Verdict], int]:
     """All verdicts, and how many clients look faulty against each other where those are most of them, else 0.
 
     What is judged is how a client differs from most others: where most differ, as masked updates of a secure
     aggregation do, nobody can be accused but who broke an exact rule.
     """
     found = {verdict.client: verdict for verdict in certain_on(cohort)}
-    judged = [one for one in _judged(cohort, probability, frozenset(found)) if one.client not in found]
+    least = probability if in_company is None else min(in_company, probability)
+    judged = [one for one in _judged(cohort, probability, least, frozenset(found)) if one.client not in found]
     split = sum(one.probability >= SURE for one in judged)
     if 2 * split > len(cohort.clients) - len(found):
         judged = []
@@ -79,6 +94,18 @@ def verdicts_and_split(cohort: Cohort, probability: float) -> tuple[list[Verdict
 def clients_per_round(cohort: Cohort) -> int:
     """How many clients can be compared with each other in a typical round."""
     return int(np.median(_took_part(cohort).sum(1))) if len(cohort) else 0
+
+
+def clients_without_peers(cohort: Cohort) -> int:
+    """How many clients have data that those of the others say nothing about; faults of data are not told of them."""
+    shared = shared_labels(cohort)
+    return int((shared < _LEAST_SHARED).sum()) if _is_little(shared) else 0
+
+
+def _is_little(shared: Array) -> bool:
+    """Whether clients have less in common than in the federations that the judge learnt from."""
+    known = shared[np.isfinite(shared)]
+    return len(known) > 0 and float(np.median(known)) < _SHARED
 
 
 def _took_part(cohort: Cohort) -> Mask:
@@ -122,57 +149,114 @@ def _own_odd(odd: npt.NDArray[np.bool_], took_part: npt.NDArray[np.bool_]) -> np
 # What is judged -------------------------------------------------------------------------------------
 
 
-def _judged(cohort: Cohort, probability: float, broken: Collection[str]) -> Iterable[Verdict]:
-    present = clients_per_round(cohort)
-    if present < FEWEST_CLIENTS:
+def _judged(cohort: Cohort, probability: float, in_company: float, broken: Collection[str]) -> Iterable[Verdict]:
+    if clients_per_round(cohort) < FEWEST_CLIENTS:
         return
     judge = load_judge()
     is_broken = np.array([client in broken for client in cohort.clients])
-    best: dict[int, tuple[float, Array, Traits]] = {}
-    for start, stop in _periods(len(cohort)):
-        period = cohort.part(slice(start, stop))
-        before, after = opinions_on(period, judge, is_broken)
-        shares = judge.reviewed(signal_of(period, before, after))
-        is_seen = np.isfinite(period.norm).sum(0) >= min(_FEWEST_ROUNDS, len(period))
-        for place in np.flatnonzero((1 - shares[:, 0] >= probability) & is_seen).tolist():
-            if place not in best or shares[place, 0] < best[place][1][0]:
-                best[place] = (1 - float(shares[place, 0]), shares[place], after.traits)
-    if present < min(_FEW_CLIENTS, len(cohort.clients)):
-        best = {place: found for place, found in best.items() if _stands_out(cohort, place)}
+    looks = [_look(cohort.part(slice(*period)), judge, is_broken) for period in _periods(len(cohort))]
+    best: dict[int, _Found] = {}
+    for shares, traits in looks:
+        for place in np.flatnonzero(1 - shares[:, 0] >= probability).tolist():
+            if place not in best or shares[place, 0] < best[place][0][0]:
+                best[place] = (shares[place], traits)
+    if not best:
+        return
+    best = _shown(cohort, judge, best)
+    if in_company < probability:
+        best |= _shown(cohort, judge, _company_of(best, looks, probability, in_company))
     if not best:
         return
     chances = _chances(cohort, judge, np.array([place in best for place in range(len(cohort.clients))]) | is_broken)
-    are_inputs_known = bool(np.isfinite(cohort.input_cos).any())
-    for place, (sure, shares, traits) in best.items():
-        kind = judge.kinds[1 + int(shares[1:].argmax())]
-        if kind == _OF_INPUTS and not are_inputs_known and not _stands_out(cohort, place):
-            continue
+    for place, (shares, traits) in best.items():
+        kind = judge.kinds[_kind(shares)]
         first, last = _span(chances[:, place])
         source, target = (None, None)
         if kind == "label-flip" and traits.pair[place, 0] >= 0:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
         yield Verdict(
-            cohort.clients[place], kind, sure, cohort.rounds[first],
+            cohort.clients[place], kind, 1 - float(shares[0]), cohort.rounds[first],
             None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
 
 
-def _stands_out(cohort: Cohort, place: int) -> bool:
-    """Whether a client is far from all others in a plain number, over all its rounds.
+def _look(period: Cohort, judge: Judge, is_broken: Mask) -> _Found:
+    """The reviewers' word on a period; who took part too seldom counts as honest."""
+    before, after = opinions_on(period, judge, is_broken)
+    shares = judge.reviewed(signal_of(period, before, after))
+    is_seen = np.isfinite(period.norm).sum(0) >= min(_FEWEST_ROUNDS, len(period))
+    shares[~is_seen] = np.eye(shares.shape[1])[0]
+    return shares, after.traits
+
+
+def _kind(shares: Array) -> int:
+    """The likeliest fault."""
+    return 1 + int(shares[1:].argmax())
+
+
+def _company_of(
+    accused: Mapping[int, _Found], looks: list[_Found], probability: float,
+    in_company: float,
+) -> dict[int, _Found]:  # fmt: skip
+    """Others who probably have the fault that somebody surely has, over the periods in which somebody surely has it.
+
+    A first accusation must be sure, or else federations without any fault raise alarms. Once a fault is there, that is
+    no longer at stake, and whoever more likely has it than not is accused. All those periods count together: in a long
+    run everybody looks odd in one of them.
+    """
+    found: dict[int, _Found] = {}
+    for fault in sorted({_kind(shares) for shares, _ in accused.values()}):
+        sure = [place for place, (shares, _) in accused.items() if _kind(shares) == fault]
+        during = [
+            (shares, traits)
+            for shares, traits in looks
+            if any(1 - shares[place, 0] >= probability and _kind(shares[place]) == fault for place in sure)
+        ]
+        mean: Array = np.mean([shares for shares, _ in during], axis=0)
+        for place in np.flatnonzero(1 - mean[:, 0] >= in_company).tolist():
+            if place not in accused and _kind(mean[place]) == fault:
+                found[place] = (mean[place], during[0][1])
+    return found
+
+
+def _shown(cohort: Cohort, judge: Judge, found: Mapping[int, _Found]) -> dict[int, _Found]:
+    shared = shared_labels(cohort)
+    return {place: one for place, one in found.items() if _is_shown(cohort, place, judge.kinds[_kind(one[0])], shared)}
+
+
+def _is_shown(cohort: Cohort, place: int, kind: str, shared: Array) -> bool:
+    """Whether a client stands out plainly, and has data as others have, where the judge knows no such federations.
+
+    `shared` is what clients have in common with others, by `shared_labels`. Where that is little, a client
+    differs from the others because its data are others, and what is usual for its labels only it can say.
+    """
+    is_foreign = kind in _OF_DATA and _is_little(shared)
+    if is_foreign and shared[place] < _LEAST_SHARED:
+        return False
+    if clients_per_round(cohort) < min(_FEW_CLIENTS, len(cohort.clients)) and not _stands_out(cohort, place, _PLAIN):
+        return False
+    is_guessed = kind == _OF_INPUTS and (is_foreign or not np.isfinite(cohort.input_cos).any())
+    return not is_guessed or _stands_out(cohort, place, ("entry_loss",))
+
+
+def _stands_out(cohort: Cohort, place: int, names: Iterable[str]) -> bool:
+    """Whether a client is far from all others in one of these plain numbers, over all its rounds; in a loss, above.
 
     Asked where few of many clients meet in a round: whom a client is compared with then changes from round to round,
-    and so does what is typical. And where a fault of the inputs is named that nobody saw.
+    and so does what is typical. And, of the loss that the incoming model has with its data, where a fault of the
+    inputs is named that nobody saw: a client whose updates alone are unlike the others' has few or other samples.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
-        for name in _PLAIN:
+        for name in names:
             values = getattr(cohort, name)
             values = np.log(np.maximum(values, 1e-9)) if name in _OF_SIZE else values
             means = np.nanmean(values - np.nanmedian(values, axis=1, keepdims=True), axis=0)
             others = np.delete(means, place)
             middle = np.nanmedian(others)
             spread = 1.4826 * np.nanmedian(np.abs(others - middle))
-            if abs(means[place] - middle) >= _PLAINLY * max(spread, 1e-6):
+            apart = means[place] - middle
+            if (apart if name == "entry_loss" else abs(apart)) >= _PLAINLY * max(spread, 1e-6):
                 return True
     return False
 
