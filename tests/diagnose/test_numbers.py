@@ -272,10 +272,15 @@ def test_an_embedding_may_begin_large(first: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("gradient", "found"),
-    [({"zero_share": 0.9}, []), ({"size": 160}, []), ({"zero_share": 0.1}, ["poor-initialisation"])],
+    [
+        ({"zero_share": 0.9}, []),
+        ({"size": 160}, []),
+        ({"size": 9000}, []),
+        ({"zero_share": 0.1}, ["poor-initialisation"]),
+    ],
 )
 def test_tables_of_which_a_batch_reaches_few_rows_are_embeddings(gradient: dict[str, float], found: list[str]) -> None:
-    """Factors of users and of items, as recommenders have them; a sparse gradient has fewer elements."""
+    """Factors of users and of items; a sparse gradient has a row as often as it was used."""
     tables = {f"{kind}__{name}": numbers for name in ("user_weight", "item_weight")
               for kind, numbers in (("weight", {"std": 1.0}), ("gradient", gradient))}  # fmt: skip
     seen = made.window(steps=made.steps(STUCK), layers=made.layers(3, **tables))

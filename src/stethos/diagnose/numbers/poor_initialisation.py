@@ -107,7 +107,7 @@ def _is_embedding(track: Track, gradient: Track | None) -> bool:
     """Whether it begins as torch begins an embedding, and a batch reaches some of its rows only."""
     if gradient is None or not _is_standard_normal(track):
         return False
-    return gradient.size < track.size or float(gradient["zero_share"][0]) > _MOSTLY
+    return gradient.size != track.size or float(gradient["zero_share"][0]) > _MOSTLY
 
 
 def _fell_at_once(one: Training) -> bool:
