@@ -143,9 +143,8 @@ def train_plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 def observed(path: Path, *, is_forking: bool = True) -> str:
     """Train under a watch, with a budget that is too small for layers at every step: the others get a norm alone."""
-    with stethos.watch(
-        Net(), dir=path.parent, name=path.name, preset="deep", overhead=0.4, config={"pwd": "a"}
-    ) as watch:
+    config = {"token": "a"}
+    with stethos.watch(Net(), dir=path.parent, name=path.name, preset="deep", overhead=0.4, config=config) as watch:
         left = train(is_forking=is_forking)
         assert watch.path is None or watch.path == path
     return left
