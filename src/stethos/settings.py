@@ -246,11 +246,14 @@ def parse_share(text: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Read `500MB`, `4GB` or a plain number of bytes."""
+    """Read `500MB`, `4GB` or a plain number of bytes, at least one."""
     units = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
     digits = text.upper().rstrip("BKMGT")
     unit = text.upper()[len(digits) :].strip()
     try:
-        return int(float(digits) * units[unit])
-    except (ValueError, KeyError):
-        raise UsageError(f"not a size: {text!r}", hint="write 500MB or 4GB") from None
+        size = int(float(digits) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise UsageError(f"not a size: {text!r}", hint="write 500MB or 4GB")
+    return size

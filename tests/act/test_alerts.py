@@ -285,6 +285,18 @@ def test_no_password_goes_to_a_mail_server_that_cannot_prove_its_name(smtp: Smtp
     assert smtp.logins == [] and smtp.mails == []
 
 
+def test_a_mail_that_cannot_be_encrypted_is_not_sent(smtp: Smtp, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+    sink = MailSink(
+        "127.0.0.1", "s@example.org", ("a@example.org",), smtp.server_address[1], encryption="starttls", user="me",
+        password_file=str(file),
+    )  # fmt: skip
+    with pytest.raises(DeliveryError, match="STARTTLS"):
+        deliver(sink, Message("r", (Item("k", "rule", "new", "error", "title"),)))
+    assert smtp.logins == [] and smtp.mails == []
+
+
 def test_a_webhook_gets_the_header_of_a_file(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "header"
     sink = WebhookSink(receiver.url, allow_private=True, header_file=str(file))

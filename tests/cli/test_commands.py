@@ -93,6 +93,20 @@ def test_rows_too_wide_for_the_terminal_are_shown_one_below_the_other(demo: RunB
     assert "row 1" not in drawn_by("query", "SELECT step, loss FROM steps")
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e400", "soon"])
+@pytest.mark.parametrize(
+    "words", [("query", "SELECT 1"), ("eval", "1"), ("prove",), ("replay",)], ids=lambda words: words[0]
+)
+def test_a_time_that_is_none_is_refused(words: tuple[str, ...], value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--timeout", value]) == 2
+    assert "seconds" in capsys.readouterr().err
+
+
+def test_more_rows_than_anybody_can_count_are_all_rows(demo: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", "SELECT 7 AS x", "--limit", "9" * 30, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"x": 7}]
+
+
 def test_errors_have_a_hint_an_exit_status_and_no_traceback(demo: RunBuilder) -> None:
     for words, status, said in (
         (("query", "SELECT los FROM steps"), 4, "did you mean loss?"),

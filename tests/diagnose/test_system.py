@@ -162,6 +162,11 @@ def test_a_process_that_somebody_stopped_is_no_warning() -> None:
     assert not found("SYS013", cases.processes(cases.process()))
 
 
+def test_low_utilisation_is_told_where_nothing_is_known_of_the_machine() -> None:
+    (one,) = found("SYS014", cases.host([2e9] * 90, cpu_share=0.08, machine_cpu_share=None))
+    assert "uses 8% of one core" in one.title
+
+
 def job(*rows: dict[str, Any]) -> Any:
     """Ranks that failed one after the other, a tenth of a second apart, and their launcher after them."""
     launcher = {"process": "launcher", "steps": 0, "ending": "uncaught ChildFailedError: ... Root Cause"}

@@ -76,7 +76,7 @@ def train(*, is_forking: bool = True) -> str:
             scaler.step(optimizer)
             scaler.update()
         stethos.log(index=index, text="no number")
-        logger.warning("batch %d, token=%d", index, index, extra={"index": index, "odd": {1}})
+        logger.warning("batch %d", index, extra={"index": index, "odd": {1}})
     with contextlib.suppress(ValueError), stethos.span("fails"):
         raise ValueError("as it should")
     for batch in DataLoader(samples, batch_size=16, collate_fn=lambda rows: {"x": torch.stack([x for x, _ in rows])}):
@@ -143,8 +143,9 @@ def train_plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 def observed(path: Path, *, is_forking: bool = True) -> str:
     """Train under a watch, with a budget that is too small for layers at every step: the others get a norm alone."""
-    config = {"token": "a"}
-    with stethos.watch(Net(), dir=path.parent, name=path.name, preset="deep", overhead=0.4, config=config) as watch:
+    with stethos.watch(
+        Net(), dir=path.parent, name=path.name, preset="deep", overhead=0.4, config={"token": "a"}
+    ) as watch:
         left = train(is_forking=is_forking)
         assert watch.path is None or watch.path == path
     return left
@@ -165,6 +166,7 @@ def undrained(path: Path) -> Iterator[None]:
 def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    sys.orig_argv.append("--token=secret")  # so that something of the command is masked
     stepwatch.KEEP_HOUSE_NS = 0
     os.fsync = lambda _: None  # type: ignore[assignment]  # nothing here has to outlast the machine
     begin_ticking()  # else it would depend on the machine which samples are taken, and so what is reached

@@ -60,3 +60,20 @@ def test_who_sends_nan_stands_first_in_the_table(run: Run) -> None:
 
 def test_bytes_that_nobody_counted_are_no_panel(run: Run) -> None:
     assert shown(run, "round-bytes") == []
+
+
+def test_clients_are_beside_those_of_their_own_federation(tmp_path: Path) -> None:
+    """As those of edge servers, whose rounds have the same numbers."""
+    with RunBuilder(tmp_path / "edges") as made:
+        server = made.process(is_alive=False)
+        for federation, clients, norm in (("east", ("a", "b", "c"), 1.0), ("west", ("x", "y"), 100.0)):
+            for place, client in enumerate(clients):
+                common: dict[str, Any] = {"client": client, "round": 1, "federation": federation}
+                put_row(server, UPDATES, T0_NS, norm=norm + place, nan=0, inf=0, **common)
+                put_row(server, CLIENT_REPORTS, T0_NS, duration_ms=norm + place, side="server", turn=0, **common)
+        server.drain()
+        server.finish()
+    with open_run(tmp_path / "edges") as run:
+        (row,) = shown(run, "client-time", client="a")
+        assert (row["client"], row["others"]) == (1.0, 2.5)
+        assert [(row["client"], row["rounds"]) for row in shown(run, "critical-clients")] == [("c", 1), ("y", 1)]

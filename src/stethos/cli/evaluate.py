@@ -23,6 +23,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.duration import seconds
 from stethos.cli.target import add_live_target, chosen_processes
 from stethos.cli.text import clean, count_text
 from stethos.errors import LiveError, StethosError, UsageError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 5.0
 LIMIT_S = 10.0
+_MOST_S = 3600.0
 _SPARE_S = 10.0
 
 
@@ -49,11 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_waiting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not wait for a step")
     parser.add_argument(
-        "--wait", type=seconds, default=WAIT_S, metavar="S", help=f"how long to wait for a step (default: {WAIT_S:g})"
+        "--wait",
+        type=_within_an_hour,
+        default=WAIT_S,
+        metavar="S",
+        help=f"how long to wait for a step (default: {WAIT_S:g})",
     )
     parser.add_argument(
         "--timeout",
-        type=seconds,
+        type=_within_an_hour,
         default=LIMIT_S,
         metavar="S",
         help=f"interrupt the code after S seconds (default: {LIMIT_S:g})",
@@ -180,9 +186,5 @@ def _code_of(arguments: argparse.Namespace) -> str:
     return str(arguments.code)
 
 
-def seconds(text: str) -> float:
-    """A time limit given on the command line."""
-    value = float(text)
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError("a time is more than 0 and at most 3600 seconds")
-    return value
+def _within_an_hour(text: str) -> float:
+    return seconds(text, _MOST_S)

@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from stethos.cli.duration import seconds
 from stethos.cli.target import add_target
 from stethos.errors import ReplayError
 from stethos.guard import attempt
@@ -30,7 +31,7 @@ def add_workshop_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=_TIMEOUT_S,
         metavar="SECONDS",
         help="how long a function may take (default: 600)",

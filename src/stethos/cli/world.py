@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.duration import seconds
 from stethos.cli.target import add_target
 from stethos.cli.text import clean
-from stethos.errors import ReplayError, UsageError
+from stethos.errors import ReplayError
 from stethos.guard import attempt
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def add_world_arguments(parser: argparse.ArgumentParser, *functions: str) -> Non
         parser.add_argument(f"--{name}", metavar="MODULE:FUNCTION", help=text)
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=_TIMEOUT_S,
         metavar="SECONDS",
         help="how long one call of such a function may take (default: 600)",
@@ -47,8 +48,6 @@ def functions_in(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if attempt(__import__, "torch") is None:
         raise ReplayError("torch is not installed here", hint="go back to the machine where it was trained")
-    if not arguments.timeout > 0:
-        raise UsageError(f"--timeout {arguments.timeout:g}", hint="seconds, above 0")
     found: dict[str, Callable[..., Any] | None] = {}
     for name in _FUNCTIONS:
         text = getattr(arguments, name, None)

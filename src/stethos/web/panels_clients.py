@@ -26,9 +26,10 @@ CLIENT = Parameter("client", "Client", values=_CLIENTS)
 
 
 def _beside(columns: str, source: str) -> str:
-    """One client's value by round, beside the middle and the range of the others."""
+    """One client's value by round, beside the middle and the range of the others in its federations."""
     return (
-        f"WITH turns AS (SELECT client, round, {columns} AS value {source}),\n"
+        f"WITH every AS (SELECT coalesce(federation, '') AS federation, client, round, {columns} AS value {source}),\n"
+        "turns AS (FROM every SEMI JOIN (FROM every WHERE client = $client) USING (federation)),\n"
         f"{span_of('round', 500, 'turns')}\n"
         f"SELECT {BY_ROUND},\n"
         "       avg(value) FILTER (client = $client) AS client,\n"

@@ -28,23 +28,23 @@ TIME_PANELS = (
     Panel(
         "round-time", "time", "Where the time of a round goes", "stack",
         f"WITH {span_of('round', 300, 'rounds')},\n"
-        "slowest AS (SELECT round, max_by(download_ms, duration_ms) AS download_ms,\n"
+        "slowest AS (SELECT federation, round, max_by(download_ms, duration_ms) AS download_ms,\n"
         "                   max_by(compute_ms, duration_ms) AS compute_ms,\n"
         "                   max_by(upload_ms, duration_ms) AS upload_ms\n"
-        "            FROM client_rounds GROUP BY round)\n"
+        "            FROM client_rounds GROUP BY federation, round)\n"
         f"SELECT {BY_ROUND},\n"
         "       avg(coalesce(slowest.download_ms, rounds.download_ms)) AS download_ms,\n"
         "       avg(coalesce(slowest.compute_ms, rounds.compute_ms)) AS compute_ms,\n"
         "       avg(coalesce(slowest.upload_ms, rounds.upload_ms)) AS upload_ms,\n"
         "       avg(aggregate_ms) AS aggregate_ms, avg(evaluate_ms) AS evaluate_ms, avg(observe_ms) AS observe_ms\n"
-        "FROM rounds CROSS JOIN span LEFT JOIN slowest USING (round) GROUP BY 1 ORDER BY 1",
+        "FROM rounds CROSS JOIN span LEFT JOIN slowest USING (federation, round) GROUP BY 1 ORDER BY 1",
         "The slowest client's phases, then the server's. Click a round to see its clients above.",
         x="round", y=("download_ms", "compute_ms", "upload_ms", "aggregate_ms", "evaluate_ms", "observe_ms"),
         unit="ms", selects={"round": "round"}, needs=("rounds",), is_comparable=True,
     ),
     Panel(
         "critical-clients", "time", "Who the rounds wait for", "bars",
-        "WITH last AS (SELECT round, max_by(client, duration_ms) AS client FROM client_rounds GROUP BY round)\n"
+        "WITH last AS (SELECT max_by(client, duration_ms) AS client FROM client_rounds GROUP BY federation, round)\n"
         "SELECT client, count(*) AS rounds FROM last WHERE client IS NOT NULL GROUP BY client\n"
         "ORDER BY rounds DESC, client LIMIT 20",
         "In how many rounds each client was the slowest.",
