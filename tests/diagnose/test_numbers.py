@@ -272,10 +272,14 @@ def test_an_embedding_may_begin_large(first: str, found: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("gradient", "found"),
-    [({"zero_share": 0.9}, []), ({"size": 160}, []), ({"zero_share": 0.1}, ["poor-initialisation"])],
+    [
+        ({"zero_share": 0.9, "std": 1 / 64}, []),
+        ({"std": 1 / 32}, []),  # a quarter of the elements is stored
+        ({"zero_share": 0.1, "std": 1 / 64}, ["poor-initialisation"]),
+    ],
 )
 def test_tables_of_which_a_batch_reaches_few_rows_are_embeddings(gradient: dict[str, float], found: list[str]) -> None:
-    """Factors of users and of items, as recommenders have them; a sparse gradient has fewer elements."""
+    """Factors of users and of items; numbers of a sparse gradient are those of the rows it has."""
     tables = {f"{kind}__{name}": numbers for name in ("user_weight", "item_weight")
               for kind, numbers in (("weight", {"std": 1.0}), ("gradient", gradient))}  # fmt: skip
     seen = made.window(steps=made.steps(STUCK), layers=made.layers(3, **tables))

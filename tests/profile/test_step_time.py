@@ -19,9 +19,9 @@ from stethos.profile.bottleneck import (
     own_code_bottleneck,
 )
 from stethos.profile.column import select
-from stethos.profile.memory_use import Growth, Kept, growth_of, read_growth
+from stethos.profile.memory_use import Growth, Kept, MemoryUse, growth_of, read_growth
 from stethos.profile.module_time import module_times
-from stethos.profile.report import profile_of
+from stethos.profile.report import Profile, profile_of
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.profile.traffic import read_own_layers
 from stethos.store.run import open_run
@@ -193,6 +193,14 @@ def test_memory_that_keeps_growing_is_a_leak_and_memory_that_settles_is_none() -
     assert backwards is not None and backwards.bytes_per_s > 0
     paused = growth_of("p", np.where(t_ns > 55e9, t_ns + 30e9, t_ns), np.linspace(3e8, 9e8, 60))  # a late last sample
     assert paused is not None and paused.bytes_per_s == pytest.approx(6e8 / 59, rel=0.05)
+
+
+def test_steps_without_a_backward_are_not_called_nothing() -> None:
+    """As of optimizers that step inside backward, or gradients from `torch.func`."""
+    nothing = MemoryUse((), None, None, None, None, None, None, (), None)
+    steps = tuple(steps_of(backward_ms=None))
+    found = Profile("r", "ended", (), steps, None, (), nothing, (), (), (), ())
+    assert found.verdict == "no bottleneck: forward or backward were not seen, so a step is not split"
 
 
 def test_without_a_federation_the_layers_are_those_of_the_model(run: RunBuilder) -> None:

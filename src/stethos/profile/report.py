@@ -80,8 +80,10 @@ class Profile:
             return ""
         share = steps.share("forward", "backward")
         head = "" if self.rounds else "no bottleneck: "
-        compute = f"{share:.0%} of a step are forward and backward" if math.isfinite(share) else ""
-        return f"{head}{compute}{'' if self.rounds else self._slowest_words()}" if compute else ""
+        if not math.isfinite(share):
+            return "" if self.rounds else f"{head}forward or backward were not seen, so a step is not split"
+        compute = f"{share:.0%} of a step are forward and backward"
+        return f"{head}{compute}{'' if self.rounds else self._slowest_words()}"
 
     def _slowest_words(self) -> str:
         """The module that takes most of forward and backward, where enough steps were sampled to say so."""

@@ -13,6 +13,7 @@ from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
+_DENSE = 0.9  # of all elements, at least, are stored
 _MOSTLY = 0.5  # of a gradient is 0: a batch has reached few rows
 
 
@@ -107,7 +108,9 @@ def _is_embedding(track: Track, gradient: Track | None) -> bool:
     """Whether it begins as torch begins an embedding, and a batch reaches some of its rows only."""
     if gradient is None or not _is_standard_normal(track):
         return False
-    return gradient.size < track.size or float(gradient["zero_share"][0]) > _MOSTLY
+    norm, mean, std = (float(gradient[name][0]) for name in ("norm", "mean", "std"))
+    stored = norm**2 / (mean**2 + std**2) if std > 0 else gradient.size  # of a sparse gradient: its numbers are theirs
+    return stored < _DENSE * gradient.size or float(gradient["zero_share"][0]) > _MOSTLY
 
 
 def _fell_at_once(one: Training) -> bool:
