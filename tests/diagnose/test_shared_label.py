@@ -14,7 +14,7 @@ from stethos import lab
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import MATRICES, Cohort
 from stethos.diagnose.federated.faulty_client import FaultyClient
-from stethos.diagnose.federated.shared_label import shared_labels
+from stethos.diagnose.federated.shared_label import is_alone_with, shared_labels
 from stethos.diagnose.federated.verdict import IN_COMPANY, SURE, verdicts_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -48,6 +48,26 @@ def test_the_share_is_what_others_hold_of_a_clients_labels() -> None:
 def test_who_alone_holds_a_label_shares_nothing() -> None:
     found = shared_labels(cohort_of([[9, 0, 0], [0, 5, 5], [0, 5, 5]]))
     assert found.tolist() == pytest.approx([0, 0.5, 0.5])
+
+
+def test_a_label_that_hardly_anybody_else_has() -> None:
+    cohort = cohort_of([[9, 0, 50], [0, 5, 1], [0, 5, 0]])
+    assert [is_alone_with(cohort, 0, label) for label in range(3)] == [True, False, True]
+    assert not is_alone_with(cohort, 1, 1) and not is_alone_with(cohort, 1, 2)
+
+
+class AllOfTheLastToOne:
+    """Everybody has the same classes but the last, which one client has beside its share of the others."""
+
+    def __call__(self, labels: Any, clients: int, generator: np.random.Generator) -> list[Any]:
+        *shares, last = np.array_split(generator.permutation(np.flatnonzero(labels < labels.max())), clients)
+        return [*shares, np.concatenate([last, np.flatnonzero(labels == labels.max())])]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_who_alone_has_a_class_is_not_accused_of_it(seed: int) -> None:
+    cohort = play(Case("digits", 10, AllOfTheLastToOne(), (), seed)).cohort
+    assert is_alone_with(cohort, 9, 9) and verdicts_on(cohort, SURE, IN_COMPANY) == []
 
 
 def test_ten_alike_share_nine_tenths() -> None:

@@ -38,7 +38,9 @@ _KINDS: dict[str, tuple[str, str, str, str]] = {
     "stale": ("starts from an old global model", "cos_back", "cosine to the way back to an older model", "check that it receives the current model, and whether it is late"),  # noqa: E501
 }  # fmt: skip
 
-
+_UNKNOWN_CLASSES = (
+    "have it check its labels, unless it alone holds a class: `site.confusion(labels, answers)` tells which"
+)
 _OF_ALL = {"nan": "send NaN or infinite weights", "free-rider": "send no work of their own"}
 _LABELS = {
     **{column: label for _, column, label, _ in _KINDS.values()},
@@ -140,6 +142,8 @@ class FaultyClient:
         words, _, _, todo = _KINDS[verdict.kind]
         if verdict.source is not None:
             words = f"has class {verdict.source} labelled as {verdict.target}"
+        elif verdict.kind == "label-flip":
+            todo = _UNKNOWN_CLASSES
         return Finding(
             code=self.code,
             name=self.name,

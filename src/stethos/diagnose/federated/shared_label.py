@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 
 Array = npt.NDArray[np.float64]
+_HARDLY = 0.1
 
 
 def shared_labels(cohort: Cohort) -> Array:
@@ -25,3 +26,9 @@ def shared_labels(cohort: Cohort) -> Array:
     others = 1 - counts / np.maximum(counts.sum(0), 1e-9)
     shared: Array = np.where(own > 0, (counts * others).sum(1) / np.maximum(own, 1e-9), math.nan)
     return shared
+
+
+def is_alone_with(cohort: Cohort, place: int, label: int) -> bool:
+    """Whether hardly anybody else has samples of this label, so that nobody can say how they should look."""
+    counts = np.nansum(cohort.confusion, axis=(0, 3))[:, label]
+    return bool(counts.sum() - counts[place] < _HARDLY * counts.sum())

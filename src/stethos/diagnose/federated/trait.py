@@ -28,6 +28,7 @@ NAMES = (
 )  # fmt: skip
 _HONEST_SHARE = 0.7
 _FAR = 12.0
+_USUAL = 6.0  # times what two in three clients differ by at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ class Signals:
             "back": cohort.cos_back,
             "back_z": self._deviation(cohort.cos_back, 0.02),
             "back_rounds": cohort.back_rounds / 5,
-            "zero": cohort.zero_share - self._middle(cohort.zero_share),
+            "zero": self._beyond(cohort.zero_share),
             "inputs": cohort.input_cos,
             "inputs_z": self._deviation(cohort.input_cos, 0.002),
             "focus_input": cohort.input_focus,
@@ -150,6 +151,20 @@ class Signals:
         high = np.take_along_axis(ordered, np.minimum(known // 2, kept.shape[1] - 1), axis=1)
         middle: Array = np.where(known > 0, (low + high) / 2, math.nan)
         return middle
+
+    def _beyond(self, values: Array) -> Array:
+        """How far from the median client of each round, beyond what clients differ by anyway.
+
+        Weights of inputs that are 0 in all of a client's samples, as the corners of images, do not change, nor those of
+        units that none of its samples reach: which they are differs between honest clients. Two in three clients are
+        taken for honest, and to differ in few steps, so that most of them may not differ at all.
+        """
+        apart = values - self._middle(values)
+        ordered = np.sort(np.abs(apart[:, self._kept]), axis=1)
+        known = (~np.isnan(ordered)).sum(1, keepdims=True)
+        usual = np.take_along_axis(ordered, np.maximum(known - 1, 0) * 2 // 3, axis=1)
+        beyond: Array = np.sign(apart) * np.maximum(np.abs(apart) - _USUAL * usual, 0.0)
+        return beyond
 
     def _deviation(self, values: Array, floor: float) -> Array:
         """From the median client of each round, in robust standard deviations of at least `floor`."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.judge import Judge, load_judge
 from stethos.diagnose.federated.opinion import PERIOD, opinions_on, signal_of
-from stethos.diagnose.federated.shared_label import shared_labels
+from stethos.diagnose.federated.shared_label import is_alone_with, shared_labels
 from stethos.diagnose.federated.trait import Signals, Traits
 
 Array = npt.NDArray[np.float64]
@@ -37,9 +37,7 @@ _PLAIN = (
 )  # fmt: skip
 _OF_INPUTS = "feature-fault"  # who is merely unlike the others seems to have it, where no first layer shows the inputs
 _OF_DATA = ("label-flip", "label-noise", "backdoor", _OF_INPUTS)
-_SHARED = (
-    2 / 3
-)  # of a typical client's labels; of the federations that the judge learnt from, one in a hundred has less
+_SHARED = 2 / 3  # of a typical client's labels; in one in a hundred federations that the judge learnt from it is less
 _LEAST_SHARED = 0.5  # else a client has most samples with its labels itself
 _Found = tuple[Array, Traits]  # shares of the kinds, honesty first, and what they were made from
 _OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
@@ -174,6 +172,8 @@ def _judged(cohort: Cohort, probability: float, in_company: float, broken: Colle
         source, target = (None, None)
         if kind == "label-flip" and traits.pair[place, 0] >= 0:
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
+            if is_alone_with(cohort, place, target):
+                continue
         yield Verdict(
             cohort.clients[place], kind, 1 - float(shares[0]), cohort.rounds[first],
             None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
