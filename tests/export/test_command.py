@@ -54,6 +54,7 @@ def test_mistakes_are_named(federation_path: Path, tmp_path: Path, capsys: pytes
         (["export", *target, "--to", "perfeto", "-o", "x"], "perfetto"),
         (["export", *target, "--to", "perfetto", "-o", "/proc/x/y"], "cannot write to"),
         (["export", *target, "--to", "perfetto", "-o", str(tmp_path / "x"), "--limit", "0"], "--limit 0"),
+        (["export", *target, "--to", "prometheus", "-o", "-"], "not to stdout"),
         (["export", *target, "--to", "otlp", "-o", "http://localhost", "--header", "x"], "NAME=VALUE"),
     ):
         assert main(words) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -493,6 +494,14 @@ def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> No
     ended = command("run", sys.executable, "-I", name)
     assert (ended.returncode, ended.stdout) == (0, "False\n")
     assert "no Python process was observed" in ended.stderr
+
+
+def test_a_command_beside_our_python_needs_no_path(here: Path) -> None:
+    """As `torchrun` of an environment that is not activated."""
+    beside = Path(sys.executable).parent / "stethos"
+    assert beside.is_file() and shutil.which("stethos", path="/usr/bin:/bin") is None
+    ended = command("run", "stethos", "--version", cwd=here, env=environment(PATH="/usr/bin:/bin"))
+    assert ended.returncode == 0 and ended.stdout.startswith("stethos ")
 
 
 # Mistakes ----------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.limit < 1:
         raise UsageError(f"--limit {arguments.limit} leaves nothing", hint="give 1 or more")
     place: str = arguments.output
+    if place == "-":
+        raise UsageError("an export is written to a file, not to stdout", hint="choose one with -o FILE")
     is_sent = arguments.to == "otlp" and "://" in place
     if not is_sent and FORMATS[arguments.to].place != "uri":
         _refuse_existing(Path(place), arguments.to, force=arguments.force)

@@ -179,7 +179,10 @@ def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
             raise UsageError(f"no script at {words[0]}", hint="check the path; our own options go before the script")
         return [sys.executable, *words], True
     if shutil.which(words[0]) is None:
-        raise CommandNotFoundError(
-            f"no command {words[0]!r}", hint="give a script ending in .py, -m MODULE, or a command on the PATH"
-        )
+        beside = shutil.which(words[0], path=str(Path(sys.executable).parent))  # as `torchrun` of this environment
+        if beside is None:
+            raise CommandNotFoundError(
+                f"no command {words[0]!r}", hint="give a script ending in .py, -m MODULE, or a command on the PATH"
+            )
+        words = [beside, *words[1:]]
     return words, False
