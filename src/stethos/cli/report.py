@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 DEFAULT_LIMIT_BYTES = 5_000_000
-_LEAST_ROOM_BYTES = 60_000
+_LEAST_ROOM_BYTES = 70_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ class Iteration(IterationFields):
     """Times in ns, sums of the iteration in progress. The loss stays until the next backward: two optimizers
     may step on one."""
 
-    __slots__ = ("shares",) if NATIVE else (
+    __slots__ = ("ahead", "shares") if NATIVE else (
         "ahead", "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_source", "closure_backwards",
         "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
         "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
@@ -57,8 +57,8 @@ class Iteration(IterationFields):
         self.pace = Pace()
         self.step = -1  # the number of the step in progress
         self.batch_data_ns = self.batch_source = self.samples = 0
-        if not NATIVE:  # else C has it
-            self.ahead: list[int] = []  # samples of batches that have come and that no backward has followed yet
+        # Samples of batches that have come and that no backward has followed yet; the callbacks in C have their own.
+        self.ahead: list[int] = []
 
     def batch_came(self, source: int, samples: int, *, is_first: bool) -> None:
         """Keep the size of a batch for the backward on it; those of another pass than the last one's are let go.
