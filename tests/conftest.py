@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from builders import RunBuilder
 
 pytest_plugins = ["recorded"]
+
+# What a script starts in its background ignores Ctrl-C, and so would every program of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing that a slow machine could fail, and the same examples everywhere.
 hypothesis.settings.register_profile(

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars
@@ -243,15 +242,6 @@ def test_a_query_that_takes_too_long_is_stopped(run: RunBuilder) -> None:
     assert opened.rows("SELECT 1").values == [(1,)]
 
 
-@pytest.fixture
-def ctrl_c_raises() -> Iterator[None]:
-    """As in a terminal; a job in the background of a script ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c_raises")
 def test_ctrl_c_stops_a_query(run: RunBuilder) -> None:
     opened = Run(run.place)
     for ask in (opened.rows, opened.sql):
