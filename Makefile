@@ -9,10 +9,10 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help hot web browser demo traindemo test check docs bench faultbench provebench trainbench profilebench clean
+.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -61,8 +61,9 @@ check: hot $(PAGE)  ## lint, types, and whether the generated docs are up to dat
 	@[ ! -d web/node_modules ] || (cd web && PATH="$(CURDIR)/.venv/bin:$$PATH" node_modules/.bin/tsc --noEmit)
 	@$(RUN) tools/make_docs.py --check
 
-docs: .venv/.installed  ## regenerate the pages about tables and commands
+docs: .venv/.installed  ## regenerate the pages made from the code, and build the site into build/site
 	@$(RUN) tools/make_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build -q
 
 bench: hot $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
 	@$(RUN) -m benchmarks $(BENCH)
@@ -81,6 +82,23 @@ trainbench: .venv/.installed  ## train with and without faults, and count what t
 profilebench: .venv/.installed  ## plant bottlenecks and count which the profile names; PROFILEBENCH="--keep FILE --limit-s 120" for a slice
 	@$(RUN) -m benchmarks.profilebench $(PROFILEBENCH)
 
+attack: .venv/.installed  ## cut power, flip bits, mislead readers, fail calls, and count what breaks (hours); ATTACK=--quick is short
+	@cd tests && $(abspath $(RUN)) -m attack $(ATTACK)
+
+collectattack: .venv/.installed  ## kill a collector at random times and compare with the clients' ledger; a Flower deployment (minutes); KILLS=1000
+	@cd tests && $(abspath $(RUN)) -m attack.collector $(or $(KILLS),100)
+	@LONG_TESTS=1 $(RUN) -m pytest -n 0 -q tests/long
+
+archivekills: .venv/.installed  ## kill archivers at 500 random points, and count rows that are lost or doubled
+	@$(RUN) -m benchmarks.archive_kills $(ARCHIVEKILLS)
+
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+wildbench: hot  ## judge clients in federations that the lab does not have
+	@$(RUN) -m benchmarks.wild play held-out 20000 20360
+	@$(RUN) -m benchmarks.wild score held-out
+
+wildbench-training: hot  ## run known bugs of training programs and their corrected twins (half an hour); WILDTRAINING="--half dev"
+	@$(RUN) -m benchmarks.wildtraining $(WILDTRAINING)

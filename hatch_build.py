@@ -47,7 +47,8 @@ class PartsBuild(BuildHookInterface[Any]):
 def build_hot() -> Path | None:
     """Compile the callbacks for this Python unless that is done: the file, or None where it is not possible."""
     built = HOT.with_suffix(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
-    if built.is_file() and built.stat().st_mtime >= HOT.stat().st_mtime:
+    header = write_header()
+    if built.is_file() and built.stat().st_mtime >= max(HOT.stat().st_mtime, header.stat().st_mtime):
         return built
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = shutil.which(compiler[0]) or shutil.which("cc")
@@ -62,6 +63,17 @@ def build_hot() -> Path | None:
         return None
     part.replace(built)
     return built
+
+
+def write_header() -> Path:
+    """The structures that C shares with Python, as they are described there; left alone where nothing has changed."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from stethos.native import c_header
+
+    header, text = HOT.with_suffix(".h"), c_header()
+    if not header.is_file() or header.read_text(encoding="utf-8") != text:
+        header.write_text(text, encoding="utf-8")
+    return header
 
 
 def is_built() -> bool:

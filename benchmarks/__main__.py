@@ -15,7 +15,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from benchmarks import capture, commands, federated, footprint, gpu, live, overhead, profiling, store, web
+from benchmarks import (
+    archive,
+    capture,
+    collecting,
+    commands,
+    federated,
+    footprint,
+    gpu,
+    live,
+    overhead,
+    profiling,
+    store,
+    web,
+)  # fmt: skip
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.scale import FULL, QUICK, Scale
 from benchmarks.variant import VARIANTS
@@ -31,6 +44,8 @@ SECTIONS: dict[str, Callable[[Scale, Path], list[Grid]]] = {
     "gpu": gpu.measure,
     "profile": profiling.measure,
     "web": web.measure,
+    "archive": archive.measure,
+    "collect": collecting.measure,
 }
 
 

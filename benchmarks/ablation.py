@@ -10,7 +10,7 @@ hits both alike. All in one process, so that memory lies the same; the benchmark
 Time is the thread's processor time, or what a clock on the wall says (`--wall`, for a machine with nothing else to do).
 
 The last line says what the recording itself counted for a step, and by which number what its last callback sees on its
-clock would have to be multiplied to give what all of them cost (`UNSEEN` in `observe/stepwatch.py`).
+clock would have to be multiplied to give what all of them cost (`UNSEEN` in `observe/step_recorder.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
         times, counted = _in_turns(training, choices, arguments.cycles, clock)
         close()
     from stethos.native import described
-    from stethos.observe.stepwatch import UNSEEN
+    from stethos.observe.step_recorder import UNSEEN
 
     counted_us = counted * statistics.median(times["bare"])
     seen_us, cost_us = counted_us / UNSEEN, statistics.median(_more(times, "all callbacks"))
@@ -94,11 +94,11 @@ class _Books:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Count what happens here: on the wall both times, as other processes delay callbacks and training alike."""
-        from stethos.record.layout import Word
+        from stethos.record.layout import HeaderWord
 
-        spent_ns, start_ns = self._ring.word(Word.SPENT_NS), time.perf_counter_ns()
+        spent_ns, start_ns = self._ring.word(HeaderWord.SPENT_NS), time.perf_counter_ns()
         yield
-        self._spent_ns += self._ring.word(Word.SPENT_NS) - spent_ns
+        self._spent_ns += self._ring.word(HeaderWord.SPENT_NS) - spent_ns
         self._elapsed_ns += time.perf_counter_ns() - start_ns
 
     @property

@@ -20,13 +20,14 @@ from torch import nn
 
 import stethos
 from benchmarks.child import job_of_child, leave_result
-from benchmarks.gpu_model import make_model
+from benchmarks.gpu_model import make_training
 from benchmarks.workload import WORKLOADS
 from stethos.observe import boot
 
 _KINDS = ("bare", "observed")
 _SAMPLED_SQL = """\
-SELECT DISTINCT step FROM layers UNION SELECT DISTINCT step FROM modules UNION SELECT DISTINCT step FROM memory"""
+SELECT DISTINCT step FROM layers WHERE kind <> 'gradient'
+UNION SELECT DISTINCT step FROM modules UNION SELECT DISTINCT step FROM memory"""
 _NORM_SQL = "SELECT step FROM steps WHERE grad_norm IS NOT NULL"
 
 
@@ -59,23 +60,31 @@ class Recorder:
         if job["preset"]:
             self._watch = stethos.watch(dir=job["directory"], name=job["name"], preset=job["preset"])
         recording = boot.current()
-        self._torch_watch = recording.torch_watch if recording is not None else None
+        self._torch_hooks = recording.torch_hooks if recording is not None else None
         self._savings: dict[str, float] = {}
+        self._began = self._spent_before = 0
+        self.spent_ns = self.observed_ns = 0  # what it says itself that it took, and of how much
+        self.gradient_steps = 0
 
     def pause(self) -> None:
-        if self._torch_watch is not None:
-            self._savings = {name: purse.saved_ns for name, purse in self._torch_watch.steps.budget.purses.items()}
-            self._torch_watch.uninstall()
+        if self._torch_hooks is not None:
+            self.spent_ns += self._torch_hooks.steps.spent_ns - self._spent_before
+            self.observed_ns += time.monotonic_ns() - self._began
+            self._savings = {
+                name: sample_budget.saved_ns for name, sample_budget in self._torch_hooks.steps.budget.by_kind.items()
+            }
+            self._torch_hooks.uninstall()
 
     def resume(self) -> None:
-        if self._torch_watch is not None:
-            self._torch_watch.install()
+        if self._torch_hooks is not None:
+            self._torch_hooks.install()
+            self._began, self._spent_before = time.monotonic_ns(), self._torch_hooks.steps.spent_ns
 
     def settle(self) -> None:
         """Give back what the pause earned."""
-        if self._torch_watch is not None:
+        if self._torch_hooks is not None:
             for name, saved_ns in self._savings.items():
-                self._torch_watch.steps.budget.purses[name].saved_ns = saved_ns
+                self._torch_hooks.steps.budget.by_kind[name].saved_ns = saved_ns
 
     def close(self, job: dict[str, Any]) -> tuple[set[int], int]:
         """End the recording; the observed steps into which a sample fell or right after one, and how many there are."""
@@ -86,6 +95,9 @@ class Recorder:
             found = {step for (step,) in run.rows(_SAMPLED_SQL).values}
             norms = {step for (step,) in run.rows(_NORM_SQL).values}
             ((steps,),) = run.rows("SELECT count(*) FROM steps").values
+            ((self.gradient_steps,),) = run.rows(
+                "SELECT count(DISTINCT step) FROM layers WHERE kind = 'gradient'"
+            ).values
         if len(norms) < steps / 2:  # else the plain step has one
             found |= norms
         return found | {step + 1 for step in found}, steps
@@ -102,6 +114,7 @@ def main() -> None:
         clock.wait()
         time.sleep(job["pause_s"])
     recorder.pause()
+    recorder.spent_ns = recorder.observed_ns = 0
     marks: list[tuple[str, list[Any]]] = []
     began = time.monotonic()
     for turn in range(job["turns"]):
@@ -118,6 +131,8 @@ def main() -> None:
     leave_result(path, {
         "turns": _turns(job, times, sampled), "steps": job["steps"], "digest": _digest(model),
         "parameters": sum(one.numel() for one in model.parameters()),
+        "own_share": recorder.spent_ns / max(recorder.observed_ns, 1), "gradient_steps": recorder.gradient_steps,
+        "observed_steps": observed,
     })  # fmt: skip
 
 
@@ -157,26 +172,10 @@ def _turns(job: dict[str, Any], times: list[tuple[str, list[float]]], sampled: s
 def _training(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
     torch.manual_seed(0)
     if job["device"] == "cuda":
-        return _on_gpu(job)
+        return make_training(job)
     torch.set_num_threads(1)
     training = WORKLOADS[job["workload"]]()
     return training.model, lambda: training.train(1, None)
-
-
-def _on_gpu(job: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    model = make_model(job["layers"], job["width"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs = torch.randn(job["batch"], job["length"], job["width"], device="cuda")
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = (model(inputs) - inputs).square().mean()
-        loss.backward()
-        optimizer.step()
-
-    return model, step
 
 
 def _digest(model: nn.Module) -> str:

@@ -59,11 +59,9 @@ def _fingerprints(scale: Scale) -> Grid:
 
 def main(clients: int, repeats: int) -> None:
     """In a process of its own: milliseconds of averaging, of fingerprints, of the comparison; ratios; memory."""
-    from stethos.federate.cohort import compare
-    from stethos.federate.fingerprint import Fingerprint, global_row
-    from stethos.federate.history import History
-    from stethos.federate.reader import Reader
-    from stethos.federate.sketch import Plan
+    from stethos.federate.comparison import History, compare
+    from stethos.federate.fingerprint import Fingerprint, UpdateBuffer, global_row
+    from stethos.federate.sketch import SketchPlan
     from stethos.federate.structure import Structure
 
     torch.set_num_threads(1)
@@ -73,31 +71,31 @@ def main(clients: int, repeats: int) -> None:
     updates = [{name: value + noise[name] for name, value in base.items()} for _ in range(clients)]
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    plan = Plan(Structure.of(base))
+    plan = SketchPlan(Structure.of(base))
     row = global_row(plan, base)
 
     def average() -> object:
         return {name: sum(1 / clients * state[name].float() for state in updates) for name in base}
 
-    def read() -> list[Fingerprint]:
-        reader = Reader(plan)
+    def fingerprint() -> list[Fingerprint]:
+        buffer = UpdateBuffer(plan)
         for number, state in enumerate(updates):
-            reader.read(state, str(number), row)
-        return reader.prints()
+            buffer.add(state, str(number), row)
+        return buffer.prints()
 
     def timed(work: Callable[[], object]) -> float:
         start = time.process_time()
         work()
         return (time.process_time() - start) * 1e3
 
-    prints = read()
+    prints = fingerprint()
     compare(plan, prints, History())
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     averages, fingers, compares = [], [], []
     average()
     for _ in range(repeats):
         averages.append(timed(average))
-        fingers.append(timed(read))
+        fingers.append(timed(fingerprint))
         compares.append(timed(lambda: compare(plan, prints, History())))
     ratios = [(b + c) / a for a, b, c in zip(averages, fingers, compares, strict=True)]
     middles = [statistics.median(values) for values in (averages, fingers, compares, ratios)]

@@ -101,11 +101,11 @@ def _turn_us(one: Federation, variant: Variant, place: Path) -> float:
     from stethos.lab import observed
     from stethos.lab.clock import Timing
     from stethos.lab.course import Course
-    from stethos.lab.prepare import Choices, engine_of, prepare
+    from stethos.lab.prepare import LabChoices, engine_of, prepare
     from stethos.lab.split import IID
 
     data = _enlarged() if one.is_enlarged else "digits"
-    choices = Choices(
+    choices = LabChoices(
         data, 10, one.rounds + 1, IID(), one.model, "fedavg", (), 1.0, one.epochs, 32, 0.1, "sgd", Timing(), 0, "loop"
     )
     made = prepare(choices, wants_answers=variant != "bare")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stethos.record.collector import Collector
-from stethos.record.layout import SLOT_PACKERS, TABLE_NAME, Word
+from stethos.record.layout import SLOT_PACKERS, TABLE_NAME, HeaderWord
 from stethos.record.place import PROCESS_FILE, RING_FILE, ProcessPlace, RunPlace, host_key, start_ticks, write_json
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import take_lock
@@ -37,7 +37,7 @@ class MadeRun:
         directory.mkdir()
         create_ring_file(directory / RING_FILE)
         self.ring = Ring(directory / RING_FILE)
-        self.ring.set_word(Word.STARTED_NS, now_ns)
+        self.ring.set_word(HeaderWord.STARTED_NS, now_ns)
         facts = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "host_key": host_key(), "host": "here",
                  "rank": None, "command": sys.argv, "preset": "standard", "started_ns": now_ns}  # fmt: skip
         write_json(directory / PROCESS_FILE, facts)
@@ -62,14 +62,13 @@ class MadeRun:
 
     def step_writer(self) -> Callable[[int], None]:
         """Writes that many rows of `steps`, one by one, as a training does."""
-        put, model = self.ring.step_writer(), self.name_id("Net") << 32
-        table_client, round_optimizer = (NULL_I32 << 32) + STEPS.number, (1 << 32) + (NULL_I32 & 0xFFFF_FFFF)
+        put, model = self.ring.writer(SLOT_PACKERS[STEPS.number].pack_into), self.name_id("Net")
 
         def write(rows: int) -> None:
             for step, loss in zip(range(rows), _VALUES, strict=False):
                 put(
-                    table_client, round_optimizer, step, _T0_NS + step, model + step, loss, 0.1, NULL_F64,
-                    400_000 + step, 90_000, 100_000, 120_000 - step, 60_000, (1 << 32) + 32, 0, 4096, 8192,
+                    STEPS.number, 0, NULL_I32, NULL_I32, 1, step, _T0_NS + step, step, model, loss, 0.1, NULL_F64,
+                    400_000 + step, 90_000, 100_000, 120_000 - step, 60_000, 32, 1, 0, 4096, 8192,
                 )  # fmt: skip
 
         return write

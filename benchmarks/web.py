@@ -16,7 +16,7 @@ from benchmarks.estimate import median
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 from benchmarks.served import served
-from stethos.web.bundle import Bundle
+from stethos.web.page_files import PageFiles
 from stethos.web.panels import PANELS
 
 _FIRST_TARGET_MS, _PANEL_TARGET_MS, _LIVE_TARGET_MS, _RSS_TARGET_MB, _BUNDLE_TARGET_KB = 1500, 500, 1000, 400, 300
@@ -142,4 +142,4 @@ def _get(url: str, token: str) -> bytes:
 def _bundle_kb() -> float:
     import gzip
 
-    return sum(len(gzip.compress(asset.content)) for asset in Bundle().assets.values()) / 1000
+    return sum(len(gzip.compress(asset.content)) for asset in PageFiles().assets.values()) / 1000

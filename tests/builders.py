@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from stethos.record.collector import Collector
-from stethos.record.layout import SLOT_PACKERS, TABLE_END, TABLE_NAME, State, Word
+from stethos.record.layout import SLOT_PACKERS, TABLE_END, TABLE_NAME, HeaderWord, State
 from stethos.record.place import ProcessPlace, RunPlace, host_key, start_ticks, write_json
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import take_lock
@@ -103,7 +103,7 @@ class ProcessBuilder:
         self.place = ProcessPlace(path)
         create_ring_file(path / "ring")
         self.ring = Ring(path / "ring")
-        self.ring.set_word(Word.STARTED_NS, T0_NS)
+        self.ring.set_word(HeaderWord.STARTED_NS, T0_NS)
         self.pid = pid
         write_json(
             path / "process.json",
@@ -142,9 +142,9 @@ class ProcessBuilder:
             self.ring.put(pack, STEPS.number, 0, NULL_I32, NULL_I32, 1, step, t_ns, step, model, loss, 0.1, NULL_F64,
                           step_ns, 1.0, 4.0, 4.0, 1.0, 32, 1, 0, 4096, 8192)  # fmt: skip
             self._steps += 1
-            self.ring.set_word(Word.STEPS, self._steps)
-            self.ring.set_word(Word.LAST_STEP_NS, t_ns)
-            self.ring.set_word(Word.SPENT_NS, self._steps * spent_ns)
+            self.ring.set_word(HeaderWord.STEPS, self._steps)
+            self.ring.set_word(HeaderWord.LAST_STEP_NS, t_ns)
+            self.ring.set_word(HeaderWord.SPENT_NS, self._steps * spent_ns)
 
     def metric(self, name: str, value: float) -> None:
         self.ring.put(SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, NULL_I32, NULL_I32, NULL_I32,

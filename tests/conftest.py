@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -105,3 +106,13 @@ def run(runs_dir: Path) -> Iterator[RunBuilder]:
     """A run named `demo` without processes yet."""
     with RunBuilder(runs_dir / "demo") as builder:
         yield builder
+
+
+@pytest.fixture(scope="session")
+def page_is_built() -> None:
+    """`make test` builds the page; a bare pytest builds it here."""
+    from stethos.web.page_files import PageFiles
+
+    if not PageFiles().is_built:
+        project = Path(__file__).resolve().parents[1]
+        subprocess.run([sys.executable, str(project / "hatch_build.py")], check=True, timeout=300)

@@ -122,9 +122,9 @@ class Deployment:
             "--disable-runtime-dependency-installation",
         )  # fmt: skip
 
-    def add_node(self, partition: int) -> None:
-        self._start(
-            f"node-{partition}", "flower-supernode", "--insecure", "--superlink", self._superlink,
+    def add_node(self, partition: int, **environment: str) -> None:
+        self._start_in(
+            environment, f"node-{partition}", "flower-supernode", "--insecure", "--superlink", self._superlink,
             "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", f"partition-id={partition} num-partitions=3",
         )  # fmt: skip
@@ -143,10 +143,14 @@ class Deployment:
         assert result.returncode == 0 and "Successfully started run" in result.stdout, result.stdout + result.stderr
 
     def _start(self, name: str, *words: str) -> None:
+        self._start_in({}, name, *words)
+
+    def _start_in(self, more: dict[str, str], name: str, *words: str) -> None:
+        environment = {**self._environment, **more}
         with (self.directory / f"{name}.txt").open("wb") as output:
             self._started.append(
                 subprocess.Popen(
-                    words, cwd=self.directory, env=self._environment, stdin=subprocess.DEVNULL, stdout=output,
+                    words, cwd=self.directory, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                     stderr=output, start_new_session=True,
                 )
             )  # fmt: skip

@@ -8,7 +8,7 @@ from builders import MS_NS, T0_NS, ProcessBuilder, RunBuilder
 
 from stethos.record.layout import SLOT_PACKERS
 from stethos.schema import COLLECTIVES, GPU, HANGS, NULL_I32
-from stethos.store.captures import keep_stacks
+from stethos.store.stack_file import keep_stacks
 
 RANKS = 3
 ODD = 2  # stands in its evaluation while the others wait in all_reduce 9

@@ -42,15 +42,15 @@ class Recording:
     def steps(self) -> Any:
         """The step watch, for tests of what it holds."""
         recording = boot.current()
-        assert recording is not None and recording.torch_watch is not None
-        return recording.torch_watch.steps
+        assert recording is not None and recording.torch_hooks is not None
+        return recording.torch_hooks.steps
 
     @property
     def collectives(self) -> Any:
         """The watch of collectives, for tests of what it holds."""
         recording = boot.current()
-        assert recording is not None and recording.torch_watch is not None
-        return recording.torch_watch.collectives
+        assert recording is not None and recording.torch_hooks is not None
+        return recording.torch_hooks.collectives
 
     def drain(self) -> None:
         """Store what is in the ring so far, as a drainer would."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame
 
 Numbers = Sequence[float | None] | np.ndarray[Any, Any]
 
@@ -54,6 +55,21 @@ def metrics(name: str, values: Numbers, every: int = 1) -> dict[str, Any]:
     count = len(values)
     return {"process": ["p"] * count, "client": [None] * count, "step": [place * every for place in range(count)],
             "name": [name] * count, "value": list(values)}  # fmt: skip
+
+
+def inspections(count: int = 8, **columns: Any) -> dict[str, Any]:
+    """Rows of `inspections` of a healthy training; a value stands for every row."""
+    given: dict[str, Any] = {
+        "process": "p", "rank": None, "client": None, "step": list(range(count)), "phase": "training",
+        "function": "NllLoss", "epoch_start": [1] + [0] * (count - 1), "gradient_norm": 0.5, "leftover_norm": None,
+        "leaves": 4, "unoptimized": 0, "unused": 0, "stateful": 1, "stateful_training": 1, "dropouts": 1,
+        "root_training": 1, "batch": 32, "input_hash": list(range(100, 100 + count)), "input_mean": 0.0,
+        "input_std": 1.0, "input_min": -3.0, "input_max": 3.0, "input_zero_share": 0.0, "input_nan_share": 0.0,
+        "label_hash": list(range(count)), "label_mean": 1.5, "label_std": 1.0, "label_min": 0.0, "label_max": 3.0,
+        "classes": 4, "top_class_share": 0.3, "outputs": 4, "leaking_column": None,
+        "random_hash": list(range(500, 500 + count)), "remark": None, "detail": None, **columns,
+    }  # fmt: skip
+    return {name: values if isinstance(values, list) else [values] * count for name, values in given.items()}
 
 
 def window(**tables: Mapping[str, Any]) -> Window:

@@ -13,13 +13,11 @@ import numpy as np
 from training_cases import TRAINING
 
 from stethos.diagnose.detectors import DETECTORS
-from stethos.diagnose.window import Array, Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, Frame
+from stethos.testing import CLIENTS, ROUNDS, S_NS, T0_NS, client_rounds, frame_of
 
 Columns = dict[str, list[Any]]
-CLIENTS = tuple(f"c{number}" for number in range(6))
-ROUNDS = tuple(range(1, 11))
-T0_NS = 1_700_000_000_000_000_000
-S_NS = 1_000_000_000
 
 
 def turns(
@@ -29,25 +27,7 @@ def turns(
     rounds: Sequence[int] = ROUNDS,
 ) -> Frame:
     """`client_rounds` of a healthy federation; `change(client, round, row)` gives what differs."""
-    rows = []
-    for number in rounds:
-        for place, client in enumerate(clients):
-            wobble = 1 + 0.02 * ((place * 7 + number * 3) % 5 - 2)
-            loss = 2.0 * 0.85 ** (number - 1)
-            row: dict[str, Any] = {
-                "client": client, "round": number, "status": "ok", "error": None, "samples": 100 + place,
-                "federation": None, "t_ns": T0_NS + number * S_NS, "duration_ms": 1000 * wobble, "download_ms": 100.0,
-                "compute_ms": 1000 * wobble - 200, "upload_ms": 100.0, "peak_bytes": 5e8 * wobble, "raw_bytes": 4e6,
-                "sent_bytes": 4e6, "entry_loss": loss * wobble, "exit_loss": 0.9 * loss * wobble,
-                "confusion": json.dumps([[20, 5], [5, 20]]),
-            }  # fmt: skip
-            rows.append({**row, **(change(client, number, row) if change else {})})
-    return frame_of(rows)
-
-
-def frame_of(rows: Sequence[Mapping[str, Any]]) -> Frame:
-    """Rows as a frame."""
-    return Frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {})
+    return frame_of(client_rounds(change, clients=clients, rounds=rounds))
 
 
 def absent(status: str, error: str | None = None, *, since: int = 4, until: int = 99) -> Window:
@@ -170,6 +150,15 @@ def process(**facts: Any) -> dict[str, Any]:
 
 def processes(*rows: Mapping[str, Any]) -> Window:
     return Window({"processes": frame_of(rows)})
+
+
+def killed_for_memory() -> Window:
+    rows = [
+        {"process": "p0", "t_ns": T0_NS + second * S_NS, "rss_bytes": value, "machine_free_bytes": 31e9 - value}
+        for second, value in enumerate(np.linspace(4e9, 30.8e9, 60))
+    ]
+    killed = process(state="failed", ending="killed by SIGKILL", exit_code=-9)
+    return Window({"processes": frame_of([killed]), "host": frame_of(rows)})
 
 
 def crashed() -> Window:
@@ -363,10 +352,6 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED016": broken_model,
     "SYS001": straggler,
     "SYS002": ranks,
-    "SYS003": lambda: absent("dropped", "no reply"),
-    "SYS004": lambda: absent("timeout", "no reply within 30 s"),
-    "SYS005": lambda: absent("failed", "KeyError: 'fc3.weight'"),
-    "SYS006": lambda: absent("failed", "ConnectionResetError: [Errno 104] Connection reset by peer"),
     "SYS007": oversize,
     "SYS008": loader,
     "SYS009": lambda: host(np.linspace(2e9, 6e9, 300), free=40e9),
@@ -377,5 +362,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "SYS014": lambda: host([2e9] * 90, cpu_share=0.08),
     "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
     "SYS016": deadlock,
+    "SYS018": killed_for_memory,
+    "SYS017": lambda: absent("timeout", "no reply within 30 s"),
     **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
 }

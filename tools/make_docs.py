@@ -7,6 +7,7 @@ python tools/make_docs.py --check    only say whether they are up to date
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from detector_cases import CASES
 
+import stethos
 from stethos.cli import main as cli
-from stethos.cli.verdict import report_lines
+from stethos.cli.screen.verdict import report_lines
+from stethos.collect.policy import FACTS, MEANS, leaves_page
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.page import Page, page_of
@@ -31,6 +34,8 @@ def pages() -> dict[str, str]:
     return {
         "tables.md": tables_page(),
         "commands.md": commands_page(),
+        "python.md": python_page(),
+        "privacy-levels.md": levels_page(),
         "detectors/INDEX.md": detectors_page(),
         **{f"detectors/{code}.md": detector_page(code) for code in DETECTORS},
     }
@@ -77,6 +82,25 @@ def _column_line(column: Column) -> str:
     return f"| `{column.name}` | {column.kind.sql_type} | {_cell(column.doc)} |"
 
 
+# Privacy -----------------------------------------------------------------------------------------
+
+
+def levels_page() -> str:
+    ways = "\n".join(f"- `{way}`: {words}" for way, words in MEANS.items() if way != "drop")
+    facts = ", ".join(f"`{name}` ({rule.way})" for name, rule in FACTS.items())
+    return "\n".join(
+        [
+            _NOTICE,
+            "# What leaves a site at each level\n",
+            "See [privacy](privacy.md). A column that is not listed stays; `-` means it stays at that level.\n",
+            f"{ways}\n",
+            leaves_page(),
+            f"Below L4, these facts of a process leave with its rows: {facts}. Host, command line, working directory "
+            "and configuration stay.\n",
+        ]
+    )
+
+
 # Commands ----------------------------------------------------------------------------------------
 
 
@@ -87,7 +111,8 @@ def commands_page() -> str:
     for title, commands in cli.GROUPS.items():
         for place, name in enumerate(commands):
             summary = (modules[name].__doc__ or "").strip().partition("\n")[0]
-            parts.append(f"| {'' if place else title} | [`stethos {name}`](#stethos-{name}) | {_cell(summary)} |")
+            purpose = "" if place else cli.GROUP_TITLES[title]
+            parts.append(f"| {purpose} | [`stethos {name}`](#stethos-{name}) | {_cell(summary)} |")
     parts.append("")
     for name, module in modules.items():
         parser = cli.parser_of(name, module)
@@ -113,6 +138,37 @@ def _argument_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
         if action.required and action.option_strings:
             text += " (required)"
         yield f"| `{_cell(names)}` | {_cell(text)} |"
+
+
+# Python ------------------------------------------------------------------------------------------
+
+
+def python_page() -> str:
+    parts = [
+        _NOTICE,
+        "# Python\n",
+        "Everything to import stands in `stethos`. Runs, diagnoses, profiles and comparisons show themselves as tables "
+        "in a notebook, and so do the Arrow tables that `Run.sql` returns.\n",
+    ]
+    for name in sorted(stethos.__all__, key=str.lower):
+        one = getattr(import_module(f"stethos.{stethos._HOMES[name]}"), name)
+        parts += _reference(f"stethos.{name}", one, "##")
+        if inspect.isclass(one):
+            for member, value in vars(one).items():
+                function = value.fget if isinstance(value, property) else value
+                if not member.startswith("_") and inspect.isfunction(function) and function.__doc__:
+                    parts += _reference(f"{name}.{member}", value, "###")
+    return "\n".join(parts)
+
+
+def _reference(name: str, one: object, level: str) -> list[str]:
+    """The heading of a function, class or property, its signature and its docstring."""
+    shown = ""
+    if inspect.isfunction(one):
+        signature = str(inspect.signature(one)).replace("'", "")
+        shown = f"```text\n{name}{signature.replace('(self, ', '(').replace('(self)', '()')}\n```\n"
+    text = inspect.getdoc(one.fget if isinstance(one, property) and one.fget else one) or ""
+    return [f"{level} {name}\n", *filter(None, [shown]), _prose(text)]
 
 
 # Detectors ---------------------------------------------------------------------------------------
@@ -187,7 +243,7 @@ def _listed(words: list[str]) -> str:
 _ALIVE = frozenset({
     "all", "attach", "backtrace", "checkpoint", "clip", "detach", "eval", "gateway", "gc", "inspect", "lr", "repl",
     "sync", "replay", "debug", "serve", "demo", "prove", "blame", "bisect", "compare", "alert", "flame", "otlp",
-    "--undo", "--capture", "RUN", "TARGET", "PID",
+    "--undo", "--trace-steps", "RUN", "TARGET", "PID", "SITE", "collect",
 })  # fmt: skip
 
 

@@ -20,10 +20,12 @@ STUCK = 2.3 + made.noise(300, 0.02)
 
 
 def window(
-    loss: Any, layers: dict[str, Any] | None = None, metrics: dict[str, Any] | None = None, **steps: Any
-) -> Window:
-    """A training with this loss, sampled layers and metrics."""
+    loss: Any, layers: dict[str, Any] | None = None, metrics: dict[str, Any] | None = None,
+    inspections: dict[str, Any] | None = None, **steps: Any,
+) -> Window:  # fmt: skip
+    """A training with this loss, sampled layers, metrics and inspections."""
     tables = {"steps": made.steps(loss, **steps), "layers": layers or {}, "metrics": metrics or {}}
+    tables["inspections"] = inspections or {}
     found: Window = made.window(**{name: rows for name, rows in tables.items() if rows})
     return found
 
@@ -76,6 +78,48 @@ def overfitted() -> Window:
     return window(made.falling(400, end=0.01), metrics=made.metrics("val/loss", held_out, every=20))
 
 
+def inspected(**columns: Any) -> Window:
+    return window(made.falling(), inspections=made.inspections(**columns))
+
+
+def warned() -> Window:
+    text = "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`."
+    logs = {"process": ["p"], "rank": [None], "step": [0], "logger": ["py.warnings"], "message": [text], "fields": [""]}
+    found: Window = made.window(steps=made.steps(made.falling()), logs=logs)
+    return found
+
+
+def emptied() -> Window:
+    layers = made.layers(5, gradient__a_weight={"norm": 0.0}, weight__a_weight={"drift": 0.0})
+    return window(STUCK, layers, inspections=made.inspections())
+
+
+def diverged() -> Window:
+    layers = made.layers(6, weight__a_weight={"norm": 6.4}, weight__b_weight={"norm": 3.2})
+    count = len(layers["step"])
+    both = {name: [*values, *values] for name, values in layers.items()}
+    both["rank"] = [0] * count + [1] * count
+    both["norm"] = [
+        norm + (0.01 if rank and step >= 30 else 0)
+        for norm, rank, step in zip(both["norm"], both["rank"], both["step"], strict=True)
+    ]
+    found: Window = made.window(layers=both, collectives={"rank": [0, 1], "op": ["all_reduce"] * 2})
+    return found
+
+
+def mismatched() -> Window:
+    calls = [
+        f'[{{"name": "default", "begun": 110, "complete": 109, "op": "all_reduce", "bytes": {size}}}]'
+        for size in (4, 12)
+    ]
+    processes = {
+        "process": ["p0", "p1"], "rank": [0, 1], "groups": calls, "state": ["killed"] * 2, "exit_code": [-6, -15],
+        "steps": [54, 54],
+    }  # fmt: skip
+    found: Window = made.window(processes=processes)
+    return found
+
+
 TRAINING: dict[str, Callable[[], Window]] = {
     "non-finite-loss": broken_loss,
     "non-finite-gradients": broken_gradient,
@@ -108,4 +152,23 @@ TRAINING: dict[str, Callable[[], Window]] = {
         STUCK, made.layers(5, gradient__a_weight={"norm": None}, weight__a_weight={"drift": 0.0})
     ),
     "gradients-not-zeroed": lambda: window(made.falling(100), grad_norm=0.4 * (np.arange(100) + 1) ** 0.95),
+    "wrong-loss": lambda: inspected(
+        remark="softmax-over-batch", detail='{"seen": "log_softmax(dim=0) over outputs of shape (32, 4)"}'
+    ),
+    "unoptimized-parameters": lambda: inspected(unoptimized=2, detail='{"unoptimized": ["", ""], "unowned": 2}'),
+    "wrong-mode": lambda: inspected(stateful_training=0, root_training=0),
+    "lost-gradients": emptied,
+    "repeated-data": lambda: inspected(random_hash=7),
+    "odd-batch": lambda: inspected(classes=1, top_class_share=1.0),
+    "learning-rate-collapse": lambda: window(STUCK, lr=0.1 * 0.5 ** np.arange(300)),
+    "implausible-loss": lambda: window(
+        np.full(300, np.log(4.0)) + made.noise(300, 0.005), inspections=made.inspections()
+    ),
+    "telling-warning": warned,
+    "odd-optimizer": lambda: window(
+        STUCK, inspections=made.inspections(detail='{"weight_decay": 1.0, "decay_per_step": 0.1}')
+    ),
+    "growing-graph": lambda: inspected(detail=[f'{{"kept": {place}, "nodes": 12}}' for place in range(8)]),
+    "replica-divergence": diverged,
+    "collective-mismatch": mismatched,
 }

@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stethos import lab
-from stethos.diagnose.federated.cohort import Cohort, cohort_in
-from stethos.federate.cohort import compare, quantities_of
-from stethos.federate.fingerprint import fingerprint_of, global_row
-from stethos.federate.history import History
-from stethos.federate.sketch import Plan
-from stethos.federate.structure import Structure
+from stethos.diagnose.federated.cohort import Cohort, cohort_of
+from stethos.federate.screening import Screening
+from stethos.federate.site import Update
 from stethos.lab.cache import read
 from stethos.lab.data import Data
 from stethos.lab.result import Exchange, LabResult
@@ -102,10 +99,7 @@ class _Watcher:
         self.bases: list[NDArray[np.float32]] = []
         self.sent: list[NDArray[np.float32]] = []
         self.layout: Any = None
-        self._plan: Plan | None = None
-        self._history = History()
-        self._base: NDArray[np.float32] | None = None
-        self._prints: list[Any] = []
+        self._screening = Screening()
 
     def see(self, exchange: Exchange) -> None:
         self.layout = exchange.layout
@@ -114,32 +108,30 @@ class _Watcher:
             entries = exchange.layout.entries
             return {entry.name: vector[entry.start : entry.end].reshape(entry.shape).numpy() for entry in entries}
 
-        base = state(exchange.current)
-        plan = self._plan = self._plan or Plan(Structure.of(base))
-        row = global_row(plan, base)
-        if self._base is not None:
-            self._history.add(fingerprint_of(plan, self._base, base, "global").sketch, self._prints)
-        self._base = row
-        pairs = zip(exchange.clients, exchange.sent, strict=True)
-        self._prints = [fingerprint_of(plan, row, state(vector), client) for client, vector in pairs]
         self.bases.append(exchange.current.numpy().copy())
         self.sent.append(exchange.sent.numpy().copy())
-        self.rows.append(self._quantities(exchange, plan))
-
-    def _quantities(self, exchange: Exchange, plan: Plan) -> dict[str, Any]:
-        records = {record.client: record for record in exchange.records}
-        compared = compare(plan, self._prints, self._history)
-        return quantities_of(plan, self._prints, compared) | {
-            "round": exchange.round,
-            "clients": exchange.clients,
-            "entry_loss": np.array([records[one].entry_loss for one in exchange.clients], float),
-            "exit_loss": np.array([records[one].exit_loss for one in exchange.clients], float),
-            "samples": exchange.samples.numpy().astype(float),
-            "confusion": [_confusion(*pair) for pair in zip(exchange.labels, exchange.answers, strict=True)],
-        }
+        pairs = zip(exchange.clients, exchange.sent, strict=True)
+        updates = [Update(client, state(vector)) for client, vector in pairs]
+        self._screening.screen(exchange.round, state(exchange.current), updates, _facts(exchange))
+        self.rows.append(self._screening.history.recent[-1])
 
     def cohort(self) -> Cohort:
-        return cohort_in(self.rows)
+        return cohort_of(self.rows)
+
+
+def _facts(exchange: Exchange) -> dict[str, dict[str, Any]]:
+    """What each client reports."""
+    records = {record.client: record for record in exchange.records}
+    told = zip(exchange.clients, exchange.samples.tolist(), exchange.labels, exchange.answers, strict=True)
+    return {
+        client: {
+            "entry_loss": records[client].entry_loss,
+            "exit_loss": records[client].exit_loss,
+            "samples": samples,
+            "confusion": _confusion(labels, answers),
+        }
+        for client, samples, labels, answers in told
+    }
 
 
 def _confusion(labels: NDArray[np.int64], answers: NDArray[np.int64] | None) -> NDArray[np.float64] | None:

@@ -14,7 +14,7 @@ import torch
 from benchmarks.faults.baseline import BASELINES
 from benchmarks.faults.case import Case, play
 from benchmarks.faults.design import KIND_OF
-from stethos.diagnose.federated.cohort import MATRICES, Cohort
+from stethos.diagnose.federated.cohort import Cohort
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def write_kept(kept: Kept, path: Path) -> None:
     """Into a file of its own; a file that is there is whole."""
     facts: dict[str, Any] = {name: getattr(kept, name) for name in _FACTS}
     facts |= {"round_numbers": kept.cohort.rounds, "client_names": kept.cohort.clients}
-    matrices = {name: getattr(kept.cohort, name).astype(np.float32) for name in MATRICES}
+    matrices = {name: matrix.astype(np.float32) for name, matrix in kept.cohort.values.items()}
     begun = path.with_suffix(".begun.npz")
     np.savez_compressed(begun, facts=np.array(json.dumps(facts)), **matrices)
     begun.replace(path)
@@ -95,6 +95,6 @@ def write_kept(kept: Kept, path: Path) -> None:
 def read_kept(path: Path) -> Kept:
     with np.load(path, allow_pickle=False) as held:
         facts = json.loads(str(held["facts"]))
-        matrices = {name: held[name].astype(float) for name in MATRICES}
+        matrices = {name: held[name].astype(float) for name in held.files if name != "facts"}
     rounds, clients = tuple(facts.pop("round_numbers")), tuple(facts.pop("client_names"))
-    return Kept(cohort=Cohort(rounds=rounds, clients=clients, **matrices), **facts)
+    return Kept(cohort=Cohort(rounds, clients, matrices), **facts)

@@ -36,7 +36,7 @@ from benchmarks.faults.case import Case, play
 from benchmarks.faults.design import KIND_OF
 from benchmarks.report import say
 from stethos.diagnose.federated.judge import HONEST, judge_in
-from stethos.diagnose.federated.trait import Traits, traits_of
+from stethos.diagnose.federated.trait import Signals, Traits
 from stethos.lab.data import Data
 from stethos.lab.split import IID, Dirichlet, QuantitySkew, Split
 
@@ -153,7 +153,7 @@ def examples_of(seed: int) -> Examples:
         (max(0, count - 4), count),
         (first, int(chance.integers(first + 1, count + 1))),
     }
-    values = [traits_of(cohort.part(slice(*stretch))) for stretch in sorted(stretches)]
+    values = [Signals(cohort.part(slice(*stretch))).over(0, stretch[1] - stretch[0]) for stretch in sorted(stretches)]
     times = len(values)
     return Examples(
         values[0].names,

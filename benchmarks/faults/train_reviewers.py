@@ -36,8 +36,7 @@ from benchmarks.faults.design import SPLITS
 from benchmarks.faults.kept import Job, Kept, kept_for, read_kept
 from benchmarks.faults.train_judge import KINDS, case_of
 from benchmarks.report import say
-from stethos.diagnose.federated.judge import Judge, judge_in
-from stethos.diagnose.federated.opinion import opinions_on, signal_of
+from stethos.diagnose.federated.judge import Judge, judge_in, opinions_on, signal_of
 from stethos.diagnose.federated.verdict import certain_on
 
 HARD, OTHERS = 30_000, (8_000, 27_000, 47_000)  # first seeds

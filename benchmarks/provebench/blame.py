@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.faults.case import Case
 from benchmarks.provebench.memory import played
-from stethos.lab.counterfactual import LabWorld
+from stethos.lab.replay import LabTrainer
 from stethos.lab.split import Dirichlet
-from stethos.replay.past import turnouts_of
+from stethos.replay.history import recorded_rounds
 from stethos.replay.provenance import provenance_of
 
 DATA, MODELS, ALPHAS = ("mnist", "fashion-mnist"), ("mlp", "cnn"), (0.3, 0.7, 1.0)
@@ -55,20 +55,20 @@ def blamed(setting: Setting) -> Blamed:
     guilty = int(np.random.default_rng([seed, 93]).integers(10))
     case = Case(data, 10, Dirichlet(alpha), (("label-flip", guilty, None),), seed, _ROUNDS)
     memory, result, choices = played(case, model=model)
-    world = LabWorld(memory, choices)
+    trainer = LabTrainer(memory, choices, is_fast=True)
     fault = result.faults[0]
     assert fault.target is not None
-    x, y = world.test_x, world.test_y
-    wrong = (y == fault.source) & (world.scores(result.state, x).argmax(1) == fault.target)
+    x, y = trainer.test_x, trainer.test_y
+    wrong = (y == fault.source) & (trainer.scores(result.state, x).argmax(1) == fault.target)
     if not bool(wrong.any()):
         return Blamed(data, model, alpha, seed, 0, 0, 0, 0, 0.0)
     _, clean, _ = played(replace(case, faults=()), model=model)
-    is_due = world.scores(clean.state, x).argmax(1) == y
-    turnouts = turnouts_of(memory)
+    is_due = trainer.scores(clean.state, x).argmax(1) == y
+    recorded = recorded_rounds(memory)
     right, due, times = [], [], []
     for place in torch.nonzero(wrong).flatten().tolist()[:_MOST_INPUTS]:
         start = time.perf_counter()
-        found = provenance_of(world, turnouts, x[place : place + 1], fault.target)
+        found = provenance_of(trainer, recorded, x[place : place + 1], fault.target)
         times.append(1e3 * (time.perf_counter() - start))
         right.append(found.shares[0].client == f"c{guilty}")
         due.append(bool(is_due[place]))

@@ -10,19 +10,11 @@ import torch
 from benchmarks.faults.case import Case, data_of
 from stethos import lab
 from stethos.lab.clock import Timing
-from stethos.lab.flat import Layout, State
-from stethos.lab.prepare import Choices
+from stethos.lab.flat import FlatState, Layout
+from stethos.lab.prepare import LabChoices
 from stethos.lab.result import Exchange, LabResult
-from stethos.replay.remedy import Remedy
-
-
-@dataclass(frozen=True, eq=False)
-class Sent:
-    """What a client sent."""
-
-    state: dict[str, torch.Tensor]
-    samples: int | None
-    weight: float | None = None
+from stethos.replay.corrections import RoundCorrections
+from stethos.replay.history import ClientUpdate
 
 
 @dataclass(eq=False)
@@ -55,20 +47,20 @@ class Memory:
     def server_state(self, round: int) -> dict[str, torch.Tensor]:
         return {}
 
-    def remedy(self, round: int) -> Remedy:
-        return Remedy()
+    def corrections(self, round: int) -> RoundCorrections:
+        return RoundCorrections()
 
-    def update(self, round: int, client: str) -> Sent:
+    def update(self, round: int, client: str) -> ClientUpdate:
         one = self.exchanges[round - 1]
         place = one.clients.index(client)
-        return Sent(self._named(one.sent[place]), int(one.samples[place]))
+        return ClientUpdate(client, self._named(one.sent[place]), int(one.samples[place]))
 
     def _named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         assert self.layout is not None
-        return self.layout.as_dict(State(vector, {}))
+        return self.layout.as_dict(FlatState(vector, {}))
 
 
-def played(case: Case, *, model: str = "mlp", **more: Any) -> tuple[Memory, LabResult, Choices]:
+def played(case: Case, *, model: str = "mlp", **more: Any) -> tuple[Memory, LabResult, LabChoices]:
     """Play a case; what a server saw, what came of it, and how it was set up."""
     memory = Memory()
     faults = tuple(
@@ -83,7 +75,7 @@ def played(case: Case, *, model: str = "mlp", **more: Any) -> tuple[Memory, LabR
         engine=engine, observe=False, each_round=memory.see, **options, **more,
     )  # fmt: skip
     memory.last = result.state
-    choices = Choices(
+    choices = LabChoices(
         data, case.clients, case.rounds, case.split, model, options.get("strategy", "fedavg"), faults, 1.0,
         options["local_epochs"], options["batch"], options["lr"], "sgd", Timing(), case.seed, engine,
     )  # fmt: skip

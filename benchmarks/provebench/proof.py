@@ -12,13 +12,16 @@ import torch
 from benchmarks.faults.case import Case
 from benchmarks.faults.design import FAULTS, SPLITS
 from benchmarks.provebench.memory import Memory, played
-from stethos.lab.counterfactual import LabWorld
+from stethos.lab.replay import LabTrainer
+from stethos.replay.counterfactual import trained_again
 from stethos.replay.effect import Flags, difference, noise_of
-from stethos.replay.past import turnouts_of
-from stethos.replay.proof import Accusation, Proof, Retraining, prove_by_aggregation, prove_by_training
+from stethos.replay.history import recorded_rounds
+from stethos.replay.proof import Accusation, Retraining, prove_by_aggregation, prove_by_training
+from stethos.replay.trainer import right_answers
 
 _DATA = (("digits", 10), ("digits", 30), ("breast-cancer", 10), ("mnist", 10))
 _SEEDS_OF_TRUTH = (101, 102, 103)
+Played = tuple[Memory, LabTrainer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,17 @@ def tried(seed: int) -> Tried:
     case, fault, split = case_of(seed)
     memory, _, choices = played(case)
     clean_memory, _, clean_choices = played(replace(case, faults=()))
-    world, clean = LabWorld(memory, choices), LabWorld(clean_memory, clean_choices)
+    trainer, clean = LabTrainer(memory, choices, is_fast=True), LabTrainer(clean_memory, clean_choices, is_fast=True)
     guilty = tuple(f"c{client}" for _, client, _ in case.faults)
-    before, after = clean.right(clean_memory.last), world.right(memory.last)
+    before, after = right_answers(clean, clean_memory.last), right_answers(trainer, memory.last)
     effect, is_large = float(before.mean() - after.mean()), False
     if effect > noise_of([before]) / 4:  # else it is not looked at any closer
-        effect, is_large = _truth(world, clean, case.rounds)
+        effect, is_large = _truth((memory, trainer), (clean_memory, clean), case.rounds)
     if not is_large:
         return Tried(case.data_name, fault, split, len(guilty), effect, False, "", "", "", "", 0.0, seed)
     innocent = str(np.random.default_rng([seed, 92]).choice([one for one in memory.clients(1) if one not in guilty]))
     bad, good = (
-        _told(world, memory, accusation, case.rounds)
+        _told(trainer, memory, accusation, case.rounds)
         for accusation in (Accusation(guilty), Accusation((innocent,), others=guilty))
     )
     return Tried(
@@ -109,7 +112,7 @@ def cleared(seed: int) -> Cleared:
     case = replace(case, faults=())
     memory, _, choices = played(case)
     accused = str(np.random.default_rng([seed, 94]).choice(memory.clients(1)))
-    told = _told(LabWorld(memory, choices), memory, Accusation((accused,)), case.rounds)
+    told = _told(LabTrainer(memory, choices, is_fast=True), memory, Accusation((accused,)), case.rounds)
     return Cleared(case.data_name, split, told.verdict, told.fast_verdict, seed, told.excess)
 
 
@@ -119,24 +122,24 @@ def _prepare() -> None:
     np.seterr(all="ignore")
 
 
-def _told(world: LabWorld, memory: Memory, accusation: Accusation, rounds: int) -> Told:
-    turnouts = turnouts_of(memory)
+def _told(trainer: LabTrainer, memory: Memory, accusation: Accusation, rounds: int) -> Told:
+    recorded = recorded_rounds(memory)
     weights = {name: float(memory.update(1, name).samples or 1) for name in memory.clients(1)}
     start = time.perf_counter()
-    fast = prove_by_aggregation(world, turnouts, accusation)
+    fast = prove_by_aggregation(trainer, recorded, accusation)
     fast_s = time.perf_counter() - start
-    proof: Proof | None = prove_by_training(world, weights, accusation, Retraining(1, rounds))
-    assert proof is not None
+    proof = prove_by_training(memory, trainer, accusation, Retraining(1, rounds), weights=weights)
     excess = proof.excess.mean, proof.excess.low, proof.excess.high
     return Told(proof.verdict, fast.verdict, fast_s, excess, proof.margin, proof.repetitions)
 
 
-def _truth(world: LabWorld, clean: LabWorld, rounds: int) -> tuple[float, bool]:
+def _truth(played: Played, clean: Played, rounds: int) -> tuple[float, bool]:
     """What the fault costs, over orders of the samples that no proof uses; large if beyond two standard errors."""
 
-    def answers(one: LabWorld) -> list[Flags]:
-        return [one.right(one.trained(1, rounds, frozenset(), seed, lambda number: None)) for seed in _SEEDS_OF_TRUTH]
+    def answers(memory: Memory, trainer: LabTrainer) -> list[Flags]:
+        made = [trained_again(memory, trainer, 1, rounds, seed=seed) for seed in _SEEDS_OF_TRUTH]
+        return [right_answers(trainer, state) for state in made]
 
-    before, after = answers(clean), answers(world)
+    before, after = answers(*clean), answers(*played)
     cost = difference([good.astype(float) - bad.astype(float) for good, bad in zip(before, after, strict=True)])
     return cost.mean, cost.mean > noise_of(before)

@@ -1,6 +1,6 @@
 """Stethos: a stethoscope for federated and distributed PyTorch training.
 
-These six names are all there is to import:
+These names are all there is to import:
 
     import stethos
     stethos.watch(model)            # or no code change at all: stethos run train.py
@@ -12,6 +12,10 @@ These six names are all there is to import:
             ...
     stethos.open_run("runs/NAME").sql("SELECT * FROM steps")
     stethos.diagnose("runs/NAME").findings
+    stethos.archive("s3://bucket/path").sql("SELECT run, max(step) FROM steps GROUP BY run")
+    stethos.runs(), stethos.profile("runs/NAME"), stethos.compare("runs/A", "runs/B")
+
+`Run` and `Diagnosis` are what `open_run` and `diagnose` return, for annotations.
 """
 
 from __future__ import annotations
@@ -19,19 +23,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stethos.archive.api import archive
     from stethos.diagnose.api import diagnose
+    from stethos.diagnose.engine import Diagnosis
     from stethos.federate.federation import federation
     from stethos.observe.api import log, span, watch
-    from stethos.store.run import open_run
+    from stethos.profile.api import compare, profile
+    from stethos.store.listing import runs
+    from stethos.store.run import Run, open_run
 
 __version__ = "0.1.0"
-__all__ = ["diagnose", "federation", "log", "open_run", "span", "watch"]
+__all__ = [
+    "Diagnosis", "Run", "archive", "compare", "diagnose", "federation", "log", "open_run", "profile", "runs", "span",
+    "watch",
+]  # fmt: skip
 
 _HOMES = {
+    "Diagnosis": "diagnose.engine",
+    "Run": "store.run",
+    "archive": "archive.api",
+    "compare": "profile.api",
     "diagnose": "diagnose.api",
     "federation": "federate.federation",
     "log": "observe.api",
     "open_run": "store.run",
+    "profile": "profile.api",
+    "runs": "store.listing",
     "span": "observe.api",
     "watch": "observe.api",
 }

@@ -69,3 +69,9 @@ class ReplayError(StethosError):
     """Something that was recorded cannot be repeated; the message says why."""
 
     exit_code = 7
+
+
+class ArchiveError(StethosError):
+    """An archive cannot be reached, read or written; the message says which and why."""
+
+    exit_code = 8

@@ -95,6 +95,21 @@ class Table:
         """The table's own columns of these kinds, in order."""
         return tuple(column for column in self.columns if column.kind in kinds)
 
+    @property
+    def slot_fields(self) -> dict[str, str]:
+        """Its row in a slot of a ring: each field's code of `struct`.
+
+        Durations are in ns there: `step_ns` for `step_ms`. The packer, the NumPy type and the C structure are all made
+        from this. A ring outlives its process and may be read by a newer version, so a new column goes to the end.
+        """
+        own = {column.name.removesuffix("_ms") + "_ns" if column.name.endswith("_ms") else column.name: column
+               for column in self.columns}  # fmt: skip
+        context = {"table": "H", "unused": "H"} | {column.name: _SLOT_CODE[column.kind] for column in CONTEXT_COLUMNS}
+        return context | {name: _SLOT_CODE[column.kind] for name, column in own.items()}
+
+
+_SLOT_CODE = {Kind.I32: "i", Kind.I64: "q", Kind.F64: "d", Kind.NAME: "i", Kind.BOOL: "b"}
+
 
 def _columns(text: str) -> tuple[Column, ...]:
     """Read a compact listing: one `name kind  what it means` per line."""
@@ -156,6 +171,20 @@ METRICS = Table(
     name   name  the metric's name
     value  f64   its value
     """),
+)
+MEDIA = Table(
+    "media",
+    47,
+    Source.FRAME,
+    "text, image, table or histogram that the program logged",
+    "What the program gave to `SummaryWriter.add_text`, `add_image` or `add_histogram`, or as text to `wandb.log`: at "
+    "most 2,000 rows of a process, each of at most 64 kB.",
+    _columns("""
+    name     name  its name
+    kind     name  text, image, table or histogram
+    content  text  the text; an image as PNG in base64; else a JSON object
+    """),
+    is_bulk=True,
 )
 LAYERS = Table(
     "layers",
@@ -237,6 +266,49 @@ GAPS = Table(
     reason  text  why
     """),
 )
+INSPECTIONS = Table(
+    "inspections",
+    19,
+    Source.FRAME,
+    "inspected backward or pass of an evaluation",
+    "What the program itself does, looked at on the first steps and now and then later: the graph of its loss, its "
+    "batch, the mode of its modules. Values of tensors are looked at in CPU memory only.",
+    _columns("""
+    phase             name  training, evaluation (a batch without gradients), not finite (a broken loss), out of memory
+    function          name  loss function at the root of the graph
+    epoch_start       i32   1 on the first batch of a pass over a data loader
+    gradient_norm     f64   2-norm of what this backward has put into the gradients, before anybody changed them
+    leftover_norm     f64   2-norm of the gradients that the step before has left, at the first backward after it
+    leaves            i32   tensors that get a gradient from this loss
+    unoptimized       i32   of these, those that are in no optimizer
+    unused            i32   parameters of optimizers that this loss does not reach and that belong to no module
+    stateful          i32   modules with dropout or batch statistics
+    stateful_training i32   of these, those in training mode
+    dropouts          i32   of these, dropouts
+    root_training     i32   1 if the model is in training mode
+    batch             i32   length of the batch
+    input_hash        i64   checksum of a sample of the inputs
+    input_mean        f64   mean of a sample of the inputs
+    input_std         f64   their standard deviation
+    input_min         f64   their smallest
+    input_max         f64   their largest
+    input_zero_share  f64   share of inputs that are exactly 0
+    input_nan_share   f64   share of inputs that are NaN
+    label_hash        i64   checksum of a sample of the labels
+    label_mean        f64   mean of the labels
+    label_std         f64   their standard deviation
+    label_min         f64   their smallest
+    label_max         f64   their largest
+    classes           i32   different classes in the batch
+    top_class_share   f64   share of the commonest class
+    outputs           i32   classes that the model can answer
+    leaking_column    i32   column of the inputs that equals the labels; NULL: none
+    random_hash       i64   checksum of torch's random state before this backward
+    gradient_hash     i64   of a rank: checksum of its gradients after this backward
+    remark            name  kind of trouble seen in the graph
+    detail            text  what was seen, as a JSON object
+    """),
+)
 ROUNDS = Table(
     "rounds",
     9,
@@ -267,6 +339,8 @@ ROUNDS = Table(
     evaluation     text  further numbers of the evaluation as a JSON object
     """),
 )
+# What clients are compared by, beside their updates.
+COMPARED_REPORTS = ("entry_loss", "exit_loss", "samples", "confusion")
 _CLIENT_ROUND = """
     federation      name  name of the federation
     turn            i32   turns of this client in this round before this one: 0 unless it came back
@@ -312,7 +386,7 @@ UPDATES = Table(
     _columns("""
     federation      name  name of the federation
     layer           name  name in the state dict; NULL: all weights together
-    kind            name  weight or buffer; buffers are no part of the whole
+    kind            name  weight or buffer; the whole leaves buffers out
     norm            f64   2-norm, over the finite elements
     base_norm       f64   2-norm of the global model's layer
     norm_ratio      f64   norm relative to the median of the round's clients
@@ -334,6 +408,20 @@ UPDATES = Table(
     sketch          text  base64 of half floats: seeded projection of the whole update, of length 1
     output_rows     text  JSON: per row of the output layer norm and mean of the change, and change of the bias
     response        text  JSON matrix: how answers (column) to inputs that look like a class (row) have moved
+    """),
+    is_bulk=True,
+)
+EVIDENCE = Table(
+    "evidence",
+    44,
+    Source.FRAME,
+    "client's turn x kind of evidence",
+    "What a client's turn shows from inside: `turn` is how its optimizer, its batches and the incoming model's answers "
+    "were; `data` sketches samples that were new, class by class, and holds no sample itself.",
+    _columns("""
+    federation  name  name of the federation
+    kind        name  turn or data
+    value       text  JSON; arrays are base64 of compressed numbers
     """),
     is_bulk=True,
 )
@@ -361,12 +449,12 @@ AUDIT = Table(
     "Who ran code in the training, changed it or saved it: a row before it happens, and one with the outcome.",
     _columns("""
     event        name  asked, then done or refused
-    op           name  eval, lr, clip, gc, checkpoint or detach
+    op           name  eval, lr, clip, gc, checkpoint or detach; connect: another user, who was not let in
     request      i64   number of the act in this process: joins the two rows
     pid          i32   process that asked
     uid          i32   user who asked
     duration_ms  f64   how long it took, with the wait for a step; NULL when asked
-    who          text  whom a gateway asked for; empty for a local user
+    who          text  for whom a gateway asked; empty for a local user
     detail       text  the code, or the arguments as a JSON object
     outcome      text  why it was refused
     """),
@@ -431,7 +519,7 @@ COLLECTIVES = Table(
     seq           i64   number of the collective in its group, from 1, the same on all ranks; NULL for send and recv
     bytes         i64   size of the tensors handed over
     completed_ns  i64   wall-clock time when it was seen to be complete; NULL if it was not, or not when
-    done          i32   1 complete, 0 not when it was last looked at; NULL where nobody looked
+    done          i32   1 complete, 0 not complete at the last check; NULL if never checked
     """),
     is_bulk=True,
 )
@@ -527,6 +615,8 @@ PROCESSES = Table(
     ending          text  how it ended, in words
     exit_code       i32   exit status; NULL if unknown; negative for a signal
     traceback       text  of the uncaught exception
+    failure_order   i32   its place among the failures that its launcher has reported, 0 for the first; NULL: none
+    groups          text  the last collective of each process group as a JSON list
     steps           i64   optimizer steps seen
     overhead_share  f64   measured share of the run's time spent observing on training threads
     overhead_budget f64   the share allowed for samples
@@ -535,6 +625,8 @@ PROCESSES = Table(
     rows_dropped    i64   rows dropped, see drops
     rows_lost       i64   rows lost in a crash or in damaged blocks
     drops           text  dropped rows by reason as a JSON object
+    rows_withheld   i64   of a client elsewhere: rows that its site's policy keeps back
+    rows_pending    i64   of a client elsewhere: rows that wait in its spool or are on their way
     """),
 )
 RUNS = Table(
@@ -565,15 +657,15 @@ FINDINGS = Table(
     22,
     Source.CATALOGUE,
     "diagnosed problem",
-    "What `stethos diagnose` found, kept with the run: each problem from the time it was first seen until it passed.",
+    "What `stethos diagnose` found, kept with the run: each problem from the time it was first seen until it was over.",
     _columns("""
     finding      i64   number of the finding in this run
     cause        i64   finding that this one follows from; NULL for a root cause
     code         text  the detector's code, see `stethos diagnose --explain CODE`
     name         text  the detector's name
     kind         text  kind of the fault
-    severity     text  info, warning or error
-    state        text  open, or closed when it has passed
+    severity     text  error, warning or info
+    state        text  open, or closed when it is over
     title        text  the problem in one sentence
     clients      text  clients it is about as a JSON array
     ranks        text  ranks it is about as a JSON array
@@ -686,8 +778,8 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
-        HOST, GPU, COLLECTIVES, HANGS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE,
-        STACKS, COMPRESSION,
+        MEDIA, HOST, GPU, COLLECTIVES, HANGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS,
+        TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE,
     )
 }  # fmt: skip
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from stethos.errors import UsageError
 
@@ -45,6 +46,8 @@ class Settings:
     evaluation: bool | None = None  # None: allowed, but not in a federated client
     capture: CaptureMode | None = None
     capture_bytes: int = DEFAULT_CAPTURE_BYTES
+    site: Path | None = None  # whose policy says which rows leave, see `collect`
+    explain_nan: bool = False  # read every loss on a device, and wait for it
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -54,6 +57,10 @@ class Settings:
         environment[_PREFIX + "LIMIT_BYTES"] = str(self.limit_bytes)
         environment[_PREFIX + "HANG_AFTER"] = repr(self.hang_after_s)
         environment[_PREFIX + "HANG_TIMES"] = repr(self.hang_times)
+        if self.explain_nan:
+            environment[_PREFIX + "EXPLAIN_NAN"] = "1"
+        if self.site is not None:
+            environment[_PREFIX + "SITE"] = str(self.site)
         if self.scratch is not None:
             environment[_PREFIX + "SCRATCH"] = str(self.scratch)
         if self.capture is not None:
@@ -80,6 +87,8 @@ def from_environment() -> Settings:
         evaluation=_evaluation_allowed(),
         capture=parse_capture(os.environ.get(_PREFIX + "CAPTURE")),
         capture_bytes=int(os.environ.get(_PREFIX + "CAPTURE_BYTES", DEFAULT_CAPTURE_BYTES)),
+        site=site_dir(),
+        explain_nan=explains_nan(),
     )
 
 
@@ -167,6 +176,42 @@ def cache_dir() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "stethos"
 
 
+def explains_nan() -> bool:
+    """Whether losses on a device are waited for, so that a broken one is explained: `STETHOS_EXPLAIN_NAN=1`."""
+    return os.environ.get(_PREFIX + "EXPLAIN_NAN") == "1"
+
+
+def cache_bytes() -> int:
+    """How much of archived runs is kept on this machine: `STETHOS_CACHE_BYTES`, such as 20GB."""
+    return parse_bytes(os.environ.get(_PREFIX + "CACHE_BYTES") or "10GB")
+
+
+class ObjectStoreSettings(NamedTuple):
+    """Which object store is meant; credentials are read by the libraries that need them."""
+
+    endpoint: str | None
+    region: str | None
+
+
+def object_store_settings() -> ObjectStoreSettings:
+    """Endpoint and region from AWS's own variables."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return ObjectStoreSettings(endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
+
+
+@contextmanager
+def cluster_variables() -> Iterator[None]:
+    """While a Ray cluster is joined or started: it does not report on its use, and leaves devices alone."""
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "DAFT_ANALYTICS_ENABLED": "0"}
+    given = {name: value for name, value in quiet.items() if name not in os.environ}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            os.environ.pop(name, None)
+
+
 def hang_after_s() -> float:
     """When a training counts as hung: `STETHOS_HANG_AFTER`, which `stethos run --hang-after` sets."""
     try:
@@ -179,6 +224,12 @@ def config_dir() -> Path:
     """Where what a user has to keep is kept: the keys of a gateway."""
     config = os.environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "stethos"
+
+
+def site_dir() -> Path | None:
+    """The site at which this process records: `STETHOS_SITE`, which `stethos run --site` sets; None for none."""
+    named = os.environ.get(_PREFIX + "SITE")
+    return Path(named).absolute() if named else None
 
 
 def token_file() -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import socket
 import socketserver
@@ -19,7 +20,7 @@ from processes import command, finish, start_command, wait_until
 
 import stethos
 from stethos.act.alert_rule import Alerts, LogSink, MailSink, Rule, WebhookSink, read_alerts
-from stethos.act.alert_sink import Item, Message, deliver
+from stethos.act.alert_sink import AlertItem, AlertMessage, deliver
 from stethos.act.alert_state import AlertState
 from stethos.act.alerter import Alerter
 from stethos.act.webhook import DeliveryError, _is_public, post
@@ -27,8 +28,8 @@ from stethos.cli.main import main
 from stethos.diagnose.engine import Diagnosis
 from stethos.diagnose.finding import Finding, Severity, Subject
 from stethos.errors import UsageError
-from stethos.live.keys import open_keys
 from stethos.store.run import Run
+from stethos.web.keys import open_keys
 
 
 class Receiver(ThreadingHTTPServer):
@@ -151,7 +152,7 @@ def alerts_to(url: str, **rule: Any) -> Alerts:
     return Alerts((Rule("faults", ("hook",), **{"repeat_s": 100.0, **rule}),), {"hook": sink}, group_s=0.0)
 
 
-def test_a_finding_is_told_once_again_later_and_when_it_has_passed(run: Run, receiver: Receiver) -> None:
+def test_a_finding_is_told_once_again_later_and_when_it_is_over(run: Run, receiver: Receiver) -> None:
     clock = Hand()
     alerter = Alerter(alerts_to(receiver.url), run, clock=clock)
     for _ in range(3):
@@ -163,7 +164,7 @@ def test_a_finding_is_told_once_again_later_and_when_it_has_passed(run: Run, rec
     alerter.send()
     alerter.look(seen())
     alerter.send()
-    assert [body["items"][0]["state"] for body in receiver.bodies] == ["new", "again", "passed"]
+    assert [body["items"][0]["state"] for body in receiver.bodies] == ["new", "again", "over"]
     first = receiver.bodies[0]
     assert first["run"] == "r" and first["items"][0]["next_step"] == "leave it out"
     assert first["items"][0]["clients"] == ["c7"]
@@ -233,13 +234,13 @@ def test_a_query_tells_when_its_number_crosses_the_limit(run: Run, receiver: Rec
     fine = Alerter(alerts_to(receiver.url, query="SELECT 2.5", above=3.0), run, clock=Hand())
     fine.look(seen())
     fine.send()
-    assert receiver.bodies[1]["items"][0]["state"] == "passed"
+    assert receiver.bodies[1]["items"][0]["state"] == "over"
     Alerter(alerts_to(receiver.url, query="SELECT nonsense", above=3.0), run, say=said.append).look(seen())
     assert "nonsense" in said[0]
 
 
 def test_slack_and_discord_get_text_as_text(receiver: Receiver) -> None:
-    message = Message("r", (Item("k", "rule", "new", "error", "client <!channel> & @everyone"),))
+    message = AlertMessage("r", (AlertItem("k", "rule", "new", "error", "client <!channel> & @everyone"),))
     for form in ("slack", "discord"):
         deliver(WebhookSink(receiver.url, format=form, allow_private=True), message)
     slack, discord = receiver.bodies
@@ -249,14 +250,16 @@ def test_slack_and_discord_get_text_as_text(receiver: Receiver) -> None:
 
 def test_a_mail_arrives(smtp: Smtp) -> None:
     sink = MailSink("127.0.0.1", "stethos@example.org", ("a@example.org",), port=smtp.server_address[1])
-    deliver(sink, Message("r", (Item("k", "rule", "new", "error", "client x\nBcc: evil@example.org", "go home"),)))
+    deliver(
+        sink, AlertMessage("r", (AlertItem("k", "rule", "new", "error", "client x\nBcc: evil@example.org", "go home"),))
+    )
     (mail,) = smtp.mails
     header, _, body = mail.partition("\n\n")
     assert "Subject: [error] r: client x Bcc: evil@example.org" in header and "\nBcc:" not in header
     assert "next: go home" in body
 
 
-TITLE = Message("r", (Item("k", "rule", "new", "error", "title"),))
+TITLE = AlertMessage("r", (AlertItem("k", "rule", "new", "error", "title"),))
 
 
 def with_password(smtp: Smtp, file: Path, encryption: str = "none") -> MailSink:
@@ -272,7 +275,7 @@ def test_a_mail_is_sent_with_the_password_of_a_file(smtp: Smtp, tmp_path: Path) 
     with pytest.raises(DeliveryError, match="password"):
         deliver(sink, TITLE)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(DeliveryError, match="it is no text"):
+    with pytest.raises(DeliveryError, match="it is not text"):
         deliver(sink, TITLE)
     file.write_text("secret\n")
     deliver(sink, TITLE)
@@ -295,7 +298,11 @@ def test_no_password_goes_to_a_mail_server_that_cannot_prove_its_name(
 def test_a_webhook_gets_the_header_of_a_file(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "header"
     sink = WebhookSink(receiver.url, allow_private=True, header_file=str(file))
-    for content, said in ((None, "cannot be read"), ("secret", "no header"), ("A: b\nHost: evil", "no header")):
+    for content, said in (
+        (None, "cannot be read"),
+        ("secret", "a header"),
+        ("A: b\nHost: evil", "a header"),
+    ):
         if content is not None:
             file.write_text(content)
         with pytest.raises(DeliveryError, match=said):
@@ -308,8 +315,8 @@ def test_a_webhook_gets_the_header_of_a_file(receiver: Receiver, tmp_path: Path)
 
 def test_a_message_about_thousands_of_clients_arrives_whole(receiver: Receiver) -> None:
     clients = tuple(f"client {number:04d} of a hospital far away" for number in range(5000))
-    item = Item("k", "rule", "new", "error", "5000 clients", clients=clients)
-    deliver(WebhookSink(receiver.url, allow_private=True), Message("r", (item,) * 30))
+    item = AlertItem("k", "rule", "new", "error", "5000 clients", clients=clients)
+    deliver(WebhookSink(receiver.url, allow_private=True), AlertMessage("r", (item,) * 30))
     (body,) = receiver.bodies
     assert body["count"] == 30 and body["items"][-1]["clients"] == list(clients[:100])
 
@@ -317,7 +324,7 @@ def test_a_message_about_thousands_of_clients_arrives_whole(receiver: Receiver) 
 def test_a_command_gets_json_and_its_failure_is_told(tmp_path: Path) -> None:
     from stethos.act.alert_rule import CommandSink
 
-    message = Message("r", (Item("k", "rule", "new", "error", "title"),))
+    message = AlertMessage("r", (AlertItem("k", "rule", "new", "error", "title"),))
     code = f"import sys, pathlib; pathlib.Path({str(tmp_path / 'got')!r}).write_text(sys.stdin.read())"
     deliver(CommandSink((sys.executable, "-c", code)), message)
     assert json.loads((tmp_path / "got").read_text())["items"][0]["title"] == "title"
@@ -370,19 +377,48 @@ def test_all_live_runs_of_a_directory_are_watched(receiver: Receiver, tmp_path: 
      "http://100.64.0.1/", "http://[fe80::1]/", "http://[fd00::1]/", "http://224.0.0.1/", "http://127.1/"],
 )  # fmt: skip
 def test_private_addresses_are_refused(url: str) -> None:
-    with pytest.raises(DeliveryError, match=r"no public address|cannot be resolved"):
+    with pytest.raises(DeliveryError, match=r"not a public address|cannot be resolved"):
         post(WebhookSink(url), {})
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org", "http://", "nonsense", "http://x:port/"])
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(DeliveryError, match="no webhook address"):
+    with pytest.raises(DeliveryError, match="not a webhook address"):
         post(WebhookSink(url), {})
 
 
 def test_public_is_told_from_private() -> None:
     assert _is_public("1.1.1.1") and _is_public("2606:4700::1111")
     assert not any(map(_is_public, ("127.0.0.1", "::1", "::ffff:10.0.0.1", "2002:7f00:1::", "169.254.169.254")))
+
+
+def embedded(ipv4: str) -> dict[str, str]:
+    """An IPv4 address in every form in which IPv6 carries one."""
+    number = int(ipaddress.IPv4Address(ipv4))
+    low, flipped = f"{number >> 16:x}:{number & 0xFFFF:x}", number ^ 0xFFFF_FFFF
+    return {
+        "mapped": f"::ffff:{low}", "NAT64": f"64:ff9b::{low}", "6to4": f"2002:{low}::1",
+        "compatible": f"::{low}", "SIIT": f"::ffff:0:{low}", "local NAT64": f"64:ff9b:1::{low}",
+        "ISATAP": f"2606:4700::5efe:{low}", "ISATAP global": f"2606:4700::200:5efe:{low}",
+        "Teredo server": f"2001:0:{low}::1", "Teredo client": f"2001::{flipped >> 16:x}:{flipped & 0xFFFF:x}",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ipv4", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "192.168.0.1", "100.64.0.1", "0.0.0.0"])
+def test_a_private_address_inside_ipv6_is_refused(ipv4: str) -> None:
+    assert [form for form, address in embedded(ipv4).items() if _is_public(address)] == []
+
+
+def test_a_public_address_passes_only_in_forms_that_are_routed() -> None:
+    passed = [form for form, address in embedded("1.1.1.1").items() if _is_public(address)]
+    assert passed == ["mapped", "NAT64", "6to4", "ISATAP", "ISATAP global"]
+
+
+@pytest.mark.parametrize(
+    "address", ["5f00::1", "3fff::1", "2001:db8::1", "fec0::1", "100::1", "ff0e::1", "::", "fe80::1%lo", "4000::1"]
+)
+def test_reserved_ipv6_is_not_public(address: str) -> None:
+    assert not _is_public(address)
 
 
 def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
@@ -467,4 +503,4 @@ def test_the_command_tests_the_sinks_and_tells_of_a_run(
     assert "delivered  hook: [warning] r: faults: 5, above 1" in capsys.readouterr().out
     file.write_text(text.replace(receiver.url, "http://127.0.0.1:9/").replace("allow_private = true", ""))
     assert main(["alert", "test", str(file), "--json"]) == 1
-    assert "no public address" in capsys.readouterr().out
+    assert "not a public address" in capsys.readouterr().out

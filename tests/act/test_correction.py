@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stethos import lab
-from stethos.act.action import Limits, parse_mode
+from stethos.act.action import CorrectionLimits, parse_mode
 from stethos.act.aggregate import average, treated
 from stethos.act.correction import Corrector
-from stethos.act.rollback import Watchman
-from stethos.act.screening import Screening
+from stethos.act.rollback import RollbackRule
 from stethos.errors import UsageError
+from stethos.federate.fingerprint import UpdateBuffer
 from stethos.federate.site import Update
 
 SHAPE = (6, 20)
@@ -52,12 +53,6 @@ def played(corrector: Corrector, rounds: int, spoil: dict[int, str], clients: in
 
 def names(given: Sequence[Update]) -> set[str]:
     return {update.client for update in given}
-
-
-def test_the_columns_of_an_embedding_are_no_inputs() -> None:
-    sent = updates(np.random.default_rng(1))
-    assert np.isfinite(Screening().see(1, base(), sent, {}).cohort.input_cos).any()
-    assert np.isnan(Screening().see(1, base(), sent, {}, tables=frozenset({"weight"})).cohort.input_cos).all()
 
 
 def test_an_update_with_nan_is_left_out_at_once() -> None:
@@ -100,7 +95,7 @@ def test_off_looks_at_nothing() -> None:
 
 
 def test_more_than_the_allowed_share_is_never_weighed_down() -> None:
-    corrector = Corrector("on", limits=Limits(clients=0.2, new_per_round=0.2))
+    corrector = Corrector("on", limits=CorrectionLimits(clients=0.2, new_per_round=0.2))
     played(corrector, 3, {1: "large", 2: "large", 3: "large"}, clients=10)
     acted = {one.client for one in corrector.actions if one.state != "refused"}
     assert len(acted - {None}) <= 2
@@ -139,17 +134,17 @@ def test_a_mean_is_weighted_and_a_robust_one_minds_nobody() -> None:
         average([], {})
 
 
-def test_the_watchman_wants_two_witnesses_unless_it_is_exact() -> None:
-    def accustomed() -> Watchman:
-        watchman = Watchman()
+def test_the_rollback_rule_wants_two_witnesses_unless_it_is_exact() -> None:
+    def accustomed() -> RollbackRule:
+        rule = RollbackRule()
         for _ in range(3):
-            assert watchman.complaint(odd=0, loss=0.5, drift=1.0) == ""
-        return watchman
+            assert rule.complaint(odd=0, loss=0.5, drift=1.0) == ""
+        return rule
 
     assert accustomed().complaint(odd=0, loss=5.0, drift=1.1) == ""
     assert accustomed().complaint(odd=0, loss=0.6, drift=9.0) == ""
     assert "jumped" in accustomed().complaint(odd=0, loss=5.0, drift=9.0)
-    assert "NaN" in Watchman().complaint(odd=2, loss=None, drift=None)
+    assert "NaN" in RollbackRule().complaint(odd=2, loss=None, drift=None)
 
 
 def test_rollbacks_are_few() -> None:
@@ -228,6 +223,19 @@ def test_without_correction_and_in_a_dry_run_the_bits_are_the_same() -> None:
 def test_a_clean_federation_stays_as_it_is() -> None:
     plain, corrected = (lab.federate("digits", correct=mode, **SETUP) for mode in ("off", "on"))
     assert all(plain.state[name].equal(corrected.state[name]) for name in plain.state)
+
+
+def test_a_recorded_federation_decides_the_same_from_one_fingerprint_of_each_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = SETUP | {"rounds": 8}
+    alone = lab.federate("digits", faults=FAULTS, correct="on", **setup)
+    added: list[str] = []
+    add = UpdateBuffer.add
+    monkeypatch.setattr(UpdateBuffer, "add", lambda self, *args: (added.append(args[1]), add(self, *args))[1])
+    recorded = lab.federate("digits", faults=FAULTS, correct="on", dir=tmp_path, **setup | {"observe": True})
+    assert len(added) == 10 * 8
+    assert all(alone.state[name].equal(recorded.state[name]) for name in alone.state)
 
 
 def test_when_every_update_is_spoilt_the_model_stays() -> None:

@@ -14,6 +14,7 @@ from stethos.act.correction import Corrector
 from stethos.act.recording import request_undo, undo_requests
 from stethos.cli.main import main
 from stethos.errors import UsageError
+from stethos.observe import boot
 
 CLIENTS, ROUNDS = 6, 5
 
@@ -98,9 +99,47 @@ def test_a_correction_that_fails_itself_leaves_the_updates_as_they_were(
         raise RuntimeError("our own fault")
 
     plain, _ = loop(tmp_path / "a", "off", spoil="large")
-    monkeypatch.setattr(Corrector, "review", fail)
+    monkeypatch.setattr(Corrector, "decide", fail)
     monkeypatch.setattr(Corrector, "settle", fail)
     kept, path = loop(tmp_path / "b", "on", spoil="large")
     assert kept.weight.equal(plain.weight)
     with stethos.open_run(path) as run:
         assert run.sql("SELECT reason FROM gaps WHERE what = 'actions' AND reason LIKE '%our own fault%'").num_rows
+
+
+@pytest.mark.parametrize("layer", ["0.weight", "1.running_mean"])
+def test_a_nan_is_dropped_in_a_buffer_and_in_a_part_of_a_large_layer_that_is_not_read(
+    tmp_path: Path, layer: str
+) -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.BatchNorm1d(300))
+    chance = torch.Generator().manual_seed(2)
+    with stethos.federation("wards", model=model, dir=tmp_path, progress=False, correct="on") as fed:
+        for rnd in fed.rounds(2):
+            for number in range(5):
+                state = {
+                    name: value + 0.01 * torch.randn(value.shape, generator=chance)
+                    if value.is_floating_point()
+                    else value
+                    for name, value in model.state_dict().items()
+                }
+                assert fed.plan is not None
+                blocks = fed.plan.parts[0].blocks
+                assert blocks is not None
+                unread = next(block for block in range(80) if block not in blocks.tolist())
+                if number == 3 and rnd.number == 2:
+                    state[layer].view(-1)[unread * 1024 if layer == "0.weight" else 0] = torch.nan
+                with rnd.client(f"c{number}") as site:
+                    site.update(state, samples=10)
+            kept = [update.client for update in rnd.corrected()]
+            assert kept == [f"c{number}" for number in range(5) if rnd.number == 1 or number != 3]
+    assert fed.path is not None
+    with stethos.open_run(fed.path) as run:
+        assert run.rows("SELECT what, client, first FROM actions").values == [("drop-update", "c3", 2)]
+        assert run.rows("SELECT reason FROM gaps WHERE what = 'actions'").values == []
+
+
+def test_corrections_need_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, _ = loop(tmp_path, "on", spoil="large")
+    monkeypatch.setattr(boot, "current_session", lambda: None)
+    model, _ = loop(tmp_path / "b", "on", spoil="large")
+    assert model.weight.equal(recorded.weight)

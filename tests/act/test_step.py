@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from stethos.act.action import Limits, Mode
+from stethos.act.action import CorrectionLimits, Mode
 from stethos.act.step import StepCorrector
 
 
@@ -64,7 +64,7 @@ def test_a_gradient_far_beyond_the_usual_is_shortened() -> None:
 
 
 def test_not_more_steps_are_left_out_than_allowed() -> None:
-    corrector = StepCorrector("on", limits=Limits(skips=5))
+    corrector = StepCorrector("on", limits=CorrectionLimits(skips=5))
     model, _ = train(corrector, lambda step, loss: loss * math.nan if step >= 20 else loss)
     assert not bool(model.weight.isfinite().all())
     assert [(one.what, one.state, one.times) for one in corrector.actions][:2] == [

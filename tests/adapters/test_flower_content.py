@@ -78,7 +78,7 @@ def test_errors_are_put_into_words(error: Error, status: str, words: str) -> Non
 
 
 def test_what_is_no_strategy_is_refused() -> None:
-    with pytest.raises(UsageError, match="a dict is no Flower strategy"):
+    with pytest.raises(UsageError, match="a dict is not a Flower strategy"):
         observe_strategy({})
 
 

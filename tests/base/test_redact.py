@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
+import pytest
+from canaries import canaries
+
+from stethos.record.provenance import plain_facts
 from stethos.redact import redact, redact_command
 
 
@@ -53,3 +57,52 @@ def test_in_a_command_the_word_after_a_telling_flag_is_masked() -> None:
     line = "train.py --api-key SECRET --lr 0.1 --password=SECRET --max-tokens 512 --token -v"
     wanted = "train.py --api-key [redacted] --lr 0.1 --password=[redacted] --max-tokens 512 --token -v"
     assert redact_command(line.split()) == wanted.split()
+
+
+CANARIES = canaries()
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_every_known_form_is_masked_and_nothing_else_of_the_line(name: str) -> None:
+    text, secret = CANARIES[name]
+    masked = redact(f"before {text} \nafter")
+    assert secret not in masked and "[redacted]" in masked and masked.startswith("before ")
+    assert name == "pem cut off" or masked.endswith("after")
+
+
+def test_there_are_sixty_forms() -> None:
+    assert len(CANARIES) >= 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "missing_keys=['encoder.layer.0.weight']", "image_key=pixel_values", "sort_key: step", "Basic training begins",
+        "ssh://git@host/repo", "tokenizer=gpt2", "token_type_ids: [0, 1]", "model.layers.0.self_attn.q_proj.weight",
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "key-value store", "pass 3 of 7",
+        "0123456789abcdef0123456789abcdef", "checkpoint-1000/optimizer.pt", "https://host/path?page=2",
+    ],
+)  # fmt: skip
+def test_what_trainings_say_is_kept(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_configurations_are_masked_by_name_by_form_and_in_lists() -> None:
+    word = "Xy12" * 6
+    given = {
+        "wandb_key": word, "lr": 0.1, "tokens": 4096, "password": 1234, "run": {"hf_token": word},
+        "args": ["--token", word, "--lr", "0.1"], "urls": [f"https://{word}@host"], "vocabulary_size": 32_000,
+    }  # fmt: skip
+    plain = plain_facts(given)
+    assert word not in str(plain) and "1234" not in str(plain["password"])
+    assert (plain["lr"], plain["tokens"], plain["vocabulary_size"]) == (0.1, 4096, 32_000)
+    assert plain["args"] == ["--token", "[redacted]", "--lr", "0.1"]
+
+
+def test_long_texts_take_time_in_proportion() -> None:
+    """No pattern is tried again and again over the same letters."""
+    pieces = ["a", "key", "eyJ", "_eyJ", "://", "token=", "token", "-", "a.", "-----BEGIN PRIVATE KEY-----", '"', "\\"]
+    for piece in [*pieces, "A" * 40 + ".", "0123456789", "-----BEGIN ", "bearer ", "-SG.", "?sig="]:
+        started = time.process_time()
+        redact(piece * (100_000 // len(piece)))
+        assert time.process_time() - started < 5.0

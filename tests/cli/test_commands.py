@@ -17,7 +17,8 @@ import pytest
 from builders import RunBuilder
 from terminal import Terminal, on_a_terminal
 
-from stethos.cli.main import COMMANDS, main
+from stethos.cli.main import COMMANDS, GROUPS, main
+from stethos.cli.task.complete import completions
 from stethos.schema import NULL_F64, TABLES, Source
 
 EVIL = "\x1b[31mred\x1b[0m\nsecond line\x07"
@@ -139,7 +140,7 @@ def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> No
         ("demo", "running", 15, 18)
     ]
     lines = stethos("ls").stdout.splitlines()
-    assert lines[0].split()[:3] == ["run", "state", "started"] and lines[1].split()[:2] == ["demo", "running"]
+    assert lines[0].split()[:3] == ["run", "state", "what"] and lines[1].split()[:2] == ["demo", "running"]
     drawn = drawn_by("ls")  # 80 columns
     assert "demo" in drawn and "last loss" in drawn and "size" not in drawn
     assert "no runs in" in stethos("ls", "--dir", str(runs_dir / "nowhere")).stdout
@@ -241,16 +242,19 @@ def test_rm_asks_on_a_terminal(run: RunBuilder) -> None:
     assert "deleted demo" in terminal.text
 
 
-def test_every_command_has_help_with_a_first_line_that_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
+def test_every_command_has_help_with_a_first_line_that_says_what_it_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["help", "--all"]) == 0
     overview = capsys.readouterr().out
     for name, module in COMMANDS.items():
         summary = (import_module(module).__doc__ or "").partition("\n")[0]
-        assert summary.endswith(".") and f"  {name:15} {summary}" in overview
+        assert summary.endswith(".") and f"  {name:15} {summary[:80]}" in overview
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
         assert caught.value.code == 0
-        assert summary in capsys.readouterr().out
+        assert summary in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_named_like_a_command_is_asked_for_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,3 +306,60 @@ def test_a_query_of_a_growing_run_imports_no_more_than_arrow(demo: RunBuilder) -
         "assert main(['query', 'SELECT process, rank, step FROM steps ORDER BY step DESC LIMIT 1']) == 0\n"
         "assert not {'pyarrow.compute', 'pandas', 'sqlite3', 'rich'} & set(sys.modules), sys.modules.keys()\n"
     )
+
+
+# Groups, help and completion -------------------------------------------------------------------------
+
+
+def test_the_front_page_is_short_and_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (75, 100, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main([]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 45 and max(map(len, lines)) <= columns
+    named = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    assert named[:9] == list(GROUPS[""]) and set(named[9:]) == set(GROUPS) - {""}
+    assert all(len((import_module(module).__doc__ or "").partition("\n")[0]) <= 60 for module in GROUPS[""].values())
+
+
+def test_a_group_is_a_prefix(demo: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["data", "tables"], ["tables"], ["-t", str(demo.path), "data", "tables"]):
+        assert main([*words, *(["-t", str(demo.path)] if words[0] != "-t" else [])]) == 0
+        assert "updates" in capsys.readouterr().out
+    assert main(["live"]) == 0 and "backtrace" in capsys.readouterr().out
+    assert main(["live", "tables"]) == 2 and "say `stethos tables`" in capsys.readouterr().err
+    assert main(["live", "backtrac"]) == 2 and "did you mean backtrace?" in capsys.readouterr().err
+    assert main(["rounds", "--jsn"]) == 2 and "did you mean --json?" in capsys.readouterr().err
+
+
+def test_a_shell_completes_what_is_typed(demo: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STETHOS_DIR", str(demo.path.parent))
+    for words, expected in (
+        (["dia"], "diagnose"),
+        (["live", "back"], "backtrace"),
+        (["fed", "di"], "diff"),
+        (["diagnose", "--sil"], "--silence"),
+        (["diagnose", "--silence", "strag"], "straggler"),
+        (["rounds", demo.path.name[:2]], demo.path.name),
+        (["rounds", "-t", ""], demo.path.name),
+        (["-t", ""], demo.path.name),
+        (["tables", "up"], "updates"),
+        (["report", "--format", ""], "md"),
+        (["query", '"SELECT los'], "SELECT loss"),
+    ):
+        assert expected in completions(words), words
+    assert completions(["nonsense", ""]) == [] and completions([]) and completions(["rm", "--force", ""])
+
+
+def test_bash_completes(demo: RunBuilder) -> None:
+    script = stethos("completion", "bash").stdout
+    command = f"""
+stethos() {{ {sys.executable} -m stethos.cli.main "$@"; }}
+{script}
+COMP_WORDS=(stethos rounds -t ""); COMP_CWORD=3; _stethos; echo "${{COMPREPLY[@]}}"
+"""
+    environment = {**os.environ, "STETHOS_DIR": str(demo.path.parent)}
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout.split() == [demo.path.name]

@@ -21,13 +21,14 @@ from processes import DEADLINE_S, wait_for_rest
 
 import stethos
 from stethos import lab
-from stethos.cli import follow as following
-from stethos.cli.follow import Follower, follow
 from stethos.cli.main import main
-from stethos.cli.verdict import WIDTH, Line, finding_lines, report_lines
+from stethos.cli.screen import follow as following
+from stethos.cli.screen.follow import Follower, follow
+from stethos.cli.screen.verdict import WIDTH, Line, finding_lines, report_lines
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import Diagnosis, NotChecked, examine
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.record.border import origin_of
 from stethos.store.findings import FILE
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "federate.py"
@@ -75,7 +76,10 @@ def recorded_slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def slow(recorded_slow: Path, tmp_path: Path) -> Path:
     """A run of one's own in which client c3 becomes slow: a diagnosis leaves its findings there."""
-    return Path(shutil.copytree(recorded_slow, tmp_path / "runs" / "slow"))
+    copy = Path(shutil.copytree(recorded_slow, tmp_path / "runs" / "slow"))
+    facts = copy / "run.json"  # a copy is a stranger's: say that it was recorded here
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "origin": origin_of(copy)}))
+    return copy
 
 
 # The report ------------------------------------------------------------------------------------------
@@ -87,7 +91,7 @@ def test_the_report_names_the_client_and_fits_a_screen(
     monkeypatch.setenv("STETHOS_DIR", str(slow.parent))
     status, shown, _ = diagnose("-t", "slow")
     lines = shown.splitlines()
-    assert status == 1 and lines[0] == "run slow (ended): 1 problem found"
+    assert status == 1 and lines[0] == "run slow (ended): 1 problem"
     assert len(lines) <= 24 and max(map(len, lines)) <= WIDTH and "\x1b" not in shown
     for part in (
         "client c3 takes",
@@ -124,7 +128,7 @@ def test_silence_and_thresholds_change_the_verdict(slow: Path, diagnose: Diagnos
 
 def test_one_client_against_the_others(slow: Path, diagnose: Diagnose) -> None:
     status, shown, _ = diagnose("-t", slow, "--client", "c3")
-    assert status == 1 and "1 finding" in shown and "duration, ms" in shown and "1 of 6" in shown
+    assert status == 1 and "1 finding" in shown and "duration of its turn" in shown and "1 of 6" in shown
     status, shown, _ = diagnose("-t", slow, "--client", "c1")
     assert status == 0 and "nothing found against it" in shown
     found = json.loads(diagnose("-t", slow, "--client", "c3", "--json")[1])
@@ -223,7 +227,7 @@ def test_a_run_without_clients_has_none_to_show(run: RunBuilder, diagnose: Diagn
 @pytest.mark.parametrize("options", [{"clients": 1}, {"rounds": 1}, {"clients": 1, "rounds": 1}, {"clients": 2}])
 def test_one_client_or_one_round_is_enough_to_look(tmp_path: Path, diagnose: Diagnose, options: dict[str, int]) -> None:
     status, shown, error = diagnose("-t", federate(tmp_path, **options))
-    assert (status, error) == (0, "") and "nothing wrong found" in shown and "itself failed" not in shown
+    assert (status, error) == (0, "") and ": nothing found by" in shown and "itself failed" not in shown
 
 
 @pytest.mark.parametrize("kind", ["nan", "crash", "slow-compute", "dropout", "free-rider-zero", "scaling"])
@@ -310,25 +314,25 @@ def followed(script: Script, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str]
     return [" ".join(line.text.split()[1:3]) for line in said], diagnosis
 
 
-def test_a_finding_is_told_when_it_opens_changes_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_is_told_when_it_opens_changes_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     one, worse = finding(), finding(severity=Severity.ERROR)
     said, last = followed(Script((), (one,), (one,), (worse,), (), (one,)), monkeypatch)
-    assert said == ["opened WARNING", "changed ERROR", "passed ERROR", "opened WARNING"]
+    assert said == ["opened WARNING", "changed ERROR", "over ERROR", "opened WARNING"]
     assert last.findings == (one,)
 
 
-def test_a_finding_that_was_over_when_first_seen_is_told_as_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert followed(Script((finding(is_open=False),), ()), monkeypatch)[0] == ["passed WARNING"]
+def test_a_finding_that_was_over_when_first_seen_is_told_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert followed(Script((finding(is_open=False),), ()), monkeypatch)[0] == ["over WARNING"]
 
 
-def test_what_goes_on_comes_before_what_has_passed() -> None:
+def test_what_goes_on_comes_before_what_is_over() -> None:
     over = finding(severity=Severity.ERROR, title="over", is_open=False, subject=Subject(("c2",), first=1, last=2))
     lines = [line.text for line in report_lines(Diagnosis((over, finding()), ("SYS001",)), "RUN")]
-    assert lines[0] == "run RUN: 1 problem found, 1 more passed" and lines[2].startswith("WARNING  slow")
-    assert any(line.endswith("round 1 to 2 · 100 % sure") for line in lines)
+    assert lines[0] == "run RUN: 1 problem, 1 more over since round 2" and lines[2].startswith("WARNING  slow")
+    assert any(line.endswith("rounds 1 to 2 · 100 % sure") for line in lines)
 
 
-def test_a_finding_that_becomes_a_consequence_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_that_becomes_a_consequence_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = finding(title="cause", subject=Subject(("c2",), first=1)).with_consequences(finding())
     assert followed(Script((finding(),), (cause,)), monkeypatch)[0] == ["opened WARNING", "opened WARNING"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ from federated_rows import put_row
 from processes import environment, finish, start, start_program, wait_for_rest, wait_until
 from terminal import on_a_terminal
 
-from stethos.cli.clients import oddities, oddity
 from stethos.cli.main import main
 from stethos.cli.rounds import wrongs_of
 from stethos.schema import CLIENT_REPORTS, ROUNDS
 from stethos.store.run import open_run
+from stethos.view.round import RoundView
 
 COMMANDS = (["rounds"], ["clients"], ["compare-clients", "c1", "c7"])
 Shown = Callable[..., str]
@@ -75,8 +76,8 @@ def hanging(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 def show(capsys: pytest.CaptureFixture[str]) -> Shown:
     """What a command prints about a run."""
 
-    def run(path: Path, *words: str, status: int = 0) -> str:
-        assert main([*words, "-t", str(path)]) == status
+    def run(path: Path, *words: str, status: int | None = 0) -> str:
+        assert main([*words, "-t", str(path)]) == status or status is None
         captured = capsys.readouterr()
         return captured.err if status else captured.out
 
@@ -123,7 +124,7 @@ def test_the_last_rounds_alone(faulty: Path, show: Shown) -> None:
     text = show(faulty, "rounds", "--last", "2")
     assert [line.split()[0] for line in text.splitlines()[-2:]] == ["7", "8"]
     assert text.startswith("blobs: 8 rounds")
-    assert "N is 1 or more" in show(faulty, "rounds", "--last", "0", status=2)
+    assert "at least 1 is needed" in show(faulty, "rounds", "--last", "0", status=2)
 
 
 def test_a_long_run_is_cut_in_the_middle_but_for_troubles(recorded: Path, show: Shown) -> None:
@@ -141,7 +142,7 @@ def test_one_client_and_one_round(recorded: Path, show: Shown) -> None:
     assert text.splitlines()[0] == "blobs: 1 round, 1 client a round, ended"
     assert "1/1" in line_of(text, "1") and "✗" not in text
     clients = show(lonely, "clients")
-    assert clients.splitlines()[0] == "blobs: 1 client, 1 round, ended, none of them odd"
+    assert clients.splitlines()[0] == "blobs: 1 client, 1 round, ended, none of them accused"
     assert "cosine" not in clients  # there are no others
 
 
@@ -182,7 +183,10 @@ def test_the_first_round_is_seen_before_it_ends(tmp_path: Path, show: Shown) -> 
         process.communicate()
 
 
-ROUND = {"state": "ended", "selected": 9, "ok": 9, "failed": 0, "loss": 1.0, "accuracy": None}
+ROUND: dict[str, Any] = {
+    "federation": "blobs", "round": 1, "state": "ended", "t_ns": T0_NS, "duration_ms": 1.0, "selected": 9, "ok": 9,
+    "failed": 0, "loss": 1.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -191,60 +195,42 @@ ROUND = {"state": "ended", "selected": 9, "ok": 9, "failed": 0, "loss": 1.0, "ac
         ({}, []),
         ({"global_nan": 3, "loss": math.nan}, ["✗ NaN in the global model"]),
         ({"global_inf": 1}, ["✗ NaN in the global model"]),
-        ({"loss": math.inf}, ["✗ the loss is no number"]),
+        ({"loss": math.inf}, ["✗ the loss is not a number"]),
         ({"ok": 6, "failed": 1}, ["✗ 2 did not answer"]),
         ({"selected": None, "ok": None}, []),
         ({"nan_clients": [f"c{number}" for number in range(12)]}, ["✗ NaN from c0, c1, c2 and 9 more"]),
     ],
 )
 def test_what_went_wrong_in_a_round_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
-    assert wrongs_of({**ROUND, **facts}) == words
+    assert wrongs_of(RoundView(**{**ROUND, **facts})) == words
 
 
 # Clients ---------------------------------------------------------------------------------------------
 
 
-def test_odd_clients_come_first_with_the_reason_in_words(faulty: Path, show: Shown) -> None:
+def test_clients_that_findings_name_come_first_as_diagnose_names_them(faulty: Path, show: Shown) -> None:
     text = show(faulty, "clients")
     lines = text.splitlines()
-    assert lines[0] == "blobs: 10 clients, 8 rounds, ended, ✗ 4 odd"
-    assert [line.split()[0] for line in lines[3:13]] == ["c6", "c2", "c4", "c7", "c0", "c1", "c3", "c5", "c8", "c9"]
-    assert line_of(text, "c6").endswith("✗ NaN sent in round 6")
-    assert "6/8" in line_of(text, "c2") and "✗ failed 2 of 8 (ValueError: corrupt shard 17)" in line_of(text, "c2")
-    assert "7/8" in line_of(text, "c4") and "✗ dropped 1 of 8 (battery empty)" in line_of(text, "c4")
-    assert "! -0." in line_of(text, "c7") and "✗ points away from the others" in line_of(text, "c7")
+    assert lines[0] == "blobs: 10 clients, 8 rounds, ended, ✗ 3 accused"
+    names = [line.split()[0] for line in lines[3:13]]
+    assert names == ["c7", "c2", "c6", "c0", "c1", "c3", "c4", "c5", "c8", "c9"]
+    found = json.loads(show(faulty, "diagnose", "--json", status=None))["findings"]
+    wrong = [one for one in found if one["severity"] != "info"]
+    assert {client for one in wrong for client in one["clients"]} == set(names[:3])
+    assert "✗ sign-flip, 99 %, since round 1" in line_of(text, "c7")
+    assert "✗ nan" in line_of(text, "c6") and "round 6 only" in line_of(text, "c6")
+    assert "6/8" in line_of(text, "c2") and "2 failed (ValueError: corrupt shard 17)" in line_of(text, "c2")
+    assert "7/8" in line_of(text, "c4") and "1 dropped (battery empty)" in line_of(text, "c4")
     assert "█·" in line_of(text, "c4")  # the round it missed
-    assert "✗" not in line_of(text, "c1") and "!" not in line_of(text, "c1")
+    assert all("✗" not in line_of(text, name) for name in ("c0", "c1", "c3", "c4", "c5"))  # a fact is not a mark
 
 
-CLIENT: dict[str, Any] = {
-    "turns": 20, "ok": 20, "failed": 0, "timeout": 0, "dropped": 0, "nan_rounds": None, "nan_losses": 0, "cosine": 0.4,
-    "cosine_error": 0.0, "typical_cosine": 0.8, "compared": 8, "away_rounds": None,
-    "norm_ratio": 1.0, "pace": 1.0, "last_error": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        ({}, []),
-        ({"nan_losses": 2}, ["NaN loss in 2 turns"]),
-        ({"ok": 17, "timeout": 3}, ["timeout 3 of 20"]),
-        ({"cosine": -0.1}, ["points away from the others"]),
-        ({"cosine": -0.1, "cosine_error": 0.2}, []),
-        ({"cosine": None, "norm_ratio": None, "pace": None}, []),
-        ({"away_rounds": [5, 6, 7]}, ["pointed away from the others in 3 rounds (5 to 7)"]),
-        ({"norm_ratio": 0.0}, ["moves 0.00x as far as the median"]),
-        ({"norm_ratio": 2.9}, []),
-        ({"cosine": -0.9, "norm_ratio": 9.0, "compared": 0}, []),
-        ({"cosine": -0.9, "typical_cosine": -0.8, "away_rounds": [2]}, []),
-        ({"pace": 4.3}, ["takes 4.3x as long as the median"]),
-        ({"pace": 4.3, "turns": 2, "ok": 2}, []),
-    ],
-)
-def test_what_is_odd_about_a_client_is_said_in_words(facts: dict[str, Any], words: list[str]) -> None:
-    row = {**CLIENT, **facts}
-    assert oddities(row) == words and (oddity(row) > 0) == bool(words)
+def test_a_silenced_detector_marks_nobody(
+    faulty: Path, show: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stethos.toml").write_text('[diagnose]\nsilence = ["faulty-client", "client-failure"]\n')
+    monkeypatch.chdir(tmp_path)
+    assert "accused" in show(faulty, "clients").splitlines()[0] and "sign-flip" not in show(faulty, "clients")
 
 
 def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None:
@@ -256,15 +242,17 @@ def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None
         losses = run.rows("SELECT entry_loss FROM client_rounds WHERE client = 'c2' ORDER BY round").values
     fourth = rows_of(show(faulty, "clients", "--round", "4", "--json"))
     assert [(one["client"], one["cosine"], one["norm_ratio"]) for one in fourth if one["client"] == "c7"] == expected
-    assert rows["c2"]["cosine"] == pytest.approx(sum(value for (value,) in values) / 6)
-    assert [turn["loss"] for turn in rows["c2"]["entry_losses"]] == [loss for (loss,) in losses]
-    assert (rows["c2"]["failed"], rows["c2"]["ok"], rows["c2"]["last_error_round"]) == (2, 6, 5)
-    assert rows["c6"]["nan_rounds"] == [6] and rows["c1"]["odd"] == []
+    assert rows["c2"]["cosine"] == pytest.approx(statistics.median(value for (value,) in values))
+    assert [turn["entry_loss"] for turn in rows["c2"]["course"]] == [loss for (loss,) in losses]
+    assert rows["c2"]["entry_loss"] == pytest.approx(statistics.median(loss for (loss,) in losses if loss is not None))
+    assert (rows["c2"]["failed"], rows["c2"]["ok"]) == (2, 6)
+    assert rows["c6"]["non_finite"] > 0 and rows["c1"]["non_finite"] == 0
+    assert rows["c7"]["is_accused"] and not rows["c1"]["is_accused"] and rows["c1"]["mark"] is None
 
 
 def test_clients_of_one_round(faulty: Path, show: Shown) -> None:
     text = show(faulty, "clients", "--round", "6")
-    assert text.startswith("blobs: 10 clients, round 6, ended, ✗ 2 odd")
+    assert text.startswith("blobs: 10 clients, round 6, ended, ✗ 3 accused")
     assert " NaN " in line_of(text, "c6") and "1/1" in line_of(text, "c2")
     assert "it has rounds 1 to 8" in show(faulty, "clients", "--round", "99", status=2)
 
@@ -283,8 +271,8 @@ def test_an_unknown_column_is_refused_with_those_there_are(faulty: Path, show: S
 def test_many_clients_are_cut_with_a_hint(recorded: Path, show: Shown) -> None:
     path = recorded / "crowd"
     text = show(path, "clients")
-    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["c4", "c7"] and len(text.splitlines()) == 35
-    assert "270 more clients, none of them odd; --all shows every one" in text
+    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["c7", "c0"] and len(text.splitlines()) == 35
+    assert "270 more clients, none of them accused; --all shows every one" in text
     assert len(show(path, "clients", "--all").splitlines()) == 304
     assert len(rows_of(show(path, "clients", "--json"))) == 300
     assert "299/300" in line_of(show(path, "rounds"), "2")
@@ -369,7 +357,8 @@ def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
     faulty: Path, words: list[str], width: int
 ) -> None:
     drawn = on_a_terminal(*words, "-t", faulty, columns=width, NO_COLOR="1")
-    assert "row 1" not in drawn and "✗ NaN" in drawn and "✗ failed" in drawn
+    wrong = ("✗ NaN", "✗ failed") if words == ["rounds"] else ("✗ nan", "✗ sign-flip")
+    assert "row 1" not in drawn and all(one in drawn for one in wrong)
     assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
 
 
@@ -401,7 +390,7 @@ def edges(tmp_path: Path) -> Path:
 
 def test_two_clients_are_compared_where_they_meet(edges: Path, show: Shown) -> None:
     assert show(edges, "compare-clients", "c", "d").startswith("c and d")
-    assert "a and d take part in no federation together" in show(edges, "compare-clients", "a", "d", status=2)
+    assert "'a' and 'd' take part in no federation together" in show(edges, "compare-clients", "a", "d", status=2)
     assert "--federation east" in show(edges, "compare-clients", "a", "nobody", status=2)
 
 
@@ -491,9 +480,10 @@ def test_output_that_cannot_draw_gets_question_marks(faulty: Path) -> None:
 
 
 def test_reading_federations_needs_no_torch_and_no_pyarrow(faulty: Path) -> None:
+    """But for `clients`, which diagnoses a run unless that has been done."""
     code = (
         "import sys\nfrom stethos.cli.main import main\n"
-        f"for words in {COMMANDS!r}:\n    assert main([*words, '-t', {str(faulty)!r}]) == 0\n"
+        f"for words in {COMMANDS[::2]!r}:\n    assert main([*words, '-t', {str(faulty)!r}]) == 0\n"
         "assert not {'torch', 'pandas', 'rich', 'numpy', 'pyarrow'} & set(sys.modules)\n"
     )
     result = finish(start("-c", code))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stethos.cli.spark import ODD, UNKNOWN, bar, sparkline, two_way_bar
+from stethos.cli.screen.spark import ODD, UNKNOWN, bar, sparkline, two_way_bar
 
 floats = st.floats(allow_nan=True, allow_infinity=True)
 

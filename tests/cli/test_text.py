@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stethos.cli.jsontext import jsonable
-from stethos.cli.text import (
+from stethos.cli.screen.text import (
     bytes_text,
     clean,
     cosine_text,
@@ -19,13 +18,14 @@ from stethos.cli.text import (
     duration_text,
     ms_text,
     names_text,
-    natural_key,
     number_text,
     plural_text,
     share_text,
     short_text,
     times_text,
 )
+from stethos.store.order import natural_key
+from stethos.view.plain import jsonable
 
 
 @pytest.mark.parametrize(

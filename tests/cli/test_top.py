@@ -15,10 +15,10 @@ from rich.console import Console
 from terminal import Terminal
 
 from stethos.cli.main import main
-from stethos.cli.top_view import draw
-from stethos.cli.vitals import POINTS, Monitor
+from stethos.cli.screen.top_view import draw
 from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
+from stethos.view.vitals import POINTS, Monitor
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,13 @@ def test_one_frame_shows_the_federation(wards: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in shown and "NaN" in shown and "not diagnosed" in shown
 
 
-def test_a_run_that_was_diagnosed_and_is_well_has_no_open_findings(
-    growing: RunBuilder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_diagnosed_and_is_well_says_so(growing: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
     main(["top", "--once"])
     assert "not diagnosed" in capsys.readouterr().out
     with open_run(growing.path) as run:
         assert not diagnose(run, keep=True).findings
     main(["top", "--once"])
-    assert "no open findings" in capsys.readouterr().out
+    assert "nothing found" in capsys.readouterr().out
 
 
 def test_as_json_it_is_for_scripts(growing: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from examining import cases, found
 
-from stethos.cli.verdict import WIDTH, report_lines
+from stethos.cli.screen.verdict import WIDTH, report_lines
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
 from stethos.diagnose.life import row_of
 from stethos.diagnose.page import page_of
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
 from stethos.schema import NULL_F64, TABLES
 from stethos.store.engine import Engine
+from stethos.store.frame import Frame
 
 ALL = list(DETECTORS.values())
 
@@ -100,3 +102,10 @@ def test_a_report_of_one_finding_fits_a_screen(code: str) -> None:
     lines = [line.text for line in report_lines(diagnosis, "a-run-of-some-name", "ended")]
     assert len(lines) <= 22 and max(map(len, lines)) <= WIDTH
     assert lines[0].startswith("run a-run-of-some-name (ended): ")
+
+
+@pytest.mark.parametrize("code", DETECTORS)
+def test_a_module_of_detectors_begins_with_their_codes(code: str) -> None:
+    words = (sys.modules[DETECTORS[code].__module__].__doc__ or "").partition(":")[0]
+    first, _, last = words.partition(" to ")
+    assert first <= code <= (last or first)

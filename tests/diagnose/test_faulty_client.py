@@ -18,10 +18,11 @@ from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.engine import examine, needs_of
 from stethos.diagnose.federated.cohort import Cohort, cohorts_of
 from stethos.diagnose.federated.faulty_client import FaultyClient
-from stethos.diagnose.federated.trait import traits_of
+from stethos.diagnose.federated.trait import Signals
 from stethos.diagnose.federated.verdict import verdicts_on
 from stethos.diagnose.finding import Finding
-from stethos.diagnose.window import Frame, RunWindow, Window
+from stethos.diagnose.window import RunWindow, Window
+from stethos.store.frame import Frame
 
 CLIENTS, ROUNDS = 8, 6
 FAULTS = [
@@ -59,7 +60,7 @@ def test_a_faulty_client_is_found_with_its_kind(tmp_path: Path, fault: lab.Fault
     assert (found.kind, found.subject.clients) == (kind, ("c3",)) and found.is_open and found.confidence >= 0.9
     assert found.evidence and found.next_step
     if kind == "label-flip":
-        assert found.detail == {"source": 7, "target": 1} and "class 7 labelled as 1" in found.title
+        assert found.detail == {"guilt": "hostile", "source": 7, "target": 1} and "class 7 labelled as 1" in found.title
     if kind == "nan":
         assert found.subject.first == 4
 
@@ -90,8 +91,8 @@ def honest(**changes: Any) -> Cohort:
     values["odd"] = np.zeros((ROUNDS, CLIENTS))
     values["confusion"] = np.zeros((ROUNDS, CLIENTS, 3, 3)) + np.diag([20.0, 20, 20]) + 1
     values["bias"] = 0.01 * chance.normal(size=(ROUNDS, CLIENTS, 3))
-    names = {"rounds": tuple(range(1, ROUNDS + 1)), "clients": tuple(f"c{n}" for n in range(CLIENTS))}
-    return Cohort(**(names | values | changes))
+    clients = changes.pop("clients", tuple(f"c{n}" for n in range(CLIENTS)))
+    return Cohort(tuple(range(1, ROUNDS + 1)), clients, values | changes)
 
 
 def test_nan_is_the_fault_of_who_sent_it_first() -> None:
@@ -120,7 +121,7 @@ def test_a_copy_of_the_last_change_is_no_work_but_a_likeness_is() -> None:
 def test_missing_answers_and_losses_are_no_trouble() -> None:
     nothing = np.full((ROUNDS, CLIENTS), math.nan)
     cohort = honest(entry_loss=nothing, exit_loss=nothing, confusion=np.full((ROUNDS, CLIENTS, 0, 0), math.nan))
-    assert traits_of(cohort).values.shape[0] == CLIENTS
+    assert Signals(cohort).over(0, ROUNDS).values.shape[0] == CLIENTS
     assert verdicts_on(cohort, 0.9) == []
 
 
@@ -140,7 +141,9 @@ def window_of(clients: int, rounds: int = 3) -> Window:
     return Window({"updates": Frame(columns)})
 
 
-@pytest.mark.parametrize(("column", "value", "words"), [("nan", 27.0, "send NaN"), ("norm", 0.0, "send no work")])
+@pytest.mark.parametrize(
+    ("column", "value", "words"), [("nan", 27.0, "send NaN"), ("norm", 0.0, "send updates without training")]
+)
 def test_what_all_clients_do_is_told_once(column: str, value: float, words: str) -> None:
     """Sizes and cosines are NULL then; that nothing can be compared is no reason to say nothing."""
     size = 5 * 3
@@ -266,8 +269,8 @@ def test_a_text_classifier_has_no_inputs_to_be_called_faulty(tmp_path: Path) -> 
                     states.append(local.state_dict())
                     site.update(local.state_dict(), samples=60)
             assert rnd.corrected() == rnd.updates
-            assert fed.correcting is not None
-            assert np.isnan(fed.correcting.corrector._screening._rows[-1]["input_cos"]).all()  # nor for corrections
+            screened = rnd.screened()
+            assert screened is not None and np.isnan(screened.cohort.input_cos).all()  # nor for corrections
             model.load_state_dict({key: sum(state[key] for state in states) / 10 for key in states[0]})
     assert findings_of(fed.path) == []
     with stethos.open_run(fed.path) as run:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stethos.diagnose.engine import fold
 from stethos.diagnose.finding import Finding, Severity, Subject
-from stethos.diagnose.fold import fold
 
 EXPLAINS = {"cause": frozenset({"effect"}), "effect": frozenset({"last"})}
 

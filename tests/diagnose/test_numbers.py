@@ -25,7 +25,8 @@ from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
 from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
-from stethos.diagnose.window import Frame, Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame, is_null
 
 OURS = [detector for code, detector in DETECTORS.items() if code[:3] in ("NUM", "CON")]
 STUCK = 2.3 + made.noise(300, 0.02)

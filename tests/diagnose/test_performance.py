@@ -10,7 +10,8 @@ from examining import cases, found
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Severity
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame
 
 FAMILY = [code for code in DETECTORS if code.startswith("PRF")]
 

@@ -12,9 +12,8 @@ import pytest
 
 from stethos import lab
 from stethos.diagnose.detector import CannotTell
-from stethos.diagnose.federated.cohort import MATRICES, Cohort
+from stethos.diagnose.federated.cohort import COLUMNS, Cohort, is_alone_with, shared_labels
 from stethos.diagnose.federated.faulty_client import FaultyClient
-from stethos.diagnose.federated.shared_label import is_alone_with, shared_labels
 from stethos.diagnose.federated.verdict import IN_COMPANY, SURE, verdicts_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -25,10 +24,10 @@ from benchmarks.faults.case import Case, play
 def cohort_of(counts: Any, rounds: int = 2) -> Cohort:
     """Clients with so many samples of each label, every one answered rightly."""
     matrices = np.array([np.diag(row) for row in np.array(counts, float)])
-    values: dict[str, Any] = {name: np.ones((rounds, len(matrices))) for name in MATRICES}
+    values: dict[str, Any] = {name: np.ones((rounds, len(matrices))) for name in COLUMNS}
     values |= {"confusion": np.stack([matrices] * rounds), "bias": np.zeros((rounds, len(matrices), 0))}
     values["odd"] = np.zeros((rounds, len(matrices)))
-    return Cohort(tuple(range(1, rounds + 1)), tuple(f"c{n}" for n in range(len(matrices))), **values)
+    return Cohort(tuple(range(1, rounds + 1)), tuple(f"c{n}" for n in range(len(matrices))), values)
 
 
 def slow_share(counts: list[list[int]], client: int) -> float:

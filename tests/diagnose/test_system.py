@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from examining import cases, found, of_turns
 
-from stethos.diagnose.finding import Severity
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.detectors import choose_detectors
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame
 
 # Stragglers ------------------------------------------------------------------------------------------
 
@@ -57,41 +59,65 @@ def test_a_rank_a_little_slower_is_no_straggler() -> None:
 # Missing updates -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
-def test_a_single_missing_update_is_no_finding(code: str, status: str) -> None:
-    assert not found(code, cases.absent(status, since=4, until=4))
-    (one,) = found(code, cases.absent(status, since=9))
+REASONS = [("dropout", "dropped"), ("timeout", "timeout"), ("failure", "failed")]
+
+
+def missing(kind: str, window: Window) -> list[Finding]:
+    """What is found of one kind."""
+    return [one for one in found("SYS017", window) if one.kind == kind]
+
+
+@pytest.mark.parametrize(("kind", "status"), REASONS)
+def test_a_missing_update_is_of_one_kind_alone(kind: str, status: str) -> None:
+    assert [one.kind for one in found("SYS017", cases.absent(status))] == [kind]
+
+
+@pytest.mark.parametrize("former", ["SYS004", "client-timeout"])
+def test_a_former_name_silences_its_kind_and_sets_the_whole(former: str) -> None:
+    def chosen(**options: Any) -> Any:
+        return next(one for one in choose_detectors(**options) if one.name == "missing-update")
+
+    quiet = chosen(silenced=[former])
+    assert not list(quiet.check(cases.absent("timeout"))) and list(quiet.check(cases.absent("dropped")))
+    assert quiet.code == "SYS017" and chosen(thresholds={former: {"rounds": 7}}).rounds == 7
+    assert "missing-update" not in {one.name for one in choose_detectors(silenced=["missing-update"])}
+
+
+@pytest.mark.parametrize(("kind", "status"), REASONS)
+def test_a_single_missing_update_is_no_finding(kind: str, status: str) -> None:
+    assert not missing(kind, cases.absent(status, since=4, until=4))
+    (one,) = missing(kind, cases.absent(status, since=9))
     assert one.subject.clients == ("c2",) and one.subject.first == 9
 
 
-@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
-def test_most_clients_missing_in_the_last_round_are_told_at_once(code: str, status: str) -> None:
+@pytest.mark.parametrize(("kind", "status"), REASONS)
+def test_most_clients_missing_in_the_last_round_are_told_at_once(kind: str, status: str) -> None:
     """It may be what ended the training. One client, or an earlier round, is no such matter."""
     bad, last = {"status": status, "error": "ValueError: no"}, max(cases.ROUNDS)
-    (one,) = found(code, of_turns(lambda client, number, _: bad if number == last and client != "c0" else {}))
+    (one,) = missing(kind, of_turns(lambda client, number, _: bad if number == last and client != "c0" else {}))
     assert one.severity is Severity.ERROR and "c0" not in one.subject.clients and one.subject.first == last
-    (one,) = found(code, of_turns(lambda *_: bad, clients=("c0",), rounds=(1,)))
+    (one,) = missing(kind, of_turns(lambda *_: bad, clients=("c0",), rounds=(1,)))
     assert one.subject.clients == ("c0",) and one.is_open
-    assert not found(code, of_turns(lambda client, number, _: bad if number == last and client == "c1" else {}))
-    assert not found(code, of_turns(lambda _, number, __: bad if number == last - 1 else {}))
+    assert not missing(kind, of_turns(lambda client, number, _: bad if number == last and client == "c1" else {}))
+    assert not missing(kind, of_turns(lambda _, number, __: bad if number == last - 1 else {}))
 
 
-@pytest.mark.parametrize(("code", "status"), [("SYS003", "dropped"), ("SYS004", "timeout"), ("SYS005", "failed")])
-def test_a_client_that_came_back_is_over(code: str, status: str) -> None:
-    (one,) = found(code, cases.absent(status, since=2, until=4))
+@pytest.mark.parametrize(("kind", "status"), REASONS)
+def test_a_client_that_came_back_is_over(kind: str, status: str) -> None:
+    (one,) = missing(kind, cases.absent(status, since=2, until=4))
     assert not one.is_open and (one.subject.first, one.subject.last) == (2, 4)
 
 
 def test_an_error_of_the_link_is_no_failure_of_the_client() -> None:
     window = cases.absent("failed", "ConnectionResetError: [Errno 104] Connection reset by peer")
-    assert not found("SYS005", window) and len(found("SYS006", window)) == 1
+    assert not missing("failure", window) and len(missing("communication", window)) == 1
     window = cases.absent("failed", "IndexError: index 503 is out of bounds in skip connections of the network")
-    assert len(found("SYS005", window)) == 1 and not found("SYS006", window)
+    assert len(missing("failure", window)) == 1 and not missing("communication", window)
 
 
 def test_where_most_clients_lose_the_connection_it_is_one_finding_about_all() -> None:
     row = {"status": "failed", "error": "grpc.RpcError: StatusCode.UNAVAILABLE"}
-    (one,) = found("SYS006", of_turns(lambda client, number, _: row if client != "c0" and number > 7 else {}))
+    (one,) = missing("communication", of_turns(lambda client, number, _: row if client != "c0" and number > 7 else {}))
     assert one.severity is Severity.ERROR and len(one.subject.clients) == 5 and "most of them" in one.title
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stethos.diagnose.system.trend import trend_of
-from stethos.diagnose.window import Frame
+from stethos.store.frame import Frame
 
 
 def sampled(rss_bytes: np.ndarray) -> Frame:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from examining import cases
 
-from stethos.diagnose.turn import Turns, others_median, sql_text, turns_of
+from stethos.diagnose.turn import Turns, others_median, turns_of
 from stethos.diagnose.window import Window
 
 
@@ -47,7 +47,3 @@ def test_a_client_that_came_back_is_seen_as_it_was_last() -> None:
     ]
     (turns,) = turns_of(Window({"client_rounds": cases.frame_of(rows)}))
     assert isinstance(turns, Turns) and turns.grid("duration_ms").tolist() == [[5.0]] and turns.is_ok.all()
-
-
-def test_names_are_quoted_for_sql() -> None:
-    assert sql_text("it's") == "'it''s'" and sql_text("a\0b") == "('a' || chr(0) || 'b')"

@@ -11,7 +11,7 @@ from federated_rows import build_federation
 from perfetto_reader import TraceProcessor, trace_processor
 
 from stethos.export import perfetto
-from stethos.export.output import Written
+from stethos.export.output import ExportResult
 from stethos.record.layout import SLOT_PACKERS
 from stethos.schema import COLLECTIVES, NULL_I32, NULL_I64
 from stethos.store.run import open_run
@@ -24,7 +24,9 @@ FROM slice JOIN thread_track ON slice.track_id = thread_track.id JOIN thread USI
 
 
 @pytest.fixture(scope="module")
-def made(federation_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Written, TraceProcessor]]:
+def made(
+    federation_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ExportResult, TraceProcessor]]:
     path = tmp_path_factory.mktemp("traces") / "wards.json.gz"
     with open_run(federation_path) as run:
         written = perfetto.write(run, path)
@@ -33,7 +35,7 @@ def made(federation_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def ask(made: tuple[Written, TraceProcessor]) -> TraceProcessor:
+def ask(made: tuple[ExportResult, TraceProcessor]) -> TraceProcessor:
     return made[1]
 
 
@@ -42,7 +44,7 @@ def test_the_trace_processor_has_no_complaint(ask: TraceProcessor) -> None:
     assert ask("SELECT count(*) AS n FROM slice WHERE dur < 0 OR ts < 0") == [(0,)]
 
 
-def test_everything_recorded_is_there(made: tuple[Written, TraceProcessor]) -> None:
+def test_everything_recorded_is_there(made: tuple[ExportResult, TraceProcessor]) -> None:
     written, ask = made
     found = dict(ask("SELECT category, count(*) AS n FROM slice GROUP BY category"))
     assert found == dict(written.counts)

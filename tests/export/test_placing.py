@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from stethos.export.clock import Enclosure, offsets
-from stethos.export.lane import Lanes
-from stethos.export.module_layout import Call, lay_out
+from stethos.view.clock import NestedWork, offsets
+from stethos.view.lane import Lanes
+from stethos.view.module_layout import ModuleCall, lay_out
 
 
-def enclosure(inner: str, outer: str, start: int, end: int, outer_start: int = 0, outer_end: int = 100) -> Enclosure:
-    return Enclosure(inner, outer, start, end, outer_start, outer_end)
+def enclosure(inner: str, outer: str, start: int, end: int, outer_start: int = 0, outer_end: int = 100) -> NestedWork:
+    return NestedWork(inner, outer, start, end, outer_start, outer_end)
 
 
 def test_a_clock_that_makes_sense_is_left_alone() -> None:
@@ -57,7 +57,9 @@ def test_a_lane_is_used_again_when_it_is_free() -> None:
 def test_modules_nest_by_their_names_in_the_order_of_their_calls() -> None:
     forward = [("block.a", 3), ("block.b", 4), ("block", 9), ("head", 2), ("Net", 14)]
     backward = [("head", 1), ("Net", 12), ("block", 8), ("block.b", 3), ("block.a", 4)]
-    calls = [Call(name, "forward", ns) for name, ns in forward] + [Call(name, "backward", ns) for name, ns in backward]
+    calls = [ModuleCall(name, "forward", ns) for name, ns in forward] + [
+        ModuleCall(name, "backward", ns) for name, ns in backward
+    ]
     placed = [(one.call.module, one.call.stage[0], one.start_ns, one.length_ns) for one in lay_out(calls, "Net")]
     assert placed == [
         ("Net", "f", 0, 14), ("block", "f", 0, 9), ("block.a", "f", 0, 3), ("block.b", "f", 3, 4), ("head", "f", 9, 2),
@@ -67,7 +69,9 @@ def test_modules_nest_by_their_names_in_the_order_of_their_calls() -> None:
 
 
 def test_a_parent_is_drawn_at_least_as_long_as_what_it_called() -> None:
-    placed = lay_out([Call("a.b", "forward", 5), Call("a.c", "forward", 5), Call("a", "forward", 8)], None)
+    placed = lay_out(
+        [ModuleCall("a.b", "forward", 5), ModuleCall("a.c", "forward", 5), ModuleCall("a", "forward", 8)], None
+    )
     assert [(one.call.module, one.start_ns, one.length_ns) for one in placed] == [
         ("a", 0, 10),
         ("a.b", 0, 5),

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import stethos
+from stethos.federate.fingerprint import Fingerprint, change_in, fingerprints_of
+from stethos.federate.sketch import SketchPlan
 
 State = dict[str, torch.Tensor]
 
@@ -110,3 +113,9 @@ def run_observed(
                 model.load_state_dict(average(states, [len(client.x) for client in clients]))
             rnd.evaluate(loss=1.0 / rnd.number, accuracy=0.5, auc=0.75)
     return story
+
+
+def fingerprint_of(plan: SketchPlan, base: Any, state: Any, client: str) -> Fingerprint:
+    """Of one update by itself, the plain way."""
+    rows = np.empty((1, plan.read), np.float32)
+    return fingerprints_of(plan, rows, [change_in(plan, rows[0], base, state, client)])[0]

@@ -552,7 +552,7 @@ def test_an_evaluation_that_found_no_number_is_no_reason_to_stop(record: Record)
     assert recording.rows("SELECT round, loss, evaluation FROM rounds ORDER BY round") == [
         (number, loss, '{"recall": 0.25}') for number, loss in ((1, 0.5), (2, None), (3, None))
     ]
-    assert recording.column("SELECT reason FROM gaps") == ["the evaluation's loss is no number: Tensor"]
+    assert recording.column("SELECT reason FROM gaps") == ["the evaluation's loss is not a number: Tensor"]
 
 
 def test_a_module_in_place_of_its_state_is_refused_with_the_way_out(record: Record) -> None:
@@ -611,8 +611,8 @@ def test_a_trace_ends_with_its_clients_turn(record: Record) -> None:
     model, optimizer = make_model(), None
     with stethos.federation("toy", model=model, progress=False) as fed:
         recording = boot.current()
-        assert recording is not None and recording.torch_watch is not None
-        tracer = recording.torch_watch.steps.tracer
+        assert recording is not None and recording.torch_hooks is not None
+        tracer = recording.torch_hooks.steps.tracer
         for rnd in fed.rounds(1):
             with rnd.client("c1"):
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

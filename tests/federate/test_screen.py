@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,10 @@ from recording import Recording
 from torch import nn
 
 import stethos
+from stethos.diagnose.engine import needs_of
+from stethos.diagnose.federated.cohort import COLUMNS, cohorts_of
+from stethos.diagnose.federated.faulty_client import FaultyClient
+from stethos.diagnose.window import RunWindow
 
 Record = Callable[..., Recording]
 
@@ -49,6 +54,35 @@ def test_nan_is_told_at_once_and_honest_clients_are_left_alone(record: Record) -
                     site.update(state)
             found = [(one.client, one.kind, one.first) for one in rnd.screen()]
             assert found == ([] if rnd.number == 1 else [("c1", "nan", 2)])
+
+
+def test_a_cohort_is_the_same_from_memory_and_from_tables(tmp_path: Path) -> None:
+    """With a client that is away for a round, one whose update is all NaN, and one that reports nothing."""
+    model, clients = make_model(with_norm=True), make_clients(6)
+    with stethos.federation("toy", model=model, dir=tmp_path, progress=False, correct="on") as fed:
+        for rnd in fed.rounds(4):
+            for client in clients:
+                if (rnd.number, client.name) == (2, "c2"):
+                    continue
+                with rnd.client(client.name) as site:
+                    if client.name != "c3":
+                        site.confusion(client.y, model(client.x).argmax(1))
+                    state = client.train(model)
+                    if (rnd.number, client.name) == (3, "c1"):
+                        state = {name: value * torch.nan for name, value in state.items()}
+                    site.update(state, samples=None if client.name == "c3" else len(client.x))
+            screened = rnd.screened()
+            model.load_state_dict(rnd.aggregate())
+    assert screened is not None and fed.path is not None
+    with stethos.open_run(fed.path) as run:
+        ((_, table),) = cohorts_of(RunWindow(run, needs_of([FaultyClient()])))
+    held = screened.cohort
+    assert (
+        (held.rounds, held.clients) == (table.rounds, table.clients) == ((1, 2, 3, 4), tuple(c.name for c in clients))
+    )
+    for name in COLUMNS:
+        np.testing.assert_allclose(held.values[name], table.values[name], rtol=1e-5, atol=1e-9, err_msg=name)
+    assert np.isnan(held.norm).sum() == 2 and np.isnan(held.samples[:, 3]).all() and held.odd[2, 1] > 0
 
 
 def test_a_flip_shows_in_the_responses_as_the_largest_pair(record: Record) -> None:

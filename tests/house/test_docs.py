@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import stethos
 
 PROJECT = Path(__file__).resolve().parents[2]
 DETECTOR_PAGES = sorted((PROJECT / "docs" / "detectors").glob("*.md"))
+CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIMEOUT_S = 600
@@ -47,7 +49,7 @@ class Block:
 
 def blocks(*kinds: str) -> list[Block]:
     found = []
-    for page in PAGES:
+    for page in [*PAGES, CONTRIBUTING]:
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
             if match["kind"] in kinds:
@@ -122,10 +124,14 @@ def test_generated_pages_are_up_to_date() -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
+# Examples with something that only the reader has; tests of their own run these commands.
+READERS_OWN = ("s3://", "stethos diverge first second", "stethos import ", "stethos completion fish")
+
+
 @pytest.mark.parametrize("block", blocks("console", "bash"), ids=str)
 def test_commands_run(block: Block, copy: Path) -> None:
     for command in commands(block):
-        if "stethos" in command:
+        if "stethos" in command and not any(own in command for own in READERS_OWN):
             result = shell(copy, command)
             allowed = (0, 1) if "stethos diagnose" in command else (0,)  # 1: something is wrong with the run
             assert result.returncode in allowed, f"{command}\n{result.stdout}{result.stderr}"
@@ -152,7 +158,7 @@ def test_queries_run_and_find_something(block: Block, workshop: Path) -> None:
         assert run.sql(block.body).num_rows
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DETECTOR_PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING, *DETECTOR_PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
@@ -174,3 +180,20 @@ def test_every_dependency_has_its_line() -> None:
 
 def test_the_changelog_has_the_version() -> None:
     assert f"## [{stethos.__version__}]" in (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_site_builds_and_every_page_and_link_is_in_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "docs/images" not in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert '"title":"Start here"' in (tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8")
+
+
+def test_the_cells_of_the_notebook_run(copy: Path) -> None:
+    notebook = json.loads((PROJECT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (copy / "cells.py").write_text("\n".join(cells), encoding="utf-8")
+    result = shell(copy, "python -W error cells.py")
+    assert result.returncode == 0, result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from typing import NamedTuple
 import pytest
 
 import stethos
+from stethos import wiring
 
 ROOT = Path(stethos.__file__).resolve().parent
-BASE = frozenset({"errors", "schema", "settings", "clock", "guard", "native", "redact"})
+BASE = frozenset({"errors", "schema", "settings", "clock", "guard", "native", "outlier", "redact", "wiring", "cluster"})
 
 # Each package and those it may import, beside the base modules and itself.
 BELOW: dict[str, frozenset[str]] = {
@@ -24,30 +26,50 @@ BELOW: dict[str, frozenset[str]] = {
     "federate": frozenset({"record", "observe"}),
     "profile": frozenset({"store"}),
     "diagnose": frozenset({"store", "profile"}),
-    "export": frozenset({"store", "profile", "diagnose"}),
-    "replay": frozenset({"record", "store", "observe", "federate", "diagnose"}),
-    "act": frozenset({"store", "observe", "federate", "diagnose"}),
-    "live": frozenset({"record", "store", "observe", "diagnose"}),
-    "lab": frozenset({"federate", "observe", "record", "store", "replay", "act"}),
-    "adapters": frozenset({"record", "store", "observe", "federate", "replay", "act"}),
-    "web": frozenset({"record", "store", "diagnose", "profile", "export", "act", "live"}),
+    "view": frozenset({"store", "diagnose"}),
+    "archive": frozenset({"record", "store", "diagnose", "view"}),
+    "export": frozenset({"store", "view"}),
+    "replay": frozenset({"record", "store", "profile"}),
+    "act": frozenset({"record", "store", "observe", "federate", "diagnose"}),
+    "live": frozenset({"record", "store", "observe", "diagnose", "replay"}),
+    "lab": frozenset({"federate", "observe", "replay", "act"}),
+    "testing": frozenset({"store", "diagnose"}),  # one module, public
+    "adapters": frozenset({"record", "observe", "federate", "replay", "act", "collect"}),
+    "web": frozenset({"record", "store", "profile", "live", "diagnose", "view", "export"}),
+    "collect": frozenset({"record", "web"}),
     "cli": frozenset(
-        {"record", "store", "observe", "diagnose", "profile", "export", "replay", "act", "live", "lab", "web"}
+        {
+            "record",
+            "store",
+            "diagnose",
+            "profile",
+            "export",
+            "replay",
+            "act",
+            "live",
+            "lab",
+            "view",
+            "web",
+            "adapters",
+            "archive",
+            "collect",
+        }
     ),
 }
 # Inside a function, when it is called: what a handle offers beyond its own package.
 LAZILY = {
     ("observe.api", "store"),
     ("observe.api", "act"),
-    ("federate.federation", "store"),
     ("federate.federation", "replay"),
     ("federate.correcting", "act"),
-    ("federate.reading", "diagnose"),
+    ("federate.screening", "diagnose"),
     ("store.run", "export"),
+    ("store.run", "archive"),
+    ("store.find", "archive"),
 }
 
 # The trainer loads these before torch: nothing but the standard library.
-PLAIN = ("layout", "ring", "slots", "place", "spawn", "provenance", "segment", "whole_file")
+PLAIN = ("layout", "ring", "border", "place", "spawn", "provenance", "whole_file")
 HEAVY = ("numpy", "pyarrow", "duckdb", "psutil", "rich", "torch")
 
 
@@ -93,19 +115,119 @@ def all_imports() -> list[Import]:
 def test_every_package_is_in_the_table() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     modules = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
-    assert packages == set(BELOW) and modules == BASE
+    assert packages | {"testing"} == set(BELOW) and modules - {"testing"} == BASE
+
+
+def edges() -> Iterator[tuple[str, str, bool]]:
+    """Each import of ours that runs: the module, the package or base module it imports, and whether at the top."""
+    for module, imported, is_top, is_typing in all_imports():
+        if imported.startswith("stethos.") and not is_typing and not module.startswith(("_site.", "__init__")):
+            yield module, imported.split(".")[1], is_top
+
+
+def allowed_to(package: str) -> frozenset[str]:
+    return BASE | BELOW.get(package, frozenset()) | {package, "__version__"}
 
 
 def test_imports_point_down() -> None:
-    wrong = []
-    for module, imported, is_top, is_typing in all_imports():
-        if not imported.startswith("stethos.") or is_typing or module.startswith(("_site.", "__init__")):
-            continue
-        package, target = module.split(".")[0], imported.split(".")[1]
-        allowed = BASE if package in BASE else BASE | BELOW[package] | {package}
-        if target not in allowed and target != "__version__" and (is_top or (module, target) not in LAZILY):
-            wrong.append(f"{module} imports {imported}")
+    wrong = [
+        f"{module} imports {target}"
+        for module, target, is_top in edges()
+        if target not in allowed_to(module.split(".")[0]) | {"__version__"}
+        and (is_top or (module, target) not in LAZILY)
+    ]
     assert wrong == []
+
+
+def test_every_allowance_is_used() -> None:
+    found = {  # those of types alone count as well
+        (module.split(".")[0], imported.split(".")[1])
+        for module, imported, _, _ in all_imports()
+        if imported.startswith("stethos.")
+    }
+    unused = {(package, target) for package, targets in BELOW.items() for target in targets} - found
+    assert unused == set()
+    lazy = {(module, target) for module, target, is_top in edges() if not is_top}
+    assert LAZILY - lazy == set()
+
+
+# Names of modules in strings: an import by name, a program for `python -m` or `python -c`. The table is `wiring.py`.
+
+LINKS = {name: link for name, link in vars(wiring).items() if isinstance(link, wiring.Link)}
+NAMED = re.compile(r"\bstethos((?:\.[A-Za-z_]\w*)+)")
+
+
+def strings_of(path: Path) -> Iterator[str]:
+    """The strings of a module that are values; of an f-string, what is written out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+def module_in(dotted: str) -> str | None:
+    """The package or base module of ours that a dotted name begins with, if there is one."""
+    first = dotted.strip(".").split(".")[0]
+    return first if first in BELOW or first in BASE else None
+
+
+def string_edges(path: Path) -> Iterator[tuple[str, str]]:
+    for text in strings_of(path):
+        for found in NAMED.finditer(text):
+            target = module_in(found[1])
+            if target is not None:
+                yield module_name(path), target
+
+
+def test_module_names_in_strings_point_down() -> None:
+    wrong = [
+        f"{module} names {target} in a string"
+        for path in sorted(ROOT.rglob("*.py"))
+        if path != ROOT / "wiring.py" and path.parent != ROOT / "_site"
+        for module, target in string_edges(path)
+        if target not in allowed_to(module.split(".")[0])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import_module("stethos.cli.main")',
+        'run([sys.executable, "-m", "stethos.cli.main"])',
+        '_START = "import sys; from stethos.cli.main import main; main()"',
+        'import_module(f"stethos.cli.{name}")',
+    ],
+)
+def test_a_module_name_in_a_string_is_found(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record" / "sample.py"
+    path.parent.mkdir()
+    path.write_text(source)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert ("record.sample", "cli") in set(string_edges(path))
+
+
+def test_the_wiring_is_used_by_those_it_names_and_by_nobody_else_above() -> None:
+    users: dict[str, set[str]] = {name: set() for name in LINKS}
+    for module, imported, _, _ in all_imports():
+        if imported.startswith("stethos.wiring."):
+            name = imported.rpartition(".")[2]
+            name = "COMMAND_LINE" if name == "command_line" else name
+            if name in LINKS and LINKS[name].module.split(".")[1] not in allowed_to(module.split(".")[0]):
+                users[name].add(module)
+    assert users == {name: set(link.users) for name, link in LINKS.items()}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_what_the_wiring_names_exists(name: str) -> None:
+    path = ROOT.joinpath(*LINKS[name].module.split(".")[1:]).with_suffix(".py")
+    defined = ast.parse(path.read_text(encoding="utf-8")).body
+    assert LINKS[name].name in {getattr(node, "name", "") for node in defined}
 
 
 def test_torch_is_imported_where_it_may_be() -> None:
@@ -130,6 +252,10 @@ def loaded_after(statement: str) -> list[str]:
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded_after("import stethos") == []
+
+
+def test_counting_the_rows_of_segments_loads_nothing_heavy() -> None:
+    assert loaded_after("import stethos.record.segment") == []
 
 
 @pytest.mark.parametrize("name", ["log", "span", "watch"])

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from stethos.cli.main import COMMANDS, _taken_apart, parser_of
-from stethos.cli.remote import take_token_file
+from stethos.cli.main import COMMANDS, GROUPS, _taken_apart, parser_of
+from stethos.cli.task.remote import take_token_file
 from stethos.errors import UsageError
 
 PROJECT = Path(__file__).resolve().parents[2]
 _QUOTED = re.compile(r"(?<!`)`stethos ([^`\n]+)`(?!`)")
 _LINE = re.compile(r"^ *(?:\$ )?stethos (.+)$", re.MULTILINE)
-_ENDS = ("|", "||", "&&", ">", "<", "&", "...")  # behind them the command is over
-_PLACEHOLDERS = ("COMMAND", "WORD", "--help")
+_ENDS = ("|", "||", "&&", ">", ">>", "<", "&", "...")  # behind them the command is over
+_PLACEHOLDERS = ("COMMAND", "WORD", "--help", "help")
 _UNFINISHED = ("expected one argument", "unrecognized arguments: WORD")  # an option named alone; what may be empty
 
 
@@ -63,6 +63,8 @@ def words_of(line: str) -> list[str]:
 def complaint_about(words: list[str]) -> str:
     """What the command line has against these words, but for missing and made up values."""
     _, (name, *rest) = _taken_apart(words)
+    if name in GROUPS and rest:
+        name, *rest = rest
     if name in _PLACEHOLDERS or rest[:1] == ["COMMAND"] or name.endswith(","):  # any command; a line of prose
         return ""
     if name not in COMMANDS:
@@ -73,7 +75,10 @@ def complaint_about(words: list[str]) -> str:
         action.type, action.choices = None, None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            parser.parse_args(rest)
+            parsed, left = parser.parse_known_args(rest)
+            is_target = len(left) == 1 and hasattr(parsed, "target") and not left[0].startswith("-")
+            if left and not is_target:  # a target may stand after the command
+                return f"unrecognized arguments: {' '.join(left)}"
     except UsageError as error:
         said = str(error).partition("\n")[0]
         return "" if any(said.endswith(end) for end in _UNFINISHED) or "are required" in said else said

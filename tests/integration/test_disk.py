@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import RunBuilder
 from processes import (
     PROGRAMS,
     checked_books,
@@ -30,7 +32,9 @@ from processes import (
     wait_until,
 )
 
+from stethos.record.drainer import Drainer
 from stethos.record.place import RunPlace
+from stethos.store.health import Grade, examine
 from stethos.store.run import open_run
 
 _PR_CAPBSET_DROP = 24
@@ -111,6 +115,43 @@ def test_rows_on_a_full_disk_wait_or_are_counted_and_recording_goes_on_when_spac
     assert values == [*range(kept), *range(51_000, 52_000)]  # the newest of the flood were dropped
     assert books["drops"] == {"ring_full": 51_000 - kept} and books["rows_lost"] == 0
     assert only_process(run)["state"] == "ended"
+
+
+def test_a_nearly_full_disk_is_used_to_its_last_block_and_named(disk: SmallDisk) -> None:
+    path = disk.path / "run"
+    program = start_program("rows_on_demand.py", disk.path, "run")
+    assert ask(program, "100") == "100\n"
+    wait_until_drained(path)
+    disk.fill(leave_bytes=500_000)
+    assert ask(program, "50000") == "50100\n"
+    with open_run(path) as run:
+        wait_until(lambda: run.summary()["rows_stored"] > 2000, "rows that fit")
+        (found,) = [one for one in examine(run).checks if one.what == "disk"]
+        assert found.grade is Grade.PROBLEM and str(path) in found.found
+    disk.free()
+    assert finish(program).returncode == 0
+    run, _ = collected(path)
+    assert any("full" in reason for (reason,) in run.rows("SELECT reason FROM gaps").values)
+
+
+def test_a_full_disk_costs_layers_before_steps(disk: SmallDisk) -> None:
+    with RunBuilder(disk.path / "run") as builder:
+        process = builder.process("100-200", is_alive=False)
+        for step in range(40):
+            process.layers([f"layer {number}" for number in range(100)], step=step)
+        process.seal()
+        disk.fill()
+        process.steps(300)
+        process.close()
+        drainer = Drainer(builder.place)
+        for turn in range(5):
+            drainer.visit(time.monotonic() + turn)
+        with open_run(disk.path / "run") as run:
+            assert run.rows("SELECT count(*) FROM steps").values == [(300,)]
+            assert run.rows("SELECT count(*) FROM layers").values == [(0,)]
+            assert run.summary()["rows_waiting"] == 0 and run.summary()["drops"] == {"size_limit": 4000}
+        drainer.is_stopping = True
+        drainer.serve()
 
 
 def test_a_training_whose_disk_fills_up_ends_as_it_would_have(disk: SmallDisk) -> None:

@@ -112,6 +112,16 @@ def test_an_uncaught_exception_is_recorded_with_its_traceback(here: Path) -> Non
     assert "deep" in process["traceback"] and process["exit_code"] == 1
 
 
+@pytest.mark.parametrize("before", [[sys.executable], ["sh", "-c", 'exec "$@"', "sh", sys.executable]])
+def test_a_crash_before_the_first_step_is_diagnosed(here: Path, before: list[str]) -> None:
+    name = script("import torch\ntorch.nn.Linear(3, 2)(torch.ones(2, 4))\n")
+    assert command("run", *before, name).returncode == 1
+    only_run(here)
+    diagnosed = command("diagnose", "--json")
+    (finding,) = json.loads(diagnosed.stdout)["findings"]
+    assert diagnosed.returncode == 1 and finding["name"] == "process-failure" and "shapes" in finding["title"]
+
+
 def test_an_exception_is_recorded_though_the_program_has_a_hook_of_its_own(here: Path) -> None:
     name = script("import sys\nsys.excepthook = lambda *_: print('mine')\nraise ValueError('17 apples')")
     done = command("run", name)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from stethos.lab import local
+from stethos.lab.client_data import ClientData
 from stethos.lab.data import load
-from stethos.lab.flat import Layout, State
-from stethos.lab.local import LocalTrainer, Training, Turn
+from stethos.lab.flat import FlatState, Layout
+from stethos.lab.local import LocalTrainer, LocalTraining, TrainingTurn
 from stethos.lab.model import Factory, recipe_of
 from stethos.lab.seed import generator
-from stethos.lab.shelf import Shelf
 from stethos.lab.split import IID
 
 DATA = load("digits")
@@ -20,15 +20,15 @@ PARTS = IID()(DATA.train_y.numpy(), 5, generator(0, "split"))
 
 
 def trainer_of(model: str | Factory, *, wants_answers: bool = True) -> LocalTrainer:
-    training = Training(1, 32, 0.1, "sgd", 0.0, 0, wants_answers)
-    return LocalTrainer(recipe_of(model, DATA, 0), Shelf(DATA, PARTS, (), seed=0), training)
+    training = LocalTraining(1, 32, 0.1, "sgd", 0.0, 0, wants_answers)
+    return LocalTrainer(recipe_of(model, DATA, 0), ClientData(DATA, PARTS, (), seed=0), training)
 
 
-def turns_of(trainer: LocalTrainer) -> list[Turn]:
+def turns_of(trainer: LocalTrainer) -> list[TrainingTurn]:
     """The third client has an older model than the others."""
     new = Layout.of(trainer.model).read(trainer.model)
-    old = State(torch.zeros_like(new.vector) + 0.1 * torch.arange(len(new.vector)).sin(), {})
-    return [Turn(client, 1, old if client == 2 else new) for client in range(5)]
+    old = FlatState(torch.zeros_like(new.vector) + 0.1 * torch.arange(len(new.vector)).sin(), {})
+    return [TrainingTurn(client, 1, old if client == 2 else new) for client in range(5)]
 
 
 @pytest.mark.parametrize("at_once", [4096, 600, 10])

@@ -9,7 +9,7 @@ import pytest
 from stethos import lab
 from stethos.errors import UsageError
 from stethos.lab import Fault
-from stethos.lab.clock import Slowness, Timing, VirtualClock
+from stethos.lab.clock import Slowdown, Timing, VirtualClock
 
 EVEN = Timing(sample_ms=1, latency_ms=10, bytes_per_ms=100, spread=0, jitter=0, aggregate_ms=5)
 
@@ -20,7 +20,7 @@ def federated(*faults: Fault, rounds: int = 2) -> lab.LabResult:
 
 def test_times_follow_from_samples_bytes_and_speeds() -> None:
     clock = VirtualClock(EVEN, samples=[100, 200], state_bytes=4000, seed=0)
-    trip = clock.trip(1, 1, Slowness(compute=3, link=2))
+    trip = clock.trip(1, 1, Slowdown(compute=3, link=2))
     assert (trip.download_ms, trip.compute_ms, trip.upload_ms) == (100, 600, 100)
     assert clock.deadline_ms == 20 * (50 + 200 + 50)
 

@@ -13,39 +13,39 @@ from torch import Tensor
 
 from stethos import lab
 from stethos.errors import UsageError
+from stethos.lab.apply_fault import triggered
+from stethos.lab.client_data import ClientData
 from stethos.lab.data import load
 from stethos.lab.fault import KINDS, Fault, resolved
-from stethos.lab.flat import State
-from stethos.lab.local import LocalTrainer, Training, Turn
+from stethos.lab.flat import FlatState
+from stethos.lab.local import LocalTrainer, LocalTraining, TrainingTurn
 from stethos.lab.model import recipe_of
 from stethos.lab.seed import generator
-from stethos.lab.shelf import Shelf
 from stethos.lab.split import IID
-from stethos.lab.spoil import triggered
 
 DATA = load("digits")
 PARTS = IID()(DATA.train_y.numpy(), 4, generator(0, "split"))
 LABELS = {f"c{client}": DATA.train_y.numpy()[part] for client, part in enumerate(PARTS)}
 
 
-def shelf_with(*faults: Fault) -> Shelf:
-    return Shelf(DATA, PARTS, resolved(faults, LABELS, DATA.classes), seed=0)
+def data_with(*faults: Fault) -> ClientData:
+    return ClientData(DATA, PARTS, resolved(faults, LABELS, DATA.classes), seed=0)
 
 
 def before_and_after(fault: Fault) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs and labels of client c1, honest and in round 5."""
-    honest, spoilt = shelf_with().samples(1, 5), shelf_with(fault).samples(1, 5)
+    honest, spoilt = data_with().samples(1, 5), data_with(fault).samples(1, 5)
     return *honest, *spoilt
 
 
 @pytest.mark.parametrize("kind", [kind for kind, known in KINDS.items() if known.acts_on == "data"])
 def test_data_are_spoilt_only_for_the_client_and_in_the_rounds_named(kind: str) -> None:
-    honest, shelf = shelf_with(), shelf_with(Fault(kind, "c1", start=3, end=5))
+    honest, client_data = data_with(), data_with(Fault(kind, "c1", start=3, end=5))
     for client in range(4):
         for number in range(1, 8):
-            is_same = all(map(torch.equal, honest.samples(client, number), shelf.samples(client, number)))
+            is_same = all(map(torch.equal, honest.samples(client, number), client_data.samples(client, number)))
             assert is_same == (client != 1 or not 3 <= number <= 5), (client, number)
-    assert shelf.samples(1, 3)[0] is shelf.samples(1, 5)[0]
+    assert client_data.samples(1, 3)[0] is client_data.samples(1, 5)[0]
 
 
 def test_a_label_flip_takes_all_of_one_class_and_no_other() -> None:
@@ -167,10 +167,10 @@ def test_a_nan_goes_into_the_average_as_it_would_in_reality() -> None:
 
 def test_a_stale_client_trains_from_the_model_of_some_rounds_ago() -> None:
     seen = exchanges(Fault("stale", "c2", start=5, strength=3), rounds=6)
-    training = Training(epochs=1, batch=32, lr=0.1, optimizer="sgd", proximal=0, seed=0, wants_answers=False)
-    trainer = LocalTrainer(recipe_of("logistic", DATA, 0), shelf_with(), training)
+    training = LocalTraining(epochs=1, batch=32, lr=0.1, optimizer="sgd", proximal=0, seed=0, wants_answers=False)
+    trainer = LocalTrainer(recipe_of("logistic", DATA, 0), data_with(), training)
     for number, base in ((4, 4), (5, 2), (6, 3)):
-        sent = trainer.train(Turn(2, number, State(seen[base - 1].current, {}))).state.vector
+        sent = trainer.train(TrainingTurn(2, number, FlatState(seen[base - 1].current, {}))).state.vector
         assert torch.allclose(seen[number - 1].sent[2], sent, atol=1e-5)
     assert [one.records[2].base_round for one in seen] == [0, 1, 2, 3, 1, 2]
 

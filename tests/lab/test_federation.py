@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from stethos import lab
 from stethos.errors import UsageError
-from stethos.lab.local import Training
+from stethos.lab.local import LocalTraining
 from stethos.lab.model import recipe_of
 from stethos.lab.seed import generator
 
@@ -135,7 +135,7 @@ def test_the_stacked_engine_agrees_with_the_loop(options: dict[str, Any]) -> Non
 def test_a_round_is_what_a_plain_loop_makes_of_it() -> None:
     data = lab.load("digits", seed=3)
     result = lab.federate(data, clients=4, rounds=2, local_epochs=2, lr=0.2, seed=3, observe=False)
-    training = Training(2, 32, 0.2, "sgd", 0.0, 3, wants_answers=False)
+    training = LocalTraining(2, 32, 0.2, "sgd", 0.0, 3, wants_answers=False)
     parts = lab.IID()(data.train_y.numpy(), 4, generator(3, "split"))
     model = recipe_of("mlp", data, 3).build()
     entry: list[float] = []
@@ -167,7 +167,7 @@ def test_a_round_is_what_a_plain_loop_makes_of_it() -> None:
 
 
 def test_batches_hold_every_sample_once_an_epoch_in_a_new_order() -> None:
-    training = Training(2, 8, 0.1, "sgd", 0.0, 0, wants_answers=False)
+    training = LocalTraining(2, 8, 0.1, "sgd", 0.0, 0, wants_answers=False)
     batches = training.batches(0, 1, 21)
     assert [len(batch) for batch in batches] == [8, 8, 5] * 2
     first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])

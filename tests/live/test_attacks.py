@@ -26,7 +26,7 @@ from stethos.live import stack
 from stethos.live.ask import ask
 from stethos.live.evaluate import check_allowed
 from stethos.live.registry import live_process, live_processes
-from stethos.live.stack import capture
+from stethos.live.stack import thread_stacks
 from stethos.record.place import start_ticks
 
 NOBODY = 65534
@@ -312,6 +312,9 @@ def test_another_uid_is_refused_by_the_file_and_by_the_agent(with_main: Living, 
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
+    sql = f"SELECT event, op, detail FROM audit WHERE uid = {NOBODY} ORDER BY t_ns"
+    rows = wait_until(lambda: len(found := with_main.rows(sql)) > 1 and found, "the rows of the audit")
+    assert [tuple(row.values()) for row in rows] == [("refused", "connect", f"time {n}") for n in (1, 2)]
 
 
 def test_another_users_process_is_not_read_and_the_hint_says_why(with_main: Living) -> None:
@@ -319,10 +322,10 @@ def test_another_users_process_is_not_read_and_the_hint_says_why(with_main: Livi
         "import os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / 'src')!r})\n"
         "from pathlib import Path\nfrom stethos.errors import StethosError\n"
-        "from stethos.live.attach import attach\nfrom stethos.live.stack import capture\n"
+        "from stethos.live.attach import attach\nfrom stethos.live.stack import thread_stacks\n"
         f"if os.geteuid() == 0: os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
         "pid = int(sys.argv[1])\n"
-        "for act in (lambda: capture(pid), lambda: attach(pid, Path('/tmp/none'), 'light', 0.01)):\n"
+        "for act in (lambda: thread_stacks(pid), lambda: attach(pid, Path('/tmp/none'), 'light', 0.01)):\n"
         "    try: act(); print('got in')\n"
         "    except StethosError as error: print(str(error).replace(chr(10), ' '))\n"
     )
@@ -359,7 +362,7 @@ def test_a_killed_process_leaves_a_stale_entry_that_is_passed_over(
     process.communicate()
     wait_until(lambda: start_ticks(process.pid) is None, "its end")
     assert found.socket.exists() and live_processes() == [] and live_process(process.pid) is None
-    with pytest.raises(LiveError, match="nobody listens"):
+    with pytest.raises(LiveError, match="nothing is listening"):
         ask(found, "about")
     found.socket.unlink()
     with pytest.raises(LiveError, match="has no agent"):
@@ -378,7 +381,7 @@ def test_an_agent_that_ended_is_missed_only_by_those_who_ask(tmp_path: Path, mon
     assert reply["error"] is None and reply["where"] == "thread" and "no optimizer step can be seen" in reply["why"]
     with pytest.raises(LiveError, match="has no agent"):
         ask(found, "about")
-    assert capture(process.pid)[0].frames[-1].func == "<module>"
+    assert thread_stacks(process.pid)[0].frames[-1].func == "<module>"
     told = finish(process, "goes on\n")
     assert (told.returncode, told.stdout) == (0, "goes on\n")
 
@@ -447,7 +450,7 @@ def test_where_nobody_may_look_from_outside_the_agent_is_asked(
     assert {thread["source"] for thread in threads} == {"agent"} and threads[0]["is_main"]
     assert threads[0]["frames"][-1]["func"] == "<module>"
     assert not any("stethos" in frame["file"] for thread in threads for frame in thread["frames"])
-    assert "as its agent sees it" in with_main.ok("backtrace")
+    assert "as seen by the agent" in with_main.ok("backtrace")
 
 
 # What holds the GIL ---------------------------------------------------------------------------------------------

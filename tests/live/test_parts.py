@@ -18,40 +18,43 @@ from builders import RunBuilder
 
 from stethos.cli.evaluate import show_reply
 from stethos.errors import LiveError, QueryError, StethosError
-from stethos.live.everyone import meeting_step
+from stethos.live.all_ranks import meeting_step
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, parsed, private_names
-from stethos.live.output import Catcher, Caught
+from stethos.live.output import CaughtOutput, OutputCatcher
 from stethos.live.stack import spoken
-from stethos.live.target import Wanted, take_apart
+from stethos.live.target import ParsedTarget, take_apart
 from stethos.live.wire import error_from, error_reply, receive, send
-from stethos.record.layout import Word
-from stethos.store.captures import keep_stacks, read_stacks
+from stethos.record.layout import HeaderWord
 from stethos.store.run import Run
+from stethos.store.stack_file import keep_stacks, read_stacks
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        (None, Wanted()), ("digits", Wanted("digits")), ("runs/digits", Wanted("runs/digits")),
-        ("4711", Wanted("4711")),
-        ("all", Wanted(is_all=True)), ("rank:3", Wanted(rank=3)), ("digits/all", Wanted("digits", is_all=True)),
-        ("runs/digits/rank:12", Wanted("runs/digits", rank=12)), ("/abs/run/all", Wanted("/abs/run", is_all=True)),
-        ("node1:8080", Wanted(gateway="node1:8080")),
-        ("10.0.0.1:8080/digits", Wanted("digits", gateway="10.0.0.1:8080")),
-        ("node1:8080/digits/rank:1", Wanted("digits", rank=1, gateway="node1:8080")),
-        ("node1:8080/all", Wanted(is_all=True, gateway="node1:8080")), ("[::1]:90", Wanted(gateway="[::1]:90")),
-        ("rank:x", Wanted("rank:x")), ("overall", Wanted("overall")),
+        (None, ParsedTarget()), ("digits", ParsedTarget("digits")), ("runs/digits", ParsedTarget("runs/digits")),
+        ("4711", ParsedTarget("4711")),
+        ("all", ParsedTarget(is_all=True)), ("rank:3", ParsedTarget(rank=3)),
+        ("digits/all", ParsedTarget("digits", is_all=True)),
+        ("runs/digits/rank:12", ParsedTarget("runs/digits", rank=12)),
+        ("/abs/run/all", ParsedTarget("/abs/run", is_all=True)),
+        ("node1:8080", ParsedTarget(gateway="node1:8080")),
+        ("10.0.0.1:8080/digits", ParsedTarget("digits", gateway="10.0.0.1:8080")),
+        ("node1:8080/digits/rank:1", ParsedTarget("digits", rank=1, gateway="node1:8080")),
+        ("node1:8080/all", ParsedTarget(is_all=True, gateway="node1:8080")),
+        ("[::1]:90", ParsedTarget(gateway="[::1]:90")),
+        ("rank:x", ParsedTarget("rank:x")), ("overall", ParsedTarget("overall")),
     ],
 )  # fmt: skip
-def test_a_target_is_taken_apart(typed: str | None, meant: Wanted) -> None:
+def test_a_target_is_taken_apart(typed: str | None, meant: ParsedTarget) -> None:
     assert take_apart(typed) == meant
 
 
 def test_a_run_may_be_called_all(tmp_path: Path) -> None:
     (tmp_path / "all").mkdir()
-    assert take_apart(f"{tmp_path}/all") == Wanted(f"{tmp_path}/all")
-    assert take_apart(f"{tmp_path}/all/all") == Wanted(f"{tmp_path}/all", is_all=True)
+    assert take_apart(f"{tmp_path}/all") == ParsedTarget(f"{tmp_path}/all")
+    assert take_apart(f"{tmp_path}/all/all") == ParsedTarget(f"{tmp_path}/all", is_all=True)
 
 
 def test_messages_have_a_limit_and_errors_keep_their_class() -> None:
@@ -173,7 +176,7 @@ def test_the_main_thread_is_woken_from_a_sleep() -> None:
 
 
 def test_output_is_caught_by_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    catcher, caught = Catcher(), Caught(limit=10)
+    catcher, caught = OutputCatcher(), CaughtOutput(limit=10)
     original = sys.stdout
     catcher.begin(caught)
     other = threading.Thread(target=lambda: print("from elsewhere"))
@@ -192,14 +195,18 @@ def test_a_rank_whose_steps_take_long_is_waited_for_and_one_that_stands_is_not(r
     process = run.process()
     rank: Any = SimpleNamespace(place=process.place)
     now_ns = time.time_ns()
-    for word, value in ((Word.STARTED_NS, now_ns - 10**10), (Word.LAST_STEP_NS, now_ns), (Word.STEPS, 10)):
+    for word, value in (
+        (HeaderWord.STARTED_NS, now_ns - 10**10),
+        (HeaderWord.LAST_STEP_NS, now_ns),
+        (HeaderWord.STEPS, 10),
+    ):
         process.ring.set_word(word, value)
-    following = threading.Timer(0.6, process.ring.set_word, (Word.STEPS, 11))
+    following = threading.Timer(0.6, process.ring.set_word, (HeaderWord.STEPS, 11))
     following.start()
     step = meeting_step([rank])
     following.join()
     assert step is not None and step >= 13
-    process.ring.set_word(Word.LAST_STEP_NS, now_ns - 60 * 10**9)
+    process.ring.set_word(HeaderWord.LAST_STEP_NS, now_ns - 60 * 10**9)
     assert meeting_step([rank]) is None
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import DEADLINE_S, PROGRAMS, environment, free_port, start_command, wait_until
+from processes import DEADLINE_S, PROGRAMS, environment, finish, free_port, start_command, wait_until
 
 from stethos.cli.main import main
-from stethos.live.gateway import Gateway
-from stethos.live.keys import open_keys
 from stethos.live.registry import live_processes
 from stethos.live.target import steps_of
 from stethos.record.place import RunPlace
@@ -206,10 +204,15 @@ def test_both_ranks_count_a_collective_alike(ask: Ask, job: Job) -> None:
 
 
 def test_the_gateway_serves_the_same(ask: Ask, job: Job, private: Path) -> None:
-    gateway = Gateway(open_keys(private / "keys"), private / "runs")
-    host, port = gateway.listen("127.0.0.1", 0)
-    threading.Thread(target=gateway.serve, daemon=True).start()
+    gateway = start_command(
+        "gateway", "--listen", "127.0.0.1:0", "--keys", private / "keys", "--dir", private / "runs",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
     try:
+        assert gateway.stderr is not None
+        found = re.search(r"gateway on (127\.0\.0\.1):(\d+)", gateway.stderr.readline())
+        assert found
+        host, port = found.groups()
         read, act = (str(private / "keys" / f"{right}.token") for right in ("read", "act"))
         status, out, err = ask("-t", f"{host}:{port}/two/all", "--token-file", read, "backtrace")
         assert (status, err) == (0, "")
@@ -218,13 +221,14 @@ def test_the_gateway_serves_the_same(ask: Ask, job: Job, private: Path) -> None:
         status, out, _ = ask("query", "--json", sql, "-t", f"{host}:{port}/two/all", "--token-file", read)
         assert [row["rank"] for row in json.loads(out)] == [0, 1]
         status, _, err = ask("-t", f"{host}:{port}/two/rank:1", "eval", "1 + 1", "--token-file", read)
-        assert (status, err.startswith("this token may read, not eval")) == (6, True)
+        assert (status, err.startswith("this token may read, not act")) == (6, True)
         status, out, _ = ask("-t", f"{host}:{port}/two/rank:1", "eval", "dist.get_rank() + 41", "--token-file", act)
         assert (status, out) == (0, "42\n")
         status, _, err = ask("-t", f"{host}:{port}", "query", "SELECT 1")
-        assert (status, "there is no token for it" in err) == (2, True)
+        assert (status, "no token was given for it" in err) == (2, True)
     finally:
-        gateway.stop()
+        gateway.terminate()
+        finish(gateway)
     with open_run(job.run.path) as run:
         wait_until(lambda: run.rows("SELECT who FROM audit WHERE who LIKE 'gateway%'").values, "the row of the audit")
         ((who,), *_) = run.rows("SELECT who FROM audit WHERE who LIKE 'gateway%'").values
@@ -353,6 +357,9 @@ def test_ranks_that_call_different_collectives_are_named(ask: Ask, job: Job) -> 
     line = f"rank 0 waits in all_reduce {seq} of group world, 4 bytes: rank 1 called broadcast of 4 bytes"
     assert line in out.splitlines()
     _, out, _ = ask("diagnose", "--json")
-    found = {one["kind"]: one for one in json.loads(out)["findings"] if one["code"] == "SYS016"}
+    findings = json.loads(out)["findings"]
+    assert [one["ranks"] for one in findings if one["code"] == "RNK002"] == [[1]]
+    listed = [*findings, *(effect for one in findings for effect in one["consequences"])]
+    found = {one["kind"]: one for one in listed if one["code"] == "SYS016"}
     assert (found["mismatch"]["ranks"], found["mismatch"]["open"]) == ([1], True)
     assert not found["missing-rank"]["open"]

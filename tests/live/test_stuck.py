@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
-from stethos.live.pulse import Limits, Pulse
-from stethos.live.stack import Frame, ThreadStack, capture
-from stethos.live.stuck import Look, Wait, judge, training_thread, wait_of
+from stethos.live.pulse import Pulse, SilenceLimits
+from stethos.live.stack import StackFrame, ThreadStack, thread_stacks
+from stethos.live.stuck import ObservedProcess, Wait, judge, training_thread, wait_of
 from stethos.live.sync import collectives_in, out_of_step
 from stethos.live.tree import members_text, merge, odd_ones, tree_lines
 from stethos.record.board import GroupState
@@ -30,11 +30,11 @@ TORCH = "/lib/site-packages/torch"
 def thread(*frames: tuple[str, str, int], gil: bool = False, main: bool = True) -> ThreadStack:
     """A thread; frames as function, file, line, outermost first."""
     name = "MainThread" if main else "helper"
-    return ThreadStack(name, 1, 1, main, gil, False, tuple(Frame(*frame) for frame in reversed(frames)))
+    return ThreadStack(name, 1, 1, main, gil, False, tuple(StackFrame(*frame) for frame in reversed(frames)))
 
 
-def still(*threads: ThreadStack, wait: Wait | None = None, cpu: float = 0.0) -> Look:
-    return Look(threads, threads, wait or Wait("S", "futex"), cpu)
+def still(*threads: ThreadStack, wait: Wait | None = None, cpu: float = 0.0) -> ObservedProcess:
+    return ObservedProcess(threads, threads, wait or Wait("S", "futex"), cpu)
 
 
 TRAIN = ("train", "/home/me/train.py", 10)
@@ -87,9 +87,9 @@ def test_an_open_turn_of_a_client_is_waited_for() -> None:
 
 
 def test_a_stack_that_changes_between_two_looks_moves() -> None:
-    assert Look((thread(TRAIN),), (thread(("train", "/home/me/train.py", 11)),)).is_moving
+    assert ObservedProcess((thread(TRAIN),), (thread(("train", "/home/me/train.py", 11)),)).is_moving
     assert not still(thread(TRAIN)).is_moving
-    assert Look((), ()).is_moving  # what cannot be seen is not accused
+    assert ObservedProcess((), ()).is_moving  # what cannot be seen is not accused
 
 
 def test_a_prompt_is_no_hang_and_a_stopped_process_is_called_so() -> None:
@@ -123,7 +123,7 @@ def waiting(directory: Path, code: str, call: str) -> Iterator[int]:
 
 
 def verdict_of(pid: int) -> tuple[str, str]:
-    found = judge(Look(capture(pid), capture(pid), wait_of(pid, None)))
+    found = judge(ObservedProcess(thread_stacks(pid), thread_stacks(pid), wait_of(pid, None)))
     return found.cause, found.words
 
 
@@ -196,7 +196,7 @@ def test_steps_batches_and_collectives_are_signs_of_life() -> None:
 
 
 def test_the_limit_follows_the_usual_step_and_the_longest_pause() -> None:
-    pulse, limits = Pulse(0.0), Limits(at_least_s=2.0, times=30.0)
+    pulse, limits = Pulse(0.0), SilenceLimits(at_least_s=2.0, times=30.0)
     assert pulse.limit_s(limits, board()) is None
     for second in range(10):
         pulse.feel(board(steps=10 * (second + 1)), float(second))  # 0.1 s each
@@ -206,7 +206,7 @@ def test_the_limit_follows_the_usual_step_and_the_longest_pause() -> None:
 
 
 def test_a_pause_that_was_a_hang_is_not_learned_from() -> None:
-    pulse, limits = Pulse(0.0), Limits(2.0, 0.0)
+    pulse, limits = Pulse(0.0), SilenceLimits(2.0, 0.0)
     pulse.feel(board(steps=10), 0.0)
     pulse.is_hung = True
     pulse.feel(board(steps=11), 500.0)

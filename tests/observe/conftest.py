@@ -9,9 +9,9 @@ import pytest
 import torch
 from ticking import begin_ticking, end_ticking
 
-from stethos.observe import stepwatch, torchwatch
+from stethos.observe import step_recorder, torch_hooks
 
-assert torchwatch  # and with it all that look at the clock
+assert torch_hooks  # and with it all that look at the clock
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,6 @@ def known_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def every_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Decide on samples after every step, by a clock that knows nothing of the machine."""
     begin_ticking(monkeypatch.setattr)
-    monkeypatch.setattr(stepwatch, "KEEP_HOUSE_NS", 0)
+    monkeypatch.setattr(step_recorder, "ACCOUNT_NS", 0)
     yield
     end_ticking()

@@ -16,7 +16,7 @@ from benchmarks.alternate_cost import Turn, alternated, cost_of, turns_of
 from benchmarks.gpu import Case, steps_grid
 
 STEPS = 25
-CASE = Case(2, 64, 16, 60.0)
+CASE = Case("cnn", 16, 1.01, 60.0)
 
 
 def made(plain: float, sample_ms: float, *, every: int = 20, seed: int = 0) -> list[Turn]:
@@ -50,7 +50,8 @@ def test_costs_are_found_in_steps_that_vary_by_more(plain: float, sample_ms: flo
 
 def test_a_cost_beyond_the_target_is_not_called_reached() -> None:
     turns = [asdict(turn) for turn in made(1.05, 40.0)]
-    one = {"turns": turns, "steps": STEPS, "parameters": 302e6}
+    counts = {"gradient_steps": 9, "observed_steps": 10, "own_share": 0.01}
+    one = {"turns": turns, "steps": STEPS, "parameters": 302e6, **counts}
     grid = str(steps_grid({CASE: one}, has_same_weights=False))
     assert "|      no |" in grid and "NOT THE SAME" in grid
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stethos.observe.alarm import Alarm, is_null
-from stethos.observe.budget import Budget, Pace, Purse
+from stethos.observe.budget import NEVER, Budget, Pace, SampleBudget
 from stethos.schema import NULL_F64
 
 MS = 1e6
@@ -17,42 +17,42 @@ SHARES = {"norm": 0.3, "layers": 0.45, "modules": 0.25}
 def samples_taken(
     budget: Budget, costs: dict[str, float], steps: int, step_ns: float, always_on_ns: float = 0.0
 ) -> dict[str, list[int]]:
-    """Which steps of a training are sampled by each purse."""
-    taken: dict[str, list[int]] = {name: [] for name in budget.purses}
+    """Which steps of a training are sampled by each sample_budget."""
+    taken: dict[str, list[int]] = {name: [] for name in budget.by_kind}
     for step in range(steps):
-        for name, purse in budget.purses.items():
-            if purse.can_afford():
-                purse.pay(costs[name])
+        for name, sample_budget in budget.by_kind.items():
+            if sample_budget.is_due(step, 1) if name != "modules" else sample_budget.can_afford():
+                sample_budget.pay(costs[name])
                 taken[name].append(step)
         budget.earn(step_ns, always_on_ns)
     return taken
 
 
-def test_an_empty_purse_affords_the_first_sample():
-    assert Purse(1.0).can_afford()
+def test_an_empty_budget_affords_the_first_sample():
+    assert SampleBudget(1.0).can_afford()
 
 
 def test_the_first_payment_is_free_and_the_second_sets_the_price():
-    purse = Purse(1.0, saved_ns=100.0)
-    purse.pay(1000.0)
-    assert (purse.saved_ns, purse.cost_ns) == (100.0, 500.0)
-    purse.pay(400.0)
-    assert (purse.saved_ns, purse.cost_ns) == (-300.0, 400.0)
-    assert not purse.can_afford()
+    sample_budget = SampleBudget(1.0, saved_ns=100.0)
+    sample_budget.pay(1000.0)
+    assert (sample_budget.saved_ns, sample_budget.cost_ns) == (100.0, 500.0)
+    sample_budget.pay(400.0)
+    assert (sample_budget.saved_ns, sample_budget.cost_ns) == (-300.0, 400.0)
+    assert not sample_budget.can_afford()
 
 
 def test_the_expected_price_follows_what_samples_cost():
-    purse = Purse(1.0)
+    sample_budget = SampleBudget(1.0)
     for spent in (100.0, 100.0, 200.0):
-        purse.pay(spent)
-    assert 100.0 < purse.cost_ns < 200.0
+        sample_budget.pay(spent)
+    assert 100.0 < sample_budget.cost_ns < 200.0
 
 
 def test_a_debt_has_a_limit():
-    purse = Purse(1.0)
-    purse.pay(1.0)
-    purse.pay(1e15)
-    assert purse.saved_ns == -2e9
+    sample_budget = SampleBudget(1.0)
+    sample_budget.pay(1.0)
+    sample_budget.pay(1e15)
+    assert sample_budget.saved_ns == -2e9
 
 
 @pytest.mark.parametrize("overhead", [0.001, 0.01, 0.05, 0.5])
@@ -72,6 +72,29 @@ def test_samples_are_spread_evenly():
     for name in ("layers", "modules"):
         gaps = [after - before for before, after in zip(taken[name][3:], taken[name][4:], strict=False)]
         assert max(gaps) <= 2 * min(gaps)
+
+
+def test_ranks_of_different_speed_are_sampled_at_the_same_steps():
+    costs = {"norm": 0.05 * MS, "layers": 2 * MS, "modules": 3 * MS}
+    fast = samples_taken(Budget(0.01, SHARES), costs, 20_000, 10 * MS)
+    slow = samples_taken(Budget(0.01, SHARES), {name: 1.7 * cost for name, cost in costs.items()}, 20_000, 11 * MS)
+    for kind in ("norm", "layers"):
+        settled = [{step for step in rank[kind] if step > 2_000} for rank in (fast, slow)]
+        few, many = sorted(settled, key=len)
+        assert few and few <= many
+        strides = {math.gcd(*steps) for steps in settled}
+        assert all(stride & (stride - 1) == 0 for stride in strides), "powers of two"
+
+
+def test_optimizers_that_take_turns_are_all_sampled():
+    budget = SampleBudget(1.0, saved_ns=100.0, cost_ns=30.0, earned_ns=4.0)
+    assert budget.stride() == 8
+    assert [step for step in range(20) if budget.is_due(step, 2)] == [0, 1, 8, 9, 16, 17]
+    assert [budget.next_step(step, 2) for step in (0, 1, 7, 8, 9)] == [1, 8, 8, 9, 16]
+
+
+def test_no_sample_is_planned_that_cannot_be_afforded():
+    assert SampleBudget(1.0, saved_ns=1.0, cost_ns=30.0, earned_ns=4.0).next_step(3, 1) == NEVER
 
 
 def test_what_one_kind_of_sample_does_not_need_flows_to_the_next():
@@ -97,7 +120,7 @@ def test_a_budget_of_nothing_takes_the_first_samples_only():
     assert all(steps == [0] for steps in taken.values())
 
 
-def test_housekeeping_becomes_rarer_until_it_takes_a_tenth_of_the_budget():
+def test_accounting_becomes_rarer_until_it_takes_a_tenth_of_the_budget():
     usual, generous, nothing = (Budget(overhead, SHARES) for overhead in (0.01, 0.5, 0.0))
     pauses = [usual.pause_ns(0.09 * MS, int(20 * MS)) for _ in range(1000)]
     assert pauses[0] == 20 * MS and pauses[50] == 40 * MS and pauses == sorted(pauses)
@@ -181,23 +204,23 @@ def test_a_gradient_norm_out_of_line_rings():
     assert not alarm.rings_for_norm(NULL_F64)
 
 
-def sampled_training(unseen_ns: float, *, kinds: int = 1, rest_ns: float = 0.0) -> Purse:
+def sampled_training(unseen_ns: float, *, kinds: int = 1, rest_ns: float = 0.0) -> SampleBudget:
     """Stretches of ten steps of 0.4 ms; every fifth has a sample of 30 us that delays it and the next stretch."""
-    pace, purses = Pace(), [Purse(1.0) for _ in range(kinds)]
+    pace, by_kind = Pace(), [SampleBudget(1.0) for _ in range(kinds)]
     for stretch in range(500):
         if stretch % 5 == 4:
-            for purse in purses:
-                pace.note(purse, 30e3)
+            for sample_budget in by_kind:
+                pace.note(sample_budget, 30e3)
             pace.end_stretch(4 * MS + 30e3 + unseen_ns / 2, 10)
         else:
             pace.end_stretch(4 * MS + (unseen_ns / 2 + rest_ns if stretch % 5 == 0 else 0), 10)
-    return purses[0]
+    return by_kind[0]
 
 
 def test_a_sample_pays_for_what_the_steps_after_it_lose():
-    purse = sampled_training(unseen_ns=80e3)
-    assert purse.unseen_ns == pytest.approx(80e3, rel=0.1)
-    assert purse.pay(30e3) == pytest.approx(110e3, rel=0.1)
+    sample_budget = sampled_training(unseen_ns=80e3)
+    assert sample_budget.unseen_ns == pytest.approx(80e3, rel=0.1)
+    assert sample_budget.pay(30e3) == pytest.approx(110e3, rel=0.1)
 
 
 def test_without_delay_a_sample_costs_what_its_clock_saw():

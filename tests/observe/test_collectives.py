@@ -14,7 +14,7 @@ from recording import Recording
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
-from stethos.observe.kinship import Kinship
+from stethos.record.provenance import Relations
 
 Record = Callable[..., Recording]
 
@@ -142,7 +142,7 @@ def test_the_rank_is_known_without_a_launcher_once_there_are_groups(record: Reco
 def test_what_variables_tell_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "3"), ("WORLD_SIZE", "8")):
         monkeypatch.setenv(name, value)
-    kinship = Kinship()
-    assert kinship.facts(1) == {"rank": 3, "world_size": 8} and kinship.learn(3, 8) == {}
-    assert kinship.learn(2, 4) == {"rank": 2, "world_size": 4}  # the job was put together anew
-    assert kinship.facts(1) == {"rank": 2, "world_size": 4}
+    relations = Relations()
+    assert relations.facts(1) == {"rank": 3, "world_size": 8} and relations.learn(3, 8) == {}
+    assert relations.learn(2, 4) == {"rank": 2, "world_size": 4}  # the job was put together anew
+    assert relations.facts(1) == {"rank": 2, "world_size": 4}

@@ -91,14 +91,14 @@ def test_what_no_event_marks_is_the_hosts_time() -> None:
 
 def test_what_a_device_spends_is_paid_for_later() -> None:
     budget = Budget(0.01, {"layers": 1.0})
-    purse = budget.purses["layers"]
+    sample_budget = budget.by_kind["layers"]
     taken = 0
     for _ in itertools.repeat(None, 1000):
         budget.earn(50e6, 0.0)  # steps of 50 ms: 0.5 ms each, of which 85 % may be spent
-        if purse.can_afford():
+        if sample_budget.can_afford():
             taken += 1
-            purse.pay(100e6 if taken == 1 else 1e6, is_cold=True)
-            purse.pay_more(1e6)
+            sample_budget.pay(100e6 if taken == 1 else 1e6, is_cold=True)
+            sample_budget.pay_more(1e6)
     assert 1000 * 0.425 / 2 * 0.9 < taken < 1000 * 0.425 / 2 * 1.1  # 2 ms each, the cold one aside
 
 

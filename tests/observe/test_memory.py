@@ -125,7 +125,8 @@ def test_a_leak_in_a_real_run_is_diagnosed_with_its_line(tmp_path: Path) -> None
     assert recorded.returncode == 0, recorded.stderr
     collected(tmp_path / "leak")
     said = json.loads(finish(start_command("diagnose", "-t", tmp_path / "leak", "--json")).stdout)
-    (title,) = [one["title"] for one in said["findings"] if one["name"] == "memory-growth"]
+    every = [one for found in said["findings"] for one in (found, *found["consequences"])]
+    (title,) = [one["title"] for one in every if one["name"] == "memory-growth"]
     assert f"leak.py:{made} stay alive, kept by history (list)" in title and f"leak.py:{filled}" in title
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stethos.observe import module_trace
 from stethos.observe.layer_name import module_names
-from stethos.observe.module_trace import ModuleTrace, Span
+from stethos.observe.module_trace import ModuleSpan, ModuleTrace
 from stethos.observe.statistic import STATISTICS, statistics_of
 
 
@@ -60,7 +60,9 @@ def backward(trace: ModuleTrace | None, loss: torch.Tensor) -> None:
         trace.backward_ended()
 
 
-def trained(trace: ModuleTrace | None, *, reentrant: bool) -> tuple[list[torch.Tensor], torch.Tensor, list[list[Span]]]:
+def trained(
+    trace: ModuleTrace | None, *, reentrant: bool
+) -> tuple[list[torch.Tensor], torch.Tensor, list[list[ModuleSpan]]]:
     torch.manual_seed(3)
     model = Net(reentrant)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
@@ -98,7 +100,7 @@ def test_recomputation_is_not_counted_again(reentrant):
         )
 
 
-def spans_of(model: nn.Module, x: torch.Tensor, base_bytes: int = 0) -> dict[tuple[str, str], Span]:
+def spans_of(model: nn.Module, x: torch.Tensor, base_bytes: int = 0) -> dict[tuple[str, str], ModuleSpan]:
     trace = ModuleTrace(unguarded)
     assert trace.start(base_bytes)
     backward(trace, model(x).sum())

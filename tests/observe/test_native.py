@@ -11,6 +11,7 @@ import math
 import mmap
 import pickle
 import shutil
+import struct
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -27,10 +28,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stethos import native
 from stethos.native import NATIVE
-from stethos.observe.context import TURN, Tally
-from stethos.record.layout import RING_BYTES, SLOT_BYTES, SLOT_PACKERS, SLOTS, SLOTS_BASE, Drop, Word
-from stethos.record.slots import PlainSlots, Slots, slots_of
-from stethos.schema import METRICS, NULL_F64, NULL_I32
+from stethos.observe.context import TURN, TurnTotals
+from stethos.observe.iteration import STEP_ROW, Iteration
+from stethos.record.layout import RING_BYTES, SLOT_BYTES, SLOT_PACKERS, SLOTS, SLOTS_BASE, DropReason, HeaderWord
+from stethos.record.ring import PlainSlots, Slots, slots_of, writer_to
+from stethos.schema import METRICS, NULL_F64, NULL_I32, STEPS, Table
 from stethos.store.health import Grade, examine
 
 DEADLINE_S = 900
@@ -93,26 +95,40 @@ class Both:
         return self.maps[0][:] == self.maps[1][:] and self.slots[0].next == self.slots[1].next
 
 
-STEP = (5, -1, 7, 2**62, NULL_I32 << 32, 0.5, NULL_F64, math.nan, -3, 0, 2**53 + 1, 1e300, -math.inf, 1 << 40, 0, -5, 9)
+STEP = (STEPS.number, 0, -1, 7, NULL_I32, 2**62, 3, 4, 5, 0.5, NULL_F64, math.nan, -3, 0, 2**53 + 1, 1e300, -math.inf,
+        1 << 30, 0, 6, -5, 9)  # fmt: skip
+
+
+def writers(both: Both, table: Table = STEPS) -> list[Callable[..., bool]]:
+    pack_into = SLOT_PACKERS[table.number].pack_into
+    return [writer_to(slots, mapped, pack_into) for slots, mapped in zip(both.slots, both.maps, strict=True)]
+
+
+def test_the_structure_in_c_is_the_row_that_python_packs() -> None:
+    if NATIVE is None:
+        return
+    iteration, packer = Iteration(), SLOT_PACKERS[STEPS.number]
+    for name, value in zip(STEPS.slot_fields, STEP, strict=True):
+        setattr(iteration, name, value)
+    assert packer.pack(*STEP_ROW(iteration)) == packer.pack(*STEP)
 
 
 def test_rows_lie_in_the_same_bytes() -> None:
     both = Both()
-    for slots in both.slots:
-        put = slots.writer(SLOT_PACKERS[METRICS.number].pack_into)
+    for slots, put_step, put in zip(both.slots, writers(both), writers(both, METRICS), strict=True):
         for step in range(3):
-            assert slots.put_step(*STEP) is True
+            assert put_step(*STEP) is True
             assert put(METRICS.number, 0, NULL_I32, 3, NULL_I32, step, 2**60, 12, 0.125) is True
-        next(slots)
-        assert slots.put_step(*STEP) is True
+        assert slots.take() == 6
+        assert put_step(*STEP) is True
     assert both.are_equal()
 
 
 def test_the_last_slot_is_followed_by_the_first() -> None:
     both = Both()
-    for slots in both.slots:
+    for put in writers(both):
         for _ in range(SLOTS + 2):
-            slots.put_step(*STEP)
+            put(*STEP)
     assert both.are_equal()
     assert int.from_bytes(both.maps[1][SLOTS_BASE : SLOTS_BASE + 8], "little") == SLOTS + 1
 
@@ -120,13 +136,11 @@ def test_the_last_slot_is_followed_by_the_first() -> None:
 @pytest.mark.parametrize("wrong", [1j, "text", None, 2**64], ids=str)
 def test_what_is_no_number_voids_its_slot_and_is_counted(wrong: Any) -> None:
     both = Both()
-    for slots, mapped in zip(both.slots, both.maps, strict=True):
-        put = slots.writer(SLOT_PACKERS[METRICS.number].pack_into)
-        with pytest.raises(Exception):  # noqa: B017, PT011  as Python's own conversions raise
-            slots.put_step(*STEP[:2], wrong, *STEP[3:])
-        with pytest.raises(Exception):  # noqa: B017, PT011
-            put(METRICS.number, 0, 0, 0, 0, wrong, 0, 0, 0.0)
-        at = 8 * (Word.DROPPED + Drop.NOT_A_NUMBER)
+    for put, mapped in zip(writers(both), both.maps, strict=True):
+        for _ in range(2):
+            with pytest.raises(struct.error):
+                put(*STEP[:5], wrong, *STEP[6:])
+        at = 8 * (HeaderWord.DROPPED + DropReason.NOT_A_NUMBER)
         assert int.from_bytes(mapped[at : at + 8], "little") == 2
         for slot in range(2):
             place = SLOTS_BASE + slot * SLOT_BYTES
@@ -136,13 +150,16 @@ def test_what_is_no_number_voids_its_slot_and_is_counted(wrong: Any) -> None:
 
 def test_a_full_ring_takes_no_row_and_a_released_one_neither() -> None:
     both = Both(limit=-1)
-    for slots in both.slots:
-        assert slots.put_step(*STEP) is False
-        assert slots.writer(SLOT_PACKERS[METRICS.number].pack_into)(0) is False
+    for slots, put in zip(both.slots, writers(both), strict=True):
+        assert put(*STEP) is False
         slots.release()
     assert not any(both.maps[1][:])
     if NATIVE is not None:
-        assert both.slots[1].put_step(*STEP) is False
+        assert both.slots[1].take() == -1
+        both.slots[1].commit(3)
+        both.slots[1].leave_void(3)
+        with pytest.raises(ValueError, match="below 0"):
+            both.slots[1].commit(-1)
         both.maps[1].close()  # nothing holds it any more
 
 
@@ -167,7 +184,7 @@ def odd_turns(model: nn.Module, optimizer: torch.optim.Optimizer, other: torch.o
     with pytest.raises(RuntimeError):
         model(x).backward()
     torch.autograd.backward([mse_loss(model(x), y), mse_loss(model(x), y)])
-    token = TURN.set((1, 2, Tally()))
+    token = TURN.set((1, 2, TurnTotals()))
     optimizer.step()
     TURN.reset(token)
     other.step()
@@ -233,10 +250,10 @@ def test_ctrl_c_in_a_callback_comes_out_and_nothing_else(record: Record, monkeyp
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for name in ("keep_house", "enter", "reopen", "add_loss", "samples_in"):
+    for name in ("account", "enter", "reopen", "add_loss", "samples_in"):
         with monkeypatch.context() as patch:
             patch.setattr(recording.steps, name, interrupted)
-            patch.setattr(recording.steps.local.iteration, "house_ns", 0)
+            patch.setattr(recording.steps.local.iteration, "account_at_ns", 0)
             fresh = torch.optim.SGD(model.parameters(), lr=0.01)
             recording.steps.ring = None if name == "reopen" else recording.steps.ring
             loss = model(torch.randn(8, 4)).sum() + model(torch.randn(8, 4)).sum()
@@ -290,6 +307,6 @@ def test_a_compiler_that_fails_is_no_obstacle(
     source.write_text("no C\n", encoding="utf-8")
     monkeypatch.setattr(build, "HOT", source)
     assert build.build_hot() is None
-    assert list(tmp_path.iterdir()) == [source]
+    assert sorted(tmp_path.iterdir()) == [source, source.with_suffix(".h")]
     if shutil.which("cc"):
         assert "could not be built" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import logging
 import math
@@ -26,8 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stethos
 from stethos.observe import hotpath
-from stethos.observe import stepwatch as step_module
-from stethos.observe.stepwatch import StepWatch
+from stethos.observe import step_recorder as step_module
+from stethos.observe.step_recorder import StepRecorder
 from stethos.record.place import RunPlace
 
 Record = Callable[..., Recording]
@@ -913,7 +914,7 @@ def test_ctrl_c_inside_a_callback_comes_out_and_the_training_may_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepWatch, place, interrupt)
+        patch.setattr(StepRecorder, place, interrupt)
         with pytest.raises(KeyboardInterrupt):
             scaler.scale(loss_of(model)).backward()
             optimizer.step()
@@ -936,7 +937,7 @@ def test_closing_undoes_everything(record: Record) -> None:
     assert touched() == before
     patched = {
         "torch.autograd.backward", "_BaseDataLoaderIter.__next__", "GradScaler.scale", "GradScaler.step",
-        "torch.compile", "Logger.callHandlers", "sys.excepthook", "step pre hooks", "step post hooks",
+        "torch.compile", "Logger.callHandlers", "sys.excepthook", "sys.meta_path", "step pre hooks", "step post hooks",
     }  # fmt: skip
     distributed = {"Work", "ProcessGroup"}  # where something else has imported torch.distributed
     assert {name for name in before if before[name] != during[name]} - distributed == patched
@@ -963,7 +964,7 @@ def test_somebody_elses_wrapper_around_ours_stays(record: Record) -> None:
         assert calls == 3
         assert recording.rows("SELECT count(*) FROM steps") == [(0,)]
     finally:
-        torch.autograd.backward = ours.__wrapped__
+        torch.autograd.backward = inspect.unwrap(ours)
 
 
 def test_watching_twice_is_watching_once(record: Record) -> None:
@@ -1042,7 +1043,7 @@ def test_thousands_of_optimizers_do_not_pile_up(record: Record) -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     gc.collect()
-    assert len(recording.steps._watched) <= 1
+    assert len(recording.steps.optimizers) <= 1
     assert recording.rows("SELECT count(DISTINCT optimizer), count(DISTINCT step) FROM steps") == [(300, 300)]
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from stethos.profile.column import Selected
+from stethos.store.frame import Frame
 
 T0_NS = 1_700_000_000_000_000_000
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> Selected:
+def columns(rows: Sequence[Mapping[str, Any]]) -> Frame:
     """Rows as the columns of a query: numbers as floats, None as NaN."""
     found = {}
     for name in rows[0] if rows else ():
@@ -21,7 +21,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Selected:
             found[name] = np.array(values, object)
         else:
             found[name] = np.array([np.nan if value is None else float(value) for value in values])
-    return Selected(found)
+    return Frame(found)
 
 
 def turn(
@@ -46,7 +46,7 @@ def round_row(number: int, duration: float | None, **more: Any) -> dict[str, Any
 
 def side_by_side(
     rounds: int = 6, clients: int = 5, *, aggregate: float = 10.0, slow: Mapping[str, tuple[str, float]] | None = None
-) -> tuple[Selected, Selected]:
+) -> tuple[Frame, Frame]:
     """Rounds whose clients work side by side; `slow` multiplies one phase of a client."""
     turns, rows = [], []
     for number in range(1, rounds + 1):

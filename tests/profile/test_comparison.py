@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stethos.profile.column import Array
 from stethos.profile.comparison import Pair, compare, compare_pair
-from stethos.profile.measure import Measures, Trouble
-from stethos.profile.part import Part
+from stethos.profile.measure import ComparedTrouble, Measures
+from stethos.profile.part import TrainingSeries
 from stethos.profile.quantity import Quantity
 from stethos.profile.resample import Interval, block_length, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
+from stethos.store.frame import Array
 
 ROUNDS = np.arange(1.0, 41.0)
 
@@ -53,7 +53,7 @@ def test_a_flag_that_only_one_run_was_given_is_told_in_words() -> None:
 
 
 def test_runs_with_equal_numbers_of_which_one_failed_are_not_called_alike() -> None:
-    failed = (Trouble("SYS013", "rank 2 ended badly: exit status 3"),)
+    failed = (ComparedTrouble("SYS013", "rank 2 ended badly: exit status 3"),)
     pair = compare_pair(measured(), measured(troubles=failed))
     assert pair.verdict == "no difference shown; more was found in the second"
     assert pair.new_findings == ("rank 2 ended badly: exit status 3",)
@@ -135,9 +135,9 @@ def test_several_runs_of_two_settings_use_the_spread_between_runs() -> None:
 
 
 def test_findings_of_one_run_alone_are_listed() -> None:
-    both = [(Trouble("leak", f"memory grows by {rate} MB a minute"),) for rate in (5, 7)]
-    first = measured(troubles=(Trouble("plateau", "plateau: x"), *both[0]))
-    second = measured(troubles=(Trouble("slow-link c1", "client c1's link: y"), *both[1]))
+    both = [(ComparedTrouble("leak", f"memory grows by {rate} MB a minute"),) for rate in (5, 7)]
+    first = measured(troubles=(ComparedTrouble("plateau", "plateau: x"), *both[0]))
+    second = measured(troubles=(ComparedTrouble("slow-link c1", "client c1's link: y"), *both[1]))
     pair = compare_pair(first, second)
     assert pair.new_findings == ("client c1's link: y",) and pair.gone_findings == ("plateau: x",)
     groups = [measured(settings={"lr": lr, "seed": seed}, troubles=one.troubles[: 2 - seed])
@@ -225,7 +225,10 @@ def test_what_another_seed_changed_is_chance_but_fails_a_gate() -> None:
 def of_parts(name: str, **losses: Array) -> Measures:
     """A run with several federations."""
     nothing = np.full(len(ROUNDS), math.nan)
-    parts = {part: Part(ROUNDS, loss, nothing, np.full(len(ROUNDS), 50.0), nothing) for part, loss in losses.items()}
+    parts = {
+        part: TrainingSeries(ROUNDS, loss, nothing, np.full(len(ROUNDS), 50.0), nothing)
+        for part, loss in losses.items()
+    }
     return measured(name, parts=parts)
 
 

@@ -18,12 +18,12 @@ from stethos.profile.bottleneck import (
     leak_bottleneck,
     own_code_bottleneck,
 )
-from stethos.profile.column import select
-from stethos.profile.memory_use import Growth, Kept, MemoryUse, growth_of, read_growth
+from stethos.profile.memory_use import Growth, KeptByLine, MemoryUse, growth_of, read_growth
 from stethos.profile.module_time import module_times
 from stethos.profile.report import Profile, profile_of
 from stethos.profile.step_time import STEP_COLUMNS, StepTime, inside_of, read_step_times, step_times, together
 from stethos.profile.traffic import read_own_layers
+from stethos.store.frame import select
 from stethos.store.run import open_run
 
 
@@ -230,7 +230,7 @@ def test_what_is_loaded_before_the_first_step_is_no_leak(run: RunBuilder, steps:
 
 def test_a_leak_names_its_line_what_is_left_and_never_a_list_of_losses() -> None:
     growth = Growth("p", 5.5e8, 7.4e8, 12.5e6, 1.0, free_bytes=20e9)
-    kept = Kept("p", "train.py:9", "history (list) at train.py:17", 1e6, 172, 1)
+    kept = KeptByLine("p", "train.py:9", "history (list) at train.py:17", 1e6, 172, 1)
     one = leak_bottleneck(growth, kept)
     assert one is not None and one.verdict == (
         "memory of process p grows by 750 MB a minute: tensors made at train.py:9 stay alive"

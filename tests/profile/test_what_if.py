@@ -8,12 +8,12 @@ import pytest
 from made import columns, round_row, side_by_side, turn
 
 from stethos.profile.bottleneck import bottlenecks_of
-from stethos.profile.column import Selected
 from stethos.profile.round_time import round_times
 from stethos.profile.what_if import slow_clients, slowness_of
+from stethos.store.frame import Frame
 
 
-def plain_saving(rounds: Selected, turns: Selected, client: str, phases: tuple[str, ...]) -> float:
+def plain_saving(rounds: Frame, turns: Frame, client: str, phases: tuple[str, ...]) -> float:
     """The same by hand: replace the client's phases by the others' median, and take the longest turn again."""
     saved = total = 0.0
     for place, number in enumerate(rounds["round"].tolist()):

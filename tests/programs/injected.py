@@ -29,11 +29,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import stethos
-from stethos.observe import boot, stepwatch
+from stethos.observe import boot, step_recorder
 from stethos.record.place import RunPlace, host_key
 from stethos.record.spawn import take_lock
 
-BESIDE = ("stethos.record.ring", "stethos.record.slots", "stethos.record.spawn", "stethos.record.place",
+BESIDE = ("stethos.record.ring", "stethos.record.spawn", "stethos.record.place",
           "stethos.record.provenance", "stethos.record.whole_file", "stethos.redact")  # fmt: skip
 
 
@@ -50,7 +50,8 @@ class Net(nn.Module):
 FORKED = (
     "observe.collectives.CollectiveWatch.after_fork",
     "observe.session",
-    "observe.stepwatch",
+    "observe.optimizers",
+    "observe.step_recorder",
     "observe.tracer",
     "observe.module_trace",
     "record.ring",
@@ -167,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     sys.orig_argv.append("--token=secret")  # so that something of the command is masked
-    stepwatch.KEEP_HOUSE_NS = 0
+    step_recorder.ACCOUNT_NS = 0
     os.fsync = lambda _: None  # type: ignore[assignment]  # nothing here has to outlast the machine
     begin_ticking()  # else it would depend on the machine which samples are taken, and so what is reached
     logging.getLogger().addHandler(logging.NullHandler())

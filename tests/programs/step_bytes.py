@@ -33,10 +33,12 @@ else:
 clock.wall_offset_ns = lambda: 7
 
 import stethos  # noqa: E402
-from stethos.observe import boot, epoch, stepwatch  # noqa: E402
-from stethos.observe.context import TURN, Tally  # noqa: E402
-from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS_BASE, TABLE_NAME, Word  # noqa: E402
+from stethos.observe import boot, inspection, spans, step_recorder  # noqa: E402
+from stethos.observe.context import TURN, TurnTotals  # noqa: E402
+from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS_BASE, TABLE_NAME, HeaderWord  # noqa: E402
 from stethos.record.tap import Tap  # noqa: E402
+
+inspection.thread_time_ns = lambda: 0  # what an inspection has taken decides about the next one
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -86,8 +88,8 @@ def batches() -> Iterator[list[torch.Tensor]]:
 
 def main(directory: Path) -> None:
     torch.manual_seed(1)
-    stepwatch.UNSEEN = 3.5  # by which the books of the two differ, and so their samples
-    epoch.os = types.SimpleNamespace(urandom=bytes)  # type: ignore[attr-defined]
+    step_recorder.UNSEEN = 3.5  # by which the books of the two differ, and so their samples
+    spans.os = types.SimpleNamespace(urandom=bytes)  # type: ignore[attr-defined]
     watch = stethos.watch(name="bytes", dir=directory)
     model = net()
     optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -161,7 +163,7 @@ def main(directory: Path) -> None:
     simple(model, torch.optim.SGD(model.parameters(), lr=1))
     session = boot.current_session()
     assert session is not None
-    token = TURN.set((session.name_id("c7"), 4, Tally()))
+    token = TURN.set((session.name_id("c7"), 4, TurnTotals()))
     simple(model, first)
     stethos.log(accuracy=0.5)
     TURN.reset(token)
@@ -185,12 +187,14 @@ def report(session: stethos.observe.session.Session) -> None:  # type: ignore[na
     frames, _ = tap.read_frames()
     kept = [frame for frame in frames if frame.table < TABLE_NAME - 8]
     tap.close()
+    head = ring.word(HeaderWord.FRAMES_HEAD)
+    counters = (HeaderWord.STEPS, HeaderWord.SPENT_NS, HeaderWord.LAST_STEP_NS, HeaderWord.BATCHES)
     print(json.dumps({
-        "callbacks": type(torch.autograd.backward).__name__,
+        "callbacks": type(getattr(torch.autograd.backward, "__wrapped__", torch.autograd.backward)).__name__,
         "slots": slots,
         "frames": [[*frame[:-2], hashlib.sha256(frame.body).hexdigest(), frame.texts] for frame in kept],
-        "frame_bytes": hashlib.sha256(content[FRAMES_BASE : FRAMES_BASE + ring.word(Word.FRAMES_HEAD)]).hexdigest(),
-        "counters": [ring.word(word) for word in (Word.STEPS, Word.SPENT_NS, Word.LAST_STEP_NS, Word.BATCHES)],
+        "frame_bytes": hashlib.sha256(content[FRAMES_BASE : FRAMES_BASE + head]).hexdigest(),
+        "counters": [ring.word(word) for word in counters],
         "dropped": ring.dropped(),
     }))  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stethos.record.board import MOST_GROUPS, GroupPost, read_board
-from stethos.record.layout import HEADER_BYTES, Word
+from stethos.record.layout import HEADER_BYTES, HeaderWord
 from stethos.record.ring import Ring, create_ring_file
 
 
@@ -54,9 +54,9 @@ def test_names_of_any_kind_fit(ring: Ring) -> None:
 
 
 def test_the_board_lies_in_the_header_behind_the_counters(ring: Ring) -> None:
-    before = ring.word(Word.DROPPED)
+    before = ring.word(HeaderWord.DROPPED)
     for number in range(MOST_GROUPS):
         GroupPost(ring.set_word, number, "x" * 32, range(600)).begin(2**62, "y" * 40, 2**62, 2**62)
     assert len(read_board(ring.word)) == MOST_GROUPS
-    assert ring.word(Word.DROPPED) == before
+    assert ring.word(HeaderWord.DROPPED) == before
     assert ring.word(HEADER_BYTES // 8) == 0  # the first slot

@@ -26,7 +26,7 @@ from processes import (
 
 from stethos.record import drainer
 from stethos.record.drainer import Drainer
-from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS, SLOTS_BASE, Drop, State, Word
+from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS, SLOTS_BASE, DropReason, HeaderWord, State
 from stethos.record.place import RunPlace
 from stethos.store.run import Run, open_run
 
@@ -57,7 +57,7 @@ def test_a_live_process_is_drained_and_a_dead_one_is_finished(run: RunBuilder) -
     assert summary["rows"]["steps"] == 7
     assert [process["state"] for process in Run(run.place).processes()] == ["running", "killed"]
     live.ring.close(State.ENDED)
-    live.ring.set_word(Word.RELEASED, 1)
+    live.ring.set_word(HeaderWord.RELEASED, 1)
     assert visit(one)  # one round more: a thread may be writing its last row
     live.steps(1)
     assert not visit(one) and not live.place.ring().exists()
@@ -83,7 +83,7 @@ def test_a_damaged_ring_costs_what_waits_in_it_and_nothing_after(run: RunBuilder
     if is_alive:
         visit(one)
     process.steps(6)
-    head = process.ring.word(Word.FRAMES_HEAD)
+    head = process.ring.word(HeaderWord.FRAMES_HEAD)
     process.layers(["a", "b", "c"])
     struct.pack_into("<I", process.ring._map, FRAMES_BASE + head, 0)
     visit(one, 12)
@@ -173,7 +173,7 @@ import sys, stethos
 from stethos.observe.boot import current_session
 stethos.watch(dir={str(tmp_path)!r}, name="run")
 stethos.log(i=0)
-next(current_session().ring.slots)
+current_session().ring.slots.take()
 stethos.log(i=1)
 stethos.log(i=2)
 sys.stdin.readline()
@@ -196,7 +196,7 @@ def test_a_slot_is_stepped_over_only_if_it_is_the_same_that_was_unfinished_befor
     process = run.process()
     one = Drainer(run.place)
     for _ in range(3):
-        index = next(process.ring.slots)
+        index = process.ring.slots.take()
         process.steps(1)
         visit(one)  # seen unfinished
         _finish_slot(process, index)
@@ -209,7 +209,7 @@ def _finish_slot(process: ProcessBuilder, index: int) -> None:
     """The thread that had taken a slot comes to write it: a void one, which is no row."""
     offset = SLOTS_BASE + index % SLOTS * SLOT_BYTES
     process.ring._map[offset + 8 : offset + 10] = bytes(2)
-    process.ring.drop(Drop.NOT_A_NUMBER)
+    process.ring.drop(DropReason.NOT_A_NUMBER)
     struct.pack_into("<q", process.ring._map, offset, index + 1)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stethos.record import names as names_module
-from stethos.record.names import Names
+from stethos.record import arrow as arrow
+from stethos.record.arrow import Names
 
 TEXTS = ["?", "layer.0", "", "Gewicht ß", None, "gradient"]
 IDS = np.array([1, 5, 3, -1, 2, 99, 4, 1], np.int32)
@@ -46,11 +46,11 @@ def test_a_vector_of_nothing_but_null_is_null() -> None:
 
 
 def test_what_is_kept_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names_module, "_MOST_ROWS", 20)
+    monkeypatch.setattr(arrow, "_MOST_ROWS", 20)
     names = Names(TEXTS)
     for number in range(50):
         ids = np.array([number % 6, number], np.int32)
         assert stored(names.repeated(ids, 4)) == stored(names.of(np.tile(ids, 4)))
         names.repeated(ids, 11)
-        assert len(names._kept) <= names_module._MOST_KEPT
+        assert len(names._kept) <= arrow._MOST_KEPT
         assert all(len(array) <= 20 for array in names._kept.values())

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import finish, start
 
+from stethos.record.arrow import Names, slot_batches
 from stethos.record.layout import (
     FRAME_HEADER,
     FRAMES_BASE,
@@ -26,8 +27,9 @@ from stethos.record.layout import (
     SLOT_PACKERS,
     SLOTS,
     TABLE_VOID,
+    HeaderWord,
+    SlotLayout,
     State,
-    Word,
 )
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.tap import SLOT_DTYPES, DamagedRingError, Tap
@@ -160,7 +162,7 @@ def test_frames_of_any_size_wrap_around_whole_and_in_order(
             assert pipe.take_texts() == list(waiting)
             waiting.clear()
     assert pipe.take_texts() == list(waiting)
-    assert pipe.tap.frame_rows == pipe.ring.word(Word.FRAME_ROWS) == rows
+    assert pipe.tap.frame_rows == pipe.ring.word(HeaderWord.FRAME_ROWS) == rows
     assert sum(pipe.ring.dropped().values()) == lost
     pipe.tap.close()
     pipe.path.unlink()
@@ -174,7 +176,7 @@ def test_a_frame_too_large_for_the_ring_is_counted(pipe: Pipe) -> None:
 def test_rows_in_frames_are_counted_exactly_when_the_process_dies_before_counting(pipe: Pipe) -> None:
     pipe.put_text(b"one", rows=2)
     pipe.put_text(b"two", rows=3)
-    pipe.ring.set_word(Word.FRAME_ROWS, 2)  # killed between the frame and its counter
+    pipe.ring.set_word(HeaderWord.FRAME_ROWS, 2)  # killed between the frame and its counter
     assert len(pipe.take_texts()) == 2 and pipe.tap.frame_rows == 5
 
 
@@ -260,7 +262,7 @@ def test_a_value_that_cannot_be_packed_leaves_a_void_and_is_counted(pipe: Pipe) 
 
 def test_a_slot_taken_and_not_finished_is_a_hole_until_it_is_stepped_over(pipe: Pipe) -> None:
     pipe.put(0)
-    next(pipe.ring.slots)
+    pipe.ring.slots.take()
     assert pipe.take() == [(1, 0.0)] and not pipe.tap.has_hole()  # nothing behind it: perhaps in the making
     pipe.put(2)
     assert pipe.take() == [] and pipe.tap.has_hole()
@@ -274,7 +276,7 @@ def test_no_hole_is_seen_behind_a_writer_that_is_just_faster_than_the_reader(tmp
     code = """
 import sys
 from pathlib import Path
-from stethos.record.layout import SLOT_PACKERS, SLOTS, Word
+from stethos.record.layout import SLOT_PACKERS, SLOTS, HeaderWord
 from stethos.record.ring import Ring
 ring = Ring(Path(sys.argv[1]))
 put = ring.writer(SLOT_PACKERS[2].pack_into)
@@ -304,6 +306,8 @@ def test_a_signal_handler_that_logs_inside_a_write_neither_hangs_nor_tears_anyth
 import signal, sys, threading
 from pathlib import Path
 from stethos.record.layout import SLOT_PACKERS
+from stethos.record.arrow import slot_batches
+from stethos.record.arrow import Names
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.tap import Tap
 from stethos.schema import LOGS
@@ -404,24 +408,38 @@ def test_importing_the_ring_needs_the_standard_library_only() -> None:
     assert finish(start("-c", code)).stdout == "set()\n"
 
 
-def test_a_step_written_in_words_is_the_row_that_was_packed(tmp_path: Path) -> None:
-    create_ring_file(tmp_path / "ring")
-    ring, tap = Ring(tmp_path / "ring"), Tap(tmp_path / "ring")
-    numbers = (0.5, 0.1, math.inf, 400_000.0, 1.0, 2.0, 3.0, 4.0)
-    ring.put(SLOT_PACKERS[STEPS.number].pack_into, STEPS.number, 0, NULL_I32, 7, 3, 12, 99, 11, NULL_I32,
-             *numbers, 32, 2, 1, 4096, -5)  # fmt: skip
-    ring.step_writer()((NULL_I32 << 32) + STEPS.number, (3 << 32) + 7, 12, 99, (NULL_I32 << 32) + 11,
-                       *numbers, (2 << 32) + 32, 1, 4096, -5)  # fmt: skip
-    packed, words = tap.read_slots().view(SLOT_DTYPES[STEPS.number]).ravel()
-    assert [packed[name] for name in packed.dtype.names[1:]] == [words[name] for name in words.dtype.names[1:]]
-    tap.close()
-
-
 def test_a_step_that_is_no_number_leaves_a_void_slot_and_is_counted(tmp_path: Path) -> None:
     create_ring_file(tmp_path / "ring")
     ring, tap = Ring(tmp_path / "ring"), Tap(tmp_path / "ring")
-    with pytest.raises(TypeError):
-        ring.step_writer()(1, 0, 0, 0, 0, 1j, *[0] * 11)  # type: ignore[arg-type]
+    pack_into = SLOT_PACKERS[STEPS.number].pack_into
+    with pytest.raises(struct.error):
+        ring.put(pack_into, STEPS.number, 1j, *[0] * 20)  # type: ignore[arg-type]
     assert tap.read_slots().view(SLOT_DTYPES[STEPS.number])["table"].ravel().tolist() == [TABLE_VOID]
     assert ring.dropped()["not_a_number"] == 1
+    tap.close()
+
+
+def test_columns_that_the_writer_of_a_ring_did_not_know_are_null(tmp_path: Path) -> None:
+    create_ring_file(tmp_path / "ring")
+    ring = Ring(tmp_path / "ring")
+    packer = SLOT_PACKERS[STEPS.number]
+    ring.put(packer.pack_into, STEPS.number, *range(1, len(STEPS.slot_fields)))
+    ring.set_word(HeaderWord.STEP_COLUMNS, len(STEPS.columns) - 2)
+    tap = Tap(tmp_path / "ring")
+    batch = slot_batches(tap.read_slots(), Names([""] * 10), tap.slot_dtypes)[STEPS.number]
+    (row,) = batch.to_pylist()
+    newest = [column.name for column in STEPS.columns[-2:]]
+    assert [name for name, value in row.items() if value is None] == newest
+    assert (row["step"], row["lr"], row["optimizer_ms"]) == (5, 10, 16e-6)
+    tap.close()
+
+
+def test_a_ring_that_says_nothing_of_its_slots_is_of_version_0_1_0(tmp_path: Path) -> None:
+    create_ring_file(tmp_path / "ring")
+    ring = Ring(tmp_path / "ring")
+    ring.set_word(HeaderWord.SLOT_BYTES, 0)
+    ring.set_word(HeaderWord.STEP_COLUMNS, 0)
+    tap = Tap(tmp_path / "ring")
+    assert tap.written == SlotLayout(144, 15)
+    assert len(tap.slot_dtypes[STEPS.number].names or ()) == 1 + 7 + 15  # its number, the context, its columns
     tap.close()

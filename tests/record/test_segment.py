@@ -6,7 +6,6 @@ import json
 import random
 import resource
 import signal
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import checked_books
 
-from stethos.record.compact import SegmentRows, read_segment
-from stethos.record.layout import Word
-from stethos.record.segment import FLAG_LAST, HEADER_BYTES, MAGIC, Block, SegmentWriter, checksum, encode_block, scan
+from stethos.record.layout import HeaderWord
+from stethos.record.segment import FLAG_LAST, HEADER_BYTES, MAGIC, Block, SegmentRows, SegmentWriter, encode_block, scan
 from stethos.schema import LAYERS, LOGS, METRICS, STEPS
 from stethos.store.run import Run
 
@@ -32,12 +30,6 @@ BLOCK = st.tuples(
     st.integers(0, 2**64 - 1),
     st.one_of(st.binary(max_size=200), st.just(MAGIC * 3), st.binary(max_size=40).map(lambda data: data + MAGIC)),
 )
-
-
-@pytest.mark.parametrize("size", [*range(1020, 1160), 4095, 65_537, 1_000_003])
-def test_a_checksum_is_that_of_zlib_however_long_the_payload(size: int) -> None:
-    payload = random.Random(size).randbytes(size)
-    assert checksum(payload) == checksum(memoryview(bytearray(payload))) == zlib.crc32(payload)
 
 
 def fields_of(block: Block) -> tuple[int, int, int, int, int, int, bytes]:
@@ -163,7 +155,7 @@ def lose_power(data: bytes, synced: int, chance: random.Random) -> bytes:
 def rows_in(rows: SegmentRows) -> dict[str, list[tuple[object, ...]]]:
     tables = {}
     for table in (METRICS, STEPS, LAYERS, LOGS):
-        content = rows.table(table, "p", None)
+        content = rows.arrow(table, "p", None)
         tables[table.name] = [tuple(map(repr, row.values())) for row in content.to_pylist()]
     return tables
 
@@ -181,15 +173,15 @@ def test_a_power_cut_costs_nothing_that_was_synced_and_yields_nothing_wrong(run:
         recorded.group(chance)
     data = recorded.process.segment.read_bytes()
     total = recorded.process.collector.written
-    whole = rows_in(read_segment(recorded.process.segment))
+    whole = rows_in(SegmentRows(0, recorded.process.segment.read_bytes()))
     path = tmp_path / "after.seg"
     losses = set()
     for _ in range(150):
         synced = chance.choice(recorded.ends)
         path.write_bytes(data[:synced])
-        safe = rows_in(read_segment(path))
+        safe = rows_in(SegmentRows(0, path.read_bytes()))
         path.write_bytes(lose_power(data, synced, chance))
-        found = read_segment(path)
+        found = SegmentRows(0, path.read_bytes())
         for name, rows in rows_in(found).items():
             assert is_part(rows, whole[name])
             assert rows[: len(safe[name])] == safe[name]
@@ -221,8 +213,8 @@ def test_a_drainer_goes_on_after_a_power_cut_with_exact_books(tmp_path: Path, is
             data = process.segment.read_bytes()
             process.segment.write_bytes(lose_power(data, chance.choice(recorded.ends), chance))
             if is_rebooted and chance.random() < 0.5:  # the ring's pages are older than the segment
-                process.ring.set_word(Word.SLOTS_TAIL, 0)
-                process.ring.set_word(Word.FRAMES_TAIL, 0)
+                process.ring.set_word(HeaderWord.SLOTS_TAIL, 0)
+                process.ring.set_word(HeaderWord.FRAMES_TAIL, 0)
             process.close()
             process.steps(0 if is_rebooted else 5)
             process.finish()
@@ -264,7 +256,10 @@ def test_a_torn_group_is_written_again_from_the_ring(run: RunBuilder) -> None:
     process.steps(5)
     process.drain()
     size = process.segment.stat().st_size
-    tails = {word: process.ring.word(word) for word in (Word.SLOTS_TAIL, Word.FRAMES_TAIL, Word.WRITTEN_ROWS)}
+    tails = {
+        word: process.ring.word(word)
+        for word in (HeaderWord.SLOTS_TAIL, HeaderWord.FRAMES_TAIL, HeaderWord.WRITTEN_ROWS)
+    }
     process.metric("m", 1.0)
     process.steps(7)
     process.layers(["a", "b"])
@@ -277,6 +272,6 @@ def test_a_torn_group_is_written_again_from_the_ring(run: RunBuilder) -> None:
         for word, value in tails.items():
             process.ring.set_word(word, value)
         process.drain()
-        rows = read_segment(path)
+        rows = SegmentRows(0, path.read_bytes())
         assert (rows.rows, rows.lost) == (15, 0)
     process.close()

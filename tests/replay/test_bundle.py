@@ -101,7 +101,7 @@ def test_links_and_pipes_are_not_followed(copy: Bundle, tmp_path: Path) -> None:
         copy.global_state(1)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(CaptureError, match="no regular file"):
+    with pytest.raises(CaptureError, match="not a regular file"):
         open_bundle(copy.place.path).global_state(1)
 
 

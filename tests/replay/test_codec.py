@@ -133,3 +133,16 @@ def test_a_packed_file_that_lies_is_refused(lie: dict[str, str]) -> None:
 def test_complex_tensors_are_refused_by_name() -> None:
     with pytest.raises(CaptureError, match="complex64"):
         file_of(a=torch.zeros(3, dtype=torch.complex64))
+
+
+def test_a_file_that_unfolds_a_thousandfold_is_refused_before_memory_is_taken() -> None:
+    """32 kB that claim a gigabyte of zeros; the same against a base of that size is how frozen layers look."""
+    zeros = np.zeros(300 << 20, np.uint8)
+    file = shape_of_file({"w": zeros}).file_of([zeros])
+    packed = pack(file)
+    assert packed is not None and len(packed) < 1 << 20
+    with pytest.raises(CaptureError, match="unfold to"):
+        unpack(np.frombuffer(packed, np.uint8), [])
+    against = pack(file, [("base", file)])
+    assert against is not None
+    assert np.array_equal(unpack(np.frombuffer(against, np.uint8), [file]), file)

@@ -15,15 +15,14 @@ from stethos import lab
 from stethos.act.correction import Correction, Corrector
 from stethos.cli.main import main
 from stethos.errors import CaptureError
-from stethos.lab.counterfactual import LabWorld
-from stethos.lab.replay import workshop_of
+from stethos.lab.replay import trainer_of
 from stethos.replay.bundle import Bundle, open_bundle
-from stethos.replay.onward import Change, carry_on
-from stethos.replay.own_world import OwnWorld
-from stethos.replay.past import turnouts_of
-from stethos.replay.remedy import remedy_in
+from stethos.replay.corrections import corrections_in
+from stethos.replay.counterfactual import HistoryChange, carry_on, trained_again
+from stethos.replay.history import recorded_rounds
+from stethos.replay.own_trainer import OwnTrainer
 from stethos.replay.repeat import repeat_aggregation
-from stethos.replay.workshop import OwnWorkshop
+from stethos.replay.trainer import aggregated
 
 State = Mapping[str, torch.Tensor]
 ROUNDS = 6
@@ -39,7 +38,7 @@ def are_same(one: State, other: State) -> bool:
 class NoReview(Corrector):
     """Lets every update pass, so that only the rollback is left."""
 
-    def review(self, *args: Any, **kwargs: Any) -> Correction:
+    def decide(self, *args: Any, **kwargs: Any) -> Correction:
         return Correction()
 
 
@@ -76,39 +75,39 @@ def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def test_treatments_are_captured_as_they_were(treated: Bundle, crowded: Bundle) -> None:
-    remedies = [treated.remedy(number) for number in range(1, ROUNDS + 1)]
-    assert remedies[1].of("c2") == (0.0, 1.0)
-    assert all(one.of("c4")[1] < 0.5 for one in remedies)
-    assert remedies[-1].of("c6") == (0.0, 1.0)
-    assert all(one.of("c1") == (1.0, 1.0) and not one.is_robust for one in remedies)
-    assert crowded.remedy(ROUNDS).is_robust and crowded.remedy(ROUNDS).of("c6") == (1.0, 1.0)
+    corrections = [treated.corrections(number) for number in range(1, ROUNDS + 1)]
+    assert corrections[1].of("c2") == (0.0, 1.0)
+    assert all(one.of("c4")[1] < 0.5 for one in corrections)
+    assert corrections[-1].of("c6") == (0.0, 1.0)
+    assert all(one.of("c1") == (1.0, 1.0) and not one.is_robust for one in corrections)
+    assert crowded.corrections(ROUNDS).is_robust and crowded.corrections(ROUNDS).of("c6") == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["treated", "crowded", "rolled_back"])
 def test_every_round_of_a_corrected_run_is_repeated_bit_by_bit(name: str, request: pytest.FixtureRequest) -> None:
     bundle: Bundle = request.getfixturevalue(name)
-    workshop = workshop_of(bundle)
-    assert all(repeat_aggregation(bundle, workshop, number).is_exact for number in bundle.rounds)
-    for made in carry_on(bundle, workshop, 1, Change()):
+    trainer = trainer_of(bundle)
+    assert all(repeat_aggregation(bundle, trainer, number).is_exact for number in bundle.rounds)
+    for made in carry_on(bundle, trainer, 1, HistoryChange()):
         assert are_same(made.state, bundle.global_state(made.round, "after"))
 
 
 @pytest.mark.parametrize("name", ["treated", "crowded", "rolled_back"])
 def test_a_proof_starts_from_the_run_as_it_was(name: str, request: pytest.FixtureRequest) -> None:
     bundle: Bundle = request.getfixturevalue(name)
-    world = LabWorld(bundle)
-    again = world.trained(1, ROUNDS, frozenset(), 0, lambda number: None)
+    trainer = trainer_of(bundle, is_fast=True)
+    again = trained_again(bundle, trainer, 1, ROUNDS)
     assert are_same(again, bundle.global_state(ROUNDS, "after"))
-    for turnout in turnouts_of(bundle):
-        if turnout.is_sound:
-            assert are_same(turnout.combined(world), bundle.global_state(turnout.number, "after"))
+    for one in recorded_rounds(bundle):
+        if one.is_sound:
+            assert are_same(aggregated(trainer, one), bundle.global_state(one.number, "after"))
 
 
 def test_whoever_was_quarantined_is_not_missed(treated: Bundle) -> None:
-    world = LabWorld(treated)
-    last = turnouts_of(treated, ROUNDS)[0]
-    assert are_same(last.combined(world, frozenset({"c6"})), last.combined(world))
-    assert not are_same(last.combined(world, frozenset({"c1"})), last.combined(world))
+    trainer = trainer_of(treated, is_fast=True)
+    last = recorded_rounds(treated, ROUNDS)[0]
+    assert are_same(aggregated(trainer, last, frozenset({"c6"})), aggregated(trainer, last))
+    assert not are_same(aggregated(trainer, last, frozenset({"c1"})), aggregated(trainer, last))
 
 
 def test_a_proof_says_that_corrections_dealt_with_the_accused(
@@ -122,12 +121,12 @@ def test_a_proof_says_that_corrections_dealt_with_the_accused(
 
 
 def test_a_rollback_is_not_repeated_where_its_cause_was_left_out(rolled_back: Bundle) -> None:
-    assert rolled_back.remedy(3).is_rolled_back
+    assert rolled_back.corrections(3).is_rolled_back
     assert are_same(rolled_back.global_state(3, "after"), rolled_back.global_state(3))
-    workshop = workshop_of(rolled_back)
-    (made,) = carry_on(rolled_back, workshop, 3, Change(without=frozenset({"c2"})), until=3)
+    trainer = trainer_of(rolled_back)
+    (made,) = carry_on(rolled_back, trainer, 3, HistoryChange(without=frozenset({"c2"})), until=3)
     assert not are_same(made.state, rolled_back.global_state(3)) and made.numbers["loss"] < 3
-    (still,) = carry_on(rolled_back, workshop, 3, Change(without=frozenset({"c1"})), until=3)
+    (still,) = carry_on(rolled_back, trainer, 3, HistoryChange(without=frozenset({"c1"})), until=3)
     assert are_same(still.state, rolled_back.global_state(3))
 
 
@@ -167,21 +166,22 @@ def flags(state: State) -> Any:
 @pytest.mark.parametrize("sends_changes", [False, True])
 def test_a_loop_of_ones_own_is_repeated_with_its_corrections(tmp_path: Path, sends_changes: bool) -> None:
     bundle = open_bundle(wards(tmp_path, sends_changes=sends_changes, spoils="large"))
-    weight, scale = bundle.remedy(3).of("w4")
+    weight, scale = bundle.corrections(3).of("w4")
     assert weight == 1 and scale < 0.1
-    found = [repeat_aggregation(bundle, OwnWorkshop(bundle), number) for number in bundle.rounds]
+    found = [repeat_aggregation(bundle, OwnTrainer(bundle), number) for number in bundle.rounds]
     assert all(one.is_exact for one in found)
-    world = OwnWorld(bundle, evaluator=flags)
+    trainer = OwnTrainer(bundle, evaluator=flags)
     if not sends_changes:
         assert all(
-            are_same(one.combined(world), bundle.global_state(one.number, "after")) for one in turnouts_of(bundle)
+            are_same(aggregated(trainer, one), bundle.global_state(one.number, "after"))
+            for one in recorded_rounds(bundle)
         )
 
 
 def test_a_rollback_of_a_loop_of_ones_own_is_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = wards(tmp_path, sends_changes=False, spoils="nan")
     bundle = open_bundle(path)
-    assert bundle.remedy(3).is_rolled_back and not bundle.remedy(2).is_rolled_back
+    assert bundle.corrections(3).is_rolled_back and not bundle.corrections(2).is_rolled_back
     assert are_same(bundle.global_state(3, "after"), bundle.global_state(3))
     assert main(["replay", "-t", str(path), "--all"]) != 0  # there is no trainer
     assert main(["replay", "-t", str(path), "--round", "3"]) == 0
@@ -191,4 +191,4 @@ def test_a_rollback_of_a_loop_of_ones_own_is_repeated(tmp_path: Path, capsys: py
 @pytest.mark.parametrize("damage", [{"c1": [1]}, {"c1": ["x", 1]}, {"c1": [float("nan"), 1]}, [1, 2], {"c1": [-1, 1]}])
 def test_corrections_that_make_no_sense_are_refused(damage: Mapping[str, Sequence[Any]]) -> None:
     with pytest.raises(CaptureError, match="corrections make no sense"):
-        remedy_in({"round": 3, "treatments": damage})
+        corrections_in({"round": 3, "treatments": damage})

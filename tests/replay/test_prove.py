@@ -13,13 +13,17 @@ from processes import drainers_of, wait_until
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import CaptureError
-from stethos.lab.counterfactual import LabWorld
-from stethos.lab.proving import Prover
+from stethos.lab.replay import trainer_of
+from stethos.record.border import origin_of
+from stethos.record.place import RunPlace, write_json
 from stethos.replay.bisection import fewest, first_bad_round
 from stethos.replay.bundle import open_bundle
+from stethos.replay.counterfactual import trained_again
 from stethos.replay.effect import difference, noise_of, share_of
-from stethos.replay.past import turnouts_of
+from stethos.replay.history import recorded_rounds
 from stethos.replay.proof import Accusation, Proof, controls_of
+from stethos.replay.prover import Prover
+from stethos.replay.trainer import aggregated
 from stethos.store.findings import read_findings
 
 GUILTY, START, ROUNDS = "c5", 6, 10
@@ -44,6 +48,11 @@ def quietly(proof: Proof) -> None:
     pass
 
 
+def prover_of(path: Path, **options: int) -> Prover:
+    bundle = open_bundle(path)
+    return Prover(path, bundle, trainer_of(bundle, is_fast=True), **options)
+
+
 @pytest.fixture(scope="module")
 def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captured run whose client c5 turns the sign of its updates from round 6 on."""
@@ -65,30 +74,29 @@ def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_again_with_the_first_seed_repeats_the_run(turned: Path) -> None:
     bundle = open_bundle(turned)
-    world = LabWorld(bundle)
-    made = world.trained(START, ROUNDS, frozenset(), 0, lambda number: None)
+    made = trained_again(bundle, trainer_of(bundle, is_fast=True), START, ROUNDS)
     recorded = bundle.global_state(ROUNDS, "after")
     assert all(np.allclose(made[name], recorded[name], atol=1e-5) for name in recorded)
 
 
 def test_aggregating_again_repeats_the_round_and_leaving_out_changes_it(turned: Path) -> None:
     bundle = open_bundle(turned)
-    world = LabWorld(bundle)
-    (turnout,) = turnouts_of(bundle, 7, 7)
+    trainer = trainer_of(bundle, is_fast=True)
+    (one,) = recorded_rounds(bundle, 7, 7)
     after = bundle.global_state(7, "after")
-    assert all(turnout.combined(world)[name].equal(after[name]) for name in after)
-    without = turnout.combined(world, frozenset({GUILTY}))
-    samples = np.array([size for name, size in zip(turnout.clients, turnout.samples, strict=True) if name != GUILTY])
-    states = [state for name, state in zip(turnout.clients, turnout.sent, strict=True) if name != GUILTY]
+    assert all(aggregated(trainer, one)[name].equal(after[name]) for name in after)
+    without = aggregated(trainer, one, frozenset({GUILTY}))
+    samples = np.array([weight for name, weight in one.weights.items() if name != GUILTY])
+    states = [update.state for update in one.updates if update.client != GUILTY]
     plain = sum(
         float(share) * state["out.bias"].double() for share, state in zip(samples / samples.sum(), states, strict=True)
     )
     assert np.allclose(without["out.bias"], plain, atol=1e-6)
-    assert turnout.combined(world, frozenset(turnout.clients)) is turnout.base
+    assert aggregated(trainer, one, frozenset(one.clients)) is one.base
 
 
 def test_the_guilty_is_proved_and_the_innocent_refuted(turned: Path) -> None:
-    prover = Prover(turned, most_seeds=4)
+    prover = prover_of(turned, most_seeds=4)
     guilty = prover.prove(Accusation((GUILTY,), first=START), quietly, Quiet())
     assert guilty.verdict == "proved" and guilty.excess.low > 0 and guilty.gain.mean > 0.05
     assert f"without client {GUILTY}: accuracy" in guilty.words and "random other client" in guilty.words
@@ -100,13 +108,17 @@ def test_a_proof_that_was_stopped_is_taken_up_again(turned: Path, tmp_path: Path
     run, _ = moved(turned, tmp_path)
     accusation = Accusation((GUILTY,), first=START)
     with pytest.raises(KeyboardInterrupt):
-        Prover(run).prove(accusation, quietly, Quiet(stop_after=3))
+        prover_of(run).prove(accusation, quietly, Quiet(stop_after=3))
+    assert not (run / "proofs").exists()  # nothing is kept in a copy
+    write_json(run / "run.json", {**RunPlace(run).facts(), "origin": origin_of(run)})  # as if it were recorded here
+    with pytest.raises(KeyboardInterrupt):
+        prover_of(run).prove(accusation, quietly, Quiet(stop_after=3))
     again = Quiet()
-    assert Prover(run).prove(accusation, quietly, again).verdict == "proved"
+    assert prover_of(run).prove(accusation, quietly, again).verdict == "proved"
     assert min(again.trainings) == 3
     (kept,) = (run / "proofs").glob("*.npz")
     kept.write_bytes(b"PK damaged")
-    assert Prover(run).prove(accusation, quietly, Quiet()).verdict == "proved"
+    assert prover_of(run).prove(accusation, quietly, Quiet()).verdict == "proved"
 
 
 def test_the_command_keeps_its_verdict_with_the_finding(turned: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +126,7 @@ def test_the_command_keeps_its_verdict_with_the_finding(turned: Path, capsys: py
     assert "PROVED: without client c5" in capsys.readouterr().out
     assert {row["proof"] for row in read_findings(turned) if row["code"] == "FED001"} == {"proved"}
     assert main(["diagnose", "-t", str(turned)]) == 1
-    assert "proof    proved: without client c5" in capsys.readouterr().out
+    assert "proof    PROVED: without client c5" in capsys.readouterr().out
     assert main(["prove", "c2", "--fast", "--json", "-t", str(turned)]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["way"], found["finding"]) == ("undecided", "re-aggregation", None)
@@ -145,21 +157,23 @@ def test_an_input_file_that_could_run_code_is_refused(
 
 def test_a_run_without_captures_says_so(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no captures"):
-        Prover(tmp_path)
+        prover_of(tmp_path)
 
 
 def test_the_flipped_client_is_blamed_for_the_answers_it_taught(
     flipped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = open_bundle(flipped)
-    world = LabWorld(bundle)
-    fault = world.made.faults[0]
-    answers = world.scores(bundle.global_state(ROUNDS, "after"), world.test_x).argmax(1)
+    trainer = trainer_of(bundle)
+    fault = trainer.made.faults[0]
+    answers = trainer.scores(bundle.global_state(ROUNDS, "after"), trainer.test_x).argmax(1)
     wrong = [
-        place for place in range(len(answers)) if world.test_y[place] == fault.source and answers[place] == fault.target
+        place
+        for place in range(len(answers))
+        if trainer.test_y[place] == fault.source and answers[place] == fault.target
     ]
     assert wrong
-    np.save(tmp_path / "input.npy", world.test_x[wrong[0]].numpy())
+    np.save(tmp_path / "input.npy", trainer.test_x[wrong[0]].numpy())
     for given in (str(wrong[0]), str(tmp_path / "input.npy")):
         assert main(["blame", "--input", given, "--output", str(fault.target), "--json", "-t", str(flipped)]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -203,9 +217,9 @@ def test_bisection_inside_a_client_names_the_label(flipped: Path) -> None:
     from stethos.lab.inside import look_inside
 
     bundle = open_bundle(flipped)
-    world = LabWorld(bundle)
-    found = look_inside(world, turnouts_of(bundle)[-1], GUILTY)
-    assert found.is_sent_as_trained and found.label == world.made.faults[0].target
+    trainer = trainer_of(bundle, is_fast=True)
+    found = look_inside(trainer, recorded_rounds(bundle)[-1], GUILTY)
+    assert found.is_sent_as_trained and found.label == trainer.made.faults[0].target
     assert found.disputed and found.without_samples > found.accuracy
 
 

@@ -17,7 +17,9 @@ import stethos
 from stethos.cli.main import main
 from stethos.errors import CaptureError, ReplayError
 from stethos.replay.bundle import Bundle, open_bundle
-from stethos.replay.own_world import OwnWorld
+from stethos.replay.counterfactual import trained_again
+from stethos.replay.own_trainer import OwnTrainer
+from stethos.replay.trainer import evaluation_in, right_answers
 
 State = dict[str, torch.Tensor]
 
@@ -42,18 +44,51 @@ def bundle(path: Path) -> Bundle:
 
 
 def test_training_again_with_the_first_seed_gives_the_recorded_bits(bundle: Bundle) -> None:
-    world = OwnWorld(bundle, evaluator=right, trainer=own_loop.train)
-    made, recorded = world.trained(1, 3, frozenset(), 0, lambda number: None), bundle.global_state(3, "after")
-    assert made is not None and all(torch.allclose(made[name], recorded[name]) for name in recorded)
-    other = world.trained(1, 3, frozenset({"w1"}), 1, lambda number: None)
-    assert other is not None and not other["0.weight"].equal(recorded["0.weight"])
-    assert len(world.right(recorded)) == len(world.labels) == 144
-    assert OwnWorld(bundle, evaluator=right).trained(1, 3, frozenset(), 0, lambda number: None) is None
+    trainer = OwnTrainer(bundle, evaluator=right, trainer=own_loop.train)
+    made, recorded = trained_again(bundle, trainer, 1, 3), bundle.global_state(3, "after")
+    assert all(torch.allclose(made[name], recorded[name]) for name in recorded)
+    other = trained_again(bundle, trainer, 1, 3, frozenset({"w1"}), 1)
+    assert not other["0.weight"].equal(recorded["0.weight"])
+    found = trainer.evaluate(recorded)
+    assert found.right is not None and found.labels is not None and len(found.right) == len(found.labels) == 144
+    assert trainer.can_train and not OwnTrainer(bundle, evaluator=right).can_train
 
 
-def test_an_evaluator_that_counts_for_itself_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(ReplayError, match="one per sample"):
-        OwnWorld(bundle, evaluator=own_loop.evaluate).right(bundle.global_state(1))
+def test_a_proof_needs_to_know_which_samples_are_right(bundle: Bundle) -> None:
+    with pytest.raises(ReplayError, match="numbers only"):
+        right_answers(OwnTrainer(bundle, evaluator=own_loop.evaluate), bundle.global_state(1))
+
+
+FLAGS = np.array([True, False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("made", "numbers", "has_labels"),
+    [
+        ({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.5, "accuracy": 0.9}, None),
+        ({"loss": 0.5, "right": FLAGS, "labels": [0, 1, 2, 3]}, {"accuracy": 0.75, "loss": 0.5}, True),
+        (FLAGS, {"accuracy": 0.75}, False),
+        (torch.from_numpy(FLAGS), {"accuracy": 0.75}, False),
+        ((FLAGS, [0, 1, 2, 3]), {"accuracy": 0.75}, True),
+        (0.9, {"accuracy": 0.9}, None),
+        ((0.5, 0.9), {"loss": 0.5, "accuracy": 0.9}, None),
+    ],
+)
+def test_one_evaluator_serves_every_command(made: Any, numbers: dict[str, float], has_labels: bool | None) -> None:
+    found = evaluation_in(made)
+    assert found.numbers == numbers
+    assert (
+        (found.right is None)
+        if has_labels is None
+        else found.right is not None and found.right.tolist() == [1, 0, 1, 1]
+    )
+    assert (found.labels is not None) == bool(has_labels)
+
+
+@pytest.mark.parametrize("made", [{"right": [0.5, 0.5]}, {"right": [True]}, (FLAGS, [1, 2])])
+def test_answers_that_make_no_sense_are_refused(made: Any) -> None:
+    with pytest.raises(ReplayError, match="evaluator"):
+        evaluation_in(made)
 
 
 def test_the_command_takes_the_users_functions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +96,7 @@ def test_the_command_takes_the_users_functions(path: Path, capsys: pytest.Captur
     assert main(["prove", "w1", "--seeds", "2", *functions, "-t", str(path)]) in (0, 1)
     assert "without client w1: accuracy" in capsys.readouterr().out.replace("\n", " ")
     assert main(["prove", "w1", "-t", str(path)]) == CaptureError.exit_code
-    assert "--evaluator module:function" in capsys.readouterr().err
+    assert f"--evaluator {own_loop.__name__}:evaluate" in capsys.readouterr().err
 
 
 # A client that sends something else than it trained ------------------------------------------------------

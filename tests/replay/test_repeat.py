@@ -15,11 +15,11 @@ from own_loop import GUILTY
 from stethos import lab
 from stethos.cli.main import main
 from stethos.errors import CaptureError, ReplayError
-from stethos.lab.replay import workshop_of
+from stethos.lab.replay import trainer_of
 from stethos.replay.bundle import Bundle, open_bundle
-from stethos.replay.onward import Change, carry_on
+from stethos.replay.counterfactual import HistoryChange, carry_on
+from stethos.replay.own_trainer import OwnTrainer
 from stethos.replay.repeat import Repetition, repeat_aggregation, repeat_training
-from stethos.replay.workshop import OwnWorkshop
 
 FAULTS = [
     lab.Fault("sign-flip", clients="c3", start=2),
@@ -47,12 +47,12 @@ def test_every_piece_of_a_lab_run_repeats_bit_by_bit(choices: dict[str, Any], tm
     )  # fmt: skip
     assert result.path is not None
     bundle = open_bundle(result.path)
-    workshop = workshop_of(bundle)
+    again = trainer_of(bundle)
     for record in result.history:
-        found = [repeat_aggregation(bundle, workshop, record.round)]
-        found += [repeat_training(bundle, workshop, record.round, client) for client in bundle.clients(record.round)]
+        found = [repeat_aggregation(bundle, again, record.round)]
+        found += [repeat_training(bundle, again, record.round, client) for client in bundle.clients(record.round)]
         assert [one.what for one in found if not one.is_exact] == [] and len(found) > 3
-        numbers = workshop.evaluate(bundle.global_state(record.round, "after"))
+        numbers = again.evaluate(bundle.global_state(record.round, "after")).numbers
         assert numbers == {"loss": record.loss, "accuracy": record.accuracy} or record.loss != record.loss
 
 
@@ -63,22 +63,22 @@ def test_data_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
     assert result.path is not None
     bundle = open_bundle(result.path)
     with pytest.raises(CaptureError, match="data of its own, 'plane'"):
-        workshop_of(bundle)
-    assert repeat_training(bundle, workshop_of(bundle, data=data), 1, "c1").is_exact
+        trainer_of(bundle)
+    assert repeat_training(bundle, trainer_of(bundle, data=data), 1, "c1").is_exact
     other = lab.Data.of(points + 1, points[:, 0] > 0, name="plane")
     with pytest.raises(ReplayError, match="not those of the recording"):
-        workshop_of(bundle, data=other)
+        trainer_of(bundle, data=other)
 
 
 def test_a_loop_of_ones_own_repeats_bit_by_bit(own_path: Path) -> None:
     bundle = open_bundle(own_path)
-    workshop = OwnWorkshop(bundle, trainer=own_loop.train, evaluator=own_loop.evaluate, aggregator=own_loop.average)
+    again = OwnTrainer(bundle, trainer=own_loop.train, evaluator=own_loop.evaluate, aggregator=own_loop.average)
     torch.manual_seed(99)
     for number in bundle.rounds:
-        assert repeat_aggregation(bundle, workshop, number).is_exact
+        assert repeat_aggregation(bundle, again, number).is_exact
         for client in bundle.clients(number):
-            assert repeat_training(bundle, workshop, number, client).is_exact
-        assert dict(workshop.evaluate(bundle.global_state(number, "after"))) == bundle.manifest(number)["evaluation"]
+            assert repeat_training(bundle, again, number, client).is_exact
+        assert again.evaluate(bundle.global_state(number, "after")).numbers == bundle.manifest(number)["evaluation"]
     drawn = torch.rand(1)
     torch.manual_seed(99)
     assert torch.equal(drawn, torch.rand(1))  # the caller's own numbers were left alone
@@ -89,7 +89,7 @@ def repeated(path: Path, trainer: Any, settings: dict[str, Any] | None = None, *
     if settings:
         bundle.place.settings.write_text(json.dumps({**bundle.settings, **settings}))
         bundle = open_bundle(path)
-    return repeat_training(bundle, OwnWorkshop(bundle, trainer=trainer, **options), 2, "w1")
+    return repeat_training(bundle, OwnTrainer(bundle, trainer=trainer, **options), 2, "w1")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_what_is_not_the_same_is_explained(
 def test_the_step_at_which_it_parts_is_named(bundle: Bundle) -> None:
     turn = bundle.manifest(2)["clients"][1]
     turn["losses"][4] += 1e-6
-    workshop = workshop_of(bundle)
+    again = trainer_of(bundle)
     bundle.manifest(2)["clients"][1]["state"] = bundle.manifest(3)["clients"][1]["state"]
-    found = repeat_training(bundle, workshop, 2, "c1")
+    found = repeat_training(bundle, again, 2, "c1")
     assert (found.is_exact, found.step, found.steps) == (False, 5, 8)
 
 
@@ -131,14 +131,14 @@ def test_a_trainer_that_raises_or_never_ends_is_an_error(own_path: Path) -> None
     assert "own_loop:train" in error.value.hint
     bundle = open_bundle(own_path)
     with pytest.raises(ReplayError, match="no evaluator was given"):
-        OwnWorkshop(bundle).evaluate(bundle.global_state(1))
+        OwnTrainer(bundle).evaluate(bundle.global_state(1))
 
 
 def test_without_the_guilty_client_accuracy_recovers(bundle: Bundle) -> None:
-    carried = list(carry_on(bundle, workshop_of(bundle), 3, Change(frozenset({GUILTY}))))
+    carried = list(carry_on(bundle, trainer_of(bundle), 3, HistoryChange(frozenset({GUILTY}))))
     assert [one.round for one in carried] == [3, 4, 5, 6, 7, 8]
     assert carried[-1].numbers["accuracy"] > carried[-1].recorded["accuracy"] + 0.2
-    nothing = list(carry_on(bundle, workshop_of(bundle), 3, Change(), until=5))
+    nothing = list(carry_on(bundle, trainer_of(bundle), 3, HistoryChange(), until=5))
     assert all(one.numbers == one.recorded for one in nothing)  # with no change, history repeats itself
 
 

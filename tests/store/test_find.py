@@ -64,13 +64,18 @@ def test_a_pid_is_found_from_any_directory_through_the_registry(
     assert find_run(str(os.getpid()), elsewhere).path == run.path
 
 
-def test_a_live_run_elsewhere_is_the_default_target(tmp_path: Path, runs_dir: Path, own_registry: Path) -> None:
-    with RunBuilder(tmp_path / "other" / "far") as far, RunBuilder(runs_dir / "near", started_ns=T0_NS + 1):
+def test_a_live_run_elsewhere_is_taken_only_when_asked_for(tmp_path: Path, runs_dir: Path, own_registry: Path) -> None:
+    with RunBuilder(tmp_path / "other" / "far", started_ns=T0_NS + 1) as far:
         process = far.process()
         own_registry.mkdir()
         (own_registry / str(os.getpid())).write_text(str(process.place.path))
-        assert find_run().name == "far"
-        assert find_run(directory=runs_dir).name == "near"
+        with pytest.raises(RunNotFoundError, match=f"no runs in .*\nhint: live in another directory: -t {far.path}"):
+            find_run()
+        assert find_run(anywhere=True).name == "far"
+        with RunBuilder(runs_dir / "near", started_ns=T0_NS) as near:
+            assert find_run().name == "near" and find_run(anywhere=True).name == "far"
+            near.process()
+            assert find_run(anywhere=True).name == "near"
 
 
 def test_a_dead_run_elsewhere_is_no_default_target(tmp_path: Path, runs_dir: Path, own_registry: Path) -> None:

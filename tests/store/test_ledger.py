@@ -16,7 +16,7 @@ from stethos.store.health import Grade, examine
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
 from stethos.store.run import Run
-from stethos.store.sealed import Examiner
+from stethos.store.sealed import SealChecker
 
 
 def books(run: Run) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_rows_retired_for_the_size_limit_count_as_dropped(run: RunBuilder) -> No
 
 def test_a_slot_that_was_never_finished_is_lost(run: RunBuilder) -> None:
     process = fill(run)
-    next(process.ring.slots)  # a thread that died between taking its slot and filling it
+    process.ring.slots.take()  # a thread that died between taking its slot and filling it
     process.steps(3)
     process.drain()
     process.collector.tap.skip_hole()
@@ -159,7 +159,7 @@ def small_segment(run: RunBuilder) -> tuple[Path, bytes]:
 def quick_books(reader: ProcessReader) -> Ledger:
     """One process's ledger as it is now, after checking that it adds up."""
     reader.refresh()
-    ledger = reader.ledger(Examiner())
+    ledger = reader.ledger(SealChecker())
     assert ledger.produced == ledger.stored + ledger.dropped + ledger.lost
     return ledger
 

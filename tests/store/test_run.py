@@ -17,7 +17,7 @@ from processes import wait_until
 import stethos
 from stethos.errors import QueryError
 from stethos.record.arrow import full_schema
-from stethos.record.layout import Word
+from stethos.record.layout import HeaderWord
 from stethos.record.place import ProcessPlace
 from stethos.record.spawn import is_drained
 from stethos.schema import PROCESSES, RECORDED, RUNS, TABLES
@@ -202,7 +202,7 @@ def test_the_summary_gives_the_totals(run: RunBuilder) -> None:
 def test_steps_are_those_stored_where_the_process_counts_late(run: RunBuilder) -> None:
     process = run.process()
     process.steps(9)
-    process.ring.set_word(Word.STEPS, 4)
+    process.ring.set_word(HeaderWord.STEPS, 4)
     process.drain()
     assert Run(run.place).summary()["steps"] == 9
 
@@ -269,7 +269,7 @@ def test_a_read_only_run_is_read(run: RunBuilder, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("stethos.store.run.ensure_drainer", refuse)
     summary = Run(run.place).summary()
-    assert (summary["rows"]["steps"], summary["rows_waiting"]) == (3, 2)
+    assert (summary["rows"]["steps"], summary["rows_waiting"]) == (5, 0)
 
 
 def test_the_last_rows_of_a_killed_process_are_collected_by_the_reader(

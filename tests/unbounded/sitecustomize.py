@@ -3,7 +3,8 @@
 import os
 
 if "STETHOS_RUN" in os.environ:
-    from stethos.observe.budget import Budget, Purse
+    from stethos.observe.budget import Budget, SampleBudget
 
-    Purse.can_afford = lambda self: True  # type: ignore[method-assign]
-    Budget.pause_ns = lambda self, house_ns, shortest_ns: 0  # type: ignore[method-assign]
+    SampleBudget.can_afford = lambda self: True  # type: ignore[method-assign]
+    SampleBudget.stride = lambda self: 1  # type: ignore[method-assign]
+    Budget.pause_ns = lambda self, accounting_ns, shortest_ns: 0  # type: ignore[method-assign]

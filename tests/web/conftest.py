@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 from processes import drainers_of, environment, finish, start_command, start_program, wait_for_rest, wait_until
 from served import FLAGS, GO_ON, PATIENCE_MS, Served
-
-from stethos.web.bundle import Bundle
 
 expect.set_options(timeout=PATIENCE_MS)  # five seconds are not much on a busy machine
 
@@ -69,14 +66,6 @@ def training(server: Served, registry: Path) -> Iterator[subprocess.Popen[str]]:
     yield process
     process.kill()
     process.communicate()
-
-
-@pytest.fixture(scope="session")
-def page_is_built() -> None:
-    """`make test` builds the page; a bare pytest builds it here."""
-    if not Bundle().is_built:
-        project = Path(__file__).resolve().parents[2]
-        subprocess.run([sys.executable, str(project / "hatch_build.py")], check=True, timeout=300)
 
 
 @pytest.fixture(scope="session")

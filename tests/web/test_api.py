@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,21 @@ from typing import Any
 import httpx
 import pytest
 from builders import RunBuilder
-from processes import DEADLINE_S, command
+from processes import DEADLINE_S, command, wait_until
+from prometheus_client.parser import text_string_to_metric_families
 from served import Served
 
 from stethos.errors import QueryError
+from stethos.store.find import list_runs
 from stethos.store.run import open_run
 from stethos.web.app import make_app
-from stethos.web.asker import SQL_ROWS, Asker
-from stethos.web.bundle import Bundle
 from stethos.web.encode import encode
+from stethos.web.page_files import PageFiles
 from stethos.web.panel import evaluate
 from stethos.web.panels import PAGES, PANELS
-from stethos.web.shelf import Shelf
+from stethos.web.query_process import SQL_ROWS, QueryProcess
+from stethos.web.run_cache import RunCache
+from stethos.web.run_table import RunTable
 
 TOKEN = "t"
 
@@ -36,7 +42,7 @@ class Caller:
 
     def __call__(self, *requests: tuple[str, str, Any] | str) -> list[httpx.Response]:
         async def ask() -> list[httpx.Response]:
-            app = make_app(self._directory, TOKEN, bundle=Bundle(Path("/nowhere")))
+            app = make_app(self._directory, {TOKEN: "read"}, bundle=PageFiles(Path("/nowhere")))
             headers = {"authorization": f"Bearer {TOKEN}", "origin": "http://localhost"}
             transport = httpx.ASGITransport(app=app)
             async with (
@@ -63,10 +69,10 @@ def call(shown_runs: Path) -> Caller:
 
 
 @pytest.fixture(scope="module")
-def asker() -> Iterator[Asker]:
-    asker = Asker()
-    yield asker
-    asker.close()
+def queries() -> Iterator[QueryProcess]:
+    queries = QueryProcess()
+    yield queries
+    queries.close()
 
 
 def test_every_panel_has_what_its_chart_needs(shown_runs: Path) -> None:
@@ -79,7 +85,7 @@ def test_every_panel_has_what_its_chart_needs(shown_runs: Path) -> None:
                 needed = {panel.x, *panel.y, panel.by, *panel.band, *panel.selects} - {""}
                 if panel.chart == "heat":
                     needed = {panel.x, *panel.y, "value"}
-                assert needed - set(panel.selects.values()) <= set(columns.names), panel.name
+                assert needed - set(panel.selects.values()) <= set(columns.columns), panel.name
 
 
 def test_every_panel_can_be_asked_for_and_shows_its_sql(call: Caller) -> None:
@@ -95,8 +101,15 @@ def test_a_panel_says_the_same_as_its_sql_asked_by_hand(call: Caller) -> None:
     assert shown["values"] == asked["values"] and shown["rows"] == 18
 
 
-def test_runs_are_listed_with_state_and_health(call: Caller) -> None:
+def test_runs_are_listed_with_state_and_health(call: Caller, shown_runs: Path) -> None:
     (row,) = [row for row in call.one("/api/runs").json()["runs"] if row["run"] == "odd"]
+    assert row["state"] == "ended" and row["health"]["state"] == "not diagnosed"
+    table = RunTable(RunCache(shown_runs))
+    try:
+        wait_until(lambda: table.rows()[0].get("is_measured"), "its numbers")
+        (row,) = table.rows()
+    finally:
+        table.close()
     assert (row["state"], row["last_round"], row["accuracy"]) == ("ended", 3, 0.5)
 
 
@@ -201,9 +214,9 @@ def test_no_name_leads_out_of_the_directory(shown_runs: Path, tmp_path: Path, na
         "",
     ],
 )
-def test_a_query_reads_the_run_and_nothing_else(asker: Asker, shown_runs: Path, sql: str) -> None:
+def test_a_query_reads_the_run_and_nothing_else(queries: QueryProcess, shown_runs: Path, sql: str) -> None:
     with pytest.raises(QueryError) as refusal:
-        asker.ask(shown_runs / "odd", sql)
+        queries.ask(shown_runs / "odd", sql)
     assert refusal.value.hint
 
 
@@ -213,22 +226,45 @@ def test_a_refusal_is_told_to_the_page(call: Caller) -> None:
 
 
 def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stethos.web.asker.PROCESS_MEMORY_BYTES", 500 << 20)
-    asker, odd = Asker(), shown_runs / "odd"
-    many = json.loads(asker.ask(odd, "SELECT * FROM range(1000000000)", timeout_s=DEADLINE_S))
+    monkeypatch.setattr("stethos.web.query_process.PROCESS_MEMORY_BYTES", 500 << 20)
+    queries, odd = QueryProcess(), shown_runs / "odd"
+    many = json.loads(queries.ask(odd, "SELECT * FROM range(1000000000)", timeout_s=DEADLINE_S))
     assert (many["rows"], many["is_cut"]) == (SQL_ROWS, True)
     with pytest.raises(QueryError, match="took longer"):
-        asker.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
+        queries.ask(odd, "SELECT sum(hash(a.range * b.range)) FROM range(1000000) a, range(1000000) b", timeout_s=0.3)
     with pytest.raises(QueryError):
-        asker.ask(
+        queries.ask(
             odd, "SELECT a.range, list(b.range) FROM range(10) a, range(100000000) b GROUP BY 1", timeout_s=DEADLINE_S
         )
     with pytest.raises(QueryError, match="memory"):
-        asker.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)", timeout_s=DEADLINE_S)
+        queries.ask(odd, "SELECT repeat(chr(97), 300000000) FROM range(50)", timeout_s=DEADLINE_S)
     with pytest.raises(QueryError, match="larger than"):
-        asker.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)", timeout_s=DEADLINE_S)
-    assert json.loads(asker.ask(odd, "SELECT 1 AS one", timeout_s=DEADLINE_S))["values"] == [[1]]  # and it goes on
-    asker.close()
+        queries.ask(odd, "SELECT repeat(chr(97), 15000) FROM range(5000)", timeout_s=DEADLINE_S)
+    assert json.loads(queries.ask(odd, "SELECT 1 AS one", timeout_s=DEADLINE_S))["values"] == [[1]]  # and it goes on
+    queries.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 60_000, b'{"sql":' * 9_000, b'{"sql": "\\ud800"}', b'{"sql": "\xff"}',
+        '{"sql": "SELECT 1"}'.encode("utf-16"), b"", b"null", b'{"sql"', b"9" * 5_000, b'{"sql": NaN}', b"\x00" * 100,
+    ],
+)  # fmt: skip
+def test_an_odd_body_is_answered_400_or_understood(server: Served, body: bytes) -> None:
+    headers = {"authorization": f"Bearer {server.token}", "origin": server.url}
+    answer = httpx.post(f"{server.url}/api/runs/odd/sql", content=body, headers=headers, timeout=DEADLINE_S)
+    assert answer.status_code == (200 if b"S\x00E" in body else 400) and "Traceback" not in answer.text
+
+
+def test_four_hundred_half_requests_do_not_keep_the_owner_out(server: Served) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as held:
+        for _ in range(450):
+            with contextlib.suppress(OSError):
+                held.enter_context(socket.create_connection((host, int(port)))).sendall(b"GET /api/runs HTTP/1.1\r\nHo")
+        headers = {"authorization": f"Bearer {server.token}"}
+        assert httpx.get(f"{server.url}/api/runs", headers=headers, timeout=DEADLINE_S).status_code == 200
 
 
 def test_a_request_that_is_no_query_is_refused(call: Caller) -> None:
@@ -264,27 +300,27 @@ def test_an_empty_a_damaged_and_a_foreign_directory_are_told(tmp_path: Path) -> 
 
 def test_a_run_that_is_deleted_meanwhile_is_gone(shown_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(shown_runs / "odd", tmp_path / "copy")
-    shelf = Shelf(tmp_path)
-    assert shelf.answer("copy", ("a",), lambda run: run.name.encode()) == b"odd"
+    cache = RunCache(tmp_path)
+    assert cache.answer("copy", ("a",), lambda run: run.name.encode()) == b"odd"
     shutil.rmtree(tmp_path / "copy")
     answers = Caller(tmp_path)("/api/runs/copy/panels/summary", "/api/runs")
     assert [answer.status_code for answer in answers] == [404, 200]
-    assert answers[1].json() == {"runs": []}
+    assert answers[1].json()["runs"] == []
 
 
 def test_an_answer_is_made_once_for_each_version(shown_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(shown_runs / "odd", tmp_path / "copy")
-    shelf, made = Shelf(tmp_path), []
+    cache, made = RunCache(tmp_path), []
 
     def make(run: object) -> bytes:
         made.append(run)
         return b"answer"
 
     for _ in range(3):
-        assert shelf.answer("copy", ("a",), make) == b"answer"
+        assert cache.answer("copy", ("a",), make) == b"answer"
     assert len(made) == 1
     (tmp_path / "copy" / "launcher-1.json").write_text("{}")
-    shelf.answer("copy", ("a",), make)
+    cache.answer("copy", ("a",), make)
     assert len(made) == 2
 
 
@@ -314,3 +350,17 @@ def test_the_server_says_nothing_about_who_came(server: Served) -> None:
     assert server.process.poll() is None
     arguments = Path(f"/proc/{server.process.pid}/cmdline").read_text()
     assert server.token not in arguments
+
+
+def test_prometheus_scrapes_every_recent_run(shown_runs: Path, call: Caller) -> None:
+    for place in shown_runs.iterdir():
+        os.utime(place)
+    answer = call.one("/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
+    families = list(text_string_to_metric_families(answer.text))
+    assert len({family.name for family in families}) == len(families)  # each metric stands in one place
+    runs = {sample.labels["run"] for family in families for sample in family.samples}
+    assert runs == {place.name for place in list_runs(shown_runs)}
+    os.utime(shown_runs / "odd", (0, 0))
+    assert 'run="odd"' not in call.one("/metrics").text
+    os.utime(shown_runs / "odd")

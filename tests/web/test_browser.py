@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,16 +10,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from builders import RunBuilder
+from builders import T0_NS, RunBuilder
 from hung_run import make_hung_run
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from processes import DEADLINE_S, environment, finish, start_program, wait_until
 from served import GO_ON, PATIENCE_MS, Served
 
+from stethos.store.foreign.run_writer import write_run
+from stethos.store.foreign.value import LoggedNumber
+
 SCRIPT = "<script>alert(1)</script>"
 CROWD = 20
 SERVER_BYTES = 400_000_000
-RUN_PAGES = ("overview", "clients", "layers", "time", "memory", "findings", "live", "sql")
+RUN_PAGES = ("overview", "metrics", "clients", "layers", "time", "memory", "findings", "live", "sql")
 
 
 class Window:
@@ -184,7 +188,7 @@ def test_without_a_token_nothing_is_shown(browser: Browser, server: Served) -> N
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(f"{server.url}/#/run/odd/overview")
-    expect(page.get_by_role("heading")).to_have_text("Who is there?")
+    expect(page.get_by_role("heading")).to_have_text("Enter the token")
     assert "odd" not in page.inner_text("body")
     context.close()
 
@@ -227,7 +231,7 @@ def test_nan_is_seen_and_a_run_without_rows_is_not_called_well(window: Window) -
     expect(page.locator(".verdict-word")).to_have_text("Nothing could be checked")
     expect(page.locator(".verdict.is-ok")).to_have_count(0)
     window.go("/runs")
-    expect(page.locator("tr", has_text="nothing").first).to_contain_text("nothing recorded")
+    expect(page.locator("tr", has=page.get_by_role("link", name="nothing"))).to_contain_text("nothing could be checked")
 
 
 def test_a_hang_shows_who_stood_where(window: Window) -> None:
@@ -276,3 +280,40 @@ def say(program: subprocess.Popen[str], line: str) -> None:
     program.stdin.write(f"{line}\n")
     program.stdin.flush()
     assert program.stdout.readline()
+
+
+def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Window) -> None:
+    names = ("train/loss", "train/<img src=x onerror=alert(1)>", "eval/accuracy")
+    told = [
+        LoggedNumber(name, index, T0_NS + index * 10**9, index / 10 if name != "broken" else math.nan)
+        for name in (*names, "broken") for index in range(200)
+    ]  # fmt: skip
+    write_run(window.server.directory / "logged", Path("logs"), told)
+    page = window.go("/run/logged/metrics")
+    panel = page.locator('[data-metric="train/loss"]')
+    expect(page.locator("[data-metric]")).to_have_count(4)
+    expect(page.get_by_role("heading", name="train 2")).to_be_visible()
+    expect(page.locator("[data-metric=broken]")).to_contain_text("NaN or infinite at every step")
+    over = panel.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"zoom-step=[45]\d.*\.\.[91]\d"))
+    expect(page.get_by_role("button", name="Show all")).to_have_count(4)  # all of them, in step
+    page.reload()
+    expect(page.get_by_role("button", name="Show all")).to_have_count(4)
+    page.get_by_role("radio", name="time").click()
+    expect(page).to_have_url(re.compile("x=time"))
+    with page.expect_download() as saved:
+        panel.get_by_role("button", name="CSV").click()
+    assert Path(saved.value.path()).read_text().splitlines()[1].startswith("train/loss,imported,0,0,0,0,1,")
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as saved:
+            panel.get_by_role("button", name=kind).click()
+        assert Path(saved.value.path()).stat().st_size > 1000
+    page.get_by_role("searchbox").fill("accu")
+    expect(page.locator("[data-metric]")).to_have_count(1)

@@ -13,7 +13,7 @@ from federated_rows import put_row
 
 from stethos.schema import CLIENT_REPORTS, UPDATES
 from stethos.store.run import Run, open_run
-from stethos.web.panel import Columns, evaluate
+from stethos.web.panel import evaluate
 from stethos.web.panels import PANELS
 
 CLIENTS = 230
@@ -39,8 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def shown(run: Run, name: str, **given: str) -> list[dict[str, Any]]:
-    columns: Columns = evaluate(run, PANELS[name], **given)
-    return [dict(zip(columns.names, row, strict=True)) for row in zip(*columns.values, strict=True)]
+    return evaluate(run, PANELS[name], **given).records()
 
 
 @pytest.mark.parametrize("measure", ["norm", "cosine"])

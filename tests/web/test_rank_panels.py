@@ -9,14 +9,16 @@ import pytest
 from builders import RunBuilder
 from hung_run import CALLS, ODD, RANKS, make_hung_run
 
-from stethos.store.captures import keep_stacks
 from stethos.store.run import Run, open_run
-from stethos.web.panel import Columns, evaluate
+from stethos.store.stack_file import keep_stacks
+from stethos.web.panel import evaluate
 from stethos.web.panels import PANELS
-from stethos.web.panels_ranks import COLLECTIVE_PANELS, GPU_PANELS, HANG_PANELS
 from stethos.web.version import version_of
 
-NEW = (*COLLECTIVE_PANELS, *GPU_PANELS, *HANG_PANELS)
+NEW = tuple(
+    PANELS[name]
+    for name in ("collective-wait", "collectives", "gpu-busy", "gpu-memory", "gpus", "hangs", "hang-stacks")
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def shown(run: Run, name: str, **given: str) -> list[dict[str, object]]:
-    columns: Columns = evaluate(run, PANELS[name], **given)
-    return [dict(zip(columns.names, row, strict=True)) for row in zip(*columns.values, strict=True)]
+    return evaluate(run, PANELS[name], **given).records()
 
 
 def test_the_rank_that_all_wait_for_waits_least(run: Run) -> None:
@@ -75,7 +76,7 @@ def test_a_run_without_any_of_it_has_none_of_the_panels(tmp_path: Path) -> None:
         made.process().steps(3)
         made.process().drain()
         with open_run(made.path) as run:
-            assert all(panel.is_optional and evaluate(run, panel).rows == 0 for panel in NEW)
+            assert all(panel.is_optional and not evaluate(run, panel).values for panel in NEW)
 
 
 def test_kept_stacks_are_a_change_of_the_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from processes import command, finish, start_command
 
 from stethos.errors import UsageError
-from stethos.web.door import new_token
+from stethos.web.keys import new_token
 from stethos.web.serve import DEFAULT_PORT, address_of, is_open_to_others, listen
 
 
@@ -31,7 +31,7 @@ def test_without_a_port_any_free_one_will_do() -> None:
             pass  # somebody else has it already
         with listen("127.0.0.1", None) as found:
             assert found.getsockname()[1] != DEFAULT_PORT
-            assert address_of(found) == f"http://127.0.0.1:{found.getsockname()[1]}"
+            assert address_of(found) == f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def test_who_can_connect() -> None:
@@ -48,15 +48,17 @@ def test_what_is_no_port_is_refused(tmp_path: Path, port: str) -> None:
     assert result.returncode == 2 and "hint:" in result.stderr
 
 
-def test_an_interrupt_ends_it_quietly(tmp_path: Path) -> None:
-    process = start_command("serve", "--dir", tmp_path / "nothing-here", "--port", "0", "--json")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_interrupt_ends_it_quietly(tmp_path: Path, scheme: str) -> None:
+    words = ("--tls", "--keys", tmp_path / "keys") if scheme == "https" else ()
+    process = start_command("serve", "--dir", tmp_path / "nothing-here", "--port", "0", "--json", *words)
     assert process.stdout is not None
     text = ""
     while not text.rstrip().endswith("}"):
         line = process.stdout.readline()
         assert line, "the server did not start"
         text += line
-    assert json.loads(text)["url"].startswith("http://127.0.0.1:")
+    assert json.loads(text)["url"].startswith(f"{scheme}://127.0.0.1:")
     process.send_signal(signal.SIGINT)
     result = finish(process)
     assert (result.returncode, result.stderr) == (130, "")

@@ -5,6 +5,7 @@ import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion } from 
 import { keep, kept } from "./kept";
 import { column, type Catalogue } from "./model";
 import { ComparePage } from "./pages/compare";
+import { MetricsPage } from "./pages/metrics";
 import { RunPage } from "./pages/run";
 import { RunsPage } from "./pages/runs";
 import { SqlPage } from "./pages/sql";
@@ -54,7 +55,7 @@ interface Shown {
 function Outer({ route, theme, turn }: Shown) {
   return (
     <Frame route={route} theme={theme} turn={turn} title={route.page === "compare" ? "Compare" : "Runs"} version="">
-      {route.page === "compare" ? <ComparePage route={route} /> : <div class="grid"><RunsPage /></div>}
+      {route.page === "compare" ? <ComparePage route={route} /> : <div class="grid"><RunsPage route={route} /></div>}
     </Frame>
   );
 }
@@ -66,19 +67,19 @@ function InRun({ route, theme, turn }: Shown) {
   const summary = usePanel(route.run, "summary", {}, version);
   const state = summary.answer === null ? "" : String(column(summary.answer, "state")[0] ?? "");
   const isUnknown = summary.complaint?.status === 404 && summary.answer === null;
-  const wrong = (diagnosis.answer?.findings ?? []).filter((one) => one.open && one.severity !== "info");
+  const found = diagnosis.answer?.conclusion;
   return (
-    <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={wrong.length} worst={wrong[0]?.severity ?? ""}>
+    <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={(found?.problems ?? 0) + (found?.over ?? 0)} worst={found?.colour === "red" ? "error" : "warning"}>
       {(isGone || isUnknown) && (
         <p class="trouble" role="alert">
-          {summary.answer === null ? "There is no such run (yet)." : "This run is gone: its directory has been deleted. What you see is what was known last."}
+          {summary.answer === null ? "This run does not exist (yet)." : "This run has been deleted. You see its last known state."}
           <small>
             <a href={address({ page: "runs", run: "", given: {} })}>All runs</a>
           </small>
         </p>
       )}
       {summary.complaint !== null && summary.complaint.status !== 404 && <Trouble complaint={summary.complaint} />}
-      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
+      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : route.page === "metrics" ? <MetricsPage route={route} version={version} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
     </Frame>
   );
 }
@@ -109,7 +110,7 @@ function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", c
         {!source.isReport && (
           <div class="nav-group">
             <Link route={route} to={{ page: "runs", run: "", given: {} }} title="Runs" />
-            <Link route={route} to={{ page: "compare", run: "", given: route.run === "" ? {} : {} }} title="Compare" />
+            <Link route={route} to={{ page: "compare", run: "", given: {} }} title="Compare" />
           </div>
         )}
         {route.run !== "" && (
@@ -171,7 +172,7 @@ function Refused({ complaint }: { complaint: Complaint }) {
   return (
     <div class="refused card">
       <Logo />
-      <h1>{complaint.status === 401 ? "Who is there?" : "No answer"}</h1>
+      <h1>{complaint.status === 401 ? "Enter the token" : "The server is not responding"}</h1>
       <p>{complaint.message}</p>
       <p class="muted">{complaint.hint}</p>
       {complaint.status === 401 && (

@@ -1,42 +1,48 @@
-// Findings: what is wrong, who did it, since when, how sure, what follows, what to do.
+// Findings: what is wrong, who did it, since when, how sure, what proves it, what was done, what to do.
 import { useState } from "preact/hooks";
 import { Spark } from "./charts/small";
 import { useAround } from "./context";
 import { label, share } from "./format";
-import { number, type Diagnosis, type Evidence, type Finding } from "./model";
+import type { Conclusion, Diagnosis, Finding, Proof } from "./model";
 import { Code } from "./panel";
 import { address } from "./route";
 
-export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null; run: string; state: string }) {
-  if (diagnosis === null) return <div class="verdict is-looking card is-wide"><p class="verdict-word">Listening …</p></div>;
-  const open = diagnosis.findings.filter((one) => one.open && one.severity !== "info");
-  const notes = diagnosis.findings.filter((one) => one.open && one.severity === "info");
-  const [worst] = open;
+const TONES = { red: "is-error", amber: "is-warning", green: "is-ok", grey: "is-looking" };
+
+/** The run's state, as a badge. */
+export function StateMark({ conclusion }: { conclusion: Conclusion | undefined }) {
+  if (conclusion === undefined || conclusion.state === "not diagnosed") return <span class="muted">not diagnosed</span>;
+  return <span class={`severity ${TONES[conclusion.colour]}`}>{conclusion.text}</span>;
+}
+
+export function Verdict({ diagnosis, run }: { diagnosis: Diagnosis | null; run: string }) {
+  if (diagnosis === null || (!diagnosis.is_diagnosed && diagnosis.error === "")) {
+    return <div class="verdict is-looking card is-wide"><p class="verdict-word">Diagnosing …</p></div>;
+  }
+  const { conclusion, findings, checked, not_checked: unchecked, error } = diagnosis;
+  const problems = inOrder(findings).filter((one) => one.severity !== "info");
+  const [worst] = problems;
   if (worst === undefined) {
-    const isIdle = diagnosis.checked.length === 0 && diagnosis.not_checked.length > 0;
-    const isKept = diagnosis.checked.length === 0 && !isIdle && diagnosis.is_under_way; // what an earlier look left; this one is not over
-    const words = !diagnosis.is_diagnosed || isKept
-      ? diagnosis.error !== "" ? "Not diagnosed" : "Listening …"
-      : isIdle ? "Nothing could be checked" : state === "failed" || state === "killed" ? "No cause found" : "Nothing wrong found";
-    const isCalm = diagnosis.is_diagnosed && !isIdle && !isKept && state !== "failed" && state !== "killed";
     return (
-      <section class={`verdict card is-wide ${isCalm ? "is-ok" : "is-looking"}`} aria-label="Verdict">
-        <p class="verdict-word">{words}</p>
-        <p class="verdict-more">
-          {diagnosis.error !== "" && <span>{diagnosis.error}</span>}
-          {isIdle && <span>there are no rows to look at: no training was seen</span>}
-          {diagnosis.checked.length > 0 && <span>{diagnosis.checked.length} checks made, {diagnosis.not_checked.length} not possible</span>}
-          {notes.length > 0 && <a href={address({ run, page: "findings", given: {} })}>{notes.length === 1 ? "1 remark" : `${notes.length} remarks`}</a>}
-        </p>
+      <section class={`verdict card is-wide ${TONES[conclusion.colour]}`} aria-label="Verdict">
+        <div>
+          <p class="verdict-word">{sentence(conclusion.text)}</p>
+          <p class="verdict-more">
+            {error !== "" && <span>{error}</span>}
+            {conclusion.state === "nothing could be checked" && <span>no training seen</span>}
+            {conclusion.state === "nothing found" && <span>{checked.length} checks made, {unchecked.length} not possible</span>}
+            {conclusion.infos > 0 && <a href={address({ run, page: "findings", given: {} })}>{conclusion.infos} info</a>}
+          </p>
+        </div>
       </section>
     );
   }
-  const rest = open.length - 1;
-  const [evidence] = worst.evidence.filter((one) => one.series.length > 1).sort((a, b) => distance(b) - distance(a));
-  const subject = worst.clients[0] ?? worst.layers[0] ?? "seen";
+  const rest = problems.length - 1;
+  const evidence = worst.evidence.find((one) => one.series.length > 1);
   return (
-    <section class={`verdict card is-wide is-${worst.severity}`} aria-label="Verdict">
+    <section class={`verdict card is-wide ${TONES[conclusion.colour]}`} aria-label="Verdict">
       <div>
+        <p class="verdict-state">{sentence(conclusion.text)}</p>
         <p class="verdict-word">{label(worst.title)}</p>
         <p class="verdict-more">
           <Since finding={worst} />
@@ -52,38 +58,65 @@ export function Verdict({ diagnosis, run, state }: { diagnosis: Diagnosis | null
           <a href={address({ run, page: "findings", given: {} })}>{rest > 0 ? `Evidence, and ${rest} more` : "Evidence"}</a>
         </p>
       </div>
-      {evidence !== undefined && (
+      {(evidence !== undefined || worst.proof !== null) && (
         <div class="verdict-evidence">
-          <p class="note">{evidence.text}</p>
-          <Spark series={evidence.series} others={evidence.others} names={[subject, "the others"]} />
+          {worst.proof !== null && <ProofMark proof={worst.proof} clients={worst.clients} />}
+          {evidence !== undefined && <p class="note">{evidence.text}</p>}
+          {evidence !== undefined && <Spark {...evidence} />}
         </div>
       )}
     </section>
   );
 }
 
-/** How far apart the two curves of an evidence are, relative to what they span: the plainest one is shown first. */
-function distance({ series, others }: Evidence): number {
-  const [mine, theirs] = [series, others].map((one) => one.map((value) => number(value) ?? Number.NaN));
-  const gaps = (mine ?? []).map((value, row) => Math.abs(value - (theirs?.[row] ?? Number.NaN))).filter(Number.isFinite);
-  const all = [...(mine ?? []), ...(theirs ?? [])].filter(Number.isFinite);
-  const span = Math.max(...all) - Math.min(...all);
-  return gaps.length === 0 || !(span > 0) ? 0 : gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length / span;
+/** What goes on before what is over; each most severe first, as they come. */
+export function inOrder(findings: Finding[]): Finding[] {
+  return [...findings.filter((one) => one.open), ...findings.filter((one) => !one.open)];
+}
+
+function sentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** PROVED, with the measure with the accused, without it, and without somebody else. */
+function ProofMark({ proof, clients }: { proof: Proof; clients: string[] }) {
+  const who = clients.length === 1 ? label(clients[0] ?? "") : `these ${clients.length}`;
+  const bars: [string, number[]][] = [[`with ${who}`, proof.before], [`without ${who}`, proof.without], ["without another", proof.control]];
+  const shown = bars.filter(([, values]) => values.length > 0);
+  const most = Math.max(...shown.map(([, values]) => Math.max(...values)), Number.MIN_VALUE);
+  return (
+    <figure class={`proof is-${proof.verdict}`} aria-label={`${proof.verdict}: ${proof.words}`}>
+      <figcaption>
+        <span class="severity">{proof.verdict.toUpperCase()}</span> {proof.measure}
+      </figcaption>
+      {shown.map(([name, [mean = 0, low = mean, high = mean]], place) => (
+        <div key={name} title={`${low.toFixed(3)} to ${high.toFixed(3)}`} class={place === 1 ? "is-without" : ""}>
+          <span>{name}</span>
+          <svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
+            <rect x="0" y="1" width={(100 * mean) / most} height="8" />
+            <line x1={(100 * low) / most} x2={(100 * high) / most} y1="5" y2="5" />
+          </svg>
+          <b>{mean.toFixed(3)}</b>
+        </div>
+      ))}
+      {shown.length === 0 && <p>{proof.words}</p>}
+    </figure>
+  );
 }
 
 function Since({ finding }: { finding: Finding }) {
-  if (finding.first === null) return null;
-  const until = finding.last !== null && finding.last !== finding.first ? ` to ${finding.last}` : "";
-  return <span>{finding.last === finding.first ? "in" : "since"} {finding.unit} {finding.first}{until}</span>;
+  const { first, last, unit, open } = finding;
+  if (first === null) return null;
+  if (open) return <span>since {unit} {first}</span>;
+  return <span>{last === null || last === first ? `${unit} ${first}` : `${unit}s ${first} to ${last}`}</span>;
 }
 
 export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run: string; depth?: number }) {
-  const subject = finding.clients[0] ?? finding.layers[0] ?? "seen";
   const { source } = useAround();
   return (
     <article class={`finding is-${finding.severity}${finding.open ? "" : " is-closed"}`}>
       <header>
-        <span class={`severity is-${finding.severity}`}>{finding.open ? (finding.severity === "info" ? "remark" : finding.severity) : "passed"}</span>
+        <span class={`severity is-${finding.open ? finding.severity : "over"}`}>{finding.open ? finding.severity : finding.state.replace(/.*, /, "")}</span>
         <h3>{label(finding.title)}</h3>
       </header>
       <p class="verdict-more">
@@ -91,7 +124,7 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
           {finding.kind} <span class="muted">{finding.code}</span>
         </span>
         <Since finding={finding} />
-        <span>{share(finding.confidence)} sure</span>
+        {finding.severity !== "info" && <span>{share(finding.confidence)} sure</span>}
         {finding.clients.length > 0 && (
           <span>
             {finding.clients.slice(0, 6).map((client) => (
@@ -112,13 +145,19 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
         )}
         {finding.ranks.length > 0 && <span>rank {finding.ranks.join(", ")}</span>}
       </p>
+      {finding.proof !== null && <ProofMark proof={finding.proof} clients={finding.clients} />}
+      {finding.actions.map((one) => (
+        <p class="next" key={one.action} title={one.reason}>
+          <b>Done</b> {label(one.text)}{one.effect !== "" && <span class="muted"> {one.effect}</span>}
+        </p>
+      ))}
       {finding.next_step !== "" && <p class="next"><b>Next</b> {finding.next_step}</p>}
       {finding.evidence.length > 0 && (
         <div class="evidence">
           {finding.evidence.map((one) => (
             <div key={one.text}>
               <p>{one.text}</p>
-              {one.series.length > 1 && <Spark series={one.series} others={one.others} names={[subject, "the others"]} />}
+              {one.series.length > 1 && <Spark {...one} />}
               {one.sql !== "" && <Shown sql={one.sql} run={run} isReport={source.isReport} />}
             </div>
           ))}

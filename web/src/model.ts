@@ -2,7 +2,7 @@
 
 export type Cell = number | string | boolean | null | Cell[] | { [key: string]: Cell };
 export type Scale = "linear" | "log" | "diverging" | "category";
-export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "tree" | "findings";
+export type Chart = "tiles" | "line" | "heat" | "stack" | "bars" | "waterfall" | "table" | "tree" | "findings" | "metrics" | "media";
 
 export interface Option {
   title: string;
@@ -51,6 +51,8 @@ export interface Catalogue {
   pages: Record<string, string>;
   panels: Panel[];
   tables: Table[];
+  /** What the token allows. */
+  may?: string[];
 }
 
 export interface Columns {
@@ -62,10 +64,14 @@ export interface Columns {
   is_cut: boolean;
 }
 
-export interface Health {
-  error: number;
-  warning: number;
-  info: number;
+/** What is wrong with a run, in the words that every screen uses. */
+export interface Conclusion {
+  state: "problem" | "problem, over" | "nothing found" | "nothing could be checked" | "not diagnosed";
+  text: string;
+  colour: "red" | "amber" | "green" | "grey";
+  problems: number;
+  over: number;
+  infos: number;
 }
 
 export interface RunRow {
@@ -85,8 +91,16 @@ export interface RunRow {
   rows_stored?: number;
   rows_missing?: number;
   size_bytes?: number;
-  health?: Health | null;
+  health?: Conclusion;
   error?: string;
+  config?: Record<string, Cell>;
+  /** The last, the smallest and the largest value of each. */
+  metrics?: Record<string, [Cell, Cell, Cell]> | null;
+  tags?: string[];
+  note?: string;
+  title?: string;
+  is_archived?: boolean;
+  version?: number;
 }
 
 export interface Evidence {
@@ -94,6 +108,24 @@ export interface Evidence {
   sql: string;
   series: Cell[];
   others: Cell[];
+  names: [string, string];
+}
+
+/** What `stethos prove` said; values are mean, low and high. */
+export interface Proof {
+  verdict: "proved" | "refuted" | "undecided";
+  words: string;
+  measure: string;
+  before: number[];
+  without: number[];
+  control: number[];
+}
+
+export interface Action {
+  action: number;
+  text: string;
+  reason: string;
+  effect: string;
 }
 
 export interface Finding {
@@ -101,6 +133,7 @@ export interface Finding {
   name: string;
   kind: string;
   severity: "info" | "warning" | "error";
+  state: string;
   title: string;
   clients: string[];
   ranks: number[];
@@ -111,12 +144,15 @@ export interface Finding {
   unit: string;
   confidence: number;
   evidence: Evidence[];
+  proof: Proof | null;
+  actions: Action[];
   next_step: string;
   consequences: Finding[];
   open: boolean;
 }
 
 export interface Diagnosis {
+  conclusion: Conclusion;
   findings: Finding[];
   checked: string[];
   not_checked: { code: string; name: string; reason: string }[];

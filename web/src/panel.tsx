@@ -1,14 +1,15 @@
 // The frame of a panel: title, choices, drawing, and the SQL behind it.
 import { useMemo, useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
-import { curvesOf, Plot } from "./charts/plot";
+import { curvesOf, Plot, type Range } from "./charts/plot";
+import { csvOf, savePng, saveText, svgOf } from "./charts/save";
 import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
 import { useAround, useAsked, usePanel } from "./context";
-import { label } from "./format";
+import { label, plain, share } from "./format";
 import { column, number, type Columns, type Diagnosis, type Finding, type Given, type Panel, type Parameter } from "./model";
-import { address, go, type Route } from "./route";
+import { address, go, zoomed, zoomOf, type Route } from "./route";
 import { panelAddress, Server, type Complaint } from "./source";
 
 interface Framed {
@@ -52,16 +53,16 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
       ) : (
         drawing
       )}
-      {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} />}
+      {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} columns={answer} />}
     </section>
   );
 }
 
 function Nothing({ panel }: { panel: Panel }) {
   const words: Record<string, string> = {
-    "client-map": "No federated client has been seen in this run. Rows come from stethos.federation(...), Flower or NVFlare.",
-    "gradient-flow": "No layer has been sampled: the recorder takes samples within its overhead budget. Try --preset deep.",
-    findings: "Nothing has been found.",
+    "client-map": "This run has no federated clients. They are recorded by stethos.federation(...), Flower or NVFlare.",
+    "gradient-flow": "No layers have been sampled yet: samples are taken within the overhead budget. Try --preset deep.",
+    findings: "No findings.",
   };
   return <p class="nothing">{words[panel.name] ?? "Nothing recorded."}</p>;
 }
@@ -88,11 +89,23 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
     case "stack": {
       const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
       const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
-      const data = curvesOf({ ...panel, scale }, columns, names);
+      const found = curvesOf({ ...panel, scale }, columns, names);
+      const [sampled, steps] = [column(columns, "sampled").reduce<number>((sum, value) => sum + (number(value) ?? 0), 0), number(column(columns, "of_steps")[0]) ?? 0];
+      const isSampled = sampled < steps / 2;
+      const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })) } : found;
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
       const shown = { ...panel, scale };
       if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
-      return <Plot panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`} />;
+      const zoom = (range: Range | null): void => go({ ...route, given: zoomed(route.given, panel.x, range) }, true);
+      return (
+        <>
+        {isSampled && <p class="note">Samples: {plain(sampled)} of {plain(steps)} steps ({share(sampled / steps)}), as the overhead budget allows.</p>}
+        <Plot
+          panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`}
+          zoom={zoomOf(route.given, panel.x)} onZoom={zoom}
+        />
+        </>
+      );
     }
     case "heat": {
       const { scale, unit, title } = scaleOf(panel, given);
@@ -113,15 +126,18 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
     case "table": {
       const [entry] = selects;
       const parameter = entry?.[1] ?? "";
+      const accused = parameter === "client" ? new Set(findings.filter((one) => one.severity !== "info").flatMap((one) => one.clients)) : undefined;
       return (
         <DataTable
-          columns={columns} selects={entry?.[0]} selected={route.given[parameter]}
+          columns={columns} selects={entry?.[0]} selected={route.given[parameter]} accused={accused}
           onPick={entry === undefined ? undefined : (value) => choose({ [parameter]: value })}
         />
       );
     }
     case "tree":
       return <Tree panel={panel} columns={columns} />;
+    case "metrics":
+    case "media":
     case "findings":
       return null;
   }
@@ -156,6 +172,27 @@ interface Chosen {
   choose: (changes: Given) => void;
 }
 
+/** One of a few, as buttons that the arrow keys reach too. */
+export function Segments({ title, names, chosen, choose, titles = {} }: { title: string; names: string[]; chosen: string; choose: (name: string) => void; titles?: Record<string, string> }) {
+  const keyed = (event: KeyboardEvent): void => {
+    const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    const index = (names.indexOf(chosen) + move + names.length) % names.length;
+    choose(names[index] ?? "");
+    ((event.currentTarget as HTMLElement).children[index] as HTMLElement | undefined)?.focus();
+  };
+  return (
+    <div class="segments" role="radiogroup" aria-label={title} onKeyDown={keyed}>
+      {names.map((name) => (
+        <button type="button" role="radio" aria-checked={chosen === name} tabIndex={chosen === name ? 0 : -1} key={name} title={titles[name]} onClick={() => choose(name)}>
+          {name.replaceAll("_", " ")}
+        </button>
+      ))}
+    </div>
+  );
+}
+
 function Choices({ panel, route, given, version, choose }: Chosen) {
   // One picker per page is enough: panels that follow another one's choice do not repeat it.
   const repeats = panel.name !== "client-norm" && panel.parameters.some((one) => one.name === "client") && panel.page === "clients";
@@ -167,16 +204,12 @@ function Choices({ panel, route, given, version, choose }: Chosen) {
     <div class="choices">
       {shown.map((parameter) =>
         parameter.kind === "choice" ? (
-          <div class="segments" role="radiogroup" aria-label={parameter.title} key={parameter.name}>
-            {Object.entries(parameter.options).map(([key, option], index) => {
-              const isChosen = (given[parameter.name] ?? "") === key || (given[parameter.name] === undefined && index === 0);
-              return (
-                <button type="button" role="radio" aria-checked={isChosen} key={key} title={option.title} onClick={() => choose({ [parameter.name]: index === 0 ? "" : key })}>
-                  {key}
-                </button>
-              );
-            })}
-          </div>
+          <Segments
+            key={parameter.name} title={parameter.title} names={Object.keys(parameter.options)}
+            titles={Object.fromEntries(Object.entries(parameter.options).map(([key, option]) => [key, option.title]))}
+            chosen={given[parameter.name] || (Object.keys(parameter.options)[0] ?? "")}
+            choose={(key) => choose({ [parameter.name]: key === Object.keys(parameter.options)[0] ? "" : key })}
+          />
         ) : (
           <Picker key={parameter.name} panel={panel} parameter={parameter} route={route} version={version} value={given[parameter.name] ?? ""} choose={choose} />
         ),
@@ -197,9 +230,10 @@ interface Picked {
 function Picker({ panel, parameter, route, version, value, choose }: Picked) {
   const { source } = useAround();
   const { answer } = useAsked(() => source.values(route.run, panel.name, parameter.name), JSON.stringify([route.run, panel.name]), version);
-  const none: Record<string, string> = { round: "the last", hang: "the last", client: "none", layer: "the largest" };
+  const none: Record<string, string> = { round: "the last", federation: "the last", hang: "the last", client: "none", layer: "the largest" };
   const values = (answer ?? []).map(String);
   if (source.isReport && values.length === 0) return null;
+  if (parameter.name === "federation" && values.length < 2 && value === "") return null;
   if (parameter.kind === "text") values.sort(new Intl.Collator("en", { numeric: true }).compare);
   return (
     <label>
@@ -227,7 +261,7 @@ export function Trouble({ complaint }: { complaint: Complaint }) {
 }
 
 /** The SQL of a panel, and the ways to it. */
-function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean }) {
+export function Behind({ run, panel, given, sql, isCut, columns }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean; columns: Columns }) {
   const { source } = useAround();
   const [isOpen, setOpen] = useState(false);
   return (
@@ -242,8 +276,29 @@ function Behind({ run, panel, given, sql, isCut }: { run: string; panel: Panel; 
           <JsonLink path={panelAddress(run, panel.name, given)} />
         </>
       )}
+      <Files panel={panel} given={given} columns={columns} />
       {isOpen && <Code text={sql} />}
     </footer>
+  );
+}
+
+/** A panel as files: the numbers, and where it is a drawing of lines, the drawing. */
+function Files({ panel, given, columns }: { panel: Panel; given: Given; columns: Columns }) {
+  if (columns.rows === 0) return null;
+  const svg = (): string => {
+    const { scale } = scaleOf(panel, given);
+    return svgOf(panel.title, panel.x, curvesOf({ ...panel, scale }, columns), scale === "log");
+  };
+  return (
+    <span class="save" role="group" aria-label={`Save ${panel.title}`}>
+      {(panel.chart === "line" || panel.chart === "stack") && (
+        <>
+          <button type="button" onClick={() => void savePng(svg(), `${panel.name}.png`)}>PNG</button>
+          <button type="button" onClick={() => saveText(svg(), `${panel.name}.svg`, "image/svg+xml")}>SVG</button>
+        </>
+      )}
+      <button type="button" onClick={() => saveText(csvOf(columns), `${panel.name}.csv`, "text/csv")}>CSV</button>
+    </span>
   );
 }
 

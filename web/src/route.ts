@@ -48,3 +48,13 @@ function decode(part: string): string {
     return part;
   }
 }
+
+/** What is shown of an x axis, as the address has it; null is all. */
+export function zoomOf(given: Given, x: string): [number, number] | null {
+  const parts = (given[`zoom-${x}`] ?? "").split("..").map(Number);
+  return parts.length === 2 && parts.every(Number.isFinite) && (parts[0] as number) < (parts[1] as number) ? (parts as [number, number]) : null;
+}
+
+export function zoomed(given: Given, x: string, range: [number, number] | null): Given {
+  return { ...given, [`zoom-${x}`]: range === null ? "" : range.map((value) => Number(value.toPrecision(13))).join("..") };
+}

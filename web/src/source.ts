@@ -53,14 +53,24 @@ export class Server implements Source {
   readonly isReport = false;
   private readonly last = new Map<string, { text: string; content: unknown }>();
 
+  private runsVersion = "";
+  private knownRuns: RunRow[] = [];
+
   constructor(private readonly token: string) {}
+
+  async post(path: string, body: object): Promise<unknown> {
+    return this.send(path, { method: "POST", body: JSON.stringify(body) });
+  }
 
   async catalogue(): Promise<Catalogue> {
     return (await this.get("/api/panels")) as Catalogue;
   }
 
   async runs(): Promise<RunRow[]> {
-    return ((await this.get("/api/runs")) as { runs: RunRow[] }).runs;
+    const told = (await this.send(`/api/runs?version=${this.runsVersion}`, {})) as { version: string; runs?: RunRow[] };
+    this.runsVersion = told.version;
+    this.knownRuns = told.runs ?? this.knownRuns; // left out where nothing has changed
+    return this.knownRuns;
   }
 
   async compare(runs: string[]): Promise<Comparison> {

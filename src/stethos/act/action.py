@@ -26,7 +26,7 @@ def parse_mode(value: object) -> Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CorrectionLimits:
     """How far corrections may go, however sure they are.
 
     `clients` and `weight` are the largest shares of a round's clients and of

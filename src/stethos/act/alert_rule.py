@@ -117,14 +117,14 @@ def read_alerts(path: Path) -> Alerts:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="docs/alerts.md shows one") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     unknown = set(content) - {"rule", "sink", "every_s", "group_s"}
     if unknown:
         raise UsageError(f"{path}: no setting {sorted(unknown)[0]!r}", hint="write [[rule]] and [sink.NAME]")
     tables = content.get("sink", {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
-        raise UsageError(f"{path}: sink is no table", hint="write [sink.NAME]")
+        raise UsageError(f"{path}: sink must be a table", hint="write [sink.NAME]")
     sinks = {name: _sink(table, f"{path}: sink {name}") for name, table in tables.items()}
     listed = content.get("rule", [])
     if not isinstance(listed, list) or not listed:

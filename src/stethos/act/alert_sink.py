@@ -17,12 +17,12 @@ from stethos.act.webhook import DeliveryError, post, secret_in
 
 _MOST_ITEMS = 20
 _MOST_CLIENTS = 100  # of an item; its title says how many there are
-_COLOURS = {"error": 0xC0392B, "warning": 0xD68910, "info": 0x2874A6, "passed": 0x1E8449}
+_COLOURS = {"error": 0xC0392B, "warning": 0xD68910, "info": 0x2874A6, "over": 0x1E8449}
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One thing to tell: `key` stays the same while it lasts; `state` is new, again or passed."""
+class AlertItem:
+    """One thing to tell: `key` stays the same while it lasts; `state` is new, again or over."""
 
     key: str
     rule: str
@@ -34,26 +34,26 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class AlertMessage:
     """What a sink gets at once: all items of a run that came up together."""
 
     run: str
-    items: tuple[Item, ...]
+    items: tuple[AlertItem, ...]
 
     @property
     def subject(self) -> str:
         first = self.items[0]
         more = f" and {len(self.items) - 1} more" if len(self.items) > 1 else ""
-        mark = "passed" if first.state == "passed" else first.severity
+        mark = "over" if first.state == "over" else first.severity
         return f"[{mark}] {self.run}: {first.title}{more}"
 
     @property
     def text(self) -> str:
         lines = []
         for item in self.items[:_MOST_ITEMS]:
-            mark = {"new": item.severity, "again": f"{item.severity}, still", "passed": "passed"}[item.state]
+            mark = {"new": item.severity, "again": f"{item.severity}, still"}.get(item.state, "over")
             lines.append(f"{mark}: {item.title}")
-            if item.next_step and item.state != "passed":
+            if item.next_step and item.state != "over":
                 lines.append(f"    next: {item.next_step}")
         if len(self.items) > _MOST_ITEMS:
             lines.append(f"and {len(self.items) - _MOST_ITEMS} more")
@@ -68,7 +68,7 @@ class Message:
         return {"source": "stethos", "run": self.run, "subject": self.subject, "count": len(self.items), "items": items}
 
 
-def deliver(sink: Sink, message: Message) -> None:
+def deliver(sink: Sink, message: AlertMessage) -> None:
     """Send a message; DeliveryError if it did not arrive."""
     match sink:
         case WebhookSink():
@@ -81,12 +81,12 @@ def deliver(sink: Sink, message: Message) -> None:
             _log(sink, message)
 
 
-def _body(form: str, message: Message) -> dict[str, Any]:
+def _body(form: str, message: AlertMessage) -> dict[str, Any]:
     if form == "slack":
         return {"text": f"*{_slack(message.subject)}*\n{_slack(message.text)}"}
     if form == "discord":
         first = message.items[0]
-        colour = _COLOURS["passed" if first.state == "passed" else first.severity]
+        colour = _COLOURS["over" if first.state == "over" else first.severity]
         embed = {"title": message.subject[:256], "description": message.text[:4000], "color": colour}
         return {"embeds": [embed], "allowed_mentions": {"parse": []}}
     return message.as_dict()
@@ -97,7 +97,7 @@ def _slack(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _mail(sink: MailSink, message: Message) -> None:
+def _mail(sink: MailSink, message: AlertMessage) -> None:
     mail = EmailMessage()
     mail["Subject"] = " ".join(message.subject.split())
     mail["From"], mail["To"] = sink.sender, ", ".join(sink.to)
@@ -126,7 +126,7 @@ def _server(sink: MailSink) -> smtplib.SMTP:
     return server
 
 
-def _command(sink: CommandSink, message: Message) -> None:
+def _command(sink: CommandSink, message: AlertMessage) -> None:
     try:
         result = subprocess.run(
             sink.command, input=json.dumps(message.as_dict()).encode(), timeout=sink.timeout_s, check=False,
@@ -141,7 +141,7 @@ def _command(sink: CommandSink, message: Message) -> None:
         raise DeliveryError(f"{sink.command[0]} ended with {result.returncode}: {last[:200]}")
 
 
-def _log(sink: LogSink, message: Message) -> None:
+def _log(sink: LogSink, message: AlertMessage) -> None:
     line = json.dumps(message.as_dict(), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     try:
         file = os.open(Path(sink.path).expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS delivered (id INTEGER PRIMARY KEY, sink TEXT, subject
 """
 
 
-class Told(NamedTuple):
+class LastAlert(NamedTuple):
     """What was last said about something that lasts."""
 
     rule: str
@@ -34,7 +34,7 @@ class Told(NamedTuple):
     told_s: float
 
 
-class Waiting(NamedTuple):
+class PendingAlert(NamedTuple):
     """An item that has not reached its sink yet; `next_s` is when it is tried again."""
 
     id: int
@@ -54,13 +54,13 @@ class AlertState:
         with self._open() as connection:
             connection.executescript(_TABLES)
 
-    def told(self) -> dict[tuple[str, str], Told]:
+    def told(self) -> dict[tuple[str, str], LastAlert]:
         with self._open() as connection:
             rows = connection.execute("SELECT rule, key, severity, title, since_s, told_s FROM told").fetchall()
-        return {(row[0], row[1]): Told(*row) for row in rows}
+        return {(row[0], row[1]): LastAlert(*row) for row in rows}
 
     def say(
-        self, told: list[Told], passed: list[tuple[str, str]], waiting: list[tuple[str, str]], now_s: float
+        self, told: list[LastAlert], passed: list[tuple[str, str]], waiting: list[tuple[str, str]], now_s: float
     ) -> None:
         """Note all of it or nothing: what is told anew, what has passed (rule, key), and what to send (sink, item)."""
         with self._open() as connection:
@@ -71,12 +71,12 @@ class AlertState:
                 [(sink, item, now_s) for sink, item in waiting],
             )
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingAlert]:
         with self._open() as connection:
             rows = connection.execute("SELECT id, sink, item, since_s, tries, next_s, error FROM waiting ORDER BY id")
-            return [Waiting(*row) for row in rows.fetchall()]
+            return [PendingAlert(*row) for row in rows.fetchall()]
 
-    def sent(self, items: list[Waiting], subject: str, now_s: float) -> None:
+    def sent(self, items: list[PendingAlert], subject: str, now_s: float) -> None:
         """They have arrived."""
         with self._open() as connection:
             connection.executemany("DELETE FROM waiting WHERE id = ?", [(item.id,) for item in items])
@@ -85,7 +85,7 @@ class AlertState:
                 (items[0].sink, subject, now_s, items[0].tries + 1),
             )
 
-    def failed(self, items: list[Waiting], error: str, next_s: float) -> None:
+    def failed(self, items: list[PendingAlert], error: str, next_s: float) -> None:
         """They have not arrived; try again then."""
         with self._open() as connection:
             connection.executemany(
@@ -93,7 +93,7 @@ class AlertState:
                 [(next_s, error, item.id) for item in items],
             )
 
-    def given_up(self, items: list[Waiting]) -> None:
+    def given_up(self, items: list[PendingAlert]) -> None:
         with self._open() as connection:
             connection.executemany("DELETE FROM waiting WHERE id = ?", [(item.id,) for item in items])
 

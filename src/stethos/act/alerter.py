@@ -1,4 +1,4 @@
-"""Looks at a run, compares with what was told, and tells what is new, what lasts and what has passed."""
+"""Looks at a run, compares with what was told, and tells what is new, what lasts and what is over."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from stethos.act.alert_rule import Alerts, Rule
-from stethos.act.alert_sink import Item, Message, deliver
-from stethos.act.alert_state import AlertState, Told, Waiting
+from stethos.act.alert_sink import AlertItem, AlertMessage, deliver
+from stethos.act.alert_state import AlertState, LastAlert, PendingAlert
 from stethos.act.webhook import DeliveryError
 from stethos.diagnose.detectors import detector_named
 from stethos.errors import QueryError
@@ -42,9 +42,9 @@ class Alerter:
         self._say = say
 
     def look(self, diagnosis: Diagnosis) -> None:
-        """Decide what is new, lasts or has passed. A rule whose detector could not be checked keeps its state."""
+        """Decide what is new, lasts or is over. A rule whose detector could not be checked keeps its state."""
         now_s, known = self._clock(), self._state.told()
-        told: list[Told] = []
+        told: list[LastAlert] = []
         passed: list[tuple[str, str]] = []
         waiting: list[tuple[str, str]] = []
         for rule in self._alerts.rules:
@@ -59,12 +59,12 @@ class Alerter:
                 if old is None or is_graver or is_due:
                     one = item if old is None or is_graver else replace(item, state="again")
                     since_s = now_s if old is None else old.since_s
-                    told.append(Told(rule.name, key, item.severity, item.title, since_s, now_s))
+                    told.append(LastAlert(rule.name, key, item.severity, item.title, since_s, now_s))
                     waiting += [(sink, json.dumps(asdict(one))) for sink in rule.sinks]
             for (name, key), old in known.items():
                 if name == rule.name and key not in present:
                     passed.append((name, key))
-                    item = Item(key, name, "passed", old.severity, old.title)
+                    item = AlertItem(key, name, "over", old.severity, old.title)
                     waiting += [(sink, json.dumps(asdict(item))) for sink in rule.sinks]
         if told or passed:
             self._state.say(told, passed, waiting, now_s)
@@ -85,7 +85,7 @@ class Alerter:
             due = [item for item in due if item not in old]
             if sink is None or not due:
                 continue
-            message = Message(self._run.name, tuple(_item_in(item.item) for item in due))
+            message = AlertMessage(self._run.name, tuple(_item_in(item.item) for item in due))
             try:
                 deliver(sink, message)
             except DeliveryError as error:
@@ -96,7 +96,7 @@ class Alerter:
                 self._state.sent(due, message.subject, now_s)
         return len(self._state.waiting())
 
-    def _items(self, rule: Rule, diagnosis: Diagnosis) -> list[Item] | None:
+    def _items(self, rule: Rule, diagnosis: Diagnosis) -> list[AlertItem] | None:
         """What a rule has to say now; None if it cannot be told."""
         if rule.query:
             return self._of_query(rule)
@@ -104,14 +104,14 @@ class Alerter:
         if code and code not in diagnosis.checked and not any(one.code == code for one in _all(diagnosis.findings)):
             return None
         return [
-            Item(json.dumps(one.key), rule.name, "new", one.severity.word, one.title, one.next_step,
+            AlertItem(json.dumps(one.key), rule.name, "new", one.severity.word, one.title, one.next_step,
                  one.subject.clients)
             for one in (_all(diagnosis.findings) if code else diagnosis.findings)
             if one.is_open and one.severity >= rule.least and code in ("", one.code)
             and rule.client in ("", *one.subject.clients)
         ]  # fmt: skip
 
-    def _of_query(self, rule: Rule) -> list[Item] | None:
+    def _of_query(self, rule: Rule) -> list[AlertItem] | None:
         try:
             rows = self._run.sql(rule.query, timeout_s=_QUERY_S)
         except QueryError as error:
@@ -127,7 +127,7 @@ class Alerter:
         if not (is_high or is_low):
             return []
         limit = f"above {rule.above:g}" if is_high else f"below {rule.below:g}"
-        return [Item("query", rule.name, "new", rule.severity, f"{rule.name}: {value:.6g}, {limit}")]
+        return [AlertItem("query", rule.name, "new", rule.severity, f"{rule.name}: {value:.6g}, {limit}")]
 
 
 def _all(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -136,11 +136,11 @@ def _all(findings: Iterable[Finding]) -> Iterator[Finding]:
         yield from _all(one.consequences)
 
 
-def _by_sink(waiting: list[Waiting]) -> Iterator[tuple[str, list[Waiting]]]:
+def _by_sink(waiting: list[PendingAlert]) -> Iterator[tuple[str, list[PendingAlert]]]:
     for name in dict.fromkeys(item.sink for item in waiting):
         yield name, [item for item in waiting if item.sink == name]
 
 
-def _item_in(text: str) -> Item:
+def _item_in(text: str) -> AlertItem:
     value = json.loads(text)
-    return Item(**{**value, "clients": tuple(value["clients"])})
+    return AlertItem(**{**value, "clients": tuple(value["clients"])})

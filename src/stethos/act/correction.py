@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stethos.act.action import Action, Limits, Mode, Treatment, What
-from stethos.act.rollback import Watchman
-from stethos.act.screening import Screened, Screening
-from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, Verdict, verdicts_on
+from stethos.act.action import Action, CorrectionLimits, Mode, Treatment, What
+from stethos.act.rollback import RollbackRule
+from stethos.diagnose.federated.verdict import FEWEST_CLIENTS, ClientVerdict, verdicts_on
+from stethos.federate.comparison import Facts
+from stethos.federate.screening import Screened, Screening
 from stethos.federate.site import Update
 from stethos.federate.structure import State
+from stethos.outlier import PLAIN_DEVIATIONS, PLAIN_TIMES, deviations
 
 Vector = npt.NDArray[Any]
 
@@ -39,9 +41,7 @@ POLICIES: dict[str, tuple[What, float]] = {
     "update-noise": ("clip-update", 1.0),
     "scaling": ("clip-update", 1.0),
 }
-_FAR = 4.0  # times the median size, and
-_ODD = 6.0  # robust deviations of its logarithm: an update is too large
-_SPREAD = 0.15  # the least deviation of the logarithm that is assumed
+_LEAST_SPREAD = 0.15  # of the logarithm of sizes
 _PASSED = 3  # rounds without a sign of it, until an action is over
 
 
@@ -80,7 +80,8 @@ class Corrector:
     """
 
     def __init__(
-        self, mode: Mode, *, limits: Limits = Limits(), tell: Callable[[Action], None] | None = None,  # noqa: B008
+        self, mode: Mode, *, limits: CorrectionLimits = CorrectionLimits(),
+        tell: Callable[[Action], None] | None = None,
         undone: Callable[[], set[int]] | None = None,
     ) -> None:  # fmt: skip
         self.mode = mode
@@ -88,29 +89,33 @@ class Corrector:
         self._tell = tell or (lambda action: None)
         self._undone = undone or set
         self._screening = Screening()
-        self._accused: dict[str, deque[tuple[int, Verdict]]] = defaultdict(deque)
+        self._accused: dict[str, deque[tuple[int, ClientVerdict]]] = defaultdict(deque)
         self._active: dict[tuple[What, str | None], Action] = {}
         self._spared: set[tuple[What, str | None]] = set()  # undone by a person: not begun again
         self._seen = 0
-        self._watchman = Watchman()
+        self._rollback_rule = RollbackRule()
         self._rollbacks = 0
         self.actions: list[Action] = []
 
-    def review(
-        self, number: int, base: State, updates: Sequence[Update],
-        facts: Mapping[str, Mapping[str, Any]] | None = None, tables: frozenset[str] = frozenset(),
-    ) -> Correction:  # fmt: skip
-        """What to do about the updates of round `number`; `base` is the global model it began with.
+    def review(self, number: int, base: State, updates: Sequence[Update], facts: Facts | None = None) -> Correction:
+        """What to do about the updates of round `number`, for a server that no `Federation` records.
 
-        `facts` by client: what it reports of its training (`entry_loss`, `exit_loss`, `confusion`). `tables` are the
-        names of embeddings: their rows, not their columns, are inputs.
+        `base` is the global model it began with; `facts` by client: what it reports of its training (`entry_loss`,
+        `exit_loss`, `confusion`).
         """
-        made = Correction(is_applied=self.mode == "on")
         if self.mode == "off" or not updates:
+            return Correction(is_applied=self.mode == "on")
+        with np.errstate(all="ignore"):
+            screened = self._screening.screen(number, base, updates, facts or {})
+        return self.decide(screened)
+
+    def decide(self, screened: Screened) -> Correction:
+        """What to do about the updates of a round."""
+        made, number = Correction(is_applied=self.mode == "on"), screened.number
+        if self.mode == "off":
             return made
         self._take_back(number)
         with np.errstate(all="ignore"):
-            screened = self._screening.see(number, base, updates, facts or {}, tables)
             proposals = [*_odd(screened), *_too_large(screened), *self._judged(number, screened)]
             chosen = self._bounded(number, proposals, screened)
             for one in chosen:
@@ -118,7 +123,7 @@ class Corrector:
                 made.treatments[one.client] = Treatment(
                     min(known.weight, one.treatment.weight), min(known.scale, one.treatment.scale)
                 )
-            self._doubt(number, screened, made)
+            self._decide_average(number, screened, made)
             self._record(number, chosen, screened, made)
         return made
 
@@ -129,7 +134,7 @@ class Corrector:
         """
         if self.mode == "off":
             return False
-        complaint = self._watchman.complaint(odd=odd, loss=loss, drift=drift)
+        complaint = self._rollback_rule.complaint(odd=odd, loss=loss, drift=drift)
         if not complaint or ("roll-back", None) in self._spared:
             return False
         action = self._new("roll-back", number, complaint)
@@ -206,7 +211,7 @@ class Corrector:
             action.state, action.evidence = "refused", one.evidence
             self._tell(action)
 
-    def _doubt(self, number: int, screened: Screened, made: Correction) -> None:
+    def _decide_average(self, number: int, screened: Screened, made: Correction) -> None:
         """Too many are accused to name them all: a robust aggregate, while that lasts."""
         accused = {client for client, recent in self._accused.items() if len(recent) >= self.limits.agree}
         spared = {client for _, client in self._spared}
@@ -272,16 +277,13 @@ class Corrector:
 
 def _odd(screened: Screened) -> list[Proposal]:
     """NaN or infinity in an update would be in the average: exact."""
-    counts = screened.cohort.odd[-1]
-    place = {client: at for at, client in enumerate(screened.cohort.clients)}
     return [
         Proposal(
             "drop-update", client, "nan", Treatment(weight=0.0),
-            f"{int(counts[place[client]])} elements of its update are NaN or infinite",
-            {"odd": int(counts[place[client]])}, 3.0,
+            f"{int(odd)} elements of its update are NaN or infinite", {"odd": int(odd)}, 3.0,
         )
-        for client, is_finite in zip(screened.clients, screened.is_finite, strict=True)
-        if not is_finite
+        for client, odd in zip(screened.clients, screened.odd, strict=True)
+        if odd
     ]  # fmt: skip
 
 
@@ -290,25 +292,23 @@ def _too_large(screened: Screened) -> list[Proposal]:
     is_known = screened.is_finite & (screened.norms > 0)
     if is_known.sum() < FEWEST_CLIENTS:
         return []
-    logs = np.log(np.where(is_known, screened.norms, 1.0))
-    middle = float(np.median(logs[is_known]))
-    spread = max(1.4826 * float(np.median(np.abs(logs[is_known] - middle))), _SPREAD)
+    logs = np.log(np.where(is_known, screened.norms, np.nan))
+    ratios = np.exp(logs - np.nanmedian(logs)).tolist()
     found = []
-    for client, value, is_one in zip(screened.clients, logs, is_known, strict=True):
-        times, deviations = math.exp(value - middle), (value - middle) / spread
-        if is_one and times > _FAR and deviations > _ODD:
+    for client, times, away in zip(screened.clients, ratios, deviations(logs, _LEAST_SPREAD).tolist(), strict=True):
+        if times > PLAIN_TIMES and away > PLAIN_DEVIATIONS:
             found.append(
                 Proposal(
                     "clip-update", client, "scaling", Treatment(scale=1 / times),
                     f"its update is {times:.1f} times as large as the median client's, "
-                    f"{deviations:.1f} deviations beyond the spread of the others",
-                    {"norm_ratio": round(times, 3), "deviations": round(deviations, 2)}, 2.0,
+                    f"{away:.1f} deviations beyond the spread of the others",
+                    {"norm_ratio": round(times, 3), "deviations": round(away, 2)}, 2.0,
                 )
             )  # fmt: skip
     return found
 
 
-def _proposal(verdict: Verdict, rounds: int, screened: Screened) -> Proposal:
+def _proposal(verdict: ClientVerdict, rounds: int, screened: Screened) -> Proposal:
     what, weight = POLICIES.get(verdict.kind, ("quarantine", 0.0))
     place = screened.clients.index(verdict.client)
     middle = float(np.median(screened.norms[screened.is_finite])) if screened.is_finite.any() else 0.0

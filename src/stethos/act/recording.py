@@ -11,6 +11,7 @@ from stethos.act.correction import Corrector
 from stethos.errors import RecordingError, UsageError
 from stethos.federate.row import put_row
 from stethos.observe import boot
+from stethos.record.border import append_file, read_file
 from stethos.schema import ACTION_EVENTS
 
 UNDO_FILE = "undo"  # one number of an action per line, appended by `stethos actions --undo`
@@ -43,8 +44,7 @@ def teller(federation: str | None) -> Callable[[Action], None]:
 def undo_requests(path: Path) -> set[int]:
     """The numbers of the actions that were taken back; none if the file is not there or says nothing sensible."""
     try:
-        with open(path / UNDO_FILE, encoding="utf-8") as file:
-            words = file.read(_LARGEST).split()
+        words = read_file(path / UNDO_FILE, _LARGEST).decode().split()
     except (OSError, UnicodeDecodeError):
         return set()
     return {int(word) for word in words if word.isdecimal() and len(word) < 10}
@@ -55,8 +55,7 @@ def request_undo(path: Path, number: int) -> None:
     if number < 1:
         raise UsageError(f"no action {number}", hint="see `stethos actions`")
     try:
-        with open(path / UNDO_FILE, "a", encoding="utf-8") as file:
-            file.write(f"{number}\n")
+        append_file(path / UNDO_FILE, f"{number}\n".encode())
     except OSError as error:
         raise RecordingError(
             f"the request cannot be left in {path}: {error.strerror}", hint="make the run writable"

@@ -12,7 +12,7 @@ _LEAST = 0.3  # by so much at least must the loss have risen
 _USUAL = 5  # good rounds that say what is usual
 
 
-class Watchman:
+class RollbackRule:
     """Says of each new global model whether it may stay; needs no data, only what the round reports.
 
     What is exact counts at once: elements that are not finite. A loss that

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stethos.act.action import Action, Limits, Mode, What
+from stethos.act.action import Action, CorrectionLimits, Mode, What
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ _CUT = 0.5
 
 
 @dataclass(slots=True)
-class _Course:
+class _OptimizerHistory:
     """What is known of one optimizer."""
 
     steps: int = 0
@@ -48,12 +48,14 @@ class _Course:
 class StepCorrector:
     """A hook before every optimizer step of this process; `tell` is given every action."""
 
-    def __init__(self, mode: Mode, *, limits: Limits = Limits(), tell: Callable[[Action], None] | None = None) -> None:  # noqa: B008
+    def __init__(
+        self, mode: Mode, *, limits: CorrectionLimits = CorrectionLimits(), tell: Callable[[Action], None] | None = None
+    ) -> None:
         self.mode = mode
         self.limits = limits
         self.actions: list[Action] = []
         self._tell = tell or (lambda action: None)
-        self._courses: WeakKeyDictionary[Any, _Course] = WeakKeyDictionary()
+        self._histories: WeakKeyDictionary[Any, _OptimizerHistory] = WeakKeyDictionary()
 
     def install(self, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
         """Begin; returns what ends it. `guarded` makes a callback that never raises."""
@@ -64,81 +66,83 @@ class StepCorrector:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Gradients are ready and the step is about to be taken."""
-        course = self._courses.setdefault(optimizer, _Course())
-        course.steps += 1
+        history = self._histories.setdefault(optimizer, _OptimizerHistory())
+        history.steps += 1
         gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
         if not gradients:
             return
         norm = _norm(gradients)
-        usual = sorted(course.norms)[len(course.norms) // 2] if len(course.norms) >= _FEWEST else None
+        usual = sorted(history.norms)[len(history.norms) // 2] if len(history.norms) >= _FEWEST else None
         if not math.isfinite(norm):
-            course.troubles.append(course.steps)
-            self._skip(optimizer, course)
+            history.troubles.append(history.steps)
+            self._skip(optimizer, history)
         elif usual is not None and norm > _FAR * usual > 0:
-            course.troubles.append(course.steps)
-            self._clip(gradients, norm, usual, course)
+            history.troubles.append(history.steps)
+            self._clip(gradients, norm, usual, history)
         else:
-            course.norms.append(norm)
-            if course.weight_norm is None and len(course.norms) >= _FEWEST:
-                course.weight_norm = _norm(list(_parameters(optimizer)))
-        while course.troubles and course.troubles[0] <= course.steps - _LATELY:
-            course.troubles.popleft()
-        if len(course.troubles) >= _TROUBLES:
-            self._lower(optimizer, course)
+            history.norms.append(norm)
+            if history.weight_norm is None and len(history.norms) >= _FEWEST:
+                history.weight_norm = _norm(list(_parameters(optimizer)))
+        while history.troubles and history.troubles[0] <= history.steps - _LATELY:
+            history.troubles.popleft()
+        if len(history.troubles) >= _TROUBLES:
+            self._lower(optimizer, history)
 
-    def _skip(self, optimizer: Optimizer, course: _Course) -> None:
-        while course.skips and course.skips[0] <= course.steps - 100:
-            course.skips.popleft()
+    def _skip(self, optimizer: Optimizer, history: _OptimizerHistory) -> None:
+        while history.skips and history.skips[0] <= history.steps - 100:
+            history.skips.popleft()
         reason = "the gradient is not finite"
-        if len(course.skips) >= self.limits.skips:
+        if len(history.skips) >= self.limits.skips:
             self._note(
-                "skip-step", course, f"{reason}; {self.limits.skips} of the last 100 steps were left out", refused=True
+                "skip-step", history, f"{reason}; {self.limits.skips} of the last 100 steps were left out", refused=True
             )
             return
-        course.skips.append(course.steps)
+        history.skips.append(history.steps)
         if self.mode == "on":
             for parameter in _parameters(optimizer):
                 parameter.grad = None
-        self._note("skip-step", course, reason, effect="left the step out: weights and momentum stay as they were")
+        self._note("skip-step", history, reason, effect="left the step out: weights and momentum stay as they were")
 
-    def _clip(self, gradients: list[Tensor], norm: float, usual: float, course: _Course) -> None:
+    def _clip(self, gradients: list[Tensor], norm: float, usual: float, history: _OptimizerHistory) -> None:
         scale = _ALLOWED * usual / norm
         if self.mode == "on":
             for gradient in gradients:
                 gradient.mul_(scale)
         reason = f"the gradient is {norm / usual:.0f} times as long as usual"
-        self._note("clip-gradient", course, reason, effect=f"shortened it to {100 * scale:.2g} %")
+        self._note("clip-gradient", history, reason, effect=f"shortened it to {100 * scale:.2g} %")
 
-    def _lower(self, optimizer: Optimizer, course: _Course) -> None:
-        if course.weight_norm is None:
+    def _lower(self, optimizer: Optimizer, history: _OptimizerHistory) -> None:
+        if history.weight_norm is None:
             return
-        grown = _norm(list(_parameters(optimizer))) / max(course.weight_norm, 1e-12)
+        grown = _norm(list(_parameters(optimizer))) / max(history.weight_norm, 1e-12)
         if not grown >= _GROWN:
             return
         reason = (
-            f"{len(course.troubles)} gradients out of bounds in {_LATELY} steps, "
+            f"{len(history.troubles)} gradients out of bounds in {_LATELY} steps, "
             f"and the weights are {grown:.1f} times as long as they were"
         )
-        course.troubles.clear()
-        if course.cuts >= self.limits.rate_cuts:
-            self._note("lower-rate", course, f"{reason}; it was lowered {course.cuts} times before", refused=True)
+        history.troubles.clear()
+        if history.cuts >= self.limits.rate_cuts:
+            self._note("lower-rate", history, f"{reason}; it was lowered {history.cuts} times before", refused=True)
             return
-        course.cuts += 1
+        history.cuts += 1
         before = float(optimizer.param_groups[0]["lr"])
         if self.mode == "on":
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * _CUT
-        self._note("lower-rate", course, reason, effect=f"learning rate {before:.3g} -> {before * _CUT:.3g}")
+        self._note("lower-rate", history, reason, effect=f"learning rate {before:.3g} -> {before * _CUT:.3g}")
 
-    def _note(self, what: What, course: _Course, reason: str, *, effect: str = "", refused: bool = False) -> None:
+    def _note(
+        self, what: What, history: _OptimizerHistory, reason: str, *, effect: str = "", refused: bool = False
+    ) -> None:
         last = next((one for one in reversed(self.actions) if one.what == what), None)
-        if last is not None and (last.state == "refused") == refused and course.steps - last.last <= _LATELY:
-            last.last, last.times = course.steps, last.times + 1  # the same trouble goes on
+        if last is not None and (last.state == "refused") == refused and history.steps - last.last <= _LATELY:
+            last.last, last.times = history.steps, last.times + 1  # the same trouble goes on
         else:
             last = Action(
                 _FIRST_NUMBER + len(self.actions), what, self.mode,
                 "refused" if refused else "active" if self.mode == "on" else "proposed",
-                reason, course.steps, course.steps, unit="step",
+                reason, history.steps, history.steps, unit="step",
                 effect=effect if self.mode == "on" or not effect else f"would have: {effect}",
             )  # fmt: skip
             self.actions.append(last)

@@ -15,12 +15,17 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from stethos.act.alert_rule import WebhookSink
 from stethos.errors import StethosError
+
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+_EXAMPLES = ipaddress.IPv6Network("3fff::/20")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class DeliveryError(StethosError):
@@ -31,11 +36,11 @@ def post(sink: WebhookSink, body: dict[str, Any]) -> None:
     """Send a body as JSON; DeliveryError unless the answer is a success."""
     parts = urlsplit(sink.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise DeliveryError(f"no webhook address: {sink.url!r}", hint="it begins with https://")
+        raise DeliveryError(f"not a webhook address: {sink.url!r}", hint="it begins with https://")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
-        raise DeliveryError(f"no webhook address: {sink.url!r}", hint="the port is no number") from None
+        raise DeliveryError(f"not a webhook address: {sink.url!r}", hint="the port is not a number") from None
     deadline = time.monotonic() + sink.timeout_s
     address = _address(parts.hostname, port, is_private_fine=sink.allow_private)
     headers = {"Content-Type": "application/json", "User-Agent": "stethos", "Connection": "close"} | _extra(sink)
@@ -67,7 +72,7 @@ def _address(host: str, port: int, *, is_private_fine: bool) -> tuple[Any, ...]:
         if not is_private_fine and not _is_public(str(address[0])):
             resolved = "" if host == address[0] else f"{address[0]}, which is "
             raise DeliveryError(
-                f"{host} is {resolved}no public address",
+                f"{host} is {resolved}not a public address",
                 hint="set allow_private = true in the sink if it is meant",
             )
     family, _, _, _, address = found[0]
@@ -75,17 +80,34 @@ def _address(host: str, port: int, *, is_private_fine: bool) -> tuple[Any, ...]:
 
 
 def _is_public(text: str) -> bool:
+    """Whether an address, and every IPv4 address inside it, belongs to the internet at large.
+
+    Of IPv6 only 2000::/3 does, beside public IPv4 addresses in ::ffff:0:0/96 (mapped) and 64:ff9b::/96 (NAT64).
+    """
     address = ipaddress.ip_address(text.partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
-    return (address if mapped is None else mapped).is_global and not address.is_multicast
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None or address in _NAT64:
+            address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        elif address not in _UNICAST or address in _EXAMPLES or not all(one.is_global for one in _inside(address)):
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _inside(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
+    """The IPv4 addresses to which 6to4, Teredo or ISATAP would carry a packet for this one."""
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    yield from address.teredo or ()
+    if int(address) >> 32 & 0xFDFF_FFFF == 0x5EFE:
+        yield ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
 
 
 def secret_in(file: str) -> str:
-    """What a file of the user's holds, without white space around it; OSError if it cannot be read, or is no text."""
+    """What a file of the user's holds, without white space around it; OSError if it cannot be read, or is not text."""
     try:
         return Path(file).expanduser().read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise OSError(errno.EILSEQ, "it is no text") from None
+        raise OSError(errno.EILSEQ, "it is not text") from None
 
 
 def _extra(sink: WebhookSink) -> dict[str, str]:
@@ -96,12 +118,12 @@ def _extra(sink: WebhookSink) -> dict[str, str]:
     except OSError as error:
         raise DeliveryError(f"{sink.header_file} cannot be read: {error}") from None
     if not colon or "\n" in value:
-        raise DeliveryError(f"{sink.header_file} holds no header", hint="one line: Name: value")
+        raise DeliveryError(f"{sink.header_file} does not hold a header", hint="one line: Name: value")
     return {name.strip(): value.strip()}
 
 
 class _Connection(http.client.HTTPConnection):
-    """To an address that was checked, whatever the name stands for by now; over at the deadline."""
+    """To an address that was checked, whatever the name resolves to by now; cut at the deadline."""
 
     def __init__(self, host: str, port: int, address: tuple[Any, ...], deadline: float, *, is_tls: bool) -> None:
         super().__init__(host, port, timeout=max(0.1, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Tell somebody: rules over findings and numbers, by webhook, mail, command or file.
+"""Send alerts about findings and numbers: by webhook, mail, command or file.
 
     stethos alert test alerts.toml              send a test message to every sink
     stethos alert watch alerts.toml -t RUN      look at a run until it ends, and tell
@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import clean
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import add_target, open_target
 from stethos.errors import StethosError, UsageError
 
 _PATIENCE = 4  # so many times as long as a look takes is waited before the next one
@@ -47,22 +47,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _test(path: Path, only: str | None, *, is_json: bool) -> int:
     from stethos.act.alert_rule import read_alerts
-    from stethos.act.alert_sink import Item, Message, deliver
+    from stethos.act.alert_sink import AlertItem, AlertMessage, deliver
 
     alerts = read_alerts(path)
     if only is not None and only not in alerts.sinks:
         raise UsageError(f"no sink {only!r}", hint=f"sinks: {', '.join(alerts.sinks)}")
-    item = Item("test", "test", "new", "info", "a test message: alerts work", "nothing to do")
+    item = AlertItem("test", "test", "new", "info", "a test message: alerts work", "nothing to do")
     results: dict[str, str | None] = {}
     for name, sink in alerts.sinks.items():
         if only in (None, name):
             try:
-                deliver(sink, Message("test", (item,)))
+                deliver(sink, AlertMessage("test", (item,)))
                 results[name] = None
             except StethosError as error:
                 results[name] = str(error)
     if is_json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({name: failure or "delivered" for name, failure in results.items()})
     else:
@@ -135,7 +135,7 @@ def _status(arguments: argparse.Namespace) -> int:
         state = AlertState(opened.path)
         told, waiting, delivered = list(state.told().values()), state.waiting(), state.delivered()
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         value = {
             "open": [one._asdict() for one in told],

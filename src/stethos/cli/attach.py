@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stethos.cli.text import clean
+from stethos.cli.screen.text import clean
 from stethos.record.place import check_name, readable_name
 from stethos.settings import DEFAULT_OVERHEAD, default_runs_dir, parse_preset
 
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, help="directory for runs (default: ./runs)")
     parser.add_argument("--name", help="name of the run (default: a readable unique one)")
     parser.add_argument("--preset", default="standard", help="light, standard or deep (default: standard)")
-    parser.add_argument("--force", action="store_true", help="also where it never pauses: may crash it")
+    parser.add_argument("--unsafe", action="store_true", help="also where it never pauses: may crash it")
+    parser.add_argument("--force", action="store_true", dest="unsafe", help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
@@ -35,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     base = arguments.dir if arguments.dir is not None else default_runs_dir()
     run_dir = (base / check_name(arguments.name or readable_name())).absolute()
     overhead = DEFAULT_OVERHEAD[preset]
-    process, rung = attach(arguments.pid, run_dir, preset, overhead, is_forced=arguments.force)
+    process, rung = attach(arguments.pid, run_dir, preset, overhead, is_forced=arguments.unsafe)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({"pid": process.pid, "run": process.run, "path": str(process.run_dir), "by": rung})
     elif rung == "agent":

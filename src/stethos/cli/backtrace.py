@@ -23,10 +23,10 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import add_live_target, live_target
-from stethos.cli.text import clean
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import add_anywhere, add_live_target, live_target
 from stethos.errors import StethosError
-from stethos.live.stack import Frame, ThreadStack, capture
+from stethos.live.stack import StackFrame, ThreadStack, thread_stacks
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
@@ -38,6 +38,7 @@ _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_live_target(parser)
+    add_anywhere(parser)
     parser.add_argument(
         "--native", action="store_true", help="show frames of C and C++ too; stops the process for 50 to 600 ms"
     )
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     trouble: StethosError | None = None
     for pid, process in wanted:
         try:
-            found.append((pid, process, capture(pid, native=arguments.native)))
+            found.append((pid, process, thread_stacks(pid, native=arguments.native)))
         except StethosError as error:
             if len(wanted) == 1:
                 raise
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if target.wanted.is_all:
         show_ranks(target, found, arguments)
     elif arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json([_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks])
     else:
@@ -79,7 +80,7 @@ def show_ranks(
     target: Target, found: list[tuple[int, LiveProcess | None, tuple[ThreadStack, ...]]], arguments: argparse.Namespace
 ) -> None:
     """The stacks of all ranks as one tree, who differs, and who is not there."""
-    from stethos.live.everyone import missing_ranks
+    from stethos.live.all_ranks import missing_ranks
     from stethos.live.tree import merge, odd_ones, tree_lines
 
     ranked = all(process is not None and process.rank is not None for _, process, _ in found)
@@ -89,7 +90,7 @@ def show_ranks(
     root, missing = merge(named), missing_ranks(target.run, target.processes)
     odd = odd_ones(root)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         threads = [_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks]
         print_json({"tree": root.as_dict(), "differ": odd, "missing": missing, "threads": threads})
@@ -108,7 +109,7 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
     rank = f", rank {process.rank}" if process is not None and process.rank is not None else ""
     lines = [f"process {pid}{of}{rank}"]
     if any(stack.source == "agent" for stack in stacks):
-        lines[0] += " (as its agent sees it: nobody may look from outside)"
+        lines[0] += " (as seen by the agent in the process: this user may not look from outside)"
     for stack in stacks:
         notes = [*(["has the GIL"] if stack.has_gil else []), *(["waits"] if stack.is_idle else [])]
         lines.append(f"{clean(stack.thread)}{' (' + ', '.join(notes) + ')' if notes else ''}")
@@ -120,7 +121,7 @@ def _lines(pid: int, process: LiveProcess | None, stacks: tuple[ThreadStack, ...
     return [clean(line) for line in lines]
 
 
-def _place(frame: Frame) -> str:
+def _place(frame: StackFrame) -> str:
     path = os.path.normpath(frame.file) if os.path.isabs(frame.file) else frame.file
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = inside if not inside.startswith("..") else path
@@ -130,7 +131,7 @@ def _place(frame: Frame) -> str:
     return f"{clean(shown)}:{frame.lineno}" if frame.lineno else clean(shown)
 
 
-def _source(frame: Frame) -> str:
+def _source(frame: StackFrame) -> str:
     """The line of source itself, where the file is at hand."""
     line = linecache.getline(frame.file, frame.lineno).strip() if frame.lineno and not frame.is_native else ""
     return f"    {clean(line)[:_LONGEST_LINE]}" if line else ""

@@ -5,8 +5,8 @@
     stethos blame --input 12                          the twelfth sample of the lab's test, from 0
 
 Needs a capture with all updates (`capture="all"`). The input is what the model gets, after all preprocessing: one
-sample in a .npy or .safetensors file. Without --output it is about the answer that the model gives.
-For a loop of your own name the function that asks its model: --predictor train:scores.
+sample in a .npy or .safetensors file. Without --output, it explains the model's own answer.
+For your own training loop, name the function that runs the model: --predictor train:scores.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import open_target
-from stethos.cli.text import clean
-from stethos.cli.world import add_world_arguments, functions_in
-from stethos.errors import CaptureError, UsageError
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import open_target
+from stethos.cli.task.trainer import add_cluster_arguments, add_trainer_arguments, trainer_for
+from stethos.errors import UsageError
 
 if TYPE_CHECKING:
     from stethos.replay.provenance import Provenance
@@ -33,40 +33,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample"
     )
     parser.add_argument("--output", metavar="CLASS", type=int, help="the answer in question (default: the model's)")
-    add_world_arguments(parser, "predictor", "aggregator")
+    add_trainer_arguments(parser, ("predictor", "aggregator"))
+    add_cluster_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.lab.proving import world_of
     from stethos.replay.bundle import open_bundle
-    from stethos.replay.past import turnouts_of
+    from stethos.replay.history import recorded_rounds
     from stethos.replay.provenance import ROUNDS, provenance_of
 
     with open_target(arguments) as one:
         bundle = open_bundle(one.path, arguments.federation)
-        functions = functions_in(arguments)
-        if functions["predictor"] is None and not isinstance(bundle.settings.get("lab"), dict):
-            raise CaptureError(
-                "this is no federation of the lab, and a capture holds no code",
-                hint="--predictor module:function: from a state dict and inputs to scores, a row for each input",
-            )
-        world = world_of(bundle, **functions)
-        x = world.sample(_given(arguments.input))
+        trainer = trainer_for(bundle, arguments, is_fast=True)
+        x = trainer.sample(_given(arguments.input))
         start = time.perf_counter()
-        found = provenance_of(
-            world, turnouts_of(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))]), x, arguments.output
-        )
+        recorded = recorded_rounds(bundle, bundle.rounds[-min(ROUNDS, len(bundle.rounds))])
+        found = provenance_of(trainer, recorded, x, arguments.output, _rounds_on(arguments, one.path))
         took_ms = 1e3 * (time.perf_counter() - start)
     if arguments.json:
         from dataclasses import asdict
 
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({**asdict(found), "duration_ms": took_ms})
     else:
         _show(found, took_ms)
     return 0
+
+
+def _rounds_on(arguments: argparse.Namespace, path: Path) -> Any:
+    """Judges rounds on the cluster that `--on` names; None without it."""
+    if arguments.on is None:
+        return None
+    from stethos.cli.task.on_cluster import calls_on, judge_round
+
+    given = _given(arguments.input)
+    return lambda rounds, output: calls_on(arguments, path, judge_round, [(one, given, output) for one in rounds])
 
 
 def _given(text: str) -> Any:
@@ -95,7 +98,7 @@ def _in_safetensors(path: Path) -> Any:
     file = read_file(path)
     entries, _ = parse(file)
     if len(entries) != 1:
-        raise UsageError(f"{clean(path.name)} holds {len(entries)} tensors", hint="one, of one sample")
+        raise UsageError(f"{clean(path.name)} holds {len(entries)} tensors", hint="it must hold one tensor: one sample")
     return array_in(file, next(iter(entries.values())))
 
 

@@ -3,7 +3,7 @@
     stethos checkpoint rescue.safetensors
 
 It is written at the next step, before the optimizer acts, beside its place and then put there, so the file
-is whole or not there at all. Nothing in it is pickled; `stethos inspect` shows what it holds.
+is complete or does not exist. Nothing in it is pickled; `stethos inspect` shows what it holds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stethos.cli.target import add_live_target, live_target
-from stethos.cli.text import bytes_text, clean, count_text
+from stethos.cli.screen.text import bytes_text, clean, count_text
+from stethos.cli.task.target import add_live_target, live_target
 from stethos.live.ask import ask
 
 _PATIENCE_S = 600.0
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.file.absolute()
     reply = ask(process, "checkpoint", timeout_s=_PATIENCE_S, path=str(path), force=arguments.force)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({"pid": process.pid, "rank": process.rank, **reply})
     else:

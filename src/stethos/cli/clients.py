@@ -1,203 +1,101 @@
-"""Show the clients of a federated run, the odd ones first.
+"""Show the clients of a federated run, those that findings name first.
 
     stethos clients
     stethos clients --round 3 --sort duration
 
-One line per client: turns that went well of all its turns, samples, entry loss over the rounds (the incoming global
-model on its own data), its last loss, how its updates lie to those of the others (cosine to their centre, norm
-relative to the median), median duration, bytes sent. `!` marks what is unusual, the last column says why in words.
+One line per client: turns that went well of all its turns, samples, entry loss round by round (of the incoming global
+model on its own data), the last loss that it reported, cosine of its update to the centre of the others', norm of it
+relative to their median, duration, bytes sent. Samples, cosine, norm and duration are medians over its rounds. The last
+column is what `stethos diagnose` found: accused clients first, in red, then those that a finding remarks.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stethos.cli.federated import (
-    Record,
+from stethos.cli.screen.federated import (
     add_federated_arguments,
     add_round,
     by_federation,
-    condition,
-    is_there_anything,
-    records,
     say_nothing_found,
     scale_of,
     show_sql,
-    state_of,
 )
-from stethos.cli.grid import Heading, show_grid, without_empty
-from stethos.cli.spark import ODD, bar, sparkline
-from stethos.cli.target import open_target
-from stethos.cli.text import (
+from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.spark import ODD, bar, sparkline
+from stethos.cli.screen.text import (
     bytes_text,
     clean,
     cosine_text,
     count_text,
     cut,
     ms_text,
-    natural_key,
     plural_text,
     short_text,
     times_text,
 )
+from stethos.cli.task.target import open_target
+from stethos.store.order import natural_key
+from stethos.view.client import CLIENTS, clients_of, median_of_known
+from stethos.view.federation import is_federated, state_of
 
-# `pace` is a turn's duration relative to the median of its round. Directions and lengths say who is odd where four
-# clients and more meet.
-CLIENTS_SQL = """\
-WITH paced AS (
-    SELECT *, CASE WHEN status = 'ok' THEN duration_ms / nullif(
-               median(duration_ms) FILTER (status = 'ok') OVER (PARTITION BY federation, round), 0) END AS pace
-    FROM client_rounds WHERE {where}
-), turns AS (
-    SELECT federation, client,
-           arg_max(label, round) AS label,
-           count(*) AS turns,
-           count(*) FILTER (status = 'ok') AS ok,
-           count(*) FILTER (status = 'failed') AS failed,
-           count(*) FILTER (status = 'dropped') AS dropped,
-           count(*) FILTER (status = 'timeout') AS timeout,
-           arg_max(samples, round) AS samples,
-           list({{'round': round, 'loss': coalesce(entry_loss, loss)}} ORDER BY round, turn) AS entry_losses,
-           arg_max(loss, round) AS last_loss,
-           count(*) FILTER (isnan(loss) OR isnan(entry_loss) OR isnan(exit_loss)) AS nan_losses,
-           median(duration_ms) AS duration_ms,
-           median(pace) AS pace,
-           sum(coalesce(sent_bytes, raw_bytes))::BIGINT AS sent_bytes,
-           arg_max(error, round) AS last_error,
-           max(round) FILTER (error IS NOT NULL) AS last_error_round
-    FROM paced GROUP BY federation, client
-), sent AS (
-    SELECT *, count(DISTINCT client) OVER (PARTITION BY federation, round) >= 4 AS has_others
-    FROM updates WHERE {where} AND client IS NOT NULL AND (layer IS NULL OR kind = 'buffer')
-), prints AS (
-    SELECT federation, client,
-           avg(cos_centre) FILTER (layer IS NULL) AS cosine,
-           avg(cos_error) FILTER (layer IS NULL) AS cosine_error,
-           avg(norm_ratio) FILTER (layer IS NULL) AS norm_ratio,
-           count(DISTINCT round) FILTER (layer IS NULL AND has_others) AS compared,
-           list(DISTINCT round ORDER BY round)
-               FILTER (layer IS NULL AND has_others AND cos_centre + cos_error < -0.3) AS away_rounds,
-           list(DISTINCT round ORDER BY round) FILTER (nan + inf > 0) AS nan_rounds
-    FROM sent GROUP BY federation, client
-)
-SELECT *, median(cosine) OVER (PARTITION BY federation) AS typical_cosine
-FROM turns LEFT JOIN prints USING (federation, client) ORDER BY federation, client"""
+if TYPE_CHECKING:
+    from stethos.view.client import ClientView
 
-_HEADINGS = (
-    Heading("client"), Heading("ok", True), Heading("samples", True, 7), Heading("entry loss", spare=3),
-    Heading("loss", True, 2), Heading("cosine", True, 1), Heading("norm", True, 5), Heading("duration", True, 6),
-    Heading("", spare=9), Heading("sent", True, 8), Heading("what is odd"),
-)  # fmt: skip
 _SHOWN = 30
 _SPARK = 12
 _BAR = 6
-_FAR = 3.0  # a norm so many times the median, or so small a part of it, is unusual
-_SLOW = 3.0  # so many times the median of the round, in most of at least
-_SLOW_TURNS = 3  # turns: a single one may have warmed up
 
-# What to sort by, and the key that puts the worst first.
-SORTS: dict[str, Callable[[Record], Any]] = {
-    "odd": lambda row: -oddity(row),
-    "client": lambda row: 0,
-    "ok": lambda row: row["ok"] / row["turns"],
-    "samples": lambda row: _falling(row["samples"]),
-    "loss": lambda row: _falling(row["last_loss"]),
-    "cosine": lambda row: math.inf if row["cosine"] is None else row["cosine"],
-    "norm": lambda row: -_distance(row["norm_ratio"]),
-    "duration": lambda row: _falling(row["duration_ms"]),
-    "sent": lambda row: _falling(row["sent_bytes"]),
+# What to sort by, and the key that puts the worst first; by findings they come sorted.
+SORTS: dict[str, Callable[[ClientView], Any]] = {
+    "finding": lambda one: 0,
+    "client": lambda one: natural_key(clean(one.client)),
+    "ok": lambda one: one.ok / one.turns,
+    "samples": lambda one: _falling(one.samples),
+    "entry-loss": lambda one: _falling(one.entry_loss),
+    "loss": lambda one: _falling(one.loss),
+    "cosine": lambda one: math.inf if one.cosine is None else one.cosine,
+    "norm": lambda one: -_distance(one.norm_ratio),
+    "duration": lambda one: _falling(one.duration_ms),
+    "sent": lambda one: _falling(one.sent_bytes),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_round(parser)
     parser.add_argument(
-        "--sort", choices=SORTS, default="odd", help="what comes first: the worst of this column (default: odd)"
+        "--sort", choices=SORTS, default="finding", help="what comes first: the worst of this column (default: finding)"
     )
     parser.add_argument("--all", action="store_true", help=f"every client, also if there are more than {_SHOWN}")
     add_federated_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    sql = CLIENTS_SQL.format(where=condition(arguments))
+    asked = {"federation": arguments.federation, "round": arguments.round}
     if arguments.sql:
-        return show_sql({"clients": sql})
+        return show_sql({"clients": CLIENTS(**asked)})
     with open_target(arguments) as one:
-        if not is_there_anything(one, arguments):
+        if not is_federated(one, **asked):
             return say_nothing_found(one, as_json=arguments.json)
-        found = records(one, sql)
+        found = clients_of(one, **asked)
         state, name = state_of(one), one.name
-    if not found and not arguments.json:
-        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what went on")
     key = SORTS[arguments.sort]
-    found.sort(key=lambda row: (str(row["federation"]), key(row), natural_key(clean(row["client"]))))
+    found.sort(key=lambda one: (one.federation or "", key(one)))
     if arguments.json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
-        print_json_rows({**row, "odd": oddities(row)} for row in found)
+        print_json_rows(one.as_dict() for one in found)
         return 0
-    for index, (federation, rows) in enumerate(by_federation(found).items()):
+    if not found:
+        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what went on")
+    for index, (federation, clients) in enumerate(by_federation(found).items()):
         if index:
             print()
-        _show(federation, rows, arguments, state)
+        _show(federation, clients, arguments, state)
     return 0
-
-
-# What is odd -------------------------------------------------------------------------------------------
-
-
-def oddities(row: Record) -> list[str]:
-    """What is unusual about a client, in words, the gravest first."""
-    found = []
-    if row["nan_rounds"]:
-        found.append(f"NaN sent in {_rounds_text(row['nan_rounds'])}")
-    elif row["nan_losses"]:
-        found.append(f"NaN loss in {plural_text(row['nan_losses'], 'turn')}")
-    for status in ("failed", "timeout", "dropped"):
-        if row[status]:
-            found.append(f"{status} {row[status]:,} of {row['turns']:,}")
-    if row["last_error"]:
-        said = f"({cut(clean(row['last_error']).strip(), 60)})"
-        found = [*found[:-1], f"{found[-1]} {said}"] if found else [f"said {said}"]
-    if points_away(row):
-        found.append("points away from the others")
-    elif row["away_rounds"] and not do_most_point_away(row):
-        found.append(f"pointed away from the others in {_rounds_text(row['away_rounds'])}")
-    if is_far(row):
-        found.append(f"moves {times_text(row['norm_ratio'])} as far as the median")
-    if is_slow(row):
-        found.append(f"takes {times_text(row['pace'])} as long as the median")
-    return found
-
-
-def oddity(row: Record) -> int:
-    """How odd a client is; 0 is not at all."""
-    is_nan = bool(row["nan_rounds"] or row["nan_losses"])
-    has_failed = row["ok"] < row["turns"]
-    is_away = points_away(row) or (bool(row["away_rounds"]) and not do_most_point_away(row))
-    return 16 * is_nan + 8 * bool(has_failed) + 4 * is_away + 2 * is_far(row) + is_slow(row)
-
-
-def points_away(row: Record) -> bool:
-    is_compared = bool(row["compared"]) and row["cosine"] is not None and not do_most_point_away(row)
-    return is_compared and bool(row["cosine"] < -(row["cosine_error"] or 0.0))
-
-
-def do_most_point_away(row: Record) -> bool:
-    """Whether there is no common direction, as with updates that are masked: then nobody is odd."""
-    return row["typical_cosine"] is not None and row["typical_cosine"] < 0
-
-
-def is_far(row: Record) -> bool:
-    return bool(row["compared"]) and _distance(row["norm_ratio"]) > math.log(_FAR)
-
-
-def is_slow(row: Record) -> bool:
-    return row["pace"] is not None and row["turns"] >= _SLOW_TURNS and row["pace"] > _SLOW
 
 
 def _distance(ratio: float | None) -> float:
@@ -214,53 +112,63 @@ def _falling(value: float | None) -> float:
     return -math.inf if math.isnan(value) else -value
 
 
-def _rounds_text(rounds: Sequence[int]) -> str:
-    return f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds):,} rounds ({rounds[0]} to {rounds[-1]})"
-
-
-# Showing -----------------------------------------------------------------------------------------------
-
-
-def _show(name: str, rows: Sequence[Record], arguments: argparse.Namespace, state: str) -> None:
-    odd = sum(oddity(row) > 0 for row in rows)
-    numbers = {turn["round"] for row in rows for turn in row["entry_losses"]}
+def _show(name: str, clients: Sequence[ClientView], arguments: argparse.Namespace, state: str) -> None:
+    numbers = sorted({turn["round"] for one in clients for turn in one.course})
     which = f"round {arguments.round}" if arguments.round is not None else plural_text(len(numbers), "round")
-    said = f"{ODD} {odd:,} odd" if odd else "none of them odd"
-    print(f"{clean(name)}: {plural_text(len(rows), 'client')}, {which}, {state}, {said}\n")
-    shown = rows if arguments.all else rows[:_SHOWN]
-    longest = scale_of([row["duration_ms"] for row in rows])
-    cells = [_cells(row, sorted(numbers), longest) for row in shown]
-    headings, cells = without_empty(_HEADINGS, cells)
-    show_grid(headings, cells, ["red" if oddity(row) else "" for row in shown])
-    if len(shown) < len(rows):
-        rest = len(rows) - len(shown)
-        hidden = sum(oddity(row) > 0 for row in rows[len(shown) :])
-        note = f", {hidden:,} of them odd" if hidden else ", none of them odd"
-        print(f"{rest:,} more clients{note}; --all shows every one, --sort COLUMN others first")
-    typical = [row["cosine"] for row in rows if row["cosine"] is not None]
-    if len(typical) > 2:
-        print(f"cosine: to the centre of the other clients' updates, here typically {statistics.median(typical):+.2f}")
+    print(f"{clean(name)}: {plural_text(len(clients), 'client')}, {which}, {state}, {_marks_text(clients)}\n")
+    shown = clients if arguments.all else clients[:_SHOWN]
+    longest = scale_of([one.duration_ms for one in clients])
+    course = "entry_loss" if any(one.entry_loss is not None for one in clients) else "loss"
+    headings, cells = without_empty(
+        (
+            Heading("client"), Heading("ok", True), Heading("samples", True, 7),
+            Heading(course.replace("_", " "), spare=3), Heading("last loss", True, 2), Heading("cosine", True, 1),
+            Heading("norm", True, 5), Heading("duration", True, 6), Heading("", spare=9), Heading("sent", True, 8),
+            Heading("not ok", spare=7), Heading("found"),
+        ),
+        [_cells(one, numbers, course, longest) for one in shown],
+    )  # fmt: skip
+    show_grid(headings, cells, [_style(one) for one in shown])
+    if len(shown) < len(clients):
+        rest = clients[len(shown) :]
+        print(f"{len(rest):,} more clients, {_marks_text(rest)}; --all shows every one, --sort COLUMN others first")
+    typical = median_of_known(one.cosine for one in clients)
+    if typical is not None and len(clients) > 2:
+        print(f"cosine: to the centre of the other clients' updates, here typically {typical:+.2f}")
 
 
-def _cells(row: Record, numbers: Sequence[int], longest_ms: float) -> list[str]:
-    by_round = {turn["round"]: turn["loss"] for turn in row["entry_losses"]}
-    label = f" ({cut(clean(row['label']), 16)})" if row["label"] else ""
+def _marks_text(clients: Sequence[ClientView]) -> str:
+    accused = sum(one.mark is not None and one.mark.is_accused for one in clients)
+    remarked = sum(one.mark is not None for one in clients) - accused
+    parts = [f"{ODD} {accused:,} accused"] * bool(accused) + [f"{remarked:,} remarked"] * bool(remarked)
+    return ", ".join(parts) or "none of them accused"
+
+
+def _style(one: ClientView) -> str:
+    if one.mark is None:
+        return ""
+    return "yellow" if not one.mark.is_accused or one.mark.is_over else "red"
+
+
+def _cells(one: ClientView, numbers: Sequence[int], course: str, longest_ms: float) -> list[str]:
+    by_round = {turn["round"]: turn[course] for turn in one.course}
+    label = f" ({cut(clean(one.label), 16)})" if one.label else ""
+    failures = [f"{count:,} {word}" for word in ("failed", "timeout", "dropped") if (count := getattr(one, word))]
+    said = [f"({cut(clean(one.last_error).strip(), 40)})"] if one.last_error else []
+    broken = ["NaN sent"] * bool(one.non_finite) + ["NaN loss"] * bool(one.nan_losses and not one.non_finite)
     return [
-        cut(clean(row["client"]), 24) + label,
-        f"{row['ok']:,}/{row['turns']:,}",
-        count_text(row["samples"]),
+        cut(clean(one.client), 24) + label,
+        f"{one.ok:,}/{one.turns:,}",
+        count_text(None if one.samples is None else round(one.samples)),
         sparkline([by_round.get(number) for number in numbers], _SPARK)
         if len(numbers) > 1
         else short_text(next(iter(by_round.values()), None)),
-        short_text(row["last_loss"]),
-        _marked(cosine_text(row["cosine"]), points_away(row)),
-        _marked(times_text(row["norm_ratio"]), is_far(row)),
-        _marked(ms_text(row["duration_ms"]), is_slow(row)),
-        bar(row["duration_ms"] / longest_ms if row["duration_ms"] and longest_ms else None, _BAR),
-        "-" if row["sent_bytes"] is None else bytes_text(row["sent_bytes"]),
-        f"{ODD} " * bool(oddity(row)) + "; ".join(oddities(row)),
+        short_text(one.loss),
+        cosine_text(one.cosine),
+        times_text(one.norm_ratio),
+        ms_text(one.duration_ms),
+        bar(one.duration_ms / longest_ms if one.duration_ms and longest_ms else None, _BAR),
+        "-" if one.sent_bytes is None else bytes_text(one.sent_bytes),
+        " ".join([", ".join(failures + broken), *said]).strip(),
+        "" if one.mark is None else f"{ODD} {one.mark.text}" if one.mark.is_accused else one.mark.text,
     ]
-
-
-def _marked(text: str, is_odd: bool) -> str:
-    return f"! {text}" if is_odd else text

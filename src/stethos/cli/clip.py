@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from stethos.cli.steering import add_steering, steer
-from stethos.cli.text import number_text
+from stethos.cli.screen.text import number_text
+from stethos.cli.task.steering import add_steering, steer
 from stethos.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = _wanted(arguments.norm)
     answers, status = steer(arguments, "clip", bool(wanted), **wanted)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json([{"pid": process.pid, "rank": process.rank, **reply} for process, reply in answers])
         return status

@@ -10,19 +10,14 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import bytes_text, count_text, duration_text, ms_text
+from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.text import bytes_text, count_text, duration_text, ms_text
+from stethos.cli.task.target import add_target, open_target
+from stethos.view.machine import COLLECTIVES
 
 if TYPE_CHECKING:
     from stethos.store.boards import Delay, RankBoard
     from stethos.store.run import Run
-
-_CALLS = (
-    'SELECT rank, "group", op, via, count(*) AS calls, sum(bytes) AS bytes, max(seq) AS last_seq, '
-    "median(completed_ns - t_ns) / 1e6 AS median_ms, max(completed_ns - t_ns) / 1e6 AS max_ms, "
-    'count(*) FILTER (done = 0) AS unfinished FROM collectives GROUP BY ALL ORDER BY "group", op, via, rank'
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _show_calls(one, as_json=arguments.json)
         delays = delays_of(boards_of(one.place))
         if arguments.json:
-            from stethos.cli.jsontext import print_json
+            from stethos.cli.screen.jsontext import print_json
 
             print_json({"run": one.name, **state_of(boards, delays)})
             return 0
@@ -105,13 +100,13 @@ def _ranks(ranks: Any) -> str:
 
 
 def _show_calls(one: Run, *, as_json: bool) -> int:
-    result = one.rows(_CALLS)
+    calls = COLLECTIVES.records(one)
     if as_json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
-        print_json({"run": one.name, "calls": [dict(zip(result.columns, row, strict=True)) for row in result.values]})
+        print_json({"run": one.name, "calls": calls})
         return 0
-    if not result.values:
+    if not calls:
         print("no collective was recorded")
         return 0
     headings = (
@@ -121,9 +116,10 @@ def _show_calls(one: Run, *, as_json: bool) -> int:
     )  # fmt: skip
     show_grid(headings, [
         [
-            "-" if rank is None else str(rank), group, op, via, count_text(calls), bytes_text(int(size or 0)),
-            count_text(last), ms_text(median), ms_text(longest), count_text(unfinished),
+            "-" if row["rank"] is None else str(row["rank"]), row["group"], row["op"], row["via"],
+            count_text(row["calls"]), bytes_text(int(row["bytes"] or 0)), count_text(row["last_seq"]),
+            ms_text(row["median_ms"]), ms_text(row["max_ms"]), count_text(row["unfinished"]),
         ]
-        for rank, group, op, via, calls, size, last, median, longest, unfinished in result.values
+        for row in calls
     ])  # fmt: skip
     return 0

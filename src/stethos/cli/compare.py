@@ -1,13 +1,13 @@
-"""Compare runs: convergence, time, memory, bytes and findings, and the setting that differs.
+"""Compare runs, and find the setting that differs.
 
     stethos compare base new
     stethos compare base-1 base-2 new-1 new-2     several runs of each setting
     stethos compare base new --gate 0.05          for CI
 
-Every further run is compared with the first. Intervals are of 95 %, from resampled stretches of rounds or steps; a
-difference is only called one if they exclude none. With two or more runs of each of two settings, which differ in their
-seeds, the intervals come from the spread between those runs. With --gate REL the exit status is 1 if
-something is worse by more than this share of it, the whole interval included.
+Convergence, time, memory, bytes and findings of every further run are compared with those of the first. Intervals are
+of 95 %, from resampled stretches of rounds or steps; a difference is only called one if they exclude none. With two or
+more runs of each of two settings, which differ in their seeds, the intervals come from the spread between those runs.
+With --gate REL the exit status is 1 if something is worse by more than this share of it, the whole interval included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from stethos.cli.target import add_directory
+from stethos.cli.task.target import add_directory
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = compare(measured)
     failed = [] if arguments.gate is None else [bad for pair in pairs for bad in pair.worse_than(arguments.gate)]
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         gate = None if arguments.gate is None else {"limit": arguments.gate, "worse": [one.name for one in failed]}
         print_json({"pairs": [pair.as_dict() for pair in pairs], "gate": gate})
@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(pair: Pair) -> None:
     import textwrap
 
-    from stethos.cli.grid import Heading, show_grid
-    from stethos.cli.text import clean
-    from stethos.cli.verdict import Line, screen_width, show_lines
+    from stethos.cli.screen.grid import Heading, show_grid
+    from stethos.cli.screen.text import clean
+    from stethos.cli.screen.verdict import Line, screen_width, show_lines
 
     width = screen_width()
     is_worse = any(pair.word_of(one) == "worse" for one in pair.quantities)
@@ -112,7 +112,7 @@ def _show_gate(gate: float, failed: list[Quantity]) -> None:
 
 
 def _value(value: float | None, unit: str) -> str:
-    from stethos.cli.text import bytes_text, ms_text, number_text
+    from stethos.cli.screen.text import bytes_text, ms_text, number_text
 
     if value is None or not math.isfinite(value):
         return "-"
@@ -135,5 +135,5 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; write 0.05 or 5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 0.05 or 5%")
     return value

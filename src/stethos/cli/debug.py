@@ -18,26 +18,26 @@ import argparse
 import contextlib
 import sys
 
-from stethos.cli.target import open_target
-from stethos.cli.workshop import add_workshop_arguments, workshop_for
+from stethos.cli.task.target import open_target
+from stethos.cli.task.trainer import add_trainer_arguments, trainer_for
 from stethos.settings import cache_dir
 
 _HISTORY = "debug-history"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workshop_arguments(parser)
+    add_trainer_arguments(parser)
     parser.add_argument("--round", type=int, metavar="N", help="the round to begin with (default: the first)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.cli.debugger import Debugger
+    from stethos.cli.task.debugger import Debugger
     from stethos.replay.bundle import open_bundle
     from stethos.replay.cursor import Cursor
 
     target = open_target(arguments)
     bundle = open_bundle(target.path, arguments.federation)
-    cursor = Cursor(bundle, target, lambda: workshop_for(bundle, arguments))
+    cursor = Cursor(bundle, target, lambda: trainer_for(bundle, arguments))
     cursor.goto(arguments.round if arguments.round is not None else cursor.first())
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     debugger = Debugger(cursor, is_terminal=is_terminal)

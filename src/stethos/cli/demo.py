@@ -21,17 +21,18 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from stethos.cli.task.value import port
 from stethos.errors import UsageError
+from stethos.wiring import command_line
 
 DEFAULT_SEED = 49
 _PAUSE_S = 1.0
-_STETHOS = (sys.executable, "-m", "stethos.cli.main")
 _TRAINING = (sys.executable, "-m", "stethos.lab.demo")
 _PACKAGES = ("torch", "sklearn")
 
 
 @dataclass(slots=True)
-class Stage:
+class DemoState:
     """What the steps of the demo share: where the run is, and what has come out so far."""
 
     runs: Path
@@ -58,7 +59,7 @@ class Stage:
 
     def stethos(self, *words: str) -> int:
         """Show a command of Stethos as it would be typed, then run it; its exit status, of which 1 is an answer."""
-        return self.command(_STETHOS, words, "stethos")
+        return self.command(command_line(), words, "stethos")
 
     def command(self, program: tuple[str, ...], words: tuple[str, ...], shown: str) -> int:
         self.say(f"\n$ {shown} {shlex.join(words)}", "2")
@@ -69,19 +70,19 @@ class Stage:
         return status
 
 
-def _train(stage: Stage) -> None:
+def _train(stage: DemoState) -> None:
     stage.title("1. Ten clients learn handwritten digits together; one of them is faulty")
     words = ("--dir", str(stage.runs), "--name", stage.name, "--seed", str(stage.seed))
     paused = ("--pause", f"{stage.pause_s:g}") if stage.pause_s else ()
     stage.command(_TRAINING, (*words, *paused), "python -m stethos.lab.demo")
 
 
-def _rounds(stage: Stage) -> None:
+def _rounds(stage: DemoState) -> None:
     stage.title("2. What happened, round by round")
     stage.stethos("rounds", *stage.target, "--last", "8")
 
 
-def _diagnose(stage: Stage) -> None:
+def _diagnose(stage: DemoState) -> None:
     from stethos import diagnose
 
     stage.title("3. What is wrong?")
@@ -90,19 +91,19 @@ def _diagnose(stage: Stage) -> None:
     stage.accused = [client for one in wrong for client in one.subject.clients]
 
 
-def _look_closer(stage: Stage) -> None:
+def _look_closer(stage: DemoState) -> None:
     for client in stage.accused[:1]:
         stage.title(f"4. Look closer at {client}")
         stage.stethos("diagnose", *stage.target, "--client", client)
 
 
-def _prove(stage: Stage) -> None:
+def _prove(stage: DemoState) -> None:
     for client in stage.accused[:1]:
         stage.title(f"5. Prove it: the training again without {client}, and without somebody else")
         stage.stethos("prove", *stage.target)
 
 
-def _tell_the_truth(stage: Stage) -> None:
+def _tell_the_truth(stage: DemoState) -> None:
     stage.title("The truth")
     guilty, kind, start = truth_of(stage.seed)
     verdict = "the diagnosis named it" if guilty in stage.accused else "the diagnosis did not name it"
@@ -110,7 +111,7 @@ def _tell_the_truth(stage: Stage) -> None:
 
 
 # What the demo does, in order.
-STEPS: tuple[Callable[[Stage], None], ...] = (_train, _rounds, _diagnose, _look_closer, _prove, _tell_the_truth)
+STEPS: tuple[Callable[[DemoState], None], ...] = (_train, _rounds, _diagnose, _look_closer, _prove, _tell_the_truth)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the run in the browser while it trains, a second per round, until Ctrl-C",
     )
-    parser.add_argument("--port", type=int, metavar="P", help="with --serve: where to listen")
+    parser.add_argument("--port", type=port, metavar="P", help="with --serve: where to listen")
     parser.add_argument("--open", action="store_true", help="with --serve: open a browser")
     parser.add_argument("--json", action="store_true", help="print only what came out, as one object")
 
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{missing[0]} is not installed", hint="pip install torch scikit-learn")
     runs: Path = arguments.dir
     name = next(name for number in count(1) if not (runs / (name := f"hidden-{number}")).exists())
-    stage = Stage(runs, name, arguments.seed, _PAUSE_S if arguments.serve else 0.0, arguments.json)
+    stage = DemoState(runs, name, arguments.seed, _PAUSE_S if arguments.serve else 0.0, arguments.json)
     if not arguments.serve:
         _play(stage)
         return 0
@@ -153,12 +154,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _play(stage: Stage) -> None:
+def _play(stage: DemoState) -> None:
     for step in STEPS:
         step(stage)
     stethos = _typed()
     if stage.is_quiet:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         guilty, kind, start = truth_of(stage.seed)
         found = {"accused": stage.accused, "status": stage.status}
@@ -193,9 +194,9 @@ def _typed() -> str:
 
 
 @contextmanager
-def _served(stage: Stage, port: int | None, opens: bool) -> Iterator[subprocess.Popen[str]]:
+def _served(stage: DemoState, port: int | None, opens: bool) -> Iterator[subprocess.Popen[str]]:
     """A dashboard in a process of its own; its address is said first."""
-    words = [*_STETHOS, "serve", "--dir", str(stage.runs), "--json"]
+    words = [*command_line(), "serve", "--dir", str(stage.runs), "--json"]
     words += [] if port is None else ["--port", str(port)]
     words += ["--open"] if opens else []
     stage.runs.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stethos.cli.text import clean, count_text
+from stethos.cli.screen.text import clean, count_text
 from stethos.errors import LiveError, RunNotFoundError
 from stethos.live.ask import ask
 from stethos.live.registry import live_process
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise LiveError(f"process {arguments.pid} is not observed", hint="`stethos ls` lists what is")
     reply = ask(process, "detach")
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({"pid": process.pid, "run": process.run, **reply})
         return 0

@@ -1,14 +1,14 @@
-"""Say what is wrong with a run, who did it, since when, how sure that is, and what to do next.
+"""Say what is wrong with a run, who causes it, and what to do.
 
     stethos diagnose
-    stethos diagnose --live                  follow a run that goes on
+    stethos diagnose --live                  follow a live run
     stethos diagnose -t fed-1 --client c3    what is known about one client
     stethos diagnose --explain straggler     what a detector looks at
     stethos diagnose --set straggler.times=4 --silence label-skew
 
-The exit status is 0 if nothing is wrong, 1 if a problem of severity warning or above is open, 2 or more after an
-error. Findings are kept in the run: `stethos query "SELECT * FROM findings"`. Thresholds and silenced
-detectors can also stand in the nearest `stethos.toml`.
+Every finding says since when it holds and how sure it is. The exit status is 0 if nothing is wrong, 1 if a problem of
+severity warning or above is open, 2 or more after an error. Findings are kept in the run: `stethos query "SELECT *
+FROM findings"`. Thresholds and silenced detectors can also stand in the nearest `stethos.toml`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import clean
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import add_target, open_target
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--silence", metavar="NAME", action="append", default=[], help="leave a detector out; can be given again"
     )
+    parser.add_argument(
+        "--alarm-rate",
+        metavar="SHARE",
+        help="accepted rate of false accusations in a healthy federation: 0.01 or 1%% (the default)",
+    )
+    parser.add_argument("--no-keep", action="store_true", help="do not write the findings into the run")
+    parser.add_argument("--over", metavar="ADDRESS", help="every run of an archive: s3://BUCKET/PATH or a directory")
+    parser.add_argument("--on", metavar="CLUSTER", help="with --over, each run a task of Ray: ray://HOST:PORT or local")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
@@ -50,13 +58,20 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(as_json=arguments.json)
     if arguments.explain is not None:
         return _explain(arguments.explain, as_json=arguments.json)
+    if arguments.over is not None:
+        from stethos.cli.screen.fleet import show_fleet
+
+        return show_fleet(arguments.over, arguments.on, as_json=arguments.json)
     from stethos.diagnose.api import configured_detectors, look
 
-    detectors = configured_detectors(thresholds_of(arguments.set), arguments.silence)
+    settings = [*arguments.set]
+    if arguments.alarm_rate is not None:
+        settings.append(f"faulty-client.alarm_rate={share_in(arguments.alarm_rate)}")
+    detectors = configured_detectors(thresholds_of(settings), arguments.silence)
     with open_target(arguments) as one:
         if arguments.live:
-            from stethos.cli.follow import Follower, follow
-            from stethos.cli.verdict import show_lines
+            from stethos.cli.screen.follow import Follower, follow
+            from stethos.cli.screen.verdict import show_lines
 
             def say(line: Any) -> None:
                 if not arguments.json:
@@ -70,8 +85,20 @@ def run(arguments: argparse.Namespace) -> int:
                 print()
         else:
             diagnosis = look(one, detectors)
-            _keep(diagnosis, one)
+            if not arguments.no_keep:
+                _keep(diagnosis, one)
         return _show(diagnosis, one, arguments)
+
+
+def share_in(text: str) -> float:
+    """`1%` or `0.01` as a share between 0 and 1."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise UsageError(f"--alarm-rate {text} is not a share", hint="give 1% or 0.01")
+    return share
 
 
 def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
@@ -85,41 +112,31 @@ def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
         try:
             number = float(value) if not value.strip().lstrip("-").isdecimal() else int(value)
         except ValueError:
-            raise UsageError(f"--set {setting}: {value!r} is no number", hint="a threshold is a number") from None
+            raise UsageError(f"--set {setting}: {value!r} is not a number", hint="a threshold is a number") from None
         found.setdefault(name, {})[threshold] = number
     return found
 
 
 def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
-    from stethos.diagnose.life import with_proofs
+    from stethos.diagnose.followup import completed
+    from stethos.view.federation import state_of
 
-    diagnosis = with_proofs(diagnosis, one.path)
+    diagnosis = completed(diagnosis, one)
     target = str(one.path) if arguments.dir else arguments.target or one.name
     if arguments.client is not None:
-        from stethos.cli.patient import show_client
+        from stethos.cli.screen.client_report import show_client
 
         return show_client(diagnosis, one, arguments.client, target, as_json=arguments.json)
-    state = str(one.rows("SELECT state FROM runs").values[0][0])
+    state = state_of(one)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
-        print_json({"run": one.name, "state": state, **as_dict(diagnosis)})
+        print_json({"run": one.name, "state": state, **diagnosis.as_dict()})
     else:
-        from stethos.cli.verdict import show_report
+        from stethos.cli.screen.verdict import show_report
 
         show_report(diagnosis, one.name, state, target)
     return diagnosis.exit_code
-
-
-def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis for JSON."""
-    return {
-        "exit_code": diagnosis.exit_code,
-        "worst": None if diagnosis.worst is None else diagnosis.worst.word,
-        "findings": [finding.as_dict() for finding in diagnosis.findings],
-        "checked": list(diagnosis.checked),
-        "not_checked": [{"code": o.code, "name": o.name, "reason": o.reason} for o in diagnosis.not_checked],
-    }
 
 
 def _keep(diagnosis: Diagnosis, one: Run) -> None:
@@ -129,17 +146,18 @@ def _keep(diagnosis: Diagnosis, one: Run) -> None:
     try:
         keep(diagnosis, one.path)
     except RecordingError as error:
-        sys.stderr.write(f"note: {clean(error.message)}\n")
+        if "archived" not in one.place.facts():  # which is read only, as everybody knows
+            sys.stderr.write(f"note: {clean(error.message)}\n")
 
 
 def _list(*, as_json: bool) -> int:
-    from stethos.cli.grid import Heading, show_grid
+    from stethos.cli.screen.grid import Heading, show_grid
     from stethos.diagnose.detectors import DETECTORS
     from stethos.diagnose.page import page_of
 
     pages = [page_of(detector) for detector in DETECTORS.values()]
     if as_json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
         print_json_rows(page.as_dict() for page in pages)
         return 0
@@ -151,12 +169,12 @@ def _list(*, as_json: bool) -> int:
 def _explain(key: str, *, as_json: bool) -> int:
     import textwrap
 
-    from stethos.cli.verdict import screen_width
+    from stethos.cli.screen.verdict import screen_width
     from stethos.diagnose.page import page_named
 
     page = page_named(key)
     if as_json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json(page.as_dict())
         return 0

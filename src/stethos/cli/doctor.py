@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import clean, count_text
+from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.text import clean, count_text
+from stethos.cli.task.target import add_target, open_target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open_target(arguments) as one:
         health = examine(one, verify=arguments.verify)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json(health.as_dict())
         return int(health.has_problem)

@@ -23,9 +23,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.duration import seconds
-from stethos.cli.target import add_live_target, chosen_processes
-from stethos.cli.text import clean, count_text
+from stethos.cli.screen.text import clean, count_text
+from stethos.cli.task.target import add_live_target, chosen_processes
+from stethos.cli.task.value import seconds
 from stethos.errors import LiveError, StethosError, UsageError
 from stethos.live.ask import ask
 from stethos.live.target import take_apart
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             show_reply(reply)
             _note_others(process, arguments)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json(replies[0])
     return 1 if any(reply["error"] for reply in replies) else 0
@@ -95,7 +95,7 @@ def _note_others(process: LiveProcess, arguments: argparse.Namespace) -> None:
 
 def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Namespace) -> int:
     """On every rank at the same step; where one of them makes no steps, at once on each."""
-    from stethos.live.everyone import ask_all, meeting_step, missing_ranks
+    from stethos.live.all_ranks import ask_all, meeting_step, missing_ranks
     from stethos.live.sync import collectives_in
     from stethos.record.place import RunPlace
 
@@ -104,7 +104,7 @@ def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Nam
     called = collectives_in(code)
     if called and (step is None or missing):
         raise LiveError(
-            f"{called[0]} is not begun: not all ranks make steps, and those that do would wait for ever",
+            f"{called[0]} is not begun: not all ranks make steps, and those that do would wait forever",
             hint="see where they are: `stethos all backtrace`",
         )
     together = {} if step is None else {"at_step": step, "together": True}
@@ -126,7 +126,7 @@ def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Nam
             else:
                 show_reply(answer)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json(rows)
     for rank, why in missing.items():

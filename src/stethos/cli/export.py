@@ -16,17 +16,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.cli.jsontext import print_json
-from stethos.cli.progress import progress_bar
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import bytes_text, clean, count_text, plural_text
+from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.progress import progress_bar
+from stethos.cli.screen.text import bytes_text, clean, count_text, plural_text
+from stethos.cli.task.target import add_target, open_target
 from stethos.errors import UsageError
 from stethos.export.formats import FORMATS
-from stethos.export.output import DEFAULT_LIMIT, Written
+from stethos.export.output import DEFAULT_LIMIT, ExportResult
 
 if TYPE_CHECKING:
-    from stethos.export.output import Advance
     from stethos.store.run import Run
+    from stethos.view.stream import Advance
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,29 +87,29 @@ def _refuse_existing(path: Path, to: str, *, force: bool) -> None:
         raise UsageError(f"{existing[0]} exists", hint="choose another place, or replace files with --force")
 
 
-def _write(one: Run, arguments: argparse.Namespace, advance: Advance) -> Written:
+def _write(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportResult:
     format = FORMATS[arguments.to]
     if format.module is None:
         from stethos.export import table_file
 
         return table_file.write(one, Path(arguments.output), arguments.to, advance=advance)
     place = arguments.output if format.place == "uri" else Path(arguments.output)
-    written: Written = import_module(format.module).write(one, place, limit=arguments.limit, advance=advance)
+    written: ExportResult = import_module(format.module).write(one, place, limit=arguments.limit, advance=advance)
     return written
 
 
-def _send(one: Run, arguments: argparse.Namespace, advance: Advance) -> Written:
-    from stethos.cli.otlp_post import endpoint_of, headers_of, post
+def _send(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportResult:
+    from stethos.cli.task.otlp_post import endpoint_of, headers_of, post
     from stethos.export.otlp import Traces, protobuf_of
 
     endpoint, headers = endpoint_of(arguments.output), headers_of(arguments.header)
     traces = Traces(one, arguments.limit)
     for request in traces.requests(advance):
         post(endpoint, protobuf_of(request), headers)
-    return Written(endpoint, {"spans": traces.spans}, tuple(traces.notes))
+    return ExportResult(endpoint, {"spans": traces.spans}, tuple(traces.notes))
 
 
-def _say(written: Written, arguments: argparse.Namespace, *, is_sent: bool) -> None:
+def _say(written: ExportResult, arguments: argparse.Namespace, *, is_sent: bool) -> None:
     format = FORMATS[arguments.to]
     size = None if is_sent or format.place == "uri" else _size_of(Path(arguments.output), arguments.to)
     if arguments.json:

@@ -16,10 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.cli.jsontext import print_json
-from stethos.cli.progress import progress_bar
-from stethos.cli.target import add_live_target, live_target
-from stethos.cli.text import bytes_text, clean, count_text, share_text, time_text
+from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.progress import progress_bar
+from stethos.cli.screen.text import bytes_text, clean, count_text, share_text, time_text
+from stethos.cli.task.target import add_anywhere, add_live_target, live_target
 from stethos.errors import LiveError, UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _HIGHEST_RATE = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_live_target(parser)
+    add_anywhere(parser)
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long (default: 10)")
     parser.add_argument("--rate", type=int, default=100, metavar="N", help="samples per second (default: 100)")
     parser.add_argument("--native", action="store_true", help="with frames of C and C++; pauses the process longer")
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
                        idle=arguments.idle, advance=advance)  # fmt: skip
     if not any(one.samples for one in found):
         raise LiveError(
-            "no thread was at work while it was sampled", hint="see what waits with --idle, or `stethos backtrace`"
+            "no thread was running while it was sampled", hint="see what waits with --idle, or `stethos backtrace`"
         )
     stacks: Counter[tuple[Label, ...]] = Counter()
     for one in found:

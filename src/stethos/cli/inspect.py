@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from stethos.cli.text import clean, count_text, cut
+from stethos.cli.screen.text import clean, count_text, cut
 
 _SHOWN = 200
 
@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.cli.grid import Heading, show_grid
+    from stethos.cli.screen.grid import Heading, show_grid
     from stethos.live.weights import read_weights, total_of
 
     found = read_weights(arguments.file)
     nan, inf = total_of([one.nan for one in found.tensors]), total_of([one.inf for one in found.tensors])
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({
             "format": found.format, "step": found.step, "keys": found.keys, "nan": nan, "inf": inf,

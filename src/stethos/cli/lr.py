@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stethos.cli.steering import add_steering, steer
-from stethos.cli.text import number_text
+from stethos.cli.screen.text import number_text
+from stethos.cli.task.steering import add_steering, steer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answers, status = steer(arguments, "lr", bool(arguments.change), change=arguments.change)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json([{"pid": process.pid, "rank": process.rank, **reply} for process, reply in answers])
         return status

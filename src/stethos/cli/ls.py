@@ -1,54 +1,76 @@
-"""List the runs, newest first, and the processes that are alive.
+"""List the runs and the processes that are alive.
 
-Duration, steps, last loss, rows and what became of them, overhead and size of each run. Of each live process,
-wherever its run is, its rank, its steps and how long ago the last one was: read from its recording, so that one
-that hangs is listed too. `--json` gives the raw numbers of `Run.summary()`, with the live processes of each run.
+Runs are listed newest first. For each run: what its last diagnosis found, duration, steps, last loss, rows, overhead
+and size. For each live process, in whatever directory its run is: its rank, its steps and how long ago the last one
+was. All of it is read from the recording, so that a process that hangs is listed too. `--json` gives the raw numbers
+of `Run.summary()`, with the conclusion of the last diagnosis and the live processes of each run.
+
+    stethos ls s3://bucket/path       the runs of an archive, with their last values and hyperparameters
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_directory
-from stethos.cli.text import bytes_text, clean, count_text, duration_text, number_text, share_text, time_text
+from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.text import bytes_text, clean, count_text, duration_text, number_text, share_text, time_text
+from stethos.cli.task.target import add_directory
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
 
 _HEADINGS = (
-    Heading("run"), Heading("state"), Heading("started", spare=1), Heading("duration", True, 2),
-    Heading("processes", True, 7), Heading("steps", True), Heading("last loss", True), Heading("rows", True, 3),
+    Heading("run"), Heading("state"), Heading("what is wrong"), Heading("started", spare=1),
+    Heading("duration", True, 2), Heading("processes", True, 7), Heading("steps", True), Heading("last loss", True),
+    Heading("rows", True, 3),
     Heading("dropped", True, 5), Heading("lost", True, 4), Heading("overhead", True, 6), Heading("size", True, 8),
 )  # fmt: skip
 
 _LIVE_HEADINGS = (
     Heading("pid", True), Heading("run"), Heading("rank", True), Heading("steps", True), Heading("last step", True),
     Heading("alive", True, 1), Heading("agent", False, 3), Heading("host", False, 2),
+    Heading("in"),
 )  # fmt: skip
+
+_ARCHIVE_HEADINGS = (
+    Heading("run"), Heading("state"), Heading("what is wrong"), Heading("started", spare=1),
+    Heading("duration", True, 2), Heading("processes", True, 7), Heading("steps", True), Heading("last loss", True),
+    Heading("rows", True, 3), Heading("size", True, 8), Heading("last values", spare=5),
+    Heading("hyperparameters", spare=4),
+)  # fmt: skip
+_NESTED = ("hyperparameters", "last_values", "findings", "files")
+
+_STYLES = {"red": "red", "amber": "yellow", "green": "", "grey": "dim"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("archive", nargs="?", metavar="ADDRESS", help="an archive: s3://BUCKET/PATH or its directory")
     add_directory(parser)
     parser.add_argument("--json", action="store_true", help="print one array of objects")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.archive is not None:
+        return _list_archive(arguments)
     from stethos.live.registry import live_processes
     from stethos.settings import default_runs_dir
     from stethos.store.find import list_runs
     from stethos.store.run import Run
+    from stethos.view.finding import conclusion_of
 
     directory = arguments.dir or default_runs_dir()
     summaries = []
     for place in list_runs(directory):
         with Run(place) as one:
-            summaries.append(one.summary())
+            summaries.append({**one.summary(), "conclusion": asdict(conclusion_of(place.path))})
     live = [_live_row(process) for process in live_processes(arguments.dir)]
     if arguments.json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
         print_json_rows(
             {**summary, "live": [row for row in live if row["path"] == summary["path"]]} for summary in summaries
@@ -59,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [
         [
-            summary["run"], summary["state"], time_text(summary["started_ns"]), duration_text(summary["duration_s"]),
+            summary["run"], summary["state"], summary["conclusion"]["text"],
+            time_text(summary["started_ns"]), duration_text(summary["duration_s"]),
             count_text(summary["processes"]), count_text(summary["steps"]), number_text(summary["last_loss"]),
             count_text(summary["rows_stored"]), count_text(summary["rows_dropped"]), count_text(summary["rows_lost"]),
             share_text(summary["overhead_share"]), bytes_text(summary["size_bytes"]),
@@ -67,11 +90,44 @@ def run(arguments: argparse.Namespace) -> int:
         for summary in summaries
     ]  # fmt: skip
     if rows:
-        show_grid(_HEADINGS, rows)
+        show_grid(_HEADINGS, rows, [_STYLES[summary["conclusion"]["colour"]] for summary in summaries])
     if live:
         print("\nalive now:" if rows else "alive now:")
-        show_grid(_LIVE_HEADINGS, [_live_cells(row) for row in live])
+        headings, cells = without_empty(_LIVE_HEADINGS, [_live_cells(row, directory) for row in live])
+        show_grid(headings, cells)
     return 0
+
+
+def _list_archive(arguments: argparse.Namespace) -> int:
+    from stethos.archive.api import archive
+
+    rows = archive(arguments.archive).runs()
+    if arguments.json:
+        from stethos.cli.screen.jsontext import print_json_rows
+
+        print_json_rows({**row, **{name: json.loads(row[name] or "null") for name in _NESTED}} for row in rows)
+        return 0
+    cells = [
+        [
+            row["run"], row["state"], row["verdict"], time_text(row["started_ns"]), duration_text(row["duration_s"]),
+            count_text(row["processes"]), count_text(row["steps"]), number_text(row["last_loss"]),
+            count_text(row["rows_stored"]), bytes_text(row["size_bytes"]), _pairs(row["last_values"]),
+            _pairs(row["hyperparameters"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    if not rows:
+        print("no runs in this archive")
+        return 0
+    headings, shown = without_empty(_ARCHIVE_HEADINGS, cells)
+    show_grid(headings, shown, [_STYLES.get(row["colour"], "") for row in rows])
+    return 0
+
+
+def _pairs(text: str | None) -> str:
+    """JSON's names and values in few words."""
+    found = json.loads(text or "{}")
+    return " ".join(f"{name}={number_text(v) if isinstance(v, float) else v}" for name, v in list(found.items())[:6])
 
 
 def _live_row(process: LiveProcess) -> dict[str, Any]:
@@ -95,9 +151,11 @@ def _live_row(process: LiveProcess) -> dict[str, Any]:
     }
 
 
-def _live_cells(row: dict[str, Any]) -> list[str]:
+def _live_cells(row: dict[str, Any], directory: Path) -> list[str]:
+    place = Path(row["path"]).parent
     ago = f"{duration_text(row['last_step_s'])} ago" if row["last_step_s"] is not None else "-"
     return [
         str(row["pid"]), row["run"], "-" if row["rank"] is None else str(row["rank"]), count_text(row["steps"]), ago,
         duration_text(row["alive_s"]), "yes" if row["has_agent"] else "no", row["host"],
+        "" if place.resolve() == directory.resolve() else str(place),
     ]  # fmt: skip

@@ -1,14 +1,14 @@
-"""Stethos records PyTorch trainings and answers questions about them in SQL.
+"""Record PyTorch trainings, and say what is wrong with them.
 
     stethos run train.py            record a training, its code unchanged
     stethos diagnose                say what is wrong with it
     stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
-    stethos backtrace               see where a running one is
-    stethos eval "model"            look inside it, or change it
+    stethos live backtrace          see where a running one is
 
-A TARGET is a run's name, its directory, or the pid of one of its processes; RUN/rank:3 is one rank of a
-run and RUN/all every one. Without one a command takes the newest live run, else the newest run. It stands
-anywhere: `stethos -t TARGET doctor`, `stethos doctor -t TARGET` or `stethos TARGET doctor`.
+A TARGET is a run's name, its directory, the pid of one of its processes, or the address of an archived run
+(s3://BUCKET/PATH/RUN); RUN/rank:3 is one rank of a run and RUN/all every one. Without a target, a command takes the
+newest live run in ./runs, else the newest there. The target can stand anywhere: `stethos rounds RUN`, `stethos rounds
+-t RUN`, `stethos -t RUN rounds` or `stethos RUN rounds`.
 """
 
 from __future__ import annotations
@@ -17,58 +17,50 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 from stethos.errors import StethosError, UsageError
 
-# Every command, by what it is for, and the module that has its `add_arguments(parser)` and
-# `run(arguments) -> exit status`. The module's docstring is the command's help.
+# Every command and the module that has its `add_arguments(parser)` and `run(arguments) -> exit status`; the module's
+# docstring is the command's help. The first group is the front page; the others are also prefixes: `stethos live eval`
+# is `stethos eval`.
 GROUPS: dict[str, dict[str, str]] = {
-    "record": {
+    "": {
         "run": "stethos.cli.run",
-        "attach": "stethos.cli.attach",
-        "detach": "stethos.cli.detach",
-        "demo": "stethos.cli.demo",
-    },
-    "understand": {
         "diagnose": "stethos.cli.diagnose",
-        "profile": "stethos.cli.profile",
-        "compare": "stethos.cli.compare",
-        "rounds": "stethos.cli.rounds",
-        "clients": "stethos.cli.clients",
-        "compare-clients": "stethos.cli.compare_clients",
-        "doctor": "stethos.cli.doctor",
-    },
-    "look": {
+        "ls": "stethos.cli.ls",
         "serve": "stethos.cli.serve",
         "top": "stethos.cli.top",
         "report": "stethos.cli.report",
-        "flame": "stethos.cli.flame",
-    },
-    "ask": {
-        "ls": "stethos.cli.ls",
-        "tables": "stethos.cli.tables",
+        "compare": "stethos.cli.compare",
+        "profile": "stethos.cli.profile",
         "query": "stethos.cli.query",
-        "export": "stethos.cli.export",
-        "rm": "stethos.cli.rm",
     },
     "live": {
+        "attach": "stethos.cli.attach",
+        "detach": "stethos.cli.detach",
         "backtrace": "stethos.cli.backtrace",
+        "flame": "stethos.cli.flame",
         "eval": "stethos.cli.evaluate",
         "repl": "stethos.cli.repl",
         "lr": "stethos.cli.lr",
         "clip": "stethos.cli.clip",
         "gc": "stethos.cli.gc",
         "checkpoint": "stethos.cli.checkpoint",
-        "inspect": "stethos.cli.inspect",
         "collectives": "stethos.cli.collectives",
         "sync": "stethos.cli.sync",
         "gateway": "stethos.cli.gateway",
     },
-    "prove and correct": {
+    "fed": {
+        "rounds": "stethos.cli.rounds",
+        "clients": "stethos.cli.clients",
+        "compare-clients": "stethos.cli.compare_clients",
+    },
+    "proof": {
         "prove": "stethos.cli.prove",
         "replay": "stethos.cli.replay",
         "debug": "stethos.cli.debug",
@@ -76,12 +68,40 @@ GROUPS: dict[str, dict[str, str]] = {
         "blame": "stethos.cli.blame",
         "actions": "stethos.cli.actions",
     },
-    "be told": {
-        "alert": "stethos.cli.alert",
+    "data": {
+        "tables": "stethos.cli.tables",
+        "export": "stethos.cli.export",
+        "import": "stethos.cli.importing",
+        "inspect": "stethos.cli.inspect",
+        "doctor": "stethos.cli.doctor",
+        "diverge": "stethos.cli.diverge",
+        "archive": "stethos.cli.archive",
+        "rm": "stethos.cli.rm",
     },
+    "sites": {
+        "collect": "stethos.cli.collect",
+        "enroll": "stethos.cli.enroll",
+        "policy": "stethos.cli.policy",
+    },
+    "more": {
+        "demo": "stethos.cli.demo",
+        "alert": "stethos.cli.alert",
+        "completion": "stethos.cli.completion",
+        "mcp": "stethos.cli.mcp",
+    },
+}
+GROUP_TITLES = {
+    "": "the commands for every day",
+    "live": "look into a training that is running, and change it",
+    "fed": "rounds and clients of a federated training",
+    "proof": "replay a federation: prove a finding, or look for its cause",
+    "data": "tables and files of runs",
+    "sites": "clients on other machines",
+    "more": "everything else",
 }
 COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, module in group.items()}
 
+ALIASES = {"diff": "compare-clients"}  # under a group
 _AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives")  # commands that leave nothing to tidy up
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
 _HELP = ("-h", "--help", "help")
@@ -94,6 +114,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"see `{self.prog} --help`")
+
+    def unknown(self, words: Sequence[str]) -> UsageError:
+        """The complaint about words that no argument takes, with the option that was probably meant."""
+        import difflib
+
+        option = words[0].partition("=")[0]
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1) if option[:1] == "-" else []
+        hint = f"did you mean {near[0]}? " if near else ""
+        return UsageError(f"unrecognized arguments: {' '.join(words)}", hint=f"{hint}see `{self.prog} --help`")
 
 
 def console() -> NoReturn:
@@ -118,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except StethosError as error:
-        from stethos.cli.text import clean
+        from stethos.cli.screen.text import clean
 
         sys.stderr.write(clean(str(error), keep_lines=True) + "\n")
         return error.exit_code
@@ -132,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
     """A target that stands before the command, then the command with its own words."""
     target, words = take_target(words)
+    if words and words[0] in GROUP_TITLES:
+        return target, words
     if words and words[0].startswith("--token-file"):  # between target and command, as in the docs
         size = 1 if "=" in words[0] else 2
         words = [*words[size : size + 1], *words[:size], *words[size + 1 :]]
@@ -141,6 +172,8 @@ def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _dispatch(words: list[str]) -> int:
     target, words = _taken_apart(words)
+    if words and words[0] in GROUP_TITLES:
+        words = _in_group(words)
     if not words or words[0] in _HELP:
         return _help(words[1:])
     if words[0] in ("-V", "--version"):
@@ -158,13 +191,27 @@ def _dispatch(words: list[str]) -> int:
         if answered is not None:
             return answered
     command = import_module(COMMANDS[name])
-    parsed = parser_of(name, command).parse_args(rest)
+    parser = parser_of(name, command)
+    parsed, left = parser.parse_known_args(rest)
+    if left:
+        if len(left) > 1 or left[0].startswith("-") or target is not None or getattr(parsed, "target", "") is not None:
+            raise parser.unknown(left)
+        target = _checked_target(left[0], parsed.dir)
     if target is not None:
         if not hasattr(parsed, "target"):
             raise UsageError(f"`stethos {name}` takes no target", hint=f"see `stethos {name} --help`")
         parsed.target = parsed.target or target
     status: int = command.run(parsed)
     return status
+
+
+def _checked_target(word: str, directory: Path | None) -> str:
+    """The target that stands after the command, as in `stethos rounds RUN`; complains with the nearest names."""
+    from stethos.live.target import take_apart
+    from stethos.store.find import find_run
+
+    find_run(take_apart(word).run, directory)
+    return word
 
 
 def _check_meaning(words: list[str]) -> None:
@@ -189,7 +236,7 @@ def _ask_gateway(name: str, target: str | None, rest: list[str]) -> int | None:
             rest = [*rest[:place], *after]
     if target is None or ":" not in target:
         return None
-    from stethos.cli.remote import run_remote, take_token_file
+    from stethos.cli.task.remote import run_remote, take_token_file
     from stethos.live.target import gateway_of
 
     gateways = [(address, inner) for address, inner in map(gateway_of, target.split(",")) if address is not None]
@@ -212,34 +259,54 @@ def take_target(words: list[str]) -> tuple[str | None, list[str]]:
 
 def parser_of(name: str, command: ModuleType) -> Parser:
     """The argument parser of a command."""
-    parser = Parser(
-        prog=f"stethos {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    from stethos.cli.screen.help_page import FittedHelp
+
+    parser = Parser(prog=f"stethos {name}", description=command.__doc__, formatter_class=FittedHelp)
     command.add_arguments(parser)
     return parser
 
 
+def _in_group(words: list[str]) -> list[str]:
+    """`live eval ...` as `eval ...`; UsageError for a command of another group."""
+    group, rest = words[0], words[1:]
+    if not rest or rest[0] in _HELP:
+        return ["help", group]
+    name = ALIASES.get(rest[0], rest[0])
+    if name in GROUPS[group]:
+        return [name, *rest[1:]]
+    if name in COMMANDS:
+        raise UsageError(f"`{name}` is not one of the `{group}` commands", hint=f"say `stethos {name}`")
+    raise _unknown(rest[0], GROUPS[group])
+
+
 def _help(words: list[str]) -> int:
+    from stethos.cli.screen.help_page import command_lines, paragraphs
+
     if words and words[0] in COMMANDS:
         parser_of(words[0], import_module(COMMANDS[words[0]])).print_help()
         return 0
-    lines = ["usage: stethos [-t TARGET] COMMAND ...", "", (__doc__ or "").strip()]
-    for title, commands in GROUPS.items():
-        lines += ["", f"{title}:"]
-        for name, module in commands.items():
-            summary = (import_module(module).__doc__ or "").strip().partition("\n")[0]
-            lines.append(f"  {name:15} {summary}")
+    lines: list[str] = []
+    if words and words[0] in GROUP_TITLES:
+        lines += [f"usage: stethos {words[0]} COMMAND ...", "", *command_lines(words[:1])]
+    else:
+        lines += ["usage: stethos [-t TARGET] COMMAND ...", "", *paragraphs(__doc__ or "")]
+        if words and words[0] != "--all":
+            raise _unknown(words[0])
+        lines += ["", *command_lines(list(GROUPS) if words else [""])]
+        if not words:
+            lines += ["", *(f"  {f'{name} ...':10} {GROUP_TITLES[name]}" for name in GROUPS if name)]
+            lines += ["", "`stethos help --all` lists every command."]
     lines += ["", "`stethos COMMAND --help` says more about one of them."]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
-def _unknown(name: str) -> UsageError:
+def _unknown(name: str, commands: Iterable[str] = COMMANDS) -> UsageError:
     import difflib
 
-    near = difflib.get_close_matches(name, COMMANDS, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, commands, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    return UsageError(f"no command {name!r}", hint=f"{hint}commands: {', '.join(COMMANDS)}")
+    return UsageError(f"no command {name!r}", hint=f"{hint}commands: {', '.join(commands)}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     stethos prove 3                   the finding of that number
     stethos prove c7                  what is found against a client, or any client you suspect
     stethos prove c7 --fast           from the recorded updates alone, nothing is trained
+    stethos prove --on local          as tasks of Ray, on all cores; or --on ray://HOST:PORT
 
 Needs a capture with all updates (`capture="all"`). First the recorded rounds are aggregated again without the client,
 then the rounds since the accusation are trained again, with several orders of the samples. The finding becomes proved,
@@ -18,9 +19,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import open_target
-from stethos.cli.text import clean
-from stethos.cli.world import add_world_arguments, functions_in, note_changes
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import open_target
+from stethos.cli.task.trainer import (
+    add_cluster_arguments,
+    add_trainer_arguments,
+    functions_in,
+    note_changes,
+    trainer_for,
+)
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
@@ -32,14 +39,15 @@ _WIDTH = 78
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("finding", metavar="FINDING", nargs="?", help="a finding's number, or a client")
-    add_world_arguments(parser, "evaluator", "trainer", "aggregator")
+    add_trainer_arguments(parser)
+    add_cluster_arguments(parser)
     parser.add_argument("--fast", action="store_true", help="aggregate again, but train nothing")
     parser.add_argument(
         "--seeds",
         metavar="N",
         type=int,
         default=8,
-        help="train with at most so many orders of the samples (default: 8)",
+        help="train with at most N orders of the samples (default: 8)",
     )
     parser.add_argument("--json", action="store_true", help="print one object per line")
 
@@ -52,26 +60,30 @@ def run(arguments: argparse.Namespace) -> int:
         if not cases:
             sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")
             return 0
-        from stethos.lab.proving import Prover
+        from stethos.cli.task.on_cluster import arms_on
+        from stethos.replay.bundle import open_bundle
+        from stethos.replay.prover import Prover
 
-        functions = functions_in(arguments)
+        bundle = open_bundle(one.path, arguments.federation)
+        functions = functions_in(arguments, bundle)
+        trainer = trainer_for(bundle, arguments, functions, is_fast=True)
         prover = Prover(
-            one.path, most_seeds=arguments.seeds, may_train=not arguments.fast, federation=arguments.federation,
-            **functions,
+            one.path, bundle, trainer, most_seeds=arguments.seeds, may_train=not arguments.fast,
+            functions=functions.values(), run_arms=arms_on(arguments, one.path),
         )  # fmt: skip
-        note_changes(prover.bundle, functions["trainer"])
+        note_changes(bundle, functions.get("trainer"))
         is_decided = True
         for number, title, accusation in cases:
             if not arguments.json:
                 sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
             for note in prover.notes(accusation):
                 sys.stderr.write(f"note: {clean(note)}\n")
-            proof = prover.prove(accusation, _line(arguments), _Progress(is_on=sys.stderr.isatty()))
+            proof = prover.prove(accusation, _line(arguments), _TrainingLine(is_on=sys.stderr.isatty()))
             is_decided &= proof.verdict != "undecided"
             if number is not None:
                 _keep(one.path, number, proof)
             if arguments.json:
-                from stethos.cli.jsontext import print_json
+                from stethos.cli.screen.jsontext import print_json
 
                 print_json({"finding": number, "title": title, **proof.as_dict()})
             else:
@@ -154,7 +166,7 @@ def _keep(path: Path, number: int, proof: Proof) -> None:
         sys.stderr.write(f"note: {clean(error.message)}\n")
 
 
-class _Progress:
+class _TrainingLine:
     """One line on a terminal that says how far the training is."""
 
     def __init__(self, *, is_on: bool) -> None:

@@ -9,6 +9,12 @@ The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and s
 With `all`, rank and host stand in front, and a query that does not say `rank` runs for each rank by itself. One that
 does runs over all ranks at once and can join them. A rank that has recorded nothing is named on stderr.
 
+    stethos query --over s3://bucket/path "SELECT run, max(step) AS steps FROM steps GROUP BY run"
+
+With `--over` a query is about all runs of an archive: every table has a column `run` in front. `--engine daft` runs it
+on Daft, `--engine ray://HOST:PORT` on Daft on a Ray cluster (`ray` starts one here). The rows are the same; what Daft
+cannot run is said before it starts.
+
 NULL means not measured. In --json, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity",
 since JSON has no such numbers.
 """
@@ -20,15 +26,17 @@ import csv
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.duration import seconds
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import clean
+from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import add_target, open_target
+from stethos.cli.task.value import seconds, whole_number
 from stethos.errors import UsageError
+from stethos.export.csv_text import plain_text
 from stethos.live.target import take_apart
+from stethos.store.limit import bound_memory
 
 if TYPE_CHECKING:
-    from stethos.store.engine import Rows
+    from stethos.store.rows import Rows
     from stethos.store.run import Run
 
 _SHOWN_ROWS = 1_000
@@ -39,12 +47,16 @@ _MOST_ROWS = 2**63 - 1  # that the engine can count
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sql", nargs="?", metavar="SQL", help="one statement; `-` or nothing reads it from stdin")
     add_target(parser)
+    parser.add_argument("--over", metavar="ADDRESS", help="all runs of an archive: s3://BUCKET/PATH or a directory")
+    parser.add_argument(
+        "--engine", default="duckdb", metavar="ENGINE", help="with --over: duckdb, daft, ray or ray://HOST:PORT"
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one array of objects")
     shape.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
     parser.add_argument(
         "--limit",
-        type=_whole,
+        type=whole_number(most=_MOST_ROWS),
         metavar="N",
         help=f"at most N rows, 0 for all (default: {_SHOWN_ROWS:,} in a table, {_PRINTED_ROWS:,} in --json and --csv)",
     )
@@ -56,16 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     limit: int | None = arguments.limit
     if limit is None:
         limit = _PRINTED_ROWS if arguments.json or arguments.csv else _SHOWN_ROWS
-    wanted = take_apart(arguments.target)
-    missing: dict[int, str] = {}
-    with open_target(arguments) as one:
-        if wanted.is_all or wanted.rank is not None:
-            result = one.rows_by_rank(sql, wanted.rank, limit_rows=limit or None, timeout_s=arguments.timeout)
-            missing = _missing_from(one) if wanted.is_all else {}
-        else:
-            result = one.rows(sql, limit_rows=limit or None, timeout_s=arguments.timeout)
+    result, missing = _over(arguments, sql, limit) if arguments.over else _in_run(arguments, sql, limit)
     if arguments.json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
         print_json_rows(dict(zip(result.columns, row, strict=True)) for row in result.values)
     elif arguments.csv:
@@ -79,6 +84,38 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stderr.write(f"rank {rank} is missing: it {why}\n")
     return 0
+
+
+def _in_run(arguments: argparse.Namespace, sql: str, limit: int) -> tuple[Rows, dict[int, str]]:
+    """The rows of one run, and ranks that are missing from them."""
+    if arguments.engine != "duckdb":
+        raise UsageError("--engine is for queries over an archive", hint="give it with --over ADDRESS")
+    wanted = take_apart(arguments.target)
+    missing: dict[int, str] = {}
+    with open_target(arguments) as one:
+        bound_memory()
+        if wanted.is_all or wanted.rank is not None:
+            result = one.rows_by_rank(sql, wanted.rank, limit_rows=limit or None, timeout_s=arguments.timeout)
+            missing = _missing_from(one) if wanted.is_all else {}
+        else:
+            result = one.rows(sql, limit_rows=limit or None, timeout_s=arguments.timeout)
+    return result, missing
+
+
+def _over(arguments: argparse.Namespace, sql: str, limit: int) -> tuple[Rows, dict[int, str]]:
+    """The rows of all runs of an archive."""
+    from stethos.archive.api import archive
+    from stethos.store.rows import Rows
+
+    if arguments.target is not None:
+        raise UsageError("--over is about all runs, and a target about one", hint="leave one of them out")
+    most = limit + 1 if limit else None
+    found = archive(arguments.over).sql(sql, engine=arguments.engine, limit_rows=most, timeout_s=arguments.timeout)
+    is_cut = bool(limit) and found.num_rows > limit
+    columns = [column.to_pylist() for column in (found.slice(0, limit) if is_cut else found).columns]
+    kinds = tuple(str(field.type).upper() for field in found.schema)
+    values = list(zip(*columns, strict=True))
+    return Rows(tuple(found.column_names), kinds, values, is_cut, sql), {}
 
 
 def _missing_from(one: Run) -> dict[int, str]:
@@ -117,7 +154,7 @@ def _print_grid(result: Rows) -> None:
 
 def _print_csv(result: Rows) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(clean(name) for name in result.columns)
+    writer.writerow(plain_text(clean(name)) for name in result.columns)
     for row in result.values:
         writer.writerow("" if value is None else _csv_cell(value) for value in row)
 
@@ -133,11 +170,4 @@ def _cell(value: Any) -> str:
 def _csv_cell(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
-    return clean(value.hex() if isinstance(value, bytes) else str(value), keep_lines=True)
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("a limit is 0 or more")
-    return min(value, _MOST_ROWS)
+    return plain_text(clean(value.hex() if isinstance(value, bytes) else str(value), keep_lines=True))

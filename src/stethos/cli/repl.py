@@ -15,9 +15,9 @@ import sys
 import warnings
 
 from stethos.cli.evaluate import add_waiting, request_for, show_reply
-from stethos.cli.target import add_live_target, live_target
+from stethos.cli.task.target import add_live_target, live_target
 from stethos.errors import StethosError
-from stethos.live.ask import Conversation
+from stethos.live.ask import AgentConnection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     process = live_target(arguments).one()
     is_terminal = sys.stdin.isatty()
     failures = 0
-    with Conversation(process) as conversation:
+    with AgentConnection(process) as conversation:
         if is_terminal:
             import readline  # noqa: F401  (editing and history for `input`)
 

@@ -5,7 +5,7 @@
     stethos replay --round 12 --client c7       train client c7 again
     stethos replay --round 12 --all             the aggregation and every client of the round
 
-Runs of the lab need nothing else. For a loop of your own name its functions: --trainer train:local_training.
+Runs of the lab need nothing else. For your own training loop, name its function: --trainer train:local_training.
 The exit status is 1 if something is not the same; then it says where the two part, and the likely reason.
 """
 
@@ -18,9 +18,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.target import open_target
-from stethos.cli.text import clean
-from stethos.cli.workshop import add_workshop_arguments, workshop_for
+from stethos.cli.screen.text import clean
+from stethos.cli.task.target import open_target
+from stethos.cli.task.trainer import add_cluster_arguments, add_trainer_arguments, trainer_for
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ _MOST_LAYERS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_workshop_arguments(parser)
+    add_trainer_arguments(parser)
+    add_cluster_arguments(parser)
     parser.add_argument("--round", type=int, metavar="N", help="the round to repeat")
     parser.add_argument("--client", metavar="NAME", help="the client whose training to repeat")
     parser.add_argument("--all", action="store_true", help="everything of the round, or without --round of the run")
@@ -68,13 +69,23 @@ def _repetitions(bundle: Bundle, target: Run, arguments: argparse.Namespace) -> 
     rounds = bundle.rounds if arguments.round is None else (arguments.round,)
     for number in rounds:
         check_round(bundle, number)
-    workshop = workshop_for(bundle, arguments)
+    pieces: list[tuple[int, str | None]] = []
     for number in rounds:
         if arguments.client is None:
-            yield repeat_aggregation(bundle, workshop, number)
+            pieces.append((number, None))
         clients = bundle.kept(number) if arguments.all else ()
-        for client in (arguments.client,) if arguments.client is not None else clients:
-            yield repeat_training(bundle, workshop, number, client, target)
+        pieces += [(number, client) for client in ((arguments.client,) if arguments.client is not None else clients)]
+    if arguments.on is not None:
+        from stethos.cli.task.on_cluster import calls_on, repeat_one
+
+        yield from calls_on(arguments, target.path, repeat_one, pieces)
+        return
+    trainer = trainer_for(bundle, arguments)
+    for number, client in pieces:
+        if client is None:
+            yield repeat_aggregation(bundle, trainer, number)
+        else:
+            yield repeat_training(bundle, trainer, number, client, target)
 
 
 def _lines(one: Repetition) -> Iterator[str]:

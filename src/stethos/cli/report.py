@@ -1,12 +1,13 @@
-"""Write a run's story into one file to send or to keep: verdict, findings, rounds, clients, layers, time, memory.
+"""Write a run's story into one file, to send or to keep.
 
     stethos report -o report.html
     stethos report --format md          text for an issue
     stethos report -o report.md
 
-The HTML file is the page of `stethos serve` with its numbers in it: it opens offline, asks nobody for anything, and
-shows the SQL behind every panel. What does not fit into --limit-bytes is thinned or left out, and the report says so.
-A file that exists is kept unless --force is given, and appears only when it is whole.
+The story is the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
+serve` with its numbers in it: it opens offline, makes no requests, and shows the SQL behind every panel. What
+does not fit into --limit-bytes is thinned or left out, and the report says so. A file that exists is kept unless
+--force is given, and appears only when it is whole.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.cli.progress import progress_bar
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import bytes_text, clean, count_text
+from stethos.cli.screen.progress import progress_bar
+from stethos.cli.screen.text import bytes_text, clean, count_text
+from stethos.cli.task.target import add_target, open_target
+from stethos.cli.task.value import size_bytes
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 DEFAULT_LIMIT_BYTES = 5_000_000
-_LEAST_ROOM_BYTES = 70_000
+_LEAST_ROOM_BYTES = 120_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit-bytes",
-        type=int,
+        type=size_bytes,
         default=DEFAULT_LIMIT_BYTES,
-        metavar="N",
-        help=f"how large the page may become (default: {DEFAULT_LIMIT_BYTES:,})",
+        metavar="SIZE",
+        help=f"how large the page may become, as 2MB (default: {DEFAULT_LIMIT_BYTES:,} bytes)",
     )
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
@@ -56,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--json says what was written, and -o - writes there", hint="give a file with -o FILE")
     if place != "-" and not arguments.force and Path(place).exists():
         raise UsageError(f"{place} exists", hint="choose another file with -o FILE, or replace it with --force")
-    from stethos.diagnose.api import configured_detectors, look
+    from stethos.view.finding import findings_of
 
     with open_target(arguments) as one:
-        diagnosis = look(one, configured_detectors())
+        diagnosis = findings_of(one)
         content, notes = _markdown(one, diagnosis) if is_markdown else _page(one, diagnosis, arguments.limit_bytes)
         name, lost = one.name, one.summary()["rows_lost"]
     if place == "-":
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _write(Path(place), content)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({"run": name, "path": place, "format": "md" if is_markdown else "html", "size_bytes": len(content),
                     "notes": list(notes)})  # fmt: skip
@@ -83,26 +85,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _markdown(one: Run, diagnosis: Diagnosis) -> tuple[bytes, tuple[str, ...]]:
-    from stethos.cli.markdown import markdown_of
+    from stethos.cli.screen.markdown import markdown_of
 
     return markdown_of(one, diagnosis).encode("utf-8", "replace"), ()
 
 
 def _page(one: Run, diagnosis: Diagnosis, limit_bytes: int) -> tuple[bytes, tuple[str, ...]]:
-    from stethos.cli.diagnose import as_dict
-    from stethos.cli.markdown import markdown_of
-    from stethos.web.bundle import Bundle
+    from stethos.cli.screen.markdown import markdown_of
+    from stethos.web.page_files import PageFiles
     from stethos.web.panels import PANELS
     from stethos.web.report import gather
     from stethos.web.single_file import frame_bytes, page_of
 
-    bundle, text = Bundle(), markdown_of(one, diagnosis)
+    bundle, text = PageFiles(), markdown_of(one, diagnosis)
     room_bytes = limit_bytes - frame_bytes(bundle, text)
     if room_bytes < _LEAST_ROOM_BYTES:
         least = limit_bytes - room_bytes + _LEAST_ROOM_BYTES
         raise UsageError(f"--limit-bytes {limit_bytes} is too little for a page", hint=f"give at least {least}")
     with progress_bar("panels", len(PANELS)) as advance:
-        report = gather(one, as_dict(diagnosis), room_bytes=room_bytes, advance=advance)
+        report = gather(one, diagnosis.as_dict(), room_bytes=room_bytes, advance=advance)
     return page_of(report, bundle, text), report.notes
 
 

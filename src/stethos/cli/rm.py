@@ -1,57 +1,68 @@
-"""Delete a run.
+"""Delete a run, here or in an archive (`stethos rm s3://BUCKET/PATH/RUN`).
 
-Asks first on a terminal; elsewhere it needs --yes. A run that is still going is refused without --force.
+Asks first on a terminal; elsewhere it needs --yes. A run that is still going is refused without --running.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 
-from stethos.cli.target import add_directory
-from stethos.cli.text import bytes_text, clean
-from stethos.errors import RecordingError, UsageError
+from stethos.cli.screen.text import bytes_text, clean
+from stethos.cli.task.target import add_directory
+from stethos.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="RUN", nargs="?", help="the run's name, its directory, or a pid")
+    parser.add_argument(
+        "target", metavar="RUN", nargs="?", help="the run's name, its directory, its address in an archive, or a pid"
+    )
     add_directory(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--force", action="store_true", help="also a run that is still going; it stops being recorded")
+    parser.add_argument("--running", action="store_true", help="also a run that is still going: recording it ends")
+    parser.add_argument("--force", action="store_true", dest="running", help=argparse.SUPPRESS)  # its old name
 
 
 def run(arguments: argparse.Namespace) -> int:
     from stethos.store.catalogue import size_of
-    from stethos.store.find import find_run, is_live
+    from stethos.store.deletion import delete_run
+    from stethos.store.find import ARCHIVED_MARK, find_run, is_live
 
     if arguments.target is None:
         raise UsageError("which run?", hint="list runs with `stethos ls`, then `stethos rm RUN`")
+    if "://" in arguments.target or (Path(arguments.target) / ARCHIVED_MARK).is_dir():
+        return _remove_archived(arguments)
     place = find_run(arguments.target, arguments.dir)
-    if is_live(place) and not arguments.force:
-        raise UsageError(f"{place.name} is still going", hint="wait for it to end, or use --force")
-    name, size = clean(place.name), bytes_text(size_of(place.path))
-    if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(f"not deleting {name} ({size}) without a yes", hint="use --yes")
-        if input(f"delete {name} ({size})? [y/N] ").strip().lower() not in ("y", "yes"):
-            print("kept")
-            return 1
-    _delete(place.path)
-    print(f"deleted {name} ({size})")
+    if is_live(place) and not arguments.running:
+        raise UsageError(f"{place.name} is still going", hint="wait for it to end, or use --running")
+    what = f"{clean(place.name)} ({bytes_text(size_of(place.path))})"
+    if not _is_wanted(arguments, what):
+        return 1
+    delete_run(place.path)
+    print(f"deleted {what}")
     return 0
 
 
-def _delete(path: Path) -> None:
-    """Move the directory aside, so that it is gone at once for everybody, then delete it; a link only itself."""
-    try:
-        if path.is_symlink():
-            path.unlink()
-            return
-        doomed = path.with_name(f".{path.name}.deleted-{os.getpid()}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise RecordingError(f"cannot delete {path}: {error.strerror or error}", hint="check its permissions") from None
+def _remove_archived(arguments: argparse.Namespace) -> int:
+    from stethos.archive.address import parse_address
+    from stethos.archive.maintain import remove_run
+
+    address = parse_address(arguments.target)
+    if not _is_wanted(arguments, clean(str(address))):
+        return 1
+    remove_run(address)
+    print(f"deleted {clean(str(address))}")
+    return 0
+
+
+def _is_wanted(arguments: argparse.Namespace, what: str) -> bool:
+    """Ask, unless --yes has answered."""
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"not deleting {what} without a yes", hint="use --yes")
+    is_yes = input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+    if not is_yes:
+        print("kept")
+    return is_yes

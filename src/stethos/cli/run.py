@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stethos.cli.launch import Launch, say
+from stethos.cli.task.launch import Launch, say
 from stethos.errors import CommandNotFoundError, RecordingError, RunNotFoundError, UsageError
 from stethos.record.place import RunPlace, check_name, readable_name
 from stethos.record.provenance import commit_by_git, run_facts
@@ -33,6 +34,7 @@ from stethos.settings import (
     parse_preset,
     parse_share,
     shared_run_name,
+    site_dir,
 )
 
 
@@ -53,14 +55,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: 30, or `at_least_s` of `hang` in stethos.toml)",
     )
     parser.add_argument(
-        "--capture-slow",
+        "--trace-slow",
         type=float,
         metavar="TIMES",
-        help="profile three steps once they take so many times as long as usual",
+        help="profile three steps once they take TIMES as long as usual",
     )
-    parser.add_argument("--alerts", type=Path, metavar="FILE", help="tell somebody about findings, as this file says")
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="send alerts about findings, as this file says")
+    parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it goes on")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
     parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
+    parser.add_argument(
+        "--site", type=Path, metavar="DIR", help="send rows on, as this site's policy says: see `stethos enroll`"
+    )
+    parser.add_argument(
+        "--explain-nan",
+        action="store_true",
+        help="on a GPU, wait for every loss, so that a NaN is traced to the input, layer or loss that made it",
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script or command with its arguments")
@@ -80,7 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         scratch=arguments.scratch.absolute() if arguments.scratch else None,
         capture=parse_capture(arguments.capture),
         capture_bytes=parse_bytes(arguments.capture_bytes),
+        site=arguments.site.absolute() if arguments.site else site_dir(),
+        explain_nan=arguments.explain_nan,
     )
+    if settings.site is not None:
+        from stethos.collect.site import open_site
+
+        open_site(settings.site)  # a mistake is better known now
     settings = _with_hang_limits(settings, arguments.hang_after)
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
@@ -90,6 +107,12 @@ def run(arguments: argparse.Namespace) -> int:
         from stethos.act.alert_rule import read_alerts
 
         read_alerts(arguments.alerts)  # a mistake in it is better known now
+    if arguments.archive is not None:
+        from stethos.archive.address import parse_address
+        from stethos.archive.delta import need_deltalake
+
+        need_deltalake()
+        arguments.archive = str(parse_address(arguments.archive))
     _say_if_a_command(place.name)
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
@@ -116,10 +139,12 @@ def _companions(arguments: argparse.Namespace, place: RunPlace) -> list[list[str
     found = []
     if arguments.alerts is not None:
         found.append(["alert", "watch", str(arguments.alerts.absolute()), "--target", str(place.path)])
-    if arguments.capture_slow is not None:
+    if arguments.archive is not None:
+        found.append(["archive", "--to", arguments.archive, "--follow", "--target", str(place.path)])
+    if arguments.trace_slow is not None:
         trace = ["--trace", str(place.path / "slow-steps.json.gz"), "--force", "--await"]
-        slow = ["--when-slow", str(arguments.capture_slow)]
-        found.append(["profile", "--capture", "3", *slow, *trace, "--target", str(place.path)])
+        slow = ["--when-slow", str(arguments.trace_slow)]
+        found.append(["profile", "--trace-steps", "3", *slow, *trace, "--target", str(place.path)])
     return found
 
 
@@ -166,7 +191,7 @@ def _remove(paths: list[Path]) -> None:
 
 
 def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """The command to execute, and whether it is a Python program that we start ourselves."""
+    """The command to execute, and whether it is a Python program, whose end counts also before its first step."""
     if arguments.module is not None:
         if not arguments.module:
             raise UsageError("-m needs a module", hint="stethos run -m package.train")
@@ -185,4 +210,5 @@ def _command_of(arguments: argparse.Namespace) -> tuple[list[str], bool]:
                 f"no command {words[0]!r}", hint="give a script ending in .py, -m MODULE, or a command on the PATH"
             )
         words = [beside, *words[1:]]
-    return words, False
+    is_python = re.fullmatch(r"python[0-9.]*", Path(words[0]).name) is not None
+    return words, is_python and not any("torch.distributed" in word for word in words)

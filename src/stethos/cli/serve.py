@@ -1,12 +1,13 @@
-"""Show the runs of a directory in the browser, live and finished.
+"""Show runs in the browser, live and finished.
 
     stethos serve
     stethos serve --dir /data/runs --port 9000
-    stethos serve --alerts alerts.toml      and tell somebody what is wrong, see `stethos alert`
+    stethos serve --alerts alerts.toml      and send alerts about live runs, see `stethos alert`
     ssh -L 8780:localhost:8780 machine      then open the printed address at home
+    stethos serve --tls --host 0.0.0.0      over TLS, for browsers and other machines, see `stethos gateway`
 
-The page is only for whoever has the printed address: it holds a token that is new at every start. Nobody can change
-a run through it. Every panel shows the SQL behind it. Needs the extra `web`: pip install 'stethos[web]'.
+The printed address holds a token, new at every start, without which the page shows nothing. The page cannot change
+a run. Every panel shows the SQL behind it.
 """
 
 from __future__ import annotations
@@ -17,49 +18,100 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stethos.cli.target import add_directory
-from stethos.errors import UsageError
+from stethos.cli.task.target import add_directory
+from stethos.cli.task.value import port
+from stethos.wiring import command_line
+
+if TYPE_CHECKING:
+    from stethos.web.keys import Keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-t", "--target", metavar="TARGET", help="a run, also one in an archive, and those beside it")
     add_directory(parser)
-    parser.add_argument("--port", type=_port, metavar="P", help="where to listen (default: 8780, or any that is free)")
+    parser.add_argument("--port", type=port, metavar="P", help="port (default: 8780, or any free one)")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="which address to listen at (default: 127.0.0.1, this machine only)",
+        help="address to listen on (default: 127.0.0.1, this machine only)",
     )
     parser.add_argument(
         "--name",
         action="append",
         default=[],
         metavar="NAME",
-        help="a further name by which browsers call this machine; can be given again",
+        help="another name of this machine that browsers use; repeatable",
     )
+    parser.add_argument("--alerts", type=Path, metavar="FILE", help="send alerts about live runs, as this file says")
+    parser.add_argument("--tls", action="store_true", help="encrypt, and let other machines run commands")
+    add_keys(parser)
     parser.add_argument(
-        "--alerts", type=Path, metavar="FILE", help="tell somebody about findings of live runs, as this file says"
+        "--edit", action="store_true", help="let the page tag, annotate, rename, archive and delete runs"
     )
     parser.add_argument("--open", action="store_true", help="open a browser")
     parser.add_argument("--json", action="store_true", help="print the address as one object")
 
 
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="where certificate, tokens and audit are kept (default: ~/.config/stethos/gateway)",
+    )
+
+
+def keys_in(directory: Path | None) -> Keys:
+    """The keys of this machine's server, made on the first start."""
+    from stethos.settings import config_dir
+    from stethos.web.keys import open_keys
+
+    return open_keys((directory or config_dir() / "gateway").absolute())
+
+
 def run(arguments: argparse.Namespace) -> int:
     from stethos.settings import default_runs_dir
+    from stethos.store.find import find_run, list_runs
+    from stethos.web.serve import is_open_to_others, listen, serve
 
     directory = arguments.dir or default_runs_dir()
+    if arguments.target is not None:
+        directory = find_run(arguments.target, arguments.dir).path.parent
+    keys = keys_in(arguments.keys) if arguments.tls else None
+
+    def ready(url: str) -> None:
+        if arguments.json:
+            from stethos.cli.screen.jsontext import print_json
+
+            print_json({"url": url, "directory": str(directory.resolve())})
+        else:
+            sys.stdout.write(f"Serving {directory} at\n\n  {url}\n\nPress Ctrl-C to stop.\n")
+            if not any(list_runs(directory)):
+                sys.stdout.write("there are none yet; they appear on the page as they are recorded\n")
+            if is_open_to_others(arguments.host) and keys is None:
+                sys.stdout.write("other machines can connect, without encryption: prefer --tls or `ssh -L`\n")
+        sys.stdout.flush()
+
     with _alerting(arguments.alerts, directory):
-        serve_directory(
-            directory, arguments.host, arguments.port, names=tuple(arguments.name), opens=arguments.open,
-            as_json=arguments.json,
-        )  # fmt: skip
+        listener = listen(arguments.host, arguments.port)
+        serve(
+            directory,
+            listener,
+            keys=keys,
+            names=tuple(arguments.name),
+            ready=ready,
+            opens=arguments.open,
+            edits=arguments.edit,
+        )
     return 0
 
 
 @contextmanager
 def _alerting(file: Path | None, directory: Path) -> Iterator[None]:
-    """A process beside the server that looks at the live runs and tells; it ends with the server."""
+    """A process beside the server that looks at the live runs and sends alerts; it ends with the server."""
     if file is None:
         yield
         return
@@ -67,46 +119,9 @@ def _alerting(file: Path | None, directory: Path) -> Iterator[None]:
 
     read_alerts(file)  # a mistake in it is better known now
     words = ["alert", "watch", str(file.absolute()), "--all", "--dir", str(directory)]
-    process = subprocess.Popen([sys.executable, "-m", "stethos.cli.main", *words], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([*command_line(), *words], stdin=subprocess.DEVNULL)
     try:
         yield
     finally:
         process.terminate()
         process.wait()
-
-
-def serve_directory(
-    directory: Path, host: str, port: int | None, *, names: tuple[str, ...] = (), opens: bool = False,
-    as_json: bool = False,
-) -> None:  # fmt: skip
-    """Serve until Ctrl-C."""
-    from stethos.store.find import list_runs
-
-    try:
-        from stethos.web.serve import is_open_to_others, listen, serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "anyio"):
-            raise
-        raise UsageError(f"{error.name} is not installed", hint="pip install 'stethos[web]'") from None
-
-    def ready(url: str) -> None:
-        if as_json:
-            from stethos.cli.jsontext import print_json
-
-            print_json({"url": url, "directory": str(directory.resolve())})
-        else:
-            sys.stdout.write(f"the runs of {directory} are at\n\n  {url}\n\nCtrl-C ends it.\n")
-            if not any(list_runs(directory)):
-                sys.stdout.write("there are none yet; they appear on the page as they are recorded\n")
-            if is_open_to_others(host):
-                sys.stdout.write("other machines can connect, without encryption: prefer `ssh -L`\n")
-        sys.stdout.flush()
-
-    serve(directory, listen(host, port), names=names, ready=ready, opens=opens)
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 65536:
-        raise argparse.ArgumentTypeError("a port is between 0 and 65535")
-    return value

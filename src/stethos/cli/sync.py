@@ -13,9 +13,9 @@ import argparse
 import sys
 from typing import Any
 
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_live_target, live_target
-from stethos.cli.text import clean, count_text
+from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.text import clean, count_text
+from stethos.cli.task.target import add_anywhere, add_live_target, live_target
 from stethos.errors import StethosError
 
 _WAIT_S = 10.0
@@ -24,11 +24,12 @@ _ATTEMPTS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_live_target(parser)
+    add_anywhere(parser)
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.live.everyone import ask_all, meeting_step, missing_ranks
+    from stethos.live.all_ranks import ask_all, meeting_step, missing_ranks
     from stethos.live.sync import out_of_step
 
     target = live_target(arguments)
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     odd = out_of_step({str(row["rank"]): row for row in rows})
     is_well = not odd and not missing and all(row["hashes"] for row in rows)
     if arguments.json:
-        from stethos.cli.jsontext import print_json
+        from stethos.cli.screen.jsontext import print_json
 
         print_json({"step": step, "ranks": rows, "differ": odd, "missing": missing, "ok": is_well})
         return 0 if is_well else 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 
-from stethos.cli.grid import Heading, show_grid
-from stethos.cli.target import add_target, open_target
-from stethos.cli.text import clean, count_text
+from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.text import clean, count_text
+from stethos.cli.task.target import add_target, open_target
 from stethos.errors import RunNotFoundError, UsageError
 from stethos.schema import TABLES, Table
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_table(_table_named(arguments.table), as_json=arguments.json)
     name, rows = _rows_of_target(arguments)
     if arguments.json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
         print_json_rows(
             {"table": key, "per": table.per, "doc": table.doc, "rows": rows.get(key) if rows else None}
@@ -58,7 +58,7 @@ def _rows_of_target(arguments: argparse.Namespace) -> tuple[str, dict[str, int] 
 def _show_table(table: Table, *, as_json: bool) -> int:
     columns = [{"column": c.name, "type": c.kind.sql_type, "doc": c.doc} for c in table.all_columns]
     if as_json:
-        from stethos.cli.jsontext import print_json_rows
+        from stethos.cli.screen.jsontext import print_json_rows
 
         print_json_rows(columns)
         return 0

@@ -1,10 +1,10 @@
-"""Watch a run in the terminal: rounds, clients, steps, loss, processes, findings, overhead.
+"""Watch a run in the terminal.
 
     stethos top
     stethos top -t RUN --once
 
-q or Ctrl-C ends it. It goes on when the run ends, and ends when the run is deleted. With --once (or where
-there is no terminal) one frame is printed.
+It shows rounds, clients, steps, loss, processes, findings and overhead. q or Ctrl-C ends it. It goes on when the run
+ends, and ends when the run is deleted. With --once (or where there is no terminal) one frame is printed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stethos.cli.target import add_target, open_target
+from stethos.cli.task.target import add_target, open_target
 from stethos.errors import StethosError, UsageError
 
 if TYPE_CHECKING:
-    from stethos.cli.vitals import Monitor
     from stethos.store.run import Run
+    from stethos.view.vitals import Monitor
 
 _PLAIN_WIDTH = 100
 _SLOWEST_SHARE = 4  # looking takes at most a quarter of the time
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.cli.vitals import Monitor
+    from stethos.view.vitals import Monitor
 
     if not 0.1 <= arguments.interval <= 3600:
         raise UsageError(f"--interval {arguments.interval:g} is out of range", hint="give 0.1 to 3600 seconds")
     with open_target(arguments) as one:
         monitor = Monitor(one)
         if arguments.json:
-            from stethos.cli.jsontext import print_json
+            from stethos.cli.screen.jsontext import print_json
 
             print_json(dataclasses.asdict(monitor.look()))
             return 0
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_once(monitor: Monitor) -> None:
     from rich.console import Console
 
-    from stethos.cli.top_view import draw
+    from stethos.cli.screen.top_view import draw
 
     is_terminal = sys.stdout.isatty()
     console = Console() if is_terminal else Console(width=_PLAIN_WIDTH, color_system=None, file=io.StringIO())
@@ -77,7 +77,7 @@ def _watch(run: Run, monitor: Monitor, interval_s: float) -> str:
     from rich.console import Console
     from rich.live import Live
 
-    from stethos.cli.top_view import draw
+    from stethos.cli.screen.top_view import draw
 
     console = Console()
     with _single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:

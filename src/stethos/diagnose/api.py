@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos import __version__
 from stethos.diagnose.configuration import find_configuration, merged
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.detectors import choose_detectors
@@ -14,6 +20,8 @@ from stethos.diagnose.window import RunWindow
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
+
+_CODE = (".py", ".json", ".npz")
 
 
 def diagnose(
@@ -28,7 +36,8 @@ def diagnose(
     `run` is an opened run, or a name, directory or pid as for `open_run`.
     `thresholds` are those of detectors by code or name, `silence` the detectors to
     leave out; both add to what the nearest `stethos.toml` says. `keep` writes the
-    findings into the run's table `findings`, and closes those that have passed.
+    findings into the run's table `findings`, and closes those that are over. Findings come with their proofs and
+    with what corrections did about them.
     """
     from stethos.store.run import Run, open_run
 
@@ -49,13 +58,39 @@ def configured_detectors(
 
 def look(run: Run, detectors: Sequence[Detector]) -> Diagnosis:
     """Examine a run as it is now."""
-    return examine(RunWindow(run, needs_of(detectors), is_live=run.is_live), detectors)
+    version = version_of(run, detectors)
+    return replace(examine(RunWindow(run, needs_of(detectors), is_live=run.is_live), detectors), version=version)
+
+
+def version_of(run: Run, detectors: Sequence[Detector]) -> str:
+    """A text that differs whenever a diagnosis of a run that is over could."""
+    rows = [(row["process"], row["state"], row["rows_stored"], row["rows_lost"]) for row in run.processes()]
+    modules = tuple(dict.fromkeys(type(one).__module__ for one in detectors))
+    return hashlib.sha256(
+        repr((__version__, _code_digest(modules), detectors, rows)).encode("utf-8", "replace")
+    ).hexdigest()
+
+
+@functools.cache
+def _code_digest(modules: tuple[str, ...]) -> str:
+    """Of all that a verdict comes from, these modules of detectors included: a new Stethos shows no old verdict."""
+    root = Path(__file__).parents[1]
+    files = [root / "schema.py", root / "outlier.py", root / "store" / "view.py"]
+    files += [path for part in ("diagnose", "profile") for path in (root / part).rglob("*") if path.suffix in _CODE]
+    files += [Path(file) for name in modules if (file := getattr(sys.modules[name], "__file__", None)) is not None]
+    digest = hashlib.sha256()
+    for path in sorted(set(files)):
+        digest.update(path.name.encode())
+        with contextlib.suppress(OSError):  # in a zip file: then the version alone must do
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _diagnosed(run: Run, detectors: Sequence[Detector], *, keep: bool) -> Diagnosis:
+    from stethos.diagnose.followup import completed
     from stethos.diagnose.life import keep as write
 
     diagnosis = look(run, detectors)
     if keep:
         write(diagnosis, run.path)
-    return diagnosis
+    return completed(diagnosis, run)

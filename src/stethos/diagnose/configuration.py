@@ -52,7 +52,7 @@ def read_configuration(path: Path) -> Configuration:
     """The `diagnose` table of a file, checked; UsageError says what is wrong with it."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     table = content.get("diagnose", {})
     if not isinstance(table, dict):

@@ -12,8 +12,10 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Evidence, Subject
-from stethos.diagnose.training import Training, column_of, level_at_start, quoted, texts_of, thinned, trainings_of
-from stethos.diagnose.window import Array, Window, is_null
+from stethos.diagnose.training import Training, column_of, level_at_start, texts_of, thinned, trainings_of
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, is_null
+from stethos.store.literal import literal
 
 ROUND_COLUMNS = frozenset({"federation", "round", "loss"})
 CLIENT_COLUMNS = frozenset({"federation", "round", "client", "entry_loss"})
@@ -166,7 +168,7 @@ def _round_curves(window: Window) -> list[Curve]:
             if len(rounds) < 3:
                 continue
             means = np.array([value[rows & (at == one)].mean() for one in rounds])
-            where = f" AND federation = {quoted(str(federation))}" if federation is not None else ""
+            where = f" AND federation = {literal(str(federation))}" if federation is not None else ""
             sql = (
                 f"SELECT round, avg({name}) AS loss FROM {table} WHERE {name} IS NOT NULL{where} "
                 "GROUP BY round ORDER BY round"

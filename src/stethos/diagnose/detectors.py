@@ -1,4 +1,4 @@
-"""All detectors, by code, and the ways to choose among them."""
+"""All detectors, by code, ours and then those of installed packages, and the ways to choose among them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from stethos.diagnose.federated.client_anomaly import ClientAnomaly
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.non_finite_model import NonFiniteModel
-from stethos.diagnose.federated.quantity_skew import QuantitySkew
+from stethos.diagnose.federated.quantity_skew import ClientQuantitySkew
 from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
+from stethos.diagnose.installed import installed_detectors
 from stethos.diagnose.numbers.dead_units import DeadUnits
 from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
 from stethos.diagnose.numbers.frozen_layers import FrozenLayers
@@ -36,21 +37,35 @@ from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.numbers.update_to_weight_ratio import UpdateToWeightRatio
 from stethos.diagnose.numbers.vanishing_gradients import VanishingGradients
 from stethos.diagnose.numbers.weight_explosion import WeightExplosion
-from stethos.diagnose.performance.aggregation_bound import AggregationBound
-from stethos.diagnose.performance.communication_bound import CommunicationBound
-from stethos.diagnose.performance.compute_bound import ComputeBound
-from stethos.diagnose.performance.critical_client import CriticalClient
-from stethos.diagnose.performance.launch_bound import LaunchBound
-from stethos.diagnose.performance.small_batches import SmallBatches
-from stethos.diagnose.performance.uneven_ranks import UnevenRanks
+from stethos.diagnose.performance import (
+    AggregationBound,
+    CommunicationBound,
+    ComputeBound,
+    CriticalClient,
+    LaunchBound,
+    SmallBatches,
+    UnevenRanks,
+)
+from stethos.diagnose.program.growing_graph import GrowingGraph
+from stethos.diagnose.program.implausible_loss import ImplausibleLoss
+from stethos.diagnose.program.learning_rate_collapse import LearningRateCollapse
+from stethos.diagnose.program.lost_gradients import LostGradients
+from stethos.diagnose.program.odd_batch import OddBatch
+from stethos.diagnose.program.odd_optimizer import OddOptimizer
+from stethos.diagnose.program.repeated_data import RepeatedData
+from stethos.diagnose.program.telling_warning import TellingWarning
+from stethos.diagnose.program.unoptimized_parameters import UnoptimizedParameters
+from stethos.diagnose.program.wrong_loss import WrongLoss
+from stethos.diagnose.program.wrong_mode import WrongMode
+from stethos.diagnose.ranks.collective_mismatch import CollectiveMismatch
+from stethos.diagnose.ranks.replica_divergence import ReplicaDivergence
 from stethos.diagnose.system.client_memory import ClientMemory
-from stethos.diagnose.system.communication_failure import CommunicationFailure
 from stethos.diagnose.system.data_loader_stall import DataLoaderStall
-from stethos.diagnose.system.dropout import ClientDropout
-from stethos.diagnose.system.failure import ClientFailure
 from stethos.diagnose.system.hang import Hang
 from stethos.diagnose.system.low_utilisation import LowUtilisation
 from stethos.diagnose.system.memory_growth import MemoryGrowth
+from stethos.diagnose.system.missing_update import MissingUpdate
+from stethos.diagnose.system.out_of_memory import OutOfMemory
 from stethos.diagnose.system.out_of_memory_risk import OutOfMemoryRisk
 from stethos.diagnose.system.oversize_update import OversizeUpdate
 from stethos.diagnose.system.process_failure import ProcessFailure
@@ -58,7 +73,6 @@ from stethos.diagnose.system.rank_straggler import RankStraggler
 from stethos.diagnose.system.row_loss import RowLoss
 from stethos.diagnose.system.stalled_process import StalledProcess
 from stethos.diagnose.system.straggler import Straggler
-from stethos.diagnose.system.timeout import ClientTimeout
 from stethos.errors import UsageError
 
 DETECTORS: dict[str, type[Detector]] = {
@@ -70,16 +84,28 @@ DETECTORS: dict[str, type[Detector]] = {
         # convergence
         Divergence, Oscillation, SlowProgress, Plateau, Overfitting, LearningRateTooHigh, LearningRateTooLow,
         DetachedLoss, GradientsNotZeroed,
+        # program
+        WrongLoss, UnoptimizedParameters, WrongMode, LostGradients, RepeatedData, OddBatch, LearningRateCollapse,
+        ImplausibleLoss, TellingWarning, OddOptimizer, GrowingGraph,
+        # ranks
+        ReplicaDivergence, CollectiveMismatch,
         # federated
-        FaultyClient, LabelSkew, QuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
+        FaultyClient, LabelSkew, ClientQuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
         NonFiniteModel,
         # system
-        Straggler, RankStraggler, ClientDropout, ClientTimeout, ClientFailure, CommunicationFailure, OversizeUpdate,
-        DataLoaderStall, MemoryGrowth, OutOfMemoryRisk, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation,
-        RowLoss, Hang,
+        Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
+        OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,
         # performance
         ComputeBound, CommunicationBound, AggregationBound, CriticalClient, SmallBatches, LaunchBound, UnevenRanks,
     )
+}  # fmt: skip
+DETECTORS |= installed_detectors(DETECTORS)
+
+# Names and codes that were detectors of their own, and are now a kind of `missing-update`.
+_FORMER = {
+    "SYS003": "dropout", "client-dropout": "dropout", "SYS004": "timeout", "client-timeout": "timeout",
+    "SYS005": "failure", "client-failure": "failure", "SYS006": "communication",
+    "communication-failure": "communication",
 }  # fmt: skip
 
 
@@ -88,6 +114,8 @@ def detector_named(key: str) -> type[Detector]:
     for code, detector in DETECTORS.items():
         if key.lower() in (code.lower(), detector.name):
             return detector
+    if any(key.lower() == name.lower() for name in _FORMER):
+        return MissingUpdate
     raise _unknown(key)
 
 
@@ -95,17 +123,30 @@ def choose_detectors(
     thresholds: Mapping[str, Mapping[str, Any]] | None = None, silenced: Sequence[str] = ()
 ) -> list[Detector]:
     """Detectors with their thresholds set, without the silenced ones; both go by code or name."""
-    by_name = {**DETECTORS, **{detector.name: detector for detector in DETECTORS.values()}}
-    for key in (*(thresholds or {}), *silenced):
+    given = thresholds or {}
+    by_name: dict[str, type[Detector]] = {**dict.fromkeys(_FORMER, MissingUpdate), **DETECTORS}
+    by_name |= {detector.name: detector for detector in DETECTORS.values()}
+    for key in (*given, *silenced):
         if key not in by_name:
             raise _unknown(key)
-    off = {by_name[key].code for key in silenced}
+    off = {by_name[key].code for key in silenced if key not in _FORMER}
+    quiet = {_FORMER[key] for key in silenced if key in _FORMER}
     chosen: list[Detector] = []
     for code, detector in DETECTORS.items():
         if code not in off:
-            values = {**(thresholds or {}).get(detector.name, {}), **(thresholds or {}).get(code, {})}
-            chosen.append(_made(detector, values))
+            values: dict[str, Any] = {}
+            for key in sorted(given, key=lambda key: key in DETECTORS):  # a code has the last word
+                values |= given[key] if by_name[key] is detector else {}
+            chosen.append(_made(_without(detector, quiet), values))
     return chosen
+
+
+def _without(detector: type[Detector], quiet: set[str]) -> type[Detector]:
+    """`missing-update` without some of its kinds; any other detector as it is."""
+    if detector is not MissingUpdate or not quiet:
+        return detector
+    kinds = tuple(kind for kind in MissingUpdate.kinds if kind not in quiet)
+    return type("MissingUpdate", (MissingUpdate,), {"kinds": kinds})
 
 
 def _made(detector: type[Detector], values: Mapping[str, Any]) -> Detector:

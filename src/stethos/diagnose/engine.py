@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from stethos.diagnose.detector import CannotTell, Detector
-from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.fold import fold
+from stethos.diagnose.finding import Evidence, Finding, Severity, finding_from, over_since
 from stethos.diagnose.window import Window
 from stethos.guard import Guard
 
@@ -24,13 +24,40 @@ class NotChecked:
     reason: str
 
 
+State = Literal["problem", "problem, over", "nothing found", "nothing could be checked", "not diagnosed"]
+Colour = Literal["red", "amber", "green", "grey"]
+# What is there without any training.
+_SURROUNDINGS = frozenset({"processes", "host", "gpu"})
+# What one client does to another, by way of the global model.
+_SPREADING = ("non-finite-loss", "non-finite-gradients", "non-finite-weights")
+_WHENEVER = ("PRG", "RNK")  # a mistake in the program explains what follows from it, whenever it was noticed
+_ENDED_BY_OTHERS = ("killed", "stopped", "lost-peer")  # kinds of `process-failure` that another rank may have caused
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The one answer to "what is wrong with this run": a state, its words, a colour, and how many of each there are."""
+
+    state: State = "not diagnosed"
+    text: str = "not diagnosed"
+    colour: Colour = "grey"
+    problems: int = 0  # that go on
+    over: int = 0
+    infos: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, most severe first, and what was not looked for."""
+    """What was found, most severe first, and what was not looked for.
+
+    `has_training`: some detector saw steps, rounds, clients or layers. `version` tells which rows were looked at.
+    """
 
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
+    has_training: bool = True
+    version: str = ""
 
     @property
     def worst(self) -> Severity | None:
@@ -39,7 +66,56 @@ class Diagnosis:
     @property
     def exit_code(self) -> int:
         """0: nothing wrong; 1: an open finding of severity warning or above."""
-        return 1 if self.worst is not None and self.worst >= Severity.WARNING else 0
+        return int(any(one.is_open and one.is_problem for one in self.findings))
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """What every screen says first."""
+        problems = [one for one in self.findings if one.is_problem]
+        over = [one for one in problems if not one.is_open]
+        counts = len(problems) - len(over), len(over), len(self.findings) - len(problems)
+        if counts[0]:
+            text = _count(counts[0]) + (f", {len(over)} more {over_since(*over)}" if over else "")
+            return Conclusion("problem", text, "red" if self.worst == Severity.ERROR else "amber", *counts)
+        if over:
+            return Conclusion("problem, over", f"{_count(len(over))}, {over_since(*over)}", "amber", *counts)
+        if not self.checked or not self.has_training:
+            return Conclusion("nothing could be checked", "nothing could be checked", "grey", *counts)
+        return Conclusion("nothing found", "nothing found", "green", *counts)
+
+    def _repr_html_(self) -> str:
+        from stethos.store.html import table_html
+
+        rows = [
+            (one.code, one.severity.word, one.title, one.state, f"{one.confidence:.0%}", one.next_step)
+            for one in self.findings
+        ]
+        headings = ("code", "severity", "what is wrong", "state", "sure", "next")
+        checked = f"{len(self.checked)} checks made, {len(self.not_checked)} not possible"
+        return table_html(headings if rows else (), rows, self.conclusion.text, checked)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "exit_code": self.exit_code,
+            "worst": None if self.worst is None else self.worst.word,
+            "conclusion": asdict(self.conclusion),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "checked": list(self.checked),
+            "not_checked": [asdict(one) for one in self.not_checked],
+            "has_training": self.has_training,
+        }
+
+
+def diagnosis_from(facts: Mapping[str, Any], version: str = "") -> Diagnosis:
+    """A diagnosis from its `as_dict`; proofs and actions are read anew."""
+    not_checked = tuple(NotChecked(**one) for one in facts["not_checked"])
+    findings = tuple(map(finding_from, facts["findings"]))
+    return Diagnosis(findings, tuple(facts["checked"]), not_checked, facts["has_training"], version)
+
+
+def _count(problems: int) -> str:
+    return f"{problems:,} problem{'s' if problems > 1 else ''}"
 
 
 def _checked(detector: Detector, window: Window) -> list[Finding] | str:
@@ -73,6 +149,7 @@ def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
     findings: list[Finding] = []
     checked: list[str] = []
     not_checked: list[NotChecked] = []
+    has_training = False
     for detector in detectors:
         reason = next(filter(None, (window.missing(table, columns) for table, columns in detector.needs.items())), "")
         if reason:
@@ -83,6 +160,97 @@ def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
             not_checked.append(NotChecked(detector.code, detector.name, found))
             continue
         checked.append(detector.code)
-        findings.extend(found)
+        has_training |= bool(detector.needs.keys() - _SURROUNDINGS)
+        findings.extend(replace(one, evidence=tuple(sorted(one.evidence, key=_plainness))) for one in found)
     explains = {detector.name: detector.explains for detector in detectors}
-    return Diagnosis(tuple(fold(findings, explains)), tuple(checked), tuple(not_checked))
+    return Diagnosis(tuple(fold(findings, explains)), tuple(checked), tuple(not_checked), has_training)
+
+
+def _plainness(evidence: Evidence) -> float:
+    """A key that puts the evidence first whose two curves are furthest apart, relative to what they span.
+
+    Those about as far apart stay as the detector has them.
+    """
+    count = min(len(evidence.series), len(evidence.others))
+    mine, theirs = np.array(evidence.series[:count], float), np.array(evidence.others[:count], float)
+    both = np.concatenate([mine, theirs])
+    gaps = np.abs(mine - theirs)
+    if not np.isfinite(gaps).any():
+        return 0.0
+    span = float(np.nanmax(both[np.isfinite(both)]) - np.nanmin(both[np.isfinite(both)]))
+    return -round(float(gaps[np.isfinite(gaps)].mean()) / span, 1) if span > 0 else 0.0
+
+
+# Causes and consequences --------------------------------------------------------------------------------
+
+
+def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) -> list[Finding]:
+    """Root causes, most severe and surest first, each with what follows from it.
+
+    A finding follows from another if that one's detector explains it, it began
+    no earlier (mistakes in the program count from the start), and they do not
+    concern different processes, federations, or clients, unless it spreads as
+    NaN does. Chains go to their first cause.
+    """
+    listed = sorted(_merged(findings), key=lambda one: _first(one))
+    parent: dict[int, int] = {}
+    for place, one in enumerate(listed):
+        causes = [
+            cause
+            for cause, other in enumerate(listed)
+            if cause != place and _follows(one, other, explains) and _root(parent, cause) != place
+        ]
+        if causes:
+            parent[place] = min(causes, key=lambda cause: not _shared(one, listed[cause]))
+    consequences: dict[int, list[Finding]] = {}
+    for place in parent:
+        consequences.setdefault(_root(parent, place), []).append(listed[place])
+    roots = [_with(one, consequences.get(place, [])) for place, one in enumerate(listed) if place not in parent]
+    return sorted(roots, key=lambda one: (-one.severity, -one.confidence, _first(one)))
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Each problem once: the surest of those with the same key."""
+    best: dict[tuple[object, ...], Finding] = {}
+    for one in findings:
+        known = best.get(one.key)
+        if known is None or one.confidence > known.confidence:
+            best[one.key] = one
+    return list(best.values())
+
+
+def _shared(one: Finding, other: Finding) -> bool:
+    return bool(set(one.subject.clients) & set(other.subject.clients))
+
+
+def _follows(one: Finding, cause: Finding, explains: Mapping[str, frozenset[str]]) -> bool:
+    if one.name not in explains.get(cause.name, frozenset()) or one.subject.unit != cause.subject.unit:
+        return False
+    is_of_job = bool(one.subject.ranks and cause.subject.ranks)
+    is_elsewhere = one.subject.process and cause.subject.process and one.subject.process != cause.subject.process
+    if is_elsewhere and not (is_of_job and one.kind in _ENDED_BY_OTHERS):
+        return False
+    if one.subject.federation and cause.subject.federation and one.subject.federation != cause.subject.federation:
+        return False
+    if one.name == cause.name and one.subject.clients == cause.subject.clients:
+        return False
+    if one.subject.clients and cause.subject.clients and not _shared(one, cause) and one.name not in _SPREADING:
+        return False
+    return _first(one) >= _first(cause) or cause.code.startswith(_WHENEVER) or (cause.name == "hang" and is_of_job)
+
+
+def _with(one: Finding, effects: list[Finding]) -> Finding:
+    """A cause with what follows from it: as grave as the gravest of that, and not over while some of it goes on."""
+    is_open = one.is_open or any(effect.is_open for effect in effects)
+    severity = max((one.severity, *(effect.severity for effect in effects)))
+    return replace(one.with_consequences(*effects), is_open=is_open, severity=severity)
+
+
+def _first(one: Finding) -> float:
+    return float("-inf") if one.subject.first is None else float(one.subject.first)
+
+
+def _root(parent: Mapping[int, int], place: int) -> int:
+    while place in parent:
+        place = parent[place]
+    return place

@@ -1,4 +1,4 @@
-"""The life of findings: what a diagnosis found becomes rows of `findings`, and those that have passed are closed."""
+"""The life of findings: what a diagnosis found becomes rows of `findings`, and those that are over are closed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.engine import Diagnosis, diagnosis_from
 from stethos.diagnose.finding import Finding
-from stethos.store.findings import Change, keep_findings, read_proofs
+from stethos.store.findings import Change, keep_findings, read_kept_diagnosis
 
 
 def keep(diagnosis: Diagnosis, directory: Path, now_ns: int | None = None) -> list[Change]:
@@ -21,33 +20,25 @@ def keep(diagnosis: Diagnosis, directory: Path, now_ns: int | None = None) -> li
     RecordingError if that is not possible: the diagnosis itself is none the worse for it.
     """
     rows = {key_text(one): row_of(one, cause) for one, cause in _with_causes(diagnosis.findings)}
-    return keep_findings(directory, rows, diagnosis.checked, time.time_ns() if now_ns is None else now_ns)
+    whole = diagnosis.version, json.dumps(_plain(diagnosis.as_dict()), ensure_ascii=False)
+    return keep_findings(directory, rows, diagnosis.checked, time.time_ns() if now_ns is None else now_ns, whole)
+
+
+def read_diagnosis(directory: Path, version: str | None = None) -> Diagnosis | None:
+    """The last diagnosis that was kept, or None; with a `version` only one of these very rows."""
+    kept = read_kept_diagnosis(directory)
+    if kept is None or version not in (None, kept[0]):
+        return None
+    try:
+        return diagnosis_from(json.loads(kept[1]), kept[0])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # by another version, or by a stranger
+        return None
 
 
 def rows_of(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """A diagnosis as rows of `findings` that are kept nowhere, numbered from 1."""
     pairs = enumerate(_with_causes(diagnosis.findings), start=1)
     return [{"finding": number, **row_of(one, cause)} for number, (one, cause) in pairs]
-
-
-def with_proofs(diagnosis: Diagnosis, directory: Path) -> Diagnosis:
-    """The diagnosis with what `stethos prove` said about its findings, as `detail["proof"]`."""
-    proofs = read_proofs(directory)
-    if not proofs:
-        return diagnosis
-
-    def proved(one: Finding) -> Finding:
-        row = proofs.get(key_text(one))
-        if row is None:
-            return one
-        try:
-            detail = json.loads(row["proof_detail"] or "{}")
-        except ValueError:
-            detail = {}
-        words = detail.get("words", "") if isinstance(detail, dict) else ""
-        return replace(one, detail={**one.detail, "proof": {"verdict": row["proof"], "words": str(words)}})
-
-    return replace(diagnosis, findings=tuple(proved(one) for one in diagnosis.findings))
 
 
 def key_text(finding: Finding) -> str:

@@ -16,8 +16,10 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Subject
-from stethos.diagnose.window import Array, Frame, Window, is_null
+from stethos.diagnose.window import Window
 from stethos.schema import NULL_F64
+from stethos.store.frame import Array, Frame, is_null
+from stethos.store.literal import literal
 
 STEP_COLUMNS = frozenset(
     {"process", "rank", "client", "round", "optimizer", "step", "model", "loss", "lr", "grad_norm"}
@@ -34,7 +36,7 @@ _MOST_POINTS = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Track:
+class LayerTrack:
     """One layer's statistics over the sampled steps of a training; `since` counts from its optimizer's first step."""
 
     layer: str
@@ -78,7 +80,7 @@ class Training:
     grad_norm: Array
     is_relay: bool = False
     has_rival: bool = False
-    layers: dict[str, list[Track]] = field(default_factory=dict)
+    layers: dict[str, list[LayerTrack]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -120,7 +122,7 @@ class Training:
     def where(self) -> str:
         """The SQL condition that picks its rows."""
         chosen = sorted({int(one) for one in self.optimizer[np.isfinite(self.optimizer)].tolist()})
-        text = f"process = {quoted(self.process)}"
+        text = f"process = {literal(self.process)}"
         return f"{text} AND optimizer = {chosen[0]}" if len(chosen) == 1 else text
 
     def place_of(self, step: float) -> int:
@@ -176,11 +178,6 @@ def until_broken(values: Array) -> Array:
     """The finite beginning of a series, which is what can be drawn; all of it if it does not begin so."""
     bad = np.flatnonzero(~np.isfinite(values))
     return values[: bad[0]] if len(bad) and bad[0] else values
-
-
-def quoted(text: str) -> str:
-    """A text in SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def sureness(margin: float) -> float:
@@ -309,10 +306,10 @@ def _with_layers(one: Training, frame: Frame) -> Training:
     places: dict[tuple[str, str], list[int]] = {}
     for place, key in enumerate(zip(kinds.tolist(), names.tolist(), strict=True)):
         places.setdefault((str(key[0]), str(key[1])), []).append(place)
-    layers: dict[str, list[Track]] = {}
+    layers: dict[str, list[LayerTrack]] = {}
     for (kind, name), listed in places.items():
         chosen = np.array(listed)
         chosen = chosen[np.argsort(step[chosen], kind="stable")]
-        track = Track(name, step[chosen], since[chosen], {key: values[chosen] for key, values in numbers.items()})
+        track = LayerTrack(name, step[chosen], since[chosen], {key: values[chosen] for key, values in numbers.items()})
         layers.setdefault(kind, []).append(track)
     return replace(one, layers=layers)

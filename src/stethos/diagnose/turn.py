@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.window import Array, Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, Frame
+from stethos.store.literal import literal
+from stethos.store.order import natural_key
 
 Grid = npt.NDArray[np.float64]
 
@@ -27,7 +29,7 @@ class Turns:
     @cached_property
     def clients(self) -> list[str]:
         """In natural order: c2 before c10."""
-        return sorted({str(one) for one in self.frame["client"].tolist()}, key=_natural)
+        return sorted({str(one) for one in self.frame["client"].tolist()}, key=natural_key)
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -64,7 +66,7 @@ class Turns:
 
     def where(self, *conditions: str) -> str:
         """The WHERE clause for rows of this federation, with a space behind it; "" where none is needed."""
-        own = () if self.federation is None else (f"federation = {sql_text(self.federation)}",)
+        own = () if self.federation is None else (f"federation = {literal(self.federation)}",)
         return f"WHERE {' AND '.join((*own, *conditions))} " if (*own, *conditions) else ""
 
 
@@ -109,23 +111,11 @@ def _median_without_each(values: Array) -> Array:
     return np.asarray((ranked[low + (low >= rank)] + ranked[high + (high >= rank)]) / 2)
 
 
-def middle(values: Array) -> float:
-    """The median of what is known; NaN if nothing is."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else math.nan
-
-
 def column_medians(grid: Grid) -> Grid:
     """The median of each column, of what is known."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a round of which nothing is known
         return np.asarray(np.nanmedian(grid, axis=0))
-
-
-def sql_text(text: str) -> str:
-    """A string of SQL."""
-    quoted = "'" + text.replace("'", "''") + "'"
-    return "(" + quoted.replace("\0", "' || chr(0) || '") + ")" if "\0" in text else quoted
 
 
 def bytes_words(count: float) -> str:
@@ -149,8 +139,3 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 def _is_nan(values: Array) -> Array:
     return np.isnan(values) if values.dtype.kind == "f" else np.ones(len(values), bool)
-
-
-def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    parts = re.split(r"([0-9]{1,18})", name)
-    return tuple((1, int(part), "") if place % 2 else (0, 0, part) for place, part in enumerate(parts))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stethos.export.output import printable, replacing
+from stethos.export.output import replacing
 from stethos.export.speedscope import SCHEMA
+from stethos.view.plain import printable
 
 _PAGE = Path(__file__).with_name("flame_page.html")
 _MOST_NODES = 20_000
@@ -22,22 +23,22 @@ Stacks = Mapping[tuple[Label, ...], int]
 
 
 @dataclass(slots=True)
-class Node:
+class FlameNode:
     """A function below the ones that called it; `count` includes what it called itself."""
 
     label: Label
     count: int = 0
-    children: dict[Label, Node] = field(default_factory=dict)
+    children: dict[Label, FlameNode] = field(default_factory=dict)
 
 
-def tree_of(stacks: Stacks) -> Node:
+def tree_of(stacks: Stacks) -> FlameNode:
     """All stacks as one tree."""
-    root = Node(("all", ""))
+    root = FlameNode(("all", ""))
     for stack, count in stacks.items():
         node = root
         node.count += count
         for label in stack:
-            node = node.children.setdefault(label, Node(label))
+            node = node.children.setdefault(label, FlameNode(label))
             node.count += count
     return root
 
@@ -100,12 +101,12 @@ def write_speedscope(profiles: Iterable[tuple[str, Stacks]], path: Path, rate: i
         temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _packed(root: Node) -> dict[str, Any]:
+def _packed(root: FlameNode) -> dict[str, Any]:
     """The tree for the page: labels once, nodes as [label, count, children]; twigs too thin to see are left out."""
     labels: dict[Label, int] = {}
     least = _least_count(root)
 
-    def pack(node: Node) -> list[Any]:
+    def pack(node: FlameNode) -> list[Any]:
         number = labels.setdefault(node.label, len(labels))
         children = sorted(node.children.values(), key=lambda child: child.label)
         return [number, node.count, [pack(child) for child in children if child.count >= least]]
@@ -114,12 +115,12 @@ def _packed(root: Node) -> dict[str, Any]:
     return {"labels": [[printable(func), printable(place)] for func, place in labels], "tree": tree}
 
 
-def _least_count(root: Node) -> int:
+def _least_count(root: FlameNode) -> int:
     counts = sorted(_counts(root), reverse=True)
     return counts[_MOST_NODES] + 1 if len(counts) > _MOST_NODES else 0
 
 
-def _counts(root: Node) -> Sequence[int]:
+def _counts(root: FlameNode) -> Sequence[int]:
     counts, waiting = [], [root]
     while waiting:
         node = waiting.pop()

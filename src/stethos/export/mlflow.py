@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import UsageError
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress
-from stethos.export.scalar import Scalars
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, no_progress
+from stethos.view.scalar import Scalars
+from stethos.view.stream import Advance
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -16,7 +17,7 @@ _BATCH = 1000  # MLflow takes no more at once
 _ENDINGS = {"ended": "FINISHED", "failed": "FAILED", "killed": "KILLED", "running": "RUNNING"}
 
 
-def write(run: Run, uri: str, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def write(run: Run, uri: str, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Make a run in the experiment `stethos` at a tracking URI; needs the package's extra `mlflow`.
 
     MLflow keeps names of few characters: in metric names others become `_`. A failure in between leaves the MLflow
@@ -38,7 +39,7 @@ def write(run: Run, uri: str, *, limit: int = DEFAULT_LIMIT, advance: Advance = 
         ) from None
 
 
-def _log(run: Run, client: Any, uri: str, limit: int, advance: Advance, entities: tuple[Any, Any, Any]) -> Written:
+def _log(run: Run, client: Any, uri: str, limit: int, advance: Advance, entities: tuple[Any, Any, Any]) -> ExportResult:
     metric_of, param_of, tag_of = entities
     scalars = Scalars(run, limit)
     summary = run.summary()
@@ -67,7 +68,7 @@ def _log(run: Run, client: Any, uri: str, limit: int, advance: Advance, entities
         status = _ENDINGS.get(summary["state"], "FINISHED")
     finally:
         client.set_terminated(made, status)
-    return Written(uri, {"values": count}, tuple(scalars.notes), {"mlflow_run_id": made})
+    return ExportResult(uri, {"values": count}, tuple(scalars.notes), {"mlflow_run_id": made})
 
 
 def _key(tag: str) -> str:

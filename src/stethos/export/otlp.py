@@ -14,19 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import UsageError
-from stethos.export.clock import ns_of, offsets_of
-from stethos.export.output import (
-    DEFAULT_LIMIT,
-    Advance,
-    Written,
-    compact_json,
-    fields_of,
-    no_progress,
-    printable,
-    replacing,
-    share_of,
-)
-from stethos.export.stream import stream
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, compact_json, no_progress, replacing
+from stethos.view.clock import ns_of, offsets_of, span_rows
+from stethos.view.plain import fields_of, printable
+from stethos.view.stream import Advance, share_of
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -53,9 +44,7 @@ class Traces:
         """One request per thousand spans; where traces are left out, whole ones are."""
         resources = {row["process"]: _resource(self._run.name, row) for row in self._run.processes()}
         offsets_ns = offsets_of(self._run)
-        query = f"""SELECT process, client, round, step, t_ns, name, duration_ms, ok, trace, span, parent, fields,
-            exception FROM spans WHERE trace IS NULL OR hash(trace) % {self._every} = 0 ORDER BY process, t_ns"""
-        for process, rows in itertools.groupby(stream(self._run, query), key=lambda row: row[0]):
+        for process, rows in itertools.groupby(span_rows(self._run, self._every), key=lambda row: row[0]):
             while batch := list(itertools.islice(rows, _BATCH)):
                 spans = [span for row in batch if (span := _span(row, offsets_ns.get(process, 0)))]
                 self.spans += len(spans)
@@ -70,13 +59,13 @@ class Traces:
             self.notes.append(f"{self.skipped} spans without valid ids left out")
 
 
-def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write OTLP/JSON lines."""
     traces = Traces(run, limit)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for request in traces.requests(advance):
             file.write(compact_json(request) + "\n")
-    return Written(str(path), {"spans": traces.spans}, tuple(traces.notes))
+    return ExportResult(str(path), {"spans": traces.spans}, tuple(traces.notes))
 
 
 def protobuf_of(request: Request) -> bytes:

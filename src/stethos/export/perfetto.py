@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from stethos.export.lane import Lanes
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, compact_json, no_progress, replacing
-from stethos.export.timeline import Slice, Timeline
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, compact_json, no_progress, replacing
+from stethos.view.lane import Lanes
+from stethos.view.stream import Advance
+from stethos.view.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _ORDER = ("server", "clients", "rank", "process")
 
 
-def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write the trace; with at most about `limit` rows of each table."""
     timeline = Timeline(run, limit)
     start_ns = timeline.start_ns()
@@ -42,7 +43,7 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
         facts = {"run": run.name, "exporter": "stethos", "start_unix_ns": str(start_ns),
                  "clock_offsets_ns": timeline.offsets_ns, "notes": timeline.notes}  # fmt: skip
         file.write(f'\n],"otherData":{compact_json(facts)}}}\n')
-    return Written(str(path), counts, tuple(timeline.notes), {"clock_offsets_ns": timeline.offsets_ns})
+    return ExportResult(str(path), counts, tuple(timeline.notes), {"clock_offsets_ns": timeline.offsets_ns})
 
 
 class _Tracks:

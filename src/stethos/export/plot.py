@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from stethos.errors import QueryError, UsageError
-from stethos.export.output import printable
-from stethos.export.stream import stream
-from stethos.export.timeline import Timeline
+from stethos.store.order import natural_key
+from stethos.view.client import MEASURES, Measure, measured
+from stethos.view.layer import VALUES, layer_grid
+from stethos.view.metric import METRICS
+from stethos.view.plain import printable
+from stethos.view.round import RoundView, TurnView, rounds_of, turns_of
+from stethos.view.step import by_step
 
 try:
     import matplotlib
@@ -30,28 +34,24 @@ if TYPE_CHECKING:
 
     from stethos.store.run import Run
 
+LayerValue = Literal["norm", "mean", "std", "min", "max", "zero_share", "nan", "inf", "drift"]
+LayerKind = Literal["gradient", "weight", "activation"]
 ClientValue = Literal["cosine", "norm", "loss", "entry_loss", "duration", "samples"]
 
 _BLUE, _ORANGE, _GREEN, _RED, _SKY, _PINK = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
 _LINES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED)
 _PHASES = {"download": _SKY, "compute": _BLUE, "upload": _ORANGE}
-_GAP = "#e8e8ec"
+_GAP, _PALE = "#e8e8ec", "#f3d2c1"
 _STYLE: Any = {
     "font.size": 9.0, "axes.titlesize": 10.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
     "grid.color": "#e3e3e8", "grid.linewidth": 0.7, "axes.edgecolor": "#999999", "lines.linewidth": 1.6,
     "legend.frameon": False, "figure.facecolor": "white", "axes.facecolor": "white", "savefig.dpi": 120,
 }  # fmt: skip
-_CLIENT_VALUES: dict[str, tuple[str, str, str]] = {  # what it is, the column, the table
-    "cosine": ("cosine to the other clients' centre", "cos_centre", "updates"),
-    "norm": ("2-norm of the update", "norm", "updates"),
-    "loss": ("loss the client reports", "loss", "client_rounds"),
-    "entry_loss": ("loss of the incoming model on the client's data", "entry_loss", "client_rounds"),
-    "duration": ("duration of the turn (s)", "duration_ms / 1000", "client_rounds"),
-    "samples": ("samples", "samples", "client_rounds"),
-}
-_LAYER_VALUES = ("norm", "mean", "std", "min", "max", "zero_share", "nan", "inf", "drift")
+_CLIENT_VALUES = ("cosine", "norm", "loss", "entry_loss", "duration", "samples")
 _MOST_COLUMNS = 600
+_MOST_METRICS = 12
+_FEW_POINTS = 60  # that are shown as dots, too
 _TALLEST_INCHES = 12.0
 
 
@@ -72,30 +72,28 @@ class Plots:
 
     def rounds(self) -> Figure:
         """Loss, accuracy and duration by round; rounds in which clients failed are marked."""
-        query = """SELECT coalesce(federation, ''), round, loss, accuracy, duration_ms / 1000, failed FROM rounds
-            ORDER BY 1, round"""
-        by_federation: dict[str, list[tuple[Any, ...]]] = {}
-        for federation, *row in stream(self._run, query):
-            by_federation.setdefault(federation, []).append(tuple(row))
+        by_federation: dict[str, list[RoundView]] = {}
+        for one in rounds_of(self._run):
+            if one.state == "ended":
+                by_federation.setdefault(one.federation or "", []).append(one)
         if not by_federation:
             raise _nothing("rounds")
-        names = ("loss", "accuracy", "duration (s)")
-        shown = [
-            place
-            for place in range(3)
-            if any(row[1 + place] is not None for rows in by_federation.values() for row in rows)
-        ]
+        columns = {"loss": "loss", "accuracy": "accuracy", "duration_ms": "duration (s)"}
+        every = [one for rounds in by_federation.values() for one in rounds]
+        shown = [name for name in columns if any(getattr(one, name) is not None for one in every)]
         with matplotlib.rc_context(_STYLE):
             figure = RunFigure(figsize=(7, 0.6 + 1.7 * max(1, len(shown))), layout="constrained")
             axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
-            for axis, place in zip(axes, shown, strict=False):
-                for number, (federation, rows) in enumerate(by_federation.items()):
+            for axis, column in zip(axes, shown, strict=False):
+                for number, (federation, rounds) in enumerate(by_federation.items()):
                     label, colour = _words(federation) or None, _LINES[number % len(_LINES)]
-                    _line(axis, [row[0] for row in rows], [row[1 + place] for row in rows], colour, label)
-                    if place == 2:
-                        _mark_failures(axis, rows)
-                axis.set_ylabel(names[place])
-            if 2 in shown:
+                    scale = 1e-3 if column == "duration_ms" else 1.0
+                    values = [None if (value := getattr(one, column)) is None else scale * value for one in rounds]
+                    _line(axis, [one.round for one in rounds], values, colour, label)
+                    if column == "duration_ms":
+                        _mark_failures(axis, rounds)
+                axis.set_ylabel(columns[column])
+            if "duration_ms" in shown:
                 axes[-1].set_ylim(0, 1.05 * axes[-1].get_ylim()[1])
             axes[0].set_title(f"{_words(self._run.name)}: rounds")
             axes[-1].set_xlabel("round")
@@ -103,6 +101,43 @@ class Plots:
             handles, labels = axes[-1].get_legend_handles_labels()
             if len(by_federation) > 1 or "clients failed" in labels:
                 axes[-1].legend(handles, labels, loc="best", fontsize=8)
+        return figure
+
+    def steps(self) -> Figure:
+        """Loss, gradient norm, learning rate and duration by step, a line per process."""
+        shown = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "step_ms": "step (ms)"}
+        found = {name: by_step(name).records(self._run) for name in shown}
+        return self._curves({shown[name]: _lines(rows, "step", name) for name, rows in found.items() if rows}, "step")
+
+    def metrics(self, *names: str) -> Figure:
+        """What the program logged, a panel per name; without `names` the first twelve."""
+        wanted = [row for row in METRICS.records(self._run, x="step") if not row["name"].startswith("steps/")]
+        label = "step" if all(row["x"] is not None for row in wanted) else "time (s)"
+        if label != "step":
+            wanted = [row for row in METRICS.records(self._run, x="time") if not row["name"].startswith("steps/")]
+        rows = [row for row in wanted if not names or row["name"] in names]
+        found = list(dict.fromkeys(row["name"] for row in rows))[: None if names else _MOST_METRICS]
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise UsageError(f"no metric {missing[0]!r}", hint="leave the names out to see which there are")
+        panels = {name: _lines([row for row in rows if row["name"] == name], "x", "value") for name in found}
+        return self._curves(panels, label)
+
+    def _curves(self, panels: dict[str, dict[str, tuple[list[float], list[float]]]], label: str) -> Figure:
+        if not panels:
+            raise _nothing("steps and metrics")
+        with matplotlib.rc_context(_STYLE):
+            figure = RunFigure(figsize=(7, 0.6 + 1.6 * len(panels)), layout="constrained")
+            axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+            for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+                for place, (series, (x, y)) in enumerate(lines.items()):
+                    colour, dots = _LINES[place % len(_LINES)], "." if len(x) < _FEW_POINTS else ""
+                    axis.plot(x, y, color=colour, label=_words(series), marker=dots)
+                axis.set_ylabel(_words(title))
+                if len(lines) > 1:
+                    axis.legend(loc="best", fontsize=8)
+            axes[0].set_title(_words(self._run.name))
+            axes[-1].set_xlabel(label)
         return figure
 
     def clients(self, value: ClientValue | None = None, federation: str | None = None) -> Figure:
@@ -114,16 +149,15 @@ class Plots:
         if value is not None and value not in _CLIENT_VALUES:
             raise UsageError(f"no value {value!r} of clients", hint=f"one of {', '.join(_CLIENT_VALUES)}")
         chosen = value or "cosine"
-        found = self._client_values(chosen, federation)
+        found = measured(self._run, chosen, federation)
         if value is None and not any(number is not None for *_, number in found):
             chosen = "loss"
-            found = self._client_values(chosen, federation)
-        query = "SELECT client, round, status FROM client_rounds WHERE client IS NOT NULL" + _of(federation)
-        turns = list(stream(self._run, query))
+            found = measured(self._run, chosen, federation)
+        turns = measured(self._run, "status", federation)
         if not turns and not found:
             raise _nothing("client_rounds")
-        clients = sorted({row[0] for row in (*turns, *found)}, key=_natural, reverse=True)
-        rounds = sorted({row[1] for row in (*turns, *found) if row[1] is not None})
+        clients = sorted({row[0] for row in (*turns, *found)}, key=natural_key, reverse=True)
+        rounds = sorted({row[1] for row in (*turns, *found)})
         rows, columns = (
             {name: place for place, name in enumerate(clients)},
             {name: place for place, name in enumerate(rounds)},
@@ -131,11 +165,11 @@ class Plots:
         grid = [[math.nan] * len(rounds) for _ in clients]
         broken = []
         for client, number, amount in found:
-            if amount is not None and number in columns:
+            if amount is not None:
                 grid[rows[client]][columns[number]] = float(amount) if math.isfinite(amount) else math.nan
                 if not math.isfinite(amount):
                     broken.append((columns[number], rows[client]))
-        bad = [(columns[number], rows[client]) for client, number, status in turns if status not in ("ok", None)]
+        bad = [(columns[number], rows[client]) for client, number, status in turns if status]
         with matplotlib.rc_context({**_STYLE, "axes.grid": False}):
             figure = RunFigure(figsize=(7.5, min(_TALLEST_INCHES, 1.3 + 0.22 * len(clients))), layout="constrained")
             axis = figure.subplots()
@@ -154,50 +188,27 @@ class Plots:
             )
             axis.set_xlabel(f"round   ({', '.join(notes)})")
             axis.set_title(f"{_words(self._run.name)}: clients")
-            figure.colorbar(image, ax=axis, label=_CLIENT_VALUES[chosen][0], pad=0.01)
+            figure.colorbar(image, ax=axis, label=_labelled(MEASURES[chosen]), pad=0.01)
         return figure
 
-    def layers(self, value: str = "norm", kind: str = "gradient", process: str | None = None) -> Figure:
+    def layers(self, value: LayerValue = "norm", kind: LayerKind = "gradient", process: str | None = None) -> Figure:
         """A heat map of layers by steps: how gradients flow. Red: NaN or infinite elements."""
-        if value not in _LAYER_VALUES:
-            raise UsageError(f"no value {value!r} of layers", hint=f"one of {', '.join(_LAYER_VALUES)}")
-        of_kind = f"FROM layers WHERE kind = {_literal(kind)}"
-        processes = f"SELECT process {of_kind} GROUP BY process ORDER BY count(*) DESC, process"
-        name = process or next((name for (name,) in stream(self._run, processes)), "")
-        of_kind += f" AND process = {_literal(name)}"
-        query = f"""SELECT layer, step, avg("{value}"), sum(nan + inf) {of_kind} GROUP BY layer, step"""
-        found = list(stream(self._run, query))
-        if not found:
+        if value not in VALUES:
+            raise UsageError(f"no value {value!r} of layers", hint=f"one of {', '.join(VALUES)}")
+        found = layer_grid(self._run, value, kind, process, _MOST_COLUMNS)
+        if not found.steps:
             raise _nothing("layers", f" of kind {kind!r}")
-        order = f"SELECT layer {of_kind}"  # not sorted: as the model has them
-        layers = list(dict.fromkeys(layer for (layer,) in stream(self._run, order)))[::-1]
-        steps = sorted({row[1] for row in found})
-        every = max(1, math.ceil(len(steps) / _MOST_COLUMNS))
-        kept = {step: place // every for place, step in enumerate(steps)}
-        rows = {layer: place for place, layer in enumerate(layers)}
-        width = max(kept.values()) + 1
-        sums = [[0.0] * width for _ in layers]
-        counts = [[0] * width for _ in layers]
-        bad = set()
-        for layer, step, amount, odd in found:
-            row, column = rows[layer], kept[step]
-            if odd:
-                bad.add((column, row))
-            if amount is not None and math.isfinite(amount):
-                sums[row][column] += amount
-                counts[row][column] += 1
-        grid = [
-            [total / count if count else math.nan for total, count in zip(*pair, strict=True)]
-            for pair in zip(sums, counts, strict=True)
-        ]
+        height, every = len(found.layers), found.every
+        bad = [(column, height - 1 - row) for column, row in found.broken]  # the first layer above
         with matplotlib.rc_context({**_STYLE, "axes.grid": False}):
-            figure = RunFigure(figsize=(7.5, min(_TALLEST_INCHES, 1.3 + 0.2 * len(layers))), layout="constrained")
+            figure = RunFigure(figsize=(7.5, min(_TALLEST_INCHES, 1.3 + 0.2 * height)), layout="constrained")
             axis = figure.subplots()
+            grid = found.values[::-1]
             image = _heat(axis, grid, "viridis", _scale(grid, is_log=value in ("norm", "std", "drift")))
             if bad:
                 axis.scatter([x for x, _ in bad], [y for _, y in bad], marker="s", s=16, color=_RED)
-            _ticks(axis.yaxis, [_words(str(layer)) for layer in layers], 55)
-            _ticks(axis.xaxis, [str(steps[place * every]) for place in range(width)], 12)
+            _ticks(axis.yaxis, [_words(str(layer)) for layer in found.layers[::-1]], 55)
+            _ticks(axis.xaxis, [str(step) for step in found.steps], 12)
             note = f", each column {every} samples" if every > 1 else ""
             axis.set_xlabel(f"step{note}" + ("   (red: NaN or infinite)" if bad else ""))
             axis.set_title(f"{_words(self._run.name)}: {_words(kind)}s")
@@ -206,60 +217,56 @@ class Plots:
 
     def waterfall(self, round: int | None = None, federation: str | None = None) -> Figure:
         """One round across its clients, who waits for whom; without a number the last one."""
-        query = "SELECT coalesce(federation, ''), round, t_ns, duration_ms FROM rounds WHERE round IS NOT NULL" + _of(
-            federation
-        )
-        known = [row for row in stream(self._run, query) if round is None or row[1] == round]
-        if not known:
-            raise _nothing("rounds", "" if round is None else f" of round {round}")
-        name, number, t_ns, duration_ms = max(known, key=lambda row: row[2])
-        timeline = Timeline(self._run, limit=10**9)
-        pieces = timeline.turns_of(name, number)
-        turns = [one for one in pieces if one.kind == "turn"]
+        turns = turns_of(self._run, federation, round)
         if not turns:
-            raise _nothing("client_rounds", f" of round {number}")
-        tracks = [one.track for one in sorted(turns, key=lambda one: (one.start_ns, one.end_ns), reverse=True)]
-        rows = {track: place for place, track in enumerate(dict.fromkeys(tracks))}
-        last = max(turns, key=lambda one: one.end_ns)
-        start_ns = min(t_ns, *(one.start_ns for one in turns))
+            raise _nothing("client_rounds", "" if round is None else f" of round {round}")
+        number = turns[0].round
+        (whole,) = [
+            one
+            for one in rounds_of(self._run, turns[0].federation)
+            if one.round == number and one.state == "ended" and one.federation == turns[0].federation
+        ]
+        last = next((one for one in turns if one.is_critical), None)
+        names = dict.fromkeys(one.client for one in sorted(turns, key=_end_ms, reverse=True))
+        rows = {client: place for place, client in enumerate(names)}
         with matplotlib.rc_context({**_STYLE, "axes.grid.axis": "x"}):
             figure = RunFigure(figsize=(7.5, min(_TALLEST_INCHES, 1.4 + 0.24 * len(rows))), layout="constrained")
             axis = figure.subplots()
-            for one in pieces:
-                is_turn = one.kind == "turn"
-                colour = _GAP if is_turn else _PHASES.get(one.name, _GREEN)
-                is_bad = is_turn and one.args.get("status") not in ("ok", None)
-                axis.barh(
-                    rows[one.track], one.duration_ns / 1e9, left=(one.start_ns - start_ns) / 1e9, height=0.72,
-                    color="#f3d2c1" if is_bad else colour, edgecolor=_RED if is_bad else "none", linewidth=1.0,
-                    zorder=2 if is_turn else 3,
-                )  # fmt: skip
-            critical = (last.end_ns - start_ns) / 1e9
-            axis.axvline(critical, color=_RED, linewidth=1.1, linestyle="--", zorder=4)
-            if duration_ms is not None:
-                axis.axvline((t_ns - start_ns) / 1e9 + duration_ms / 1e3, color="#555555", linewidth=1.1, zorder=4)
-            _ticks(axis.yaxis, [_words(track.removeprefix("client ")) for track in rows], 55)
+            for one in turns:
+                _draw_turn(axis, one, rows[one.client])
+            said = "line: end of the round"
+            if last is not None:
+                axis.axvline(_end_ms(last) / 1e3, color=_RED, linewidth=1.1, linestyle="--", zorder=4)
+                said = f"dashed: {_words(last.client)} is the critical path; {said}"
+            if whole.duration_ms is not None:
+                axis.axvline(whole.duration_ms / 1e3, color="#555555", linewidth=1.1, zorder=4)
+            _ticks(axis.yaxis, [_words(client) for client in rows], 55)
             axis.set_xlim(left=0)
-            axis.set_xlabel(
-                f"time since the round began (s)\ndashed: {_words(last.track)} is the last one; line: end of the round"
-            )
+            axis.set_xlabel(f"time since the round began (s)\n{said}")
             axis.set_title(f"{_words(self._run.name)}: round {number}")
-            used = [phase for phase in _PHASES if any(one.name == phase for one in pieces)]
-            handles = [Patch(color=_PHASES[phase], label=phase) for phase in used]
-            if sum(one.duration_ns * (1 if one.kind == "turn" else -1) for one in pieces) > 0.01 * last.duration_ns:
+            handles = [Patch(color=colour, label=name) for name, colour in _PHASES.items()
+                       if any(name in one.phases_ms for one in turns)]  # fmt: skip
+            if any(one.length_ms > 1.01 * sum(one.phases_ms.values()) for one in turns):
                 handles.append(Patch(color=_GAP, label="rest of the turn"))
-            if any(one.args.get("status") not in ("ok", None) for one in turns):
-                handles.append(Patch(facecolor="#f3d2c1", edgecolor=_RED, label="no update"))
+            if any(one.status not in ("ok", None) for one in turns):
+                handles.append(Patch(facecolor=_PALE, edgecolor=_RED, label="no update"))
             figure.legend(handles=handles, ncols=len(handles), loc="outside upper right", fontsize=8)
         return figure
 
-    def _client_values(self, value: str, federation: str | None) -> list[tuple[Any, ...]]:
-        _, column, table = _CLIENT_VALUES[value]
-        whole = " AND layer IS NULL" if table == "updates" else ""
-        if table == "updates":  # one with NaN in it has no size and no direction
-            column = f"if(nan + inf > 0, 'nan'::DOUBLE, {column})"
-        query = f"SELECT client, round, {column} FROM {table} WHERE client IS NOT NULL AND round IS NOT NULL{whole}"
-        return list(stream(self._run, query + _of(federation)))
+
+def _end_ms(turn: TurnView) -> float:
+    return (turn.start_ms or 0.0) + turn.length_ms
+
+
+def _draw_turn(axis: Axes, turn: TurnView, row: int) -> None:
+    """The whole turn, and its phases on top of it."""
+    is_bad = turn.status not in ("ok", None)
+    at_ms = turn.start_ms or 0.0
+    whole = {"color": _PALE if is_bad else _GAP, "edgecolor": _RED if is_bad else "none", "linewidth": 1.0}
+    axis.barh(row, turn.length_ms / 1e3, left=at_ms / 1e3, height=0.72, zorder=2, **whole)  # type: ignore[arg-type]
+    for name, length_ms in turn.phases_ms.items():
+        axis.barh(row, length_ms / 1e3, left=at_ms / 1e3, height=0.72, color=_PHASES[name], zorder=3)
+        at_ms += length_ms
 
 
 def _line(axis: Axes, x: Sequence[Any], y: Sequence[Any], colour: str, label: str | None) -> None:
@@ -273,8 +280,8 @@ def _line(axis: Axes, x: Sequence[Any], y: Sequence[Any], colour: str, label: st
         axis.scatter(broken, [0.03] * len(broken), marker="s", s=14, color=_RED, transform=foot, clip_on=False)
 
 
-def _mark_failures(axis: Axes, rows: Sequence[tuple[Any, ...]]) -> None:
-    bad = [(row[0], row[3]) for row in rows if row[4] and row[3] is not None]
+def _mark_failures(axis: Axes, rounds: Sequence[RoundView]) -> None:
+    bad = [(one.round, one.duration_ms / 1e3) for one in rounds if one.failed and one.duration_ms is not None]
     if bad:
         label = None if "clients failed" in axis.get_legend_handles_labels()[1] else "clients failed"
         axis.scatter([x for x, _ in bad], [y for _, y in bad], marker="x", color=_RED, s=28, zorder=3, label=label)
@@ -300,22 +307,23 @@ def _ticks(axis: Any, names: Sequence[str], most: int) -> None:
     axis.set_ticks(places, [names[place] if len(names[place]) <= 28 else names[place][:27] + "…" for place in places])
 
 
-def _natural(name: str) -> tuple[Any, ...]:
-    digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
-    return ("".join(letter for letter in name if not letter.isdigit()), [int(number) for number in digits], name)
+def _labelled(measure: Measure) -> str:
+    return f"{measure.title} ({measure.unit})" if measure.unit else measure.title
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
+    """The points of each series; what is not a number leaves a gap."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        xs, ys = found.setdefault(str(row.get("series") or ""), ([], []))
+        xs.append(float(row[x]))
+        ys.append(math.nan if row[y] is None else float(row[y]))
+    return found
 
 
 def _words(text: str) -> str:
     """Text as it is: a dollar sign begins no formula."""
     return printable(text).replace("$", r"\$")
-
-
-def _of(federation: str | None) -> str:
-    return "" if federation is None else f" AND federation = {_literal(federation)}"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _nothing(table: str, what: str = "") -> QueryError:

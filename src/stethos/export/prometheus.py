@@ -7,58 +7,93 @@ Labels stay few: of more than fifty clients (or processes) those that came last 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress, printable, replacing
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, no_progress, replacing
+from stethos.view.plain import printable
+from stethos.view.state import (
+    LAST_METRICS,
+    LAST_ROUNDS,
+    LAST_STEPS,
+    LAST_TURNS,
+    LOADS,
+    OPEN_FINDINGS,
+    RECENT_STEPS,
+    RUN,
+)
+from stethos.view.stream import Advance
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
 
 LABELLED = 50
 OTHER = "other"
-_RECENT_STEPS = 100
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(slots=True)
-class _Family:
-    """One metric: its samples by their labels. Samples with the same labels are added up or averaged."""
+class _Exposition:
+    """Metrics of one run by name. Samples with the same labels are added up (counters) or averaged (gauges)."""
 
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    samples: dict[Labels, list[float]] = field(default_factory=dict)
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._metrics: dict[tuple[str, str, str], dict[Labels, list[float]]] = {}
 
-    def add(self, value: float | None, **labels: Any) -> None:
+    def gauge(self, name: str, help: str, value: float | None, /, **labels: Any) -> None:
+        self._add("gauge", name, help, value, labels)
+
+    def counter(self, name: str, help: str, value: float | None, /, **labels: Any) -> None:
+        self._add("counter", name, help, value, labels)
+
+    def _add(self, kind: str, name: str, help: str, value: float | None, labels: dict[str, Any]) -> None:
         if value is not None:
-            key = tuple((name, printable(str(label))) for name, label in labels.items() if label is not None)
-            self.samples.setdefault(key, []).append(float(value))
+            every = {"run": self._run, **labels}
+            key = tuple((label, printable(str(text))) for label, text in every.items() if text is not None)
+            self._metrics.setdefault((kind, f"stethos_{name}", help), {}).setdefault(key, []).append(float(value))
 
     def lines(self) -> Iterator[str]:
-        if not self.samples:
-            return
-        yield f"# HELP {self.name} {_escaped(self.help)}"
-        yield f"# TYPE {self.name} {self.kind}"
-        for labels, values in self.samples.items():
-            value = sum(values) if self.kind == "counter" else sum(values) / len(values)
-            inside = ",".join(f'{name}="{_escaped(label, quoted=True)}"' for name, label in labels)
-            yield f"{self.name}{{{inside}}} {_number(value)}" if inside else f"{self.name} {_number(value)}"
+        for (kind, name, help), samples in self._metrics.items():
+            yield f"# HELP {name} {_escaped(help)}"
+            yield f"# TYPE {name} {kind}"
+            for labels, values in samples.items():
+                value = sum(values) if kind == "counter" else sum(values) / len(values)
+                inside = ",".join(f'{label}="{_escaped(text, quoted=True)}"' for label, text in labels)
+                yield f"{name}{{{inside}}} {_number(value)}"
 
 
 def text(run: Run, *, labelled: int = LABELLED) -> str:
     """The whole exposition of a run; at most `labelled` clients and processes have labels of their own."""
-    name = run.name
     rows = run.tables()
-    families: list[_Family] = []
-    for part in (_run_part, _process_part, _step_part, _round_part, _client_part, _finding_part, _metric_part):
-        families += part(run, rows, name, labelled)
-    return "".join(f"{line}\n" for family in families for line in family.lines())
+    found = _Exposition(run.name)
+    _add_run(found, run)
+    _add_processes(found, run, labelled, has_loads=bool(rows["host"]))
+    if rows["steps"]:
+        _add_steps(found, run, labelled)
+    if rows["rounds"]:
+        _add_rounds(found, run)
+    if rows["client_rounds"]:
+        _add_clients(found, run, labelled)
+    for row in OPEN_FINDINGS.records(run) if rows["findings"] else ():
+        labels = {label: row[label] for label in ("severity", "code", "name")}
+        found.gauge("findings", "Open findings of the last diagnosis", row["findings"], **labels)
+    for row in LAST_METRICS.ask(run, limit_rows=labelled).records() if rows["metrics"] else ():
+        found.gauge("metric", "Last value of a metric that the program logged", row["value"], name=row["name"])
+    return "".join(f"{line}\n" for line in found.lines())
 
 
-def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def merged(texts: Iterable[str]) -> str:
+    """The expositions of several runs as one: the samples of a metric stand together, as the format wants."""
+    families: dict[str, list[str]] = {}
+    for one in texts:
+        for block in filter(None, one.split("# HELP ")):
+            help_line, type_line, samples = block.split("\n", 2)
+            families.setdefault(f"# HELP {help_line}\n{type_line}\n", []).append(samples)
+    return "".join(head + "".join(samples) for head, samples in families.items())
+
+
+def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write the exposition into a file, whole or not at all: a collector may read at any moment."""
     del limit  # the state now: there is nothing to thin
     content = text(run)
@@ -66,146 +101,75 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
         temporary.write_text(content, encoding="utf-8")
     advance(1)
     samples = sum(not line.startswith("#") for line in content.splitlines())
-    return Written(str(path), {"samples": samples})
+    return ExportResult(str(path), {"samples": samples})
 
 
-def _run_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    columns = "state, host, version, git_commit, started_ns, ended_ns, size_bytes"
-    ((state, host, version, commit, started_ns, ended_ns, size),) = run.rows(f"SELECT {columns} FROM runs").values
-    facts = _Family("stethos_run_info", "gauge", "The run: always 1, its facts are labels")
-    facts.add(1, run=name, state=state, host=host, version=version, git_commit=commit)
-    up = _Family("stethos_run_up", "gauge", "1 while a process of the run is alive")
-    up.add(state == "running", run=name)
-    started = _Family("stethos_run_start_timestamp_seconds", "gauge", "Start of the run")
-    started.add(_seconds(started_ns), run=name)
-    ended = _Family("stethos_run_end_timestamp_seconds", "gauge", "End of the run, once it is over")
-    ended.add(_seconds(ended_ns), run=name)
-    stored = _Family("stethos_run_size_bytes", "gauge", "Size of the run directory")
-    stored.add(size, run=name)
-    return [facts, up, started, ended, stored]
+def _add_run(found: _Exposition, run: Run) -> None:
+    (row,) = RUN.records(run)
+    facts = {name: row[name] for name in ("state", "host", "version", "git_commit")}
+    found.gauge("run_info", "The run: always 1, its facts are labels", 1, **facts)
+    found.gauge("run_up", "1 while a process of the run is alive", row["state"] == "running")
+    found.gauge("run_start_timestamp_seconds", "Start of the run", _scaled(row["started_ns"], 1e9))
+    found.gauge("run_end_timestamp_seconds", "End of the run, once it is over", _scaled(row["ended_ns"], 1e9))
+    found.gauge("run_size_bytes", "Size of the run directory", row["size_bytes"])
 
 
-def _process_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
+def _add_processes(found: _Exposition, run: Run, labelled: int, *, has_loads: bool) -> None:
     processes = sorted(run.processes(), key=lambda row: (row["state"] == "running", row["started_ns"] or 0))
     shown = _capped([row["process"] for row in reversed(processes)], labelled)
-    steps = _Family("stethos_steps_total", "counter", "Optimizer steps seen")
-    overhead = _Family("stethos_overhead_ratio", "gauge", "Share of the training time spent on observing")
-    fates = _Family("stethos_rows_total", "counter", "Rows by what became of them")
-    alive = _Family("stethos_processes", "gauge", "Processes by state")
-    counts: dict[str, int] = {}
     for row in processes:
         process = shown(row["process"])
-        rank = row["rank"] if process != OTHER else None
-        steps.add(row["steps"], run=name, process=process, rank=rank)
-        overhead.add(row["overhead_share"], run=name, process=process, rank=rank)
+        labels = {"process": process, "rank": row["rank"] if process != OTHER else None}
+        found.counter("steps_total", "Optimizer steps seen", row["steps"], **labels)
+        found.gauge("overhead_ratio", "Share of the training time spent on observing", row["overhead_share"], **labels)
         for fate in ("stored", "dropped", "lost"):
-            fates.add(row[f"rows_{fate}"], run=name, process=process, fate=fate)
-        counts[row["state"]] = counts.get(row["state"], 0) + 1
-    for state, count in counts.items():
-        alive.add(count, run=name, state=state)
-    families = [steps, overhead, fates, alive]
-    if rows["host"]:
-        cpu = _Family("stethos_process_cpu_cores", "gauge", "Cores in use by the process")
-        rss = _Family("stethos_process_resident_bytes", "gauge", "Resident memory of the process")
-        query = "SELECT process, arg_max(cpu_share, t_ns), arg_max(rss_bytes, t_ns) FROM host GROUP BY process"
-        for process, cores, resident in run.rows(query).values:
-            cpu.add(cores, run=name, process=shown(process))
-            rss.add(resident, run=name, process=shown(process))
-        families += [cpu, rss]
-    return families
+            value = row[f"rows_{fate}"]
+            found.counter("rows_total", "Rows by what became of them", value, process=process, fate=fate)
+    for state, count in Counter(row["state"] for row in processes).items():
+        found.gauge("processes", "Processes by state", count, state=state)
+    for row in LOADS.records(run) if has_loads else ():
+        process = shown(row["process"])
+        found.gauge("process_cpu_cores", "Cores in use by the process", row["cpu_share"], process=process)
+        found.gauge("process_resident_bytes", "Resident memory of the process", row["rss_bytes"], process=process)
 
 
-def _step_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    if not rows["steps"]:
-        return []
-    place = "row_number() OVER (PARTITION BY process ORDER BY t_ns DESC)"
-    last = f"SELECT * FROM steps QUALIFY {place} <= {_RECENT_STEPS}"
-    query = f"""SELECT process, any_value(rank), arg_max(loss, t_ns), arg_max(lr, t_ns), arg_max(grad_norm, t_ns),
-        max(t_ns), avg(step_ms), avg(data_ms), avg(forward_ms), avg(backward_ms), avg(optimizer_ms)
-        FROM ({last}) GROUP BY process ORDER BY max(t_ns) DESC"""
-    loss = _Family("stethos_loss", "gauge", "Loss of the last step that had one")
-    rate = _Family("stethos_learning_rate", "gauge", "Learning rate of the last step")
-    norm = _Family("stethos_gradient_norm", "gauge", "2-norm of the last gradients measured")
-    when = _Family("stethos_last_step_timestamp_seconds", "gauge", "Time of the last step")
-    spent = _Family("stethos_step_seconds", "gauge", f"Mean duration over the last {_RECENT_STEPS} steps, by phase")
-    found = run.rows(query).values
-    shown = _capped([row[0] for row in found], labelled)
-    for process, rank, last_loss, lr, grad_norm, t_ns, *phases in found:
-        if shown(process) == OTHER:
-            continue
-        labels = {"run": name, "process": process, "rank": rank}
-        loss.add(last_loss, **labels)
-        rate.add(lr, **labels)
-        norm.add(grad_norm, **labels)
-        when.add(_seconds(t_ns), **labels)
-        for phase, value in zip(("step", "data", "forward", "backward", "optimizer"), phases, strict=True):
-            spent.add(None if value is None else value / 1000, **labels, phase=phase)
-    return [loss, rate, norm, when, spent]
+def _add_steps(found: _Exposition, run: Run, labelled: int) -> None:
+    words = f"Mean duration over the last {RECENT_STEPS} steps, by phase"
+    for row in LAST_STEPS.records(run)[:labelled]:
+        labels = {"process": row["process"], "rank": row["rank"]}
+        found.gauge("loss", "Loss of the last step that had one", row["loss"], **labels)
+        found.gauge("learning_rate", "Learning rate of the last step", row["lr"], **labels)
+        found.gauge("gradient_norm", "2-norm of the last gradients measured", row["grad_norm"], **labels)
+        found.gauge("last_step_timestamp_seconds", "Time of the last step", _scaled(row["last_ns"], 1e9), **labels)
+        for phase in ("step", "data", "forward", "backward", "optimizer"):
+            found.gauge("step_seconds", words, _scaled(row[f"{phase}_ms"], 1e3), **labels, phase=phase)
 
 
-def _round_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    if not rows["rounds"]:
-        return []
-    query = """SELECT coalesce(federation, ''), max(round), arg_max(duration_ms, t_ns), arg_max(loss, t_ns),
-        arg_max(accuracy, t_ns), arg_max(selected, t_ns), arg_max(reported, t_ns), arg_max(failed, t_ns), count(*)
-        FROM rounds GROUP BY 1 ORDER BY 1"""
-    done = _Family("stethos_rounds_total", "counter", "Federated rounds that ended")
-    number = _Family("stethos_round", "gauge", "Number of the last round")
-    spent = _Family("stethos_round_seconds", "gauge", "Duration of the last round")
-    loss = _Family("stethos_round_loss", "gauge", "Evaluated loss of the last global model")
-    accuracy = _Family("stethos_round_accuracy", "gauge", "Evaluated accuracy of the last global model")
-    clients = _Family("stethos_round_clients", "gauge", "Clients of the last round, by what became of them")
-    for federation, last, duration_ms, its_loss, its_accuracy, selected, reported, failed, count in run.rows(
-        query
-    ).values:
-        labels = {"run": name, "federation": federation}
-        done.add(count, **labels)
-        number.add(last, **labels)
-        spent.add(None if duration_ms is None else duration_ms / 1000, **labels)
-        loss.add(its_loss, **labels)
-        accuracy.add(its_accuracy, **labels)
-        for fate, value in (("selected", selected), ("reported", reported), ("failed", failed)):
-            clients.add(value, **labels, fate=fate)
-    return [done, number, spent, loss, accuracy, clients]
+def _add_rounds(found: _Exposition, run: Run) -> None:
+    words = "Clients of the last round, by what became of them"
+    for row in LAST_ROUNDS.records(run):
+        labels = {"federation": row["federation"]}
+        found.counter("rounds_total", "Federated rounds that ended", row["rounds"], **labels)
+        found.gauge("round", "Number of the last round", row["round"], **labels)
+        found.gauge("round_seconds", "Duration of the last round", _scaled(row["duration_ms"], 1e3), **labels)
+        found.gauge("round_loss", "Evaluated loss of the last global model", row["loss"], **labels)
+        found.gauge("round_accuracy", "Evaluated accuracy of the last global model", row["accuracy"], **labels)
+        for fate in ("selected", "reported", "failed"):
+            found.gauge("round_clients", words, row[fate], **labels, fate=fate)
 
 
-def _client_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    if not rows["client_rounds"]:
-        return []
-    query = """SELECT coalesce(federation, ''), client, coalesce(status, 'unknown'), count(*),
-        arg_max(duration_ms, t_ns), arg_max(loss, t_ns), max(t_ns) FROM client_rounds WHERE client IS NOT NULL
-        GROUP BY ALL ORDER BY max(t_ns) DESC"""
-    found = run.rows(query).values
-    shown = _capped(list(dict.fromkeys(row[1] for row in found)), labelled)
-    turns = _Family("stethos_client_turns_total", "counter", "Turns of a client, by status")
-    spent = _Family("stethos_client_turn_seconds", "gauge", "Duration of the client's last turn")
-    loss = _Family("stethos_client_loss", "gauge", "Loss that the client reported last")
-    for federation, client, status, count, duration_ms, its_loss, _ in found:
-        labels = {"run": name, "federation": federation, "client": shown(client)}
-        turns.add(count, **labels, status=status)
-        if status == "ok":
-            spent.add(None if duration_ms is None else duration_ms / 1000, **labels)
-            loss.add(its_loss, **labels)
-    return [turns, spent, loss]
-
-
-def _finding_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    found = _Family("stethos_findings", "gauge", "Open findings of the last diagnosis")
-    if rows["findings"]:
-        query = "SELECT severity, code, name, count(*) FROM findings WHERE state = 'open' GROUP BY ALL ORDER BY ALL"
-        for severity, code, what, count in run.rows(query).values:
-            found.add(count, run=name, severity=severity, code=code, name=what)
-    return [found]
-
-
-def _metric_part(run: Run, rows: dict[str, int], name: str, labelled: int) -> list[_Family]:
-    values = _Family("stethos_metric", "gauge", "Last value of a metric that the program logged")
-    if rows["metrics"]:
-        query = f"""SELECT name, arg_max(value, t_ns) FROM metrics WHERE name IS NOT NULL GROUP BY name
-            ORDER BY max(t_ns) DESC, name LIMIT {labelled}"""
-        for what, value in run.rows(query).values:
-            values.add(value, run=name, name=what)
-    return [values]
+def _add_clients(found: _Exposition, run: Run, labelled: int) -> None:
+    rows = LAST_TURNS.records(run)
+    shown = _capped(list(dict.fromkeys(row["client"] for row in rows)), labelled)
+    for row in rows:
+        labels = {"federation": row["federation"], "client": shown(row["client"])}
+        found.counter(
+            "client_turns_total", "Turns of a client, by status", row["turns"], **labels, status=row["status"]
+        )
+        if row["status"] == "ok":
+            seconds = _scaled(row["duration_ms"], 1e3)
+            found.gauge("client_turn_seconds", "Duration of the client's last turn", seconds, **labels)
+            found.gauge("client_loss", "Loss that the client reported last", row["loss"], **labels)
 
 
 def _capped(names: Sequence[str], labelled: int) -> Callable[[str], str]:
@@ -229,5 +193,5 @@ def _number(value: float) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
-def _seconds(t_ns: int | None) -> float | None:
-    return None if t_ns is None else t_ns / 1e9
+def _scaled(value: float | None, by: float) -> float | None:
+    return None if value is None else value / by

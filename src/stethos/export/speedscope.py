@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.export.lane import Lanes
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress, replacing
-from stethos.export.timeline import Slice, Timeline
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, no_progress, replacing
+from stethos.view.lane import Lanes
+from stethos.view.stream import Advance
+from stethos.view.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write the file; with at most about `limit` rows of each table."""
     timeline = Timeline(run, limit)
     start_ns = timeline.start_ns()
@@ -39,7 +40,7 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
             file.write(",\n" if place else "\n")
             json.dump(profile.finished(name), file, ensure_ascii=False, separators=(",", ":"))
         file.write("\n]}\n")
-    return Written(str(path), counts, tuple(timeline.notes))
+    return ExportResult(str(path), counts, tuple(timeline.notes))
 
 
 @dataclass(slots=True)

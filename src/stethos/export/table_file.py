@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stethos.export.output import Advance, Written, no_progress, replacing
+from stethos.errors import QueryError
+from stethos.export.csv_text import plain_batch
+from stethos.export.output import ExportResult, no_progress, replacing
 from stethos.schema import TABLES, Source, Table
+from stethos.view.stream import Advance
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +32,7 @@ def paths_in(directory: Path, kind: str, tables: Sequence[Table]) -> dict[str, P
     return {table.name: directory / f"{table.name}.{kind}" for table in tables}
 
 
-def write(run: Run, directory: Path, kind: str, *, advance: Advance = no_progress) -> Written:
+def write(run: Run, directory: Path, kind: str, *, advance: Advance = no_progress) -> ExportResult:
     """Write every table; each file appears when it is whole. Damaged blocks are left out."""
     tables = tables_to_write()
     counts = {}
@@ -39,18 +42,24 @@ def write(run: Run, directory: Path, kind: str, *, advance: Advance = no_progres
             for rows in _write_table(run, table, temporary, kind):
                 counts[table.name] += rows
                 advance(rows)
-    return Written(str(directory), counts)
+    return ExportResult(str(directory), counts)
 
 
 def _write_table(run: Run, table: Table, path: Path, kind: str) -> Iterator[int]:
-    batches = run.batches(table)
-    writer = _writer(path, batches.schema, kind)
+    import duckdb
+    import pyarrow as pa
+
     try:
-        for batch in batches:
-            writer.write_batch(batch)
-            yield batch.num_rows
-    finally:
-        writer.close()
+        batches = run.batches(table)
+        writer = _writer(path, batches.schema, kind)
+        try:
+            for batch in batches:
+                writer.write_batch(plain_batch(batch) if kind == "csv" else batch)
+                yield batch.num_rows
+        finally:
+            writer.close()
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise QueryError(f"the rows of {table.name} cannot be read: {error}", hint="see `stethos doctor`") from None
 
 
 def _writer(path: Path, schema: pa.Schema, kind: str) -> _Writer:

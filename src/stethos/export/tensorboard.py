@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import UsageError
-from stethos.export.output import DEFAULT_LIMIT, Advance, Written, no_progress
-from stethos.export.scalar import Scalars
+from stethos.export.output import DEFAULT_LIMIT, ExportResult, no_progress
+from stethos.view.scalar import Scalars
+from stethos.view.stream import Advance
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile(r"[^\w.-]")
 
 
-def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> Written:
+def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write a log directory for `tensorboard --logdir`; needs the package's extra `tensorboard`."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -51,7 +52,7 @@ def write(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance 
             for writer in writers.values():
                 writer.close()
     counts["series"] = len(writers)
-    return Written(str(path), counts, tuple(scalars.notes))
+    return ExportResult(str(path), counts, tuple(scalars.notes))
 
 
 @contextmanager

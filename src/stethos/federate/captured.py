@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stethos.federate.site import Site, Update, number_in
+from stethos.federate.site import Site, Update
 from stethos.federate.structure import State
 from stethos.guard import attempt
+from stethos.observe.session import number_in
 
 if TYPE_CHECKING:
     from stethos.federate.federation import Federation

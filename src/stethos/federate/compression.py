@@ -1,6 +1,6 @@
 """What would become of an update if it were sent smaller: bytes and relative error, layer by layer.
 
-Measured on real updates when `federation(measure_compression=True)` asks for it: of each round one update, and
+CompressedLayer on real updates when `federation(measure_compression=True)` asks for it: of each round one update, and
 none while more than a fiftieth of the time has gone into measuring. Nothing is changed.
 """
 
@@ -29,47 +29,47 @@ _TIME_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CompressedLayer:
     """One layer sent one way; `lost` is the squared norm of what is lost, None where the way is of no use there."""
 
     bytes: int
     lost: float
 
 
-def to_fp16(change: Vector, shape: tuple[int, ...]) -> Measured:
+def to_fp16(change: Vector, shape: tuple[int, ...]) -> CompressedLayer:
     """Half precision."""
     with np.errstate(over="ignore"):
-        return Measured(2 * change.size, _squared(change - change.astype(np.float16).astype(change.dtype)))
+        return CompressedLayer(2 * change.size, _squared(change - change.astype(np.float16).astype(change.dtype)))
 
 
-def to_int8(change: Vector, shape: tuple[int, ...]) -> Measured:
+def to_int8(change: Vector, shape: tuple[int, ...]) -> CompressedLayer:
     """One byte per element and one scale per layer."""
     scale = float(np.abs(change).max(initial=0.0)) / 127
     if scale == 0:
-        return Measured(change.size + 4, 0.0)
-    return Measured(change.size + 4, _squared(change - np.round(change / scale) * scale))
+        return CompressedLayer(change.size + 4, 0.0)
+    return CompressedLayer(change.size + 4, _squared(change - np.round(change / scale) * scale))
 
 
-def to_top(change: Vector, shape: tuple[int, ...]) -> Measured:
+def to_top(change: Vector, shape: tuple[int, ...]) -> CompressedLayer:
     """The largest hundredth of the elements, each with its place."""
     count = max(1, math.ceil(TOP_SHARE * change.size))
     if count >= change.size:
-        return Measured(8 * change.size, 0.0)
+        return CompressedLayer(8 * change.size, 0.0)
     rest = np.partition(np.abs(change), change.size - count)[: change.size - count]
-    return Measured(8 * count, _squared(rest))
+    return CompressedLayer(8 * count, _squared(rest))
 
 
-def to_low_rank(change: Vector, shape: tuple[int, ...]) -> Measured:
+def to_low_rank(change: Vector, shape: tuple[int, ...]) -> CompressedLayer:
     """Two thin matrices of rank 4; a layer for which that is not smaller, or too large to measure, goes as it is."""
     rows = shape[0] if shape else 1
     columns = change.size // max(1, rows)
     if RANK * (rows + columns) >= change.size or change.size > _LARGEST_MATRIX:
-        return Measured(change.size * change.itemsize, 0.0)
+        return CompressedLayer(change.size * change.itemsize, 0.0)
     kept = _largest_squares(change.reshape(rows, columns).astype(np.float64), RANK)
-    return Measured(4 * RANK * (rows + columns), max(0.0, _squared(change) - kept))
+    return CompressedLayer(4 * RANK * (rows + columns), max(0.0, _squared(change) - kept))
 
 
-METHODS: dict[str, Callable[[Vector, tuple[int, ...]], Measured]] = {
+METHODS: dict[str, Callable[[Vector, tuple[int, ...]], CompressedLayer]] = {
     "fp16": to_fp16,
     "int8": to_int8,
     "top-1%": to_top,

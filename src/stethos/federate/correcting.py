@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stethos.federate.structure import State, flat_of, is_float
+from stethos.federate.structure import State, copied, flat_of, is_float
 from stethos.guard import attempt
 from stethos.observe import boot
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stethos.federate.federation import Federation
     from stethos.federate.round import Round
     from stethos.federate.site import Update
-    from stethos.federate.sketch import Plan
 
 Made = TypeVar("Made")
 
@@ -31,12 +30,11 @@ Made = TypeVar("Made")
 class Correcting:
     """The corrector of one federation, and the last global model that was good."""
 
-    def __init__(self, mode: str, name: str, path: Path | None, plan_for: Callable[[State], Plan]) -> None:
+    def __init__(self, mode: str, name: str, path: Path | None) -> None:
         from stethos.act.action import parse_mode
         from stethos.act.recording import recorded_corrector
 
         self.corrector = recorded_corrector(parse_mode(mode), name, path)
-        self._plan_for = plan_for
         self._made: dict[int, Correction] = {}
         self._good: dict[str, Any] | None = None
         self._base: dict[str, Any] | None = None
@@ -52,13 +50,12 @@ class Correcting:
         return self._made[rnd.recorded]
 
     def _review(self, rnd: Round) -> Correction | None:
-        base = rnd.base
-        if base is None:
-            return None
+        base, screened = rnd.base, rnd.screened()
         if isinstance(base, Mapping):
-            self._base = _copied(base)
-        tables = self._plan_for(base).structure.tables
-        return self.corrector.review(rnd.recorded, base, rnd.updates, rnd.facts_of(), tables)
+            self._base = copied(base)
+        if base is None or screened is None or len(screened.clients) != len(rnd.updates):
+            return None
+        return self.corrector.decide(screened)
 
     def corrected(self, rnd: Round) -> list[Update]:
         from stethos.act.aggregate import treated
@@ -72,15 +69,15 @@ class Correcting:
         rnd.note_correction(made.treatments)
         return found
 
-    def is_spoilt(self, rnd: Round, state: State) -> bool:
+    def must_roll_back(self, rnd: Round, state: State) -> bool:
         """Whether a new global model must give way to the one before it, where the caller can see to that."""
         self._settled = rnd.recorded
         base = self._base
         drift = _distance(state, base) if base is not None and isinstance(state, Mapping) else None
         odd = _odd_in(state) if isinstance(state, Mapping) else 0
-        is_spoilt = bool(_guarded(lambda: self.corrector.settle(rnd.recorded, odd=odd, loss=None, drift=drift)))
-        rnd.note_correction(is_rolled_back=is_spoilt)
-        return is_spoilt
+        is_bad = bool(_guarded(lambda: self.corrector.settle(rnd.recorded, odd=odd, loss=None, drift=drift)))
+        rnd.note_correction(is_rolled_back=is_bad)
+        return is_bad
 
     def settle(self, rnd: Round, federation: Federation, result: State | None, loss: float | None) -> None:
         """The round is over: keep the new global model as the last good one, or put the last good one back."""
@@ -100,7 +97,7 @@ class Correcting:
                 rnd.note_correction(is_rolled_back=good is not None)
             return
         if not odd:
-            self._good = _copied(state)
+            self._good = copied(state)
 
 
 def averaged(federation: Federation, rnd: Round) -> dict[str, Any]:
@@ -125,12 +122,6 @@ def _guarded(function: Callable[..., Made], *args: Any) -> Made | None:
     found: list[Made] = []
     session.guard.run("actions", lambda: found.append(function(*args)))
     return found[0] if found else None
-
-
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.detach().clone() if hasattr(value, "detach") else np.array(value) for name, value in state.items()
-    }
 
 
 def _odd_in(state: Mapping[str, Any]) -> int:

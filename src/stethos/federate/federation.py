@@ -16,26 +16,25 @@ but for arguments that make no sense and updates that do not fit the model.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from stethos.errors import StethosError, UpdateMismatchError, UsageError
-from stethos.federate.carry import CARRIER
+from stethos.federate.comparison import History
 from stethos.federate.compression import Compressor
 from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
-from stethos.federate.history import History
 from stethos.federate.naming import place_of
 from stethos.federate.progress import Progress
 from stethos.federate.round import Round
-from stethos.federate.sketch import Plan
+from stethos.federate.row import UpdateRows
+from stethos.federate.sketch import SketchPlan
 from stethos.federate.structure import State, Structure, buffers_of, tables_of
-from stethos.federate.update_row import UpdateRows
+from stethos.federate.thread_patch import THREAD_PATCH
 from stethos.observe import boot
 from stethos.observe.api import Watch, watch
 from stethos.observe.session import Session
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_RECENT = 12
 
 
 def federation(
@@ -65,7 +63,7 @@ def federation(
     seed: int = 0,
     read_everything: bool = False,
     respond_to: Sequence[int] | None = None,
-    correct: str = "off",
+    correct: Literal["off", "dry-run", "on"] = "off",
     capture: CaptureMode | None = None,
     capture_bytes: int | None = None,
     measure_compression: bool = False,
@@ -116,10 +114,9 @@ class Federation:
         self._model = model
         self._seed = seed
         self._read_everything = read_everything
-        self._plan: Plan | None = None
+        self._plan: SketchPlan | None = None
         self._rows: UpdateRows | None = None
-        self._history = History()
-        self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)  # rounds, for `Round.screen`
+        self.history = History()
         self._open: Round | None = None
         self._last = 0  # round, as rows count them
         self.turns: dict[int, int] = {}  # that each round has had of one client at most
@@ -129,13 +126,13 @@ class Federation:
         self.responder: Responder | None = None
         if respond_to is not None:
             self.responder = self._make_responder(respond_to)
-        self.correcting = Correcting(correct, self.name, handle.path, self.plan_for) if correct != "off" else None
+        self.correcting = Correcting(correct, self.name, handle.path) if correct != "off" else None
         if self.session is not None:
             self.session.guard.run("layers", self._write_start, self.session)
         self.capture: Capture | None = None
         if self.session is not None:
             self.session.guard.run("capture", self._begin_capture, self.session, capture, capture_bytes, config)
-        CARRIER.install()
+        THREAD_PATCH.install()
 
     @property
     def path(self) -> Path | None:
@@ -275,26 +272,22 @@ class Federation:
                 return dict(zip(names, state, strict=True))
         return {str(number): value for number, value in enumerate(state)}
 
-    def plan_for(self, state: State) -> Plan:
+    def plan_for(self, state: State) -> SketchPlan:
         """How updates of this federation are read; made when the first model or update is seen."""
         if self._plan is None:
             structure = Structure.of(state, buffers_of(self._model, state), tables_of(self._model, state))
-            self._plan = Plan(structure, self._seed, read_everything=self._read_everything)
+            self._plan = SketchPlan(structure, self._seed, read_everything=self._read_everything)
         return self._plan
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> SketchPlan | None:
         return self._plan
 
-    def update_rows(self, session: Session, plan: Plan) -> UpdateRows:
+    def update_rows(self, session: Session, plan: SketchPlan) -> UpdateRows:
         """The writer of `updates`, made once for a session."""
         if self._rows is None or self._rows.session is not session or self._rows.plan is not plan:
             self._rows = UpdateRows(session, plan, self.name)
         return self._rows
-
-    @property
-    def history(self) -> History:
-        return self._history
 
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Put the global model back to a state; False if it was not given as a module."""
@@ -329,8 +322,7 @@ class Federation:
     def _begin_anew(self) -> None:
         """The global model has other layers from now on: what was kept of earlier ones cannot be compared with it."""
         self._plan = None
-        self._history = History()
-        self.recent.clear()
+        self.history = History()
         if self.session is not None:
             self.session.note_gap(
                 "updates", "the global model has other layers than before: updates are not compared with earlier ones"
@@ -344,7 +336,7 @@ class Federation:
             self._is_open = False
             if self.capture is not None and self.session is not None:
                 self.session.guard.run("capture", self.capture.close)
-            CARRIER.remove()
+            THREAD_PATCH.remove()
             self.progress.end()
             self._handle.close()
 

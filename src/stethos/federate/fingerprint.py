@@ -1,22 +1,30 @@
-"""One update, read once and reduced to what the cohort and the detectors need."""
+"""Fingerprints of updates: each update is copied when it comes, several are then reduced to few numbers together.
+
+A small model's fingerprint is a few microseconds of arithmetic and a hundred of calls; made for a dozen updates
+at once, the calls are shared. Of large updates fewer wait, so that what is kept of them stays in the cache.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.federate.sketch import Plan, square_sum
+from stethos.federate.sketch import SketchPlan, square_sum
 from stethos.federate.structure import State, flat_of
 
+if TYPE_CHECKING:
+    from stethos.federate.site import Update
+
 Vector = npt.NDArray[Any]
-
-
 GLOBAL = "(the global model)"
+_WAITING_ELEMENTS = 1 << 18  # of updates that wait for their fingerprints: a megabyte
+_MOST_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReadUpdate:
     """Whose update lies in a row of elements, which layers it did not have, and its odd elements, if any."""
 
     client: str
@@ -61,13 +69,115 @@ class Seen:
     odd: tuple[Vector, Vector] | None = None
 
 
-def fingerprint_of(plan: Plan, base: Vector | None, state: State, client: str) -> Fingerprint:
-    """Read an update against the global model's row (`base`; None where the update is a change already)."""
-    rows = plan.scratch()[None]
-    return fingerprints_of(plan, rows, [read_into(plan, rows[0], base, state, client)])[0]
+class UpdateBuffer:
+    """The updates of one round: copied when they are added, fingerprinted several at a time.
+
+    Not for several threads at once. The memory is that of earlier rounds: fresh one costs more than what is copied.
+    """
+
+    def __init__(self, plan: SketchPlan) -> None:
+        self._plan = plan
+        self._memory: _Memory | None = None
+        self._seen: list[ReadUpdate] = []
+        self._raw: list[tuple[int, Vector | None]] = []  # rows as they came, and what is to be subtracted from them
+        self._prints: list[Fingerprint] = []
+
+    def add(self, state: State, client: str, base: Vector | None) -> None:
+        """Copy an update; `base` is the global model's row, None where the update is a change already."""
+        number, memory = len(self._seen), self._taken()
+        if memory.copy_plain(number, state):
+            self._seen.append(ReadUpdate(client))
+            self._raw.append((number, base))
+        else:
+            self._seen.append(change_in(self._plan, memory.rows[number], base, state, client))
+        if len(self._seen) == len(memory.rows):
+            self._fingerprint()
+
+    def change_of(self, row: Vector, base: Vector | None, state: State) -> Fingerprint:
+        """That of the global model's change from `base` to its new `row`, made together with the updates that wait."""
+        change = self._taken().rows[len(self._seen)]
+        np.copyto(change, row)
+        if base is not None:
+            subtract(change, base)
+        self._seen.append(ReadUpdate(GLOBAL, odd=clear_odd(self._plan, change, state, GLOBAL)))
+        self._fingerprint()
+        return self._prints.pop()
+
+    def prints(self) -> list[Fingerprint]:
+        """Those of the updates so far, in the order they came; the list itself, which may be changed."""
+        if self._seen:
+            self._fingerprint()
+        return self._prints
+
+    def close(self) -> None:
+        """The round is over: the next one may use its memory."""
+        self.prints()
+        memory, self._memory = self._memory, None
+        if memory is not None and not self._plan.spare_memory:
+            self._plan.spare_memory.append(memory)
+
+    def _taken(self) -> _Memory:
+        if self._memory is None:
+            spare = self._plan.spare_memory
+            self._memory = spare.pop() if spare else _Memory(self._plan)
+        return self._memory
+
+    def _fingerprint(self) -> None:
+        rows = self._taken().rows[: len(self._seen)]
+        if self._raw:
+            self._subtract_bases(rows)
+        self._prints += fingerprints_of(self._plan, rows, self._seen)
+        self._seen, self._raw = [], []
+
+    def _subtract_bases(self, rows: Vector) -> None:
+        """What `change_in` does to one row, for those that were copied as they came."""
+        numbers, base = [number for number, _ in self._raw], self._raw[0][1]
+        if len(numbers) == numbers[-1] + 1 and all(one is base for _, one in self._raw):  # mostly
+            block = rows[: len(numbers)]
+            if are_moderate(block) and (base is None or are_moderate(base)):
+                if base is not None:
+                    np.subtract(block, base, out=block)
+                return
+        for number, base in self._raw:
+            odd = odd_in_row(self._plan, rows[number])
+            if base is not None:
+                subtract(rows[number], base)
+            if clear(rows[number]):
+                self._seen[number] = ReadUpdate(self._seen[number].client, odd=odd)
 
 
-def read_into(plan: Plan, row: Vector, base: Vector | None, state: State, client: str) -> Seen:
+class _Memory:
+    """Rows for the elements of several updates; whoever takes it from a plan has it alone."""
+
+    def __init__(self, plan: SketchPlan) -> None:
+        count = min(max(_WAITING_ELEMENTS // plan.read, 1), _MOST_WAITING)
+        self.rows = np.empty((count, plan.read), np.float32)
+        self._plan = plan
+        self._views: dict[int, list[Any]] = {}
+
+    def copy_plain(self, number: int, state: State) -> bool:
+        """Copy an update into a row at once; False if it is not just what the structure says, as plain tensors on the
+        host, or not all of it is read: then nothing is copied, and it must be looked at more closely."""
+        values = self._plan.structure.plain_values(state) if self._plan.is_plain else None
+        if values is None:
+            return False
+        torch = sys.modules["torch"]
+        is_tracked = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            torch._foreach_copy_(self._views.get(number) or self._make_views(number), values)
+        finally:
+            torch._C._set_grad_enabled(is_tracked)
+        return True
+
+    def _make_views(self, number: int) -> list[Any]:
+        row = sys.modules["torch"].from_numpy(self.rows[number])
+        parts = zip(self._plan.parts, self._plan.structure.layers, strict=True)
+        views = self._views[number] = [row[part.start : part.stop].view(layer.shape) for part, layer in parts]
+        return views
+
+
+def change_in(plan: SketchPlan, row: Vector, base: Vector | None, state: State, client: str) -> ReadUpdate:
     """Put an update's change into a row of elements, with 0 for what is not finite or not there."""
     missing = plan.gather(state, client, row)
     if base is not None:
@@ -75,7 +185,7 @@ def read_into(plan: Plan, row: Vector, base: Vector | None, state: State, client
     odd = clear_odd(plan, row, state, client)
     for number in missing:
         row[plan.parts[number].start : plan.parts[number].stop] = 0
-    return Seen(client, missing, odd)
+    return ReadUpdate(client, missing, odd)
 
 
 def subtract(row: Vector, base: Vector) -> None:
@@ -84,7 +194,7 @@ def subtract(row: Vector, base: Vector) -> None:
         np.subtract(row, base, out=row)
 
 
-def clear_odd(plan: Plan, row: Vector, state: State, client: str) -> tuple[Vector, Vector] | None:
+def clear_odd(plan: SketchPlan, row: Vector, state: State, client: str) -> tuple[Vector, Vector] | None:
     """Set to 0 what is not finite in a row; the odd elements of the state that it was made of, if it has any."""
     return count_odd(plan, state, client) if clear(row) else None
 
@@ -103,7 +213,7 @@ def are_moderate(rows: Vector) -> bool:
         return math.isfinite(np.vecdot(rows, rows).sum())
 
 
-def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fingerprint]:
+def fingerprints_of(plan: SketchPlan, rows: Vector, seen: Sequence[ReadUpdate]) -> list[Fingerprint]:
     """Fingerprints of several changes at once, a row each; their vectors are rows of common matrices."""
     weights, count = plan.structure.weights, len(seen)
     norms = np.empty((count, len(plan.parts) + 1))
@@ -125,14 +235,14 @@ def fingerprints_of(plan: Plan, rows: Vector, seen: Sequence[Seen]) -> list[Fing
     ]  # fmt: skip
 
 
-def global_row(plan: Plan, state: State) -> Vector:
-    """The global model's elements as `fingerprint_of` wants them."""
+def global_row(plan: SketchPlan, state: State) -> Vector:
+    """The global model's elements as `UpdateBuffer.add` wants them."""
     row = np.empty(plan.read, np.float32)
     plan.gather(state, GLOBAL, row)
     return row
 
 
-def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
+def count_odd(plan: SketchPlan, state: State, client: str) -> tuple[Vector, Vector]:
     """NaN and infinite elements of every layer, over all of its elements."""
     nan, inf = np.zeros(len(plan.parts)), np.zeros(len(plan.parts))
     for number, value in enumerate(plan.structure.values_of(state, client)):
@@ -143,20 +253,40 @@ def count_odd(plan: Plan, state: State, client: str) -> tuple[Vector, Vector]:
     return nan, inf
 
 
-def with_total(plan: Plan, odd: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+def count_unread(plan: SketchPlan, prints: list[Fingerprint], updates: Sequence[Update]) -> bool:
+    """Count NaN and infinite elements also where only a part of a layer is read; whether fingerprints changed."""
+    if plan.reads_everything:
+        return False
+    places: dict[str, list[int]] = {}
+    for place, one in enumerate(prints):
+        places.setdefault(one.client, []).append(place)
+    has_changed = False
+    for update in reversed(updates):
+        mine = places.get(update.client)
+        if not mine:
+            continue
+        place = mine.pop()
+        if prints[place].is_finite:
+            nan, inf = with_total(plan, count_odd(plan, update.state, update.client))
+            prints[place] = replace(prints[place], nan=nan, inf=inf)
+            has_changed = True
+    return has_changed
+
+
+def with_total(plan: SketchPlan, odd: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
     """Such counts, and those of all weights together."""
     nan, inf = (np.append(counts, counts[: plan.structure.weights].sum()) for counts in odd)
     return nan, inf
 
 
-def odd_in_row(plan: Plan, row: Vector) -> tuple[Vector, Vector]:
+def odd_in_row(plan: SketchPlan, row: Vector) -> tuple[Vector, Vector]:
     """The same where all elements lie in a row, as they came."""
     starts = [part.start for part in plan.parts]
     counted = [np.add.reduceat(found, starts, dtype=np.float64) for found in (np.isnan(row), np.isinf(row))]
     return counted[0], counted[1]
 
 
-def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | None:
+def _inputs(plan: SketchPlan, rows: Vector) -> tuple[Vector, list[Vector | None]] | None:
     """Of the first layer's change: its squares per input, and its spread over directions, None where it is zero."""
     if plan.input is None:
         return None
@@ -172,7 +302,7 @@ def _inputs(plan: Plan, rows: Vector) -> tuple[Vector, list[Vector | None]] | No
     return energies, [one if 0 < total < math.inf else None for one, total in zip(packed, totals.tolist(), strict=True)]
 
 
-def _output_rows(plan: Plan, rows: Vector) -> Vector | None:
+def _output_rows(plan: SketchPlan, rows: Vector) -> Vector | None:
     """For every update the rows of `Fingerprint.output_rows`."""
     if plan.output is None:
         return None

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from stethos.errors import UsageError
 from stethos.guard import attempt
 from stethos.observe import boot
-from stethos.observe.context import TURN, Tally
+from stethos.observe.context import TURN, TurnTotals
 from stethos.observe.spans import OPEN, ids_in, traceparent
-from stethos.record.place import RunPlace
-from stethos.settings import from_environment, parse_preset
+from stethos.record.place import RunPlace, check_name
+from stethos.settings import from_environment, parse_preset, site_dir
 
 _CURRENT: ContextVar[Invitation | None] = ContextVar("stethos_invitation", default=None)
 
@@ -64,33 +66,46 @@ class Invitation:
         """
         known = boot.current()
         is_guest = known is not None and known is _Guest.recording
-        if not self.run_dir or (known is not None and not is_guest) or not RunPlace(Path(self.run_dir)).exists():
+        run_dir = self._own_run_dir()
+        if run_dir is None or (known is not None and not is_guest):
             return
-        if known is not None and known.session.settings.run_dir != Path(self.run_dir):
+        if known is not None and known.session.settings.run_dir != run_dir:
             known.session.guard.run("close", boot.end)
         if boot.current() is None:
             settings = replace(
-                from_environment(), run_dir=Path(self.run_dir), preset=parse_preset(self.preset), overhead=self.overhead
+                from_environment(), run_dir=run_dir, preset=parse_preset(self.preset), overhead=self.overhead
             )
             recording = _Guest.recording = attempt(boot.begin, settings)
             if recording is not None:
                 recording.session.guard.run("open", recording.session.open)
 
-    def marked(self, tally: Tally | None = None) -> Marked:
+    def _own_run_dir(self) -> Path | None:
+        """Where to record: at a site in its own directory, under the server's name of the run; else beside the server,
+        if this process reaches that."""
+        site, given = site_dir(), Path(self.run_dir)
+        if not self.run_dir:
+            return None
+        if site is not None:
+            with suppress(UsageError):
+                return site / "runs" / check_name(given.name)
+            return None
+        return given if RunPlace(given).exists() else None
+
+    def marked(self, tally: TurnTotals | None = None) -> ClientSpan:
         """For `with`: rows of this thread belong to the client and round, and its spans to the round's trace."""
-        return Marked(self, tally or Tally())
+        return ClientSpan(self, tally or TurnTotals())
 
 
-class Marked:
+class ClientSpan:
     """A piece of work on a client's turn; see `Invitation.marked`."""
 
     __slots__ = ("_invitation", "_tally", "_tokens")
 
-    def __init__(self, invitation: Invitation, tally: Tally) -> None:
+    def __init__(self, invitation: Invitation, tally: TurnTotals) -> None:
         self._invitation = invitation
         self._tally = tally
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> TurnTotals:
         invitation = self._invitation
         invitation.record()
         session = boot.current_session()

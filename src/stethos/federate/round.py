@@ -14,21 +14,24 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.captured import RoundCapture
 from stethos.federate.invitation import Invitation
-from stethos.federate.reading import Reading, matrix_in
+from stethos.federate.round_prints import RoundPrints
 from stethos.federate.row import put_row
-from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, number_in, timed
-from stethos.federate.structure import State
+from stethos.federate.screening import Screened, accused_in
+from stethos.federate.site import NOTABLE, PHASES, Phase, Site, Update, timed
+from stethos.federate.structure import State, copied, element_count
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.context import TURN
+from stethos.observe.session import number_in
 from stethos.observe.spans import Span, traceparent
 from stethos.schema import NULL_I32, ROUNDS
 
 if TYPE_CHECKING:
     from stethos.act.action import Treatment
-    from stethos.diagnose.federated.verdict import Verdict
+    from stethos.diagnose.federated.verdict import ClientVerdict
     from stethos.federate.federation import Federation
 
+_MOST_KEPT = 1 << 22  # elements of a global model that are copied as the round begins
 _NOTABLE = frozenset(column.name for column in ROUNDS.columns) - {"federation"}
 
 
@@ -46,6 +49,7 @@ class Round:
         self._of = of
         self._given_base = base
         self._result: State | None = None
+        self._base_values: dict[str, Any] | None = None
         self._sites: list[Site] = []
         self._turns: Counter[str] = Counter()
         self._turns_before = federation.turns.get(recorded, 0)  # where the round is repeated
@@ -62,7 +66,7 @@ class Round:
         self._start_ns = 0
         self._is_ended = False
         self._capture = RoundCapture(federation, recorded)
-        self._reading = Reading(federation, recorded)
+        self._prints = RoundPrints(federation, recorded)
 
     # The round -------------------------------------------------------------------------------------
 
@@ -74,8 +78,9 @@ class Round:
         self._stack.enter_context(self._span)
         self._traceparent = traceparent()
         self._start_ns = time.monotonic_ns()
-        self._guarded(lambda: self._reading.begin(self._base_state()))
-        self._capture.begin(self._base_state)
+        self._guarded(lambda: self._prints.begin(self.base))
+        self._guarded(self._keep_base)
+        self._capture.begin(lambda: self.base)
         self._show()
         return self
 
@@ -101,7 +106,7 @@ class Round:
         self._guarded(self._write, duration_ms)
         if error is None:
             known: dict[str, float] = {name: self._facts[name] for name in ("loss", "accuracy") if name in self._facts}
-            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._reading.odd)
+            self._capture.end(self._sites, self._new_state, {**known, **self._evaluation}, self._prints.odd)
         self._show(is_final=self.number == self._of)
         with contextlib.suppress(ValueError):
             self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -169,9 +174,9 @@ class Round:
             federation, used = self._federation, invitation.turn + 1
             federation.turns[self.recorded] = max(federation.turns.get(self.recorded, 0), used)
         return Site(
-            invitation, side="server", on_update=self._take, on_end=self._turn_ended,
+            invitation, side="server", on_update=self._receive, on_end=self._turn_ended,
             on_start=self._capture.begin_turn if self._capture.is_on else None,
-            wants_traces=self._capture.wants_traces,
+            wants_traces=self._capture.wants_traces, base=lambda: self._base_values,
         )  # fmt: skip
 
     def _turn_ended(self, site: Site) -> None:
@@ -180,26 +185,22 @@ class Round:
             self._sites.append(site)
         self._show()
 
-    def _take(self, update: Update) -> None:
-        """An update came in: read it now, so that it may go when the caller is done with it. One that does not fit the
-        global model is none to be averaged."""
+    def _receive(self, update: Update) -> None:
+        """An update came in: fingerprint it now, so that it may go when the caller is done with it. One that does not
+        fit the global model is not averaged."""
         start_ns = time.monotonic_ns()
         try:
-            self._guarded(self._read, update)
-            with self._lock:
+            with self._lock:  # fingerprints have the order of the updates
+                self._guarded(self._prints.fingerprint, update)
                 self.updates.append(update)
             self._capture.update(update)
         finally:
             self._observe_ns += time.monotonic_ns() - start_ns
 
-    def _read(self, update: Update) -> None:
-        with self._lock:
-            self._reading.read(update)
-
     def odd_layers(self, client: object) -> list[tuple[str, int, int]]:
         """Layers of a client's last update that hold NaN or infinite elements, with the number of each."""
         with self._lock:
-            return self._reading.odd_layers(str(client))
+            return self._prints.odd_layers(str(client))
 
     # Server ----------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class Round:
         with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
             yield
 
-    def screen(self, probability: float | None = None) -> list[Verdict]:
+    def screen(self, probability: float | None = None) -> list[ClientVerdict]:
         """Verdicts on the updates in hand, before they are aggregated: who should not be trusted, and why.
 
         From fingerprints of this round and the last ones; takes milliseconds and
@@ -219,27 +220,20 @@ class Round:
         detector `faulty-client` must be, unless `probability` says otherwise:
         then nobody is named with less.
         """
-        found: list[Verdict] = []
-        self._guarded(self._settle_sites)
-        self._guarded(self._reading.screen, probability, self.updates, self._sites, found)
+        found: list[ClientVerdict] = []
+        self._guarded(lambda: found.extend(accused_in(self.screened(), probability)))
+        self._prints.odd += [one.client for one in found]
         return found
+
+    def screened(self) -> Screened | None:
+        """What is known of the updates in hand, for verdicts and corrections; None if that is nothing."""
+        with self._lock:
+            return self._prints.screen(self.updates, self._reports())
 
     @property
     def base(self) -> State | None:
         """The global model that the round began with, as long as the caller has not changed it."""
         return self._given_base if self._given_base is not None else self._federation.global_state()
-
-    def facts_of(self) -> dict[str, dict[str, Any]]:
-        """What clients report of their training, by client."""
-        names = ("entry_loss", "exit_loss", "samples")
-        self._guarded(self._settle_sites)
-        return {
-            site.client: {
-                **{name: site.facts.get(name) for name in names},
-                "confusion": matrix_in(site.facts.get("confusion")),
-            }
-            for site in self._sites
-        }
 
     def corrected(self) -> list[Update]:
         """The updates to average: all of them, unless `federation(correct="on")` has reason to change or drop some.
@@ -292,7 +286,7 @@ class Round:
             number = attempt(number_in, value) if value is not None else None
             if number is None:
                 if value is not None and session is not None:
-                    session.note_gap("rounds", f"the evaluation's {name} is no number: {type(value).__name__}")
+                    session.note_gap("rounds", f"the evaluation's {name} is not a number: {type(value).__name__}")
                 continue
             if name in ("loss", "accuracy"):
                 self._facts[name] = number
@@ -310,27 +304,30 @@ class Round:
 
     # Rows ------------------------------------------------------------------------------------------
 
-    def _base_state(self) -> State | None:
-        return self._given_base if self._given_base is not None else self._federation.global_state()
+    def _keep_base(self) -> None:
+        """The weights that clients are asked to begin with; the caller may train in the global model itself."""
+        state = self.base
+        named = self._federation.named(state) if state is not None else {}
+        if sum(map(element_count, named.values())) <= _MOST_KEPT:
+            self._base_values = copied(named) or None
 
     def _new_state(self) -> State | None:
         return self._result if self._result is not None else self._federation.global_state()
 
     def _write(self, duration_ms: float) -> None:
-        session, plan = self._federation.session, self._federation.plan
+        session = self._federation.session
         began_ns = time.monotonic_ns()
         self._wait_times()
+        reports = self._reports()
+        if session is not None:
+            for site in self._sites:
+                site.write(session)
+        known = self._prints.record(
+            self._new_state(), self.updates, reports, duration_ms, wants_odd=self._capture.is_on
+        )
+        self._facts = {**known, **self._facts}
         if session is None:
             return
-        self._settle_sites()
-        for site in self._sites:
-            site.write(session)
-        if plan is not None:
-            known = self._reading.write(
-                session, plan, self._new_state(), self.updates, self._sites, duration_ms,
-                wants_odd=self._capture.is_on,
-            )  # fmt: skip
-            self._facts = {**known, **self._facts}
         count = Counter(site.facts["status"] for site in self._sites)
         self._observe_ns += time.monotonic_ns() - began_ns
         values = {
@@ -344,9 +341,13 @@ class Round:
         }
         put_row(session, ROUNDS, values, client=None, round=self.recorded, t_ns=self._start_ns + session.offset_ns)
 
-    def _settle_sites(self) -> None:
+    def _reports(self) -> dict[str, dict[str, Any]]:
+        """What clients report of their training, by client."""
+        told = {update.client: {"samples": attempt(number_in, update.samples)} for update in self.updates}
         for site in self._sites:
             site.settle()
+            told.setdefault(site.client, {}).update(site.facts)
+        return told
 
     def _wait_times(self) -> None:
         """Where clients work side by side, the early ones wait for the last."""
@@ -364,6 +365,8 @@ class Round:
         """Our own failures are counted and noted; a mismatch is the caller's to hear of."""
         session = self._federation.session
         if session is None:
+            if self._federation.correcting is not None:  # they need the fingerprints, recorded or not
+                attempt(function, *args)
             return
         mismatch: list[UpdateMismatchError] = []
 

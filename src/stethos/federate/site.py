@@ -18,13 +18,13 @@ import numpy as np
 
 from stethos.errors import UsageError
 from stethos.federate.confusion import Confusion
-from stethos.federate.invitation import Invitation, Marked
+from stethos.federate.invitation import ClientSpan, Invitation
 from stethos.federate.row import put_row
 from stethos.federate.structure import State, bytes_of
 from stethos.guard import attempt, text_of
 from stethos.observe import boot
-from stethos.observe.context import Tally
-from stethos.observe.session import Session
+from stethos.observe.context import TurnTotals
+from stethos.observe.session import Session, number_in
 from stethos.observe.spans import Span
 from stethos.schema import CLIENT_REPORTS, CLIENT_ROUNDS, NULL_F64
 
@@ -61,6 +61,7 @@ class Site:
         self, invitation: Invitation, *, side: Literal["server", "client"],
         on_update: Callable[[Update], None] | None = None, on_end: Callable[[Site], None] | None = None,
         on_start: Callable[[Site], None] | None = None, wants_traces: bool = False,
+        base: Callable[[], Mapping[str, Any] | None] | None = None,
     ) -> None:  # fmt: skip
         self.invitation = invitation
         self.client = invitation.client
@@ -70,11 +71,12 @@ class Site:
         self._on_update = on_update
         self._on_end = on_end
         self._on_start = on_start
+        self._base = base
         self._wants_traces = wants_traces
         self.traces: dict[str, Any] = {}
-        self._tally = Tally()
+        self._tally = TurnTotals()
         self._confusion = Confusion()
-        self._marked: Marked | None = None
+        self._marked: ClientSpan | None = None
         self._span: Span | None = None
         self._start_ns = 0
         self._start_rss = 0
@@ -94,9 +96,17 @@ class Site:
             values = state.values() if isinstance(state, Mapping) else state
             self.facts["raw_bytes"] = attempt(lambda: sum(map(bytes_of, values)))
         self.arrived_ns = time.monotonic_ns()
+        self._compare(update)
         self.tell(samples=samples, loss=loss, base_round=base_round, **metrics)
         if self._on_update is not None:
             self._on_update(update)
+
+    def _compare(self, update: Update) -> None:
+        """With what the optimizer did, if that was seen."""
+        evidence, session = self._tally.evidence, boot.current_session()
+        if evidence is not None and session is not None and update.base_round in (None, self.invitation.round):
+            base = self._base() if self._base is not None else None
+            session.guard.run("evidence", evidence.check.compare, update.state, base, is_delta=update.is_delta)
 
     def tell(self, **numbers: float | None) -> None:
         """Numbers that came with the update; those that are no column of `client_rounds` go to its `metrics`."""
@@ -160,6 +170,7 @@ class Site:
             session.is_federated_client = True  # whose owner decides who may run code in it, see `live`
         self._marked = self.invitation.marked(self._tally)
         self._marked.__enter__()
+        self._begin_evidence()
         self._span = Span(boot.current_session, "client", {"client": self.client, "round": self.invitation.round})
         self._span.__enter__()
         self._start_rss = _RESIDENT.lately()
@@ -168,6 +179,18 @@ class Site:
             self._on_start(self)
         self._start_ns = time.monotonic_ns()
         return self
+
+    def _begin_evidence(self) -> None:
+        if "torch" in sys.modules:
+            from stethos.federate.turn_evidence import begin_turn
+
+            self._tally.evidence = begin_turn(self.invitation.federation, self.client)
+
+    def _write_evidence(self, session: Session) -> None:
+        evidence, self._tally.evidence = self._tally.evidence, None
+        if evidence is not None:
+            mine, t_ns = self.invitation, time.monotonic_ns() + session.offset_ns
+            session.guard.run("evidence", evidence.write, session, mine.federation, self.client, mine.round, t_ns)
 
     def _mark(self, *, is_open: bool) -> None:
         recording = boot.current()
@@ -186,6 +209,7 @@ class Site:
             self.failed(error)
         if session is not None:
             session.guard.run("client_rounds", self._add_up, duration_ns)
+            self._write_evidence(session)
         else:  # no run to record into: the report still goes back to the server
             attempt(self._add_up, duration_ns)
         if self._span is not None and self._marked is not None:
@@ -203,8 +227,11 @@ class Site:
         recorded. How the turn ends is not for this process to say."""
         start_ns = time.monotonic_ns()
         with self.invitation.marked(self._tally):
+            self._begin_evidence()
             yield
         session = boot.current_session()
+        if session is not None:
+            self._write_evidence(session)
         if session is not None and self._tally.steps:
             self._start_ns = start_ns
             del self.facts["status"]
@@ -323,8 +350,3 @@ def digest_of_order(order: Any) -> str:
     for part in parts:
         digest.update(np.asarray(part, np.int64).tobytes())
     return digest.hexdigest()
-
-
-def number_in(value: Any) -> float:
-    """A number, also a tensor's."""
-    return float(value.item() if hasattr(value, "item") else value)

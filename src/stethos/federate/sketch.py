@@ -14,14 +14,13 @@ no more elements than buckets is its own sketch, and exact.
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.federate.structure import State, Structure, copy_flat, copy_plain
+from stethos.federate.structure import State, Structure, copy_flat
 
 Vector = npt.NDArray[Any]
 BLOCK = 1024
@@ -35,7 +34,7 @@ DIRECTIONS = 64  # of the inputs, in which the change of a first layer is looked
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerRange:
     """A layer's place in the row of elements that are read, and in the sketch."""
 
     start: int
@@ -53,7 +52,7 @@ class Part:
         return self.buckets == self.read and self.blocks is None
 
 
-class Plan:
+class SketchPlan:
     """How updates of one structure are read; the same seed gives the same plan."""
 
     def __init__(self, structure: Structure, seed: int = 0, *, read_everything: bool = False) -> None:
@@ -66,7 +65,7 @@ class Plan:
         self.input_view = _input_view(inputs, seed)
         self.input_upper = np.flatnonzero(np.triu(np.ones((min(inputs, DIRECTIONS),) * 2)).ravel())
         total = sum(min(layer.size, WHOLE_UP_TO) for layer in structure.layers[: structure.weights])
-        parts: list[Part] = []
+        parts: list[LayerRange] = []
         at = sketch_at = 0
         for number, layer in enumerate(structure.layers):
             is_whole = read_everything or layer.size <= WHOLE_UP_TO or number == self.output
@@ -74,7 +73,7 @@ class Plan:
             read = layer.size if blocks is None else len(blocks) * BLOCK
             share = min(layer.size, WHOLE_UP_TO) / max(total, 1)
             buckets = _bucket_count(read, share, layer.shape[-1] if layer.shape else 1)
-            parts.append(Part(at, at + read, blocks, buckets, sketch_at))
+            parts.append(LayerRange(at, at + read, blocks, buckets, sketch_at))
             at, sketch_at = at + read, sketch_at + buckets
         self.parts = tuple(parts)
         self.read = at
@@ -84,13 +83,14 @@ class Plan:
         self.buckets = sketch_at
         sizes = [layer.size for layer in structure.layers]
         self.coverage = np.array([part.read / size if size else 1.0 for part, size in zip(parts, sizes, strict=True)])
-        self.sizes = np.array(sizes, float)
+        read_weights = sum(part.read for part in weights)
+        self.all_sizes = np.array([*sizes, sum(sizes[: structure.weights])], float)  # the last: all weights together
+        self.all_coverage = np.append(self.coverage, read_weights / max(float(self.all_sizes[-1]), 1.0))
         self.reads_everything = bool((self.coverage == 1).all())
-        self._scratch = _Scratch(at)
         zeros = np.zeros(len(parts) + 1)
         zeros.flags.writeable = False
         self.nothing_odd = zeros, zeros  # of an update that is finite: NaN and infinite elements by layer
-        self.spare_desks: list[Any] = []  # see `Desk`
+        self.spare_memory: list[Any] = []  # see `UpdateBuffer`
         self.is_plain = all(part.blocks is None and part.read for part in parts)
         self._signs = np.where(chance.random(at) < 0.5, np.float32(-1), np.float32(1))
         self.sign_places = np.sort(chance.choice(self.weight_stop, min(SIGNS, self.weight_stop), replace=False))
@@ -103,17 +103,11 @@ class Plan:
         self._filled = [number for number, part in enumerate(parts) if part.buckets]
         self._firsts = [parts[number].sketch_start for number in self._filled]
 
-    def scratch(self) -> Vector:
-        """A row of this thread's own, made once: fresh memory for every update would cost more than the arithmetic."""
-        return self._scratch.row
-
     def gather(self, state: State, client: str, row: Vector) -> tuple[int, ...]:
         """Put the elements that are read into a row; return the numbers of layers that the update does not have.
 
         What stands in the row for those layers is 0.
         """
-        if self.is_plain and copy_plain(self.structure, state, row):
-            return ()
         values, missing = self.structure.values_of(state, client), []
         with np.errstate(over="ignore", invalid="ignore"):
             for number, (part, value) in enumerate(zip(self.parts, values, strict=True)):
@@ -152,17 +146,24 @@ class Plan:
         sums /= self.coverage
         return np.sqrt(sums, out=sums)
 
+    def norms_of_row(self, row: Vector) -> Vector:
+        """The norms of a global model's layers, and of all weights together; not finite where an element is not."""
+        norms = self.norms(row[None])[0]
+        return np.append(norms, math.sqrt(float(np.square(norms[: self.structure.weights]).sum())))
+
+    def finite_norm(self, row: Vector) -> float:
+        """The norm of all weights of a global model, over its finite elements."""
+        norm = float(self.norms_of_row(row)[-1])
+        if math.isfinite(norm):
+            return norm
+        return float(self.norms_of_row(np.where(np.isfinite(row), row, np.float32(0)))[-1])
+
     def by_layer(self, products: Vector) -> Vector:
         """Sums over the buckets of each layer and, last, of all weights together."""
         sums = np.zeros((len(products), len(self.parts) + 1))
         sums[:, self._filled] = np.add.reduceat(products, self._firsts, axis=1)
         sums[:, -1] = sums[:, : self.structure.weights].sum(1)
         return sums
-
-
-class _Scratch(threading.local):
-    def __init__(self, length: int) -> None:
-        self.row = np.zeros(length, np.float32)
 
 
 def _membership(places: Vector, stretches: list[tuple[int, int]], weight_stop: int) -> Vector:

@@ -99,6 +99,24 @@ class Structure:
             )
         return values
 
+    def plain_values(self, state: State) -> list[Any] | None:
+        """The same, with fewer calls, of an update that is just what the structure says, as plain tensors of single
+        precision on the host; None for any other."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(state, Mapping) or len(state) != len(self.entries):
+            return None
+        values, kinds, dtype, strided = [], (torch.Tensor, torch.nn.Parameter), torch.float32, torch.strided
+        for layer in self.layers:
+            value: Any = state.get(layer.name)
+            if type(value) not in kinds or value.dtype is not dtype or value.shape != layer.shape or not value.is_cpu:
+                return None
+            if value.layout is not strided:
+                return None
+            values.append(value)
+        if len(values) < len(self.entries) and not all(name in state for name in self.entries):
+            return None
+        return values
+
     def _missing(self, message: str, named: Mapping[str, Any], layer: Layer) -> UpdateMismatchError:
         import difflib
 
@@ -154,6 +172,18 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(int(side) for side in (value.shape if hasattr(value, "shape") else np.shape(value)))
 
 
+def element_count(value: Any) -> int:
+    """How many elements a tensor or array has."""
+    return int(value.numel()) if hasattr(value, "numel") else int(np.size(value))
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Named tensors or arrays that no longer follow the caller's."""
+    return {
+        name: value.detach().clone() if hasattr(value, "detach") else np.array(value) for name, value in state.items()
+    }
+
+
 def is_float(value: Any) -> bool:
     return bool(value.is_floating_point()) if is_tensor(value) else _dtype(value).kind == "f" or _is_half(value)
 
@@ -193,30 +223,6 @@ def flat_of(value: Any) -> npt.NDArray[Any]:
         return flat.cpu().numpy()  # type: ignore[no-any-return]
     array = np.asarray(value).reshape(-1)
     return array.astype(np.float32) if array.dtype.itemsize < 4 or array.dtype.kind != "f" else array
-
-
-def copy_plain(structure: Structure, state: State, out: npt.NDArray[np.float32]) -> bool:
-    """Copy all layers one after the other to `out` at once; False if they are not just what the structure says, as
-    plain tensors on the host: then it must be looked at more closely."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(state, Mapping) or len(state) != len(structure.entries):
-        return False
-    get, kind, strided, parts = state.get, torch.float32, torch.strided, []
-    for layer in structure.layers:
-        value = get(layer.name)
-        if not (
-            isinstance(value, torch.Tensor)
-            and value.dtype is kind
-            and value.shape == layer.shape
-            and value.is_cpu
-            and value.layout is strided
-        ):
-            return False
-        parts.append(value.detach().reshape(-1))
-    if len(parts) < len(structure.entries) and not all(name in state for name in structure.entries):
-        return False
-    torch.cat(parts, out=torch.from_numpy(out))
-    return True
 
 
 def _looked_at(value: Any) -> npt.NDArray[Any]:

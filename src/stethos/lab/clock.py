@@ -57,7 +57,7 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowness:
+class Slowdown:
     """By how much a client's computing and its link are slowed down."""
 
     compute: float = 1.0
@@ -79,7 +79,7 @@ class VirtualClock:
         )
         self.deadline_ms = timing.patience * max(self._expected(client).total_ms for client in range(len(samples)))
 
-    def trip(self, client: int, number: int, slowness: Slowness) -> Trip:
+    def trip(self, client: int, number: int, slowness: Slowdown) -> Trip:
         """How long a client takes in a round. `samples` are those it trains on, with repetitions."""
         expected = self._expected(client)
         draws = generator(self._seed, "jitter", client, number).standard_normal(3)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stethos.act.action import Treatment
-from stethos.act.correction import Correction
+from stethos.act.correction import Correction, Corrector
+from stethos.federate.screening import Screened
 from stethos.federate.site import Update
 from stethos.federate.structure import State as AnyState
-from stethos.lab.flat import Layout, State
+from stethos.lab.flat import FlatState, Layout
 from stethos.lab.result import ClientRecord
 from stethos.lab.server import Median, Strategy
-from stethos.replay.remedy import Remedy
+from stethos.replay.corrections import RoundCorrections
 
 Combination = tuple[Tensor, Tensor, Strategy]
 
@@ -43,8 +44,8 @@ class Repeated:
     cause may be gone with them, and it is only repeated if the new model is not finite.
     """
 
-    def __init__(self, remedy: Callable[[int], Remedy], *, is_whole: bool = True) -> None:
-        self._remedy = remedy
+    def __init__(self, corrections: Callable[[int], RoundCorrections], *, is_whole: bool = True) -> None:
+        self._corrections = corrections
         self._is_whole = is_whole
 
     def review(
@@ -54,16 +55,16 @@ class Repeated:
         updates: Sequence[Update],
         facts: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Correction:
-        return correction_in(self._remedy(number))
+        return correction_in(self._corrections(number))
 
     def settle(self, number: int, *, odd: int, loss: float | None, drift: float | None) -> bool:
-        return self._remedy(number).is_rolled_back and (self._is_whole or odd > 0)
+        return self._corrections(number).is_rolled_back and (self._is_whole or odd > 0)
 
 
-def correction_in(remedy: Remedy) -> Correction:
+def correction_in(corrections: RoundCorrections) -> Correction:
     """What was recorded of a round's corrections, to be applied again."""
-    treatments = {client: Treatment(*pair) for client, pair in remedy.treatments.items()}
-    return Correction(treatments, remedy.is_robust)
+    treatments = {client: Treatment(*pair) for client, pair in corrections.treatments.items()}
+    return Correction(treatments, corrections.is_robust)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +72,32 @@ class Reply:
     """What a client sent, and the samples it was asked about."""
 
     record: ClientRecord
-    state: State
+    state: FlatState
     labels: NDArray[np.int64]
     answers: NDArray[np.int64] | None
 
 
 def review(
-    corrector: Reviewer, number: int, layout: Layout, current: Tensor, replies: Sequence[Reply], given: Combination
-) -> tuple[Combination, Correction]:
-    """What is combined instead of what was `given` (the same in a dry run), and what was decided."""
+    corrector: Reviewer, number: int, layout: Layout, current: Tensor, replies: Sequence[Reply], given: Combination,
+    screened: Screened | None = None,
+) -> tuple[Combination, Correction]:  # fmt: skip
+    """What is combined instead of what was `given` (the same in a dry run), and what was decided.
+
+    `screened` is what the recording already knows of these updates; without it they are fingerprinted here.
+    """
+    clients = [one.record.client for one in replies]
+    if isinstance(corrector, Corrector) and screened is not None and list(screened.clients) == clients:
+        made = corrector.decide(screened)
+    else:
+        made = _reviewed(corrector, number, layout, current, replies)
+    if not made.is_applied:
+        return given, made
+    return treated(made, clients, current, given), made
+
+
+def _reviewed(
+    corrector: Reviewer, number: int, layout: Layout, current: Tensor, replies: Sequence[Reply]
+) -> Correction:
     updates = [Update(one.record.client, layout.as_dict(one.state), len(one.labels)) for one in replies]
     facts = {
         one.record.client: {
@@ -89,10 +107,7 @@ def review(
         }
         for one in replies
     }
-    made = corrector.review(number, layout.as_dict(State(current, {})), updates, facts)
-    if not made.is_applied:
-        return given, made
-    return treated(made, [update.client for update in updates], current, given), made
+    return corrector.review(number, layout.as_dict(FlatState(current, {})), updates, facts)
 
 
 def treated(made: Correction, clients: Sequence[str], current: Tensor, given: Combination) -> Combination:
@@ -107,8 +122,8 @@ def treated(made: Correction, clients: Sequence[str], current: Tensor, given: Co
     return sent[kept], (samples * weights)[kept], Median() if made.is_robust else strategy
 
 
-def settle(corrector: Reviewer, number: int, good: State, new: State, loss: float) -> State:
-    """The global model to go on with: the new one or, if that is spoilt, the last good one."""
+def settle(corrector: Reviewer, number: int, good: FlatState, new: FlatState, loss: float) -> FlatState:
+    """The global model to go on with: the new one or, if that is not finite or worse, the last good one."""
     odd = int((~torch.isfinite(new.vector)).sum())
     drift = float(torch.linalg.vector_norm(new.vector - good.vector))
     return good if corrector.settle(number, odd=odd, loss=loss, drift=drift) else new

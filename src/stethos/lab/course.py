@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stethos.act.correction import Correction
+from stethos.lab.apply_fault import Sending, apply_update_fault
+from stethos.lab.client_data import ClientData
 from stethos.lab.clock import VirtualClock
 from stethos.lab.corrected import Reply, Reviewer, review, settle
 from stethos.lab.data import Data
-from stethos.lab.engine import Engine
-from stethos.lab.fate import Fate, foresee
+from stethos.lab.engine import TrainingEngine
 from stethos.lab.fault import ClientCrash, Fault
-from stethos.lab.flat import Layout, State
-from stethos.lab.local import Trained, Turn
+from stethos.lab.flat import FlatState, Layout
+from stethos.lab.local import Trained, TrainingTurn
 from stethos.lab.observed import RoundLog, SiteLog
 from stethos.lab.result import ClientRecord, Exchange, RoundRecord
+from stethos.lab.round_outcome import ClientOutcome, round_outcome
 from stethos.lab.seed import generator
 from stethos.lab.server import Memory, Strategy
-from stethos.lab.shelf import Shelf
-from stethos.lab.spoil import Sending, spoil_update
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Setup:
     """All that stays as it is from round to round. `faults` are resolved: one client each."""
 
     data: Data
-    shelf: Shelf
+    client_data: ClientData
     faults: tuple[Fault, ...]
     strategy: Strategy
     participation: float
@@ -46,32 +46,27 @@ class Setup:
     order: Callable[[int, int, int], Sequence[NDArray[np.int64]]]
 
 
-class _Past(dict[int, State]):
+class _Past(dict[int, FlatState]):
     """Global models by the round after which they were, fetched when they are asked for."""
 
-    def __init__(self, fetch: Callable[[int], State]) -> None:
+    def __init__(self, fetch: Callable[[int], FlatState]) -> None:
         super().__init__()
         self._fetch = fetch
 
-    def __missing__(self, number: int) -> State:
+    def __missing__(self, number: int) -> FlatState:
         self[number] = self._fetch(number)
         return self[number]
 
 
 class Course:
-    """Plays round after round with one engine; `state` is the global model, which `model` follows.
-
-    Clients in `without` are never asked: for histories that might have been.
-    """
+    """Plays round after round with one engine; `state` is the global model, which `model` follows."""
 
     def __init__(
-        self, setup: Setup, model: nn.Module, engine: Engine, reviewer: Reviewer | None = None,
-        without: frozenset[int] = frozenset(),
+        self, setup: Setup, model: nn.Module, engine: TrainingEngine, reviewer: Reviewer | None = None
     ) -> None:  # fmt: skip
         self._setup = setup
         self.reviewer = reviewer
         self._correction: Correction | None = None  # of the last round
-        self._without = without
         self._model = model
         self._engine = engine
         self.layout = Layout.of(model)
@@ -79,45 +74,35 @@ class Course:
         self._state_bytes = self.layout.bytes_of(self.state.counters)
         self._trained = self.layout.parameters
         self._memory: Memory = {}
-        self._past: dict[int, State] = {0: self.state}  # by the round after which it was the global model
+        self._past: dict[int, FlatState] = {0: self.state}  # by the round after which it was the global model
         self.reach = 1 + max((int(fault.strength) for fault in setup.faults if fault.acts_on == "base"), default=0)
 
-    def begin(self, first: int, past: Mapping[int, State], memory: Memory) -> None:
-        """Take up a history before round `first`: earlier global models by round (0 the initial one), and the server's
-        memory."""
-        self._past = dict(past)
-        self._memory = dict(memory)
-        self.state = self._past[first - 1]
-        self.layout.write(self.state, self._model)
-
-    def play(self, number: int, log: RoundLog, *, is_examined: bool = True) -> RoundRecord:
-        """Play one round and report it as it goes; unless it is examined, loss and accuracy are NaN."""
+    def play(self, number: int, log: RoundLog) -> RoundRecord:
+        """Play one round and report it as it goes."""
         setup = self._setup
         self._correction = None
         chosen = self._chosen(number)
         log.select([f"c{client}" for client in chosen])
-        outlook = foresee(setup.clock, setup.faults, chosen, number, setup.seed)
-        turns = {fate.client: self._turn_of(fate.client, number, log) for fate in outlook.fates if fate.status == "ok"}
+        outcome = round_outcome(setup.clock, setup.faults, chosen, number, setup.seed)
+        turns = {one.client: self._turn_of(one.client, number, log) for one in outcome.clients if one.status == "ok"}
         self._engine.begin(list(turns.values()))
         records, replies = [], []
-        for fate in outlook.fates:
-            reply = self._turn(fate, number, turns.get(fate.client), log)
-            records.append(reply.record if reply is not None else self._record(fate, number))
+        for one in outcome.clients:
+            reply = self._turn(one, number, turns.get(one.client), log)
+            records.append(reply.record if reply is not None else self._record(one, number))
             if reply is not None:
                 replies.append(reply)
         log.server_state(self._memory)
         with log.phase("aggregate"):
             if replies:
-                self.state = self._combined(number, replies)
+                self.state = self._combined(number, replies, log)
                 self.layout.write(self.state, self._model)
         self._tell_correction(log)
         self._past[number] = self.state
         self._past.pop(number - 1 - self.reach, None)
         aggregate_ms = setup.clock.timing.aggregate_ms
-        log.note(duration_ms=outlook.duration_ms, wait_ms=outlook.wait_ms, aggregate_ms=aggregate_ms)
-        loss = accuracy = math.nan
-        if is_examined:
-            loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+        log.note(duration_ms=outcome.duration_ms, wait_ms=outcome.wait_ms, aggregate_ms=aggregate_ms)
+        loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         if self.reviewer is not None and replies:
             good = self._past[number - 1]
             settled = settle(self.reviewer, number, good, self.state, loss)
@@ -125,50 +110,47 @@ class Course:
                 self.state = self._past[number] = settled
                 log.note_correction(is_rolled_back=True)
                 self.layout.write(settled, self._model)
-                if is_examined:
-                    loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
+                loss, accuracy = evaluated(self._model, setup.data.test_x, setup.data.test_y)
         log.evaluate(loss=loss, accuracy=accuracy)
-        return RoundRecord(number, loss, accuracy, outlook.duration_ms, outlook.wait_ms, tuple(records))
+        return RoundRecord(number, loss, accuracy, outcome.duration_ms, outcome.wait_ms, tuple(records))
 
     # Again --------------------------------------------------------------------------------------------
 
-    def sent_by(self, client: int, number: int, past: Callable[[int], State]) -> tuple[State, Trained]:
-        """What a client sends in a round, and how it trained; `past` gives the global model after a round.
+    def sent_by(
+        self, clients: Sequence[int], number: int, past: Callable[[int], FlatState]
+    ) -> list[tuple[FlatState, Trained]]:  # fmt: skip
+        """What clients send in a round, and how they trained; `past` gives the global model after a round.
 
-        Depends on nothing else: the rounds before need not have been played.
+        Depends on nothing else: the rounds before need not have been played. Where clients train together, all that
+        replied in the round do, so that the bits are the same whoever is asked for.
         """
         self._past = _Past(past)
         self.state = past(number - 1)
-        outlook = foresee(self._setup.clock, self._setup.faults, self._chosen(number), number, self._setup.seed)
-        replying = [fate.client for fate in outlook.fates if fate.status == "ok"]
-        if client not in replying:
-            replying = [client]  # asked what it would have sent
-        turns = {one: self._silent_turn(one, number) for one in replying}
-        self._engine.begin(list(turns.values()) if self._engine.trains_together else [turns[client]])
-        trained = self._engine.result(turns[client])
-        return self._sent(turns[client], trained, self._active(client, number)), trained
+        outcome = round_outcome(self._setup.clock, self._setup.faults, self._chosen(number), number, self._setup.seed)
+        asked = [one.client for one in outcome.clients if one.status == "ok"]
+        if not self._engine.trains_together or not set(clients) <= set(asked):
+            asked = list(clients)  # some perhaps for what they would have sent
+        turns = {one: TrainingTurn(one, number, self._past[self._base_round(one, number)]) for one in asked}
+        self._engine.begin(list(turns.values()))
+        found = []
+        for client in clients:
+            trained = self._engine.result(turns[client])
+            found.append((self._sent(turns[client], trained, self._active(client, number)), trained))
+        return found
 
     def combined(
-        self, number: int, current: State, sent: Sequence[tuple[int, State]], memory: Memory
-    ) -> tuple[State, Memory]:
+        self, number: int, current: FlatState, sent: Sequence[tuple[int, FlatState]], memory: Memory
+    ) -> tuple[FlatState, Memory]:
         """The new global model, and what the server remembers after it."""
         self.state, self._memory = current, dict(memory)
         replies = [
-            Reply(ClientRecord(f"c{client}", "ok"), state, self._setup.shelf.labels(client).numpy(), None)
+            Reply(ClientRecord(f"c{client}", "ok"), state, self._setup.client_data.labels(client).numpy(), None)
             for client, state in sent
         ]
         new = self._combined(number, replies)
         if self.reviewer is not None:
             new = settle(self.reviewer, number, current, new, math.nan)
         return new, self._memory
-
-    def evaluated(self, state: State) -> tuple[float, float]:
-        """Loss and accuracy of a global model."""
-        self.layout.write(state, self._model)
-        return evaluated(self._model, self._setup.data.test_x, self._setup.data.test_y)
-
-    def _silent_turn(self, client: int, number: int) -> Turn:
-        return Turn(client, number, self._past[self._base_round(client, number)])
 
     # Parts of a round ---------------------------------------------------------------------------------
 
@@ -178,15 +160,15 @@ class Course:
             log.note_correction(made.treatments, is_robust=made.is_robust)
 
     def _chosen(self, number: int) -> list[int]:
-        everybody = len(self._setup.shelf)
+        everybody = len(self._setup.client_data)
         count = max(1, round(self._setup.participation * everybody))
         draw = generator(self._setup.seed, "participation", number)
-        return sorted(set(draw.permutation(everybody)[:count].tolist()) - self._without)
+        return sorted(draw.permutation(everybody)[:count].tolist())
 
-    def _turn_of(self, client: int, number: int, log: RoundLog) -> Turn:
+    def _turn_of(self, client: int, number: int, log: RoundLog) -> TrainingTurn:
         invited = log.invite(f"c{client}") if self._engine.is_elsewhere else None
         base = self._past[self._base_round(client, number)]
-        return Turn(client, number, base, invited.to_fields() if invited is not None else None)
+        return TrainingTurn(client, number, base, invited.to_fields() if invited is not None else None)
 
     def _active(self, client: int, number: int) -> list[tuple[int, Fault]]:
         name = f"c{client}"
@@ -197,21 +179,21 @@ class Course:
         late = [int(fault.strength) for _, fault in self._active(client, number) if fault.acts_on == "base"]
         return max(0, number - 1 - max(late, default=0))
 
-    def _record(self, fate: Fate, number: int) -> ClientRecord:
-        kinds = tuple(fault.kind for _, fault in self._active(fate.client, number))
-        return ClientRecord(f"c{fate.client}", fate.status, kinds)
+    def _record(self, one: ClientOutcome, number: int) -> ClientRecord:
+        kinds = tuple(fault.kind for _, fault in self._active(one.client, number))
+        return ClientRecord(f"c{one.client}", one.status, kinds)
 
-    def _turn(self, fate: Fate, number: int, turn: Turn | None, log: RoundLog) -> Reply | None:
+    def _turn(self, one: ClientOutcome, number: int, turn: TrainingTurn | None, log: RoundLog) -> Reply | None:
         """A client's turn; None if no update came of it."""
-        name = f"c{fate.client}"
+        name = f"c{one.client}"
         try:
             with log.client(name) as site:
                 if turn is not None:
-                    return self._trained_turn(fate, turn, site)
+                    return self._trained_turn(one, turn, site)
                 site.note(peak_bytes=None)  # not this process's memory
-                if fate.status == "dropped":
+                if one.status == "dropped":
                     site.drop("no reply")
-                elif fate.status == "timeout":
+                elif one.status == "timeout":
                     site.timeout(f"no reply within {self._setup.clock.deadline_ms:.0f} ms")
                 else:
                     raise ClientCrash(f"client {name} crashed in round {number}, as it was told to")
@@ -219,11 +201,11 @@ class Course:
             return None  # recorded where it passed through
         return None
 
-    def _trained_turn(self, fate: Fate, turn: Turn, site: SiteLog) -> Reply:
-        trip = fate.trip
+    def _trained_turn(self, one: ClientOutcome, turn: TrainingTurn, site: SiteLog) -> Reply:
+        trip = one.trip
         assert trip is not None
         trained = self._engine.result(turn)
-        x, y = self._setup.shelf.samples(turn.client, turn.number)
+        x, y = self._setup.client_data.samples(turn.client, turn.number)
         labels = y.numpy()
         active = self._active(turn.client, turn.number)
         hog = sum(int(fault.strength) for _, fault in active if fault.acts_on == "memory")
@@ -239,7 +221,7 @@ class Course:
             download_ms=trip.download_ms,
             compute_ms=trip.compute_ms,
             upload_ms=trip.upload_ms,
-            wait_ms=fate.wait_ms,
+            wait_ms=one.wait_ms,
             peak_bytes=self._setup.copies * self._state_bytes + x.nbytes + y.nbytes + hog,
             base_round=self._base_round(turn.client, turn.number),
         )
@@ -272,17 +254,17 @@ class Course:
             base_round=record.base_round,
         )
 
-    def _sent(self, turn: Turn, trained: Trained, active: Sequence[tuple[int, Fault]]) -> State:
-        """What the client sends: its trained state, unless a fault spoils it."""
+    def _sent(self, turn: TrainingTurn, trained: Trained, active: Sequence[tuple[int, Fault]]) -> FlatState:
+        """What the client sends: its trained state, unless a fault changes it."""
         vector = trained.state.vector
         sending = Sending(self.state.vector, self._past[max(0, turn.number - 2)].vector, self.layout)
         for place, fault in active:
             if fault.acts_on == "update":
                 draw = generator(self._setup.seed, "update fault", place, turn.client, turn.number)
-                vector = spoil_update(fault, vector, sending, draw)
-        return State(vector, trained.state.counters)
+                vector = apply_update_fault(fault, vector, sending, draw)
+        return FlatState(vector, trained.state.counters)
 
-    def _combined(self, number: int, replies: Sequence[Reply]) -> State:
+    def _combined(self, number: int, replies: Sequence[Reply], log: RoundLog | None = None) -> FlatState:
         """The new global state: the strategy's for what is trained, the mean for buffers, the largest counters."""
         sent = torch.stack([reply.state.vector for reply in replies])
         samples = torch.tensor([len(reply.labels) for reply in replies], dtype=torch.float64)
@@ -290,8 +272,9 @@ class Course:
             self._setup.each_round(self._exchange(number, replies, sent, samples))
         strategy = self._setup.strategy
         if self.reviewer is not None:
+            screened = log.screened() if log is not None else None
             (sent, samples, strategy), self._correction = review(
-                self.reviewer, number, self.layout, self.state.vector, replies, (sent, samples, strategy)
+                self.reviewer, number, self.layout, self.state.vector, replies, (sent, samples, strategy), screened
             )
             if not len(sent):
                 return self.state
@@ -306,7 +289,7 @@ class Course:
             name: torch.stack([reply.state.counters[name] for reply in replies]).amax(dim=0)
             for name in self.state.counters
         }
-        return State(vector, counters)
+        return FlatState(vector, counters)
 
     def _exchange(self, number: int, replies: Sequence[Reply], sent: Tensor, samples: Tensor) -> Exchange:
         return Exchange(

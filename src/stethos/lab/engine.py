@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from stethos.errors import StethosError, UsageError
 from stethos.federate.invitation import Invitation
-from stethos.lab.local import LocalTrainer, Trained, Training, Turn
+from stethos.lab.client_data import ClientData
+from stethos.lab.local import LocalTrainer, LocalTraining, Trained, TrainingTurn
 from stethos.lab.model import Recipe
-from stethos.lab.shelf import Shelf
 from stethos.lab.stacked import StackedTrainer
 
-Parts = tuple[Recipe, Shelf, Training]
+Parts = tuple[Recipe, ClientData, LocalTraining]
 
 
-class Engine(Protocol):
+class TrainingEngine(Protocol):
     """Trains the clients of a round: `begin` is given all turns, then `result` is asked for one after the other."""
 
     @property
@@ -43,8 +43,8 @@ class Engine(Protocol):
     def model(self) -> torch.nn.Module | None:
         """The one that is trained in this process, client after client; None if there is no such."""
 
-    def begin(self, turns: Sequence[Turn]) -> None: ...
-    def result(self, turn: Turn) -> Trained: ...
+    def begin(self, turns: Sequence[TrainingTurn]) -> None: ...
+    def result(self, turn: TrainingTurn) -> Trained: ...
     def close(self) -> None: ...
 
 
@@ -59,10 +59,10 @@ class Loop:
         self.model: torch.nn.Module | None = self._trainer.model
         self._answers: dict[int, NDArray[np.int64]] = {}
 
-    def begin(self, turns: Sequence[Turn]) -> None:
+    def begin(self, turns: Sequence[TrainingTurn]) -> None:
         self._answers = self._trainer.answers_to(turns)
 
-    def result(self, turn: Turn) -> Trained:
+    def result(self, turn: TrainingTurn) -> Trained:
         return self._trainer.train(turn, self._answers.get(turn.client))
 
     def close(self) -> None:
@@ -80,11 +80,11 @@ class Stacked:
         self._trainer = StackedTrainer(*parts)
         self._results: dict[int, Trained] = {}
 
-    def begin(self, turns: Sequence[Turn]) -> None:
+    def begin(self, turns: Sequence[TrainingTurn]) -> None:
         results = self._trainer.train(turns) if turns else []
         self._results = {turn.client: trained for turn, trained in zip(turns, results, strict=True)}
 
-    def result(self, turn: Turn) -> Trained:
+    def result(self, turn: TrainingTurn) -> Trained:
         return self._results[turn.client]
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class Processes:
         self._pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(packed,))
         self._coming: dict[int, Future[bytes]] = {}
 
-    def begin(self, turns: Sequence[Turn]) -> None:
+    def begin(self, turns: Sequence[TrainingTurn]) -> None:
         try:
             self._coming = {turn.client: self._pool.submit(_train, pickle.dumps(turn)) for turn in turns}
         except BrokenProcessPool:
             raise _broken() from None
 
-    def result(self, turn: Turn) -> Trained:
+    def result(self, turn: TrainingTurn) -> Trained:
         try:
             answer = self._coming.pop(turn.client).result()
         except BrokenProcessPool:
@@ -140,7 +140,7 @@ def _broken() -> StethosError:
 
 
 # The trainer of this process of a pool: its initializer has nowhere else to leave it.
-_worker: Callable[[Turn], Trained] | None = None
+_worker: Callable[[TrainingTurn], Trained] | None = None
 
 
 def _start_worker(packed: bytes) -> None:
@@ -151,6 +151,6 @@ def _start_worker(packed: bytes) -> None:
 
 def _train(packed: bytes) -> bytes:
     assert _worker is not None
-    turn: Turn = pickle.loads(packed)
+    turn: TrainingTurn = pickle.loads(packed)
     with Invitation.from_fields(turn.invitation).marked() if turn.invitation else nullcontext():
         return pickle.dumps(_worker(turn))

@@ -23,7 +23,7 @@ Measure = Literal["share", "factor", "rounds", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """A kind of fault: what it acts on, and what its strength means."""
 
     acts_on: Target
@@ -32,26 +32,28 @@ class Kind:
     doc: str
 
 
-KINDS: dict[str, Kind] = {
-    "label-flip": Kind("data", 1.0, "share", "this share of the samples of class `source` is labelled `target`"),
-    "label-noise": Kind("data", 1.0, "share", "this share of all labels is replaced by another one at random"),
-    "feature-noise": Kind("data", 1.0, "factor", "Gaussian noise of this many standard deviations is added to inputs"),
-    "feature-shift": Kind("data", 1.0, "factor", "this many standard deviations are added to every input"),
-    "backdoor": Kind("data", 0.2, "share", "this share of the samples carries a trigger and the label `target`"),
-    "sign-flip": Kind("update", 1.0, "factor", "the update is sent negated, times this"),
-    "scaling": Kind("update", 10.0, "factor", "the update is sent times this"),
-    "update-noise": Kind("update", 1.0, "factor", "Gaussian noise, in norm this many times the update, is added to it"),
-    "nan": Kind("update", 1.0, "share", "this share of one tensor (`layer`, else the first) is sent as NaN"),
-    "inf": Kind("update", 1.0, "share", "this share of one tensor (`layer`, else the first) is sent as infinity"),
-    "free-rider-zero": Kind("update", 1.0, "factor", "the global model is sent back as it came"),
-    "free-rider-delta": Kind("update", 1.0, "factor", "the last change of the global model, times this, is sent"),
-    "stale": Kind("base", 3.0, "rounds", "training starts from the global model of this many rounds ago"),
-    "crash": Kind("reply", 1.0, "share", "with this probability in each round, local training raises"),
-    "dropout": Kind("reply", 1.0, "share", "with this probability in each round, no reply comes"),
-    "timeout": Kind("reply", 1.0, "share", "with this probability in each round, the reply comes after the deadline"),
-    "slow-compute": Kind("time", 10.0, "factor", "local training takes this many times as long"),
-    "slow-link": Kind("time", 10.0, "factor", "download and upload take this many times as long"),
-    "memory-hog": Kind("memory", 8.0 * 2**30, "bytes", "so much more peak memory is reported (none is allocated)"),
+KINDS: dict[str, FaultKind] = {
+    "label-flip": FaultKind("data", 1.0, "share", "this share of the samples of class `source` is labelled `target`"),
+    "label-noise": FaultKind("data", 1.0, "share", "this share of all labels is replaced by another one at random"),
+    "feature-noise": FaultKind("data", 1.0, "factor", "Gaussian noise of this many standard deviations is added"),
+    "feature-shift": FaultKind("data", 1.0, "factor", "this many standard deviations are added to every input"),
+    "backdoor": FaultKind("data", 0.2, "share", "this share of the samples carries a trigger and the label `target`"),
+    "sign-flip": FaultKind("update", 1.0, "factor", "the update is sent negated, times this"),
+    "scaling": FaultKind("update", 10.0, "factor", "the update is sent times this"),
+    "update-noise": FaultKind(
+        "update", 1.0, "factor", "Gaussian noise, this many times as long as the update, is added"
+    ),
+    "nan": FaultKind("update", 1.0, "share", "this share of one tensor (`layer`, else the first) is sent as NaN"),
+    "inf": FaultKind("update", 1.0, "share", "this share of one tensor (`layer`, else the first) is sent as infinity"),
+    "free-rider-zero": FaultKind("update", 1.0, "factor", "the global model is sent back as it came"),
+    "free-rider-delta": FaultKind("update", 1.0, "factor", "the last change of the global model, times this, is sent"),
+    "stale": FaultKind("base", 3.0, "rounds", "training starts from the global model of this many rounds ago"),
+    "crash": FaultKind("reply", 1.0, "share", "with this probability in each round, local training raises"),
+    "dropout": FaultKind("reply", 1.0, "share", "with this probability in each round, no reply comes"),
+    "timeout": FaultKind("reply", 1.0, "share", "with this probability in each round, the reply comes too late"),
+    "slow-compute": FaultKind("time", 10.0, "factor", "local training takes this many times as long"),
+    "slow-link": FaultKind("time", 10.0, "factor", "download and upload take this many times as long"),
+    "memory-hog": FaultKind("memory", 8.0 * 2**30, "bytes", "so much more peak memory is reported (none is allocated)"),
 }
 
 
@@ -88,7 +90,7 @@ class Fault:
             object.__setattr__(self, "strength", kind.strength)
         self._check(kind)
 
-    def _check(self, kind: Kind) -> None:
+    def _check(self, kind: FaultKind) -> None:
         if not self.clients:
             raise UsageError(f"the fault {self.kind!r} has no clients", hint="Fault('sign-flip', clients=['c3'])")
         if self.start < 1 or (self.end is not None and self.end < self.start):

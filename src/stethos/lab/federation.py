@@ -18,7 +18,7 @@ from stethos.lab.course import Course
 from stethos.lab.data import Data
 from stethos.lab.fault import Fault
 from stethos.lab.model import Factory
-from stethos.lab.prepare import Choices, EngineName, check_count, engine_of, prepare
+from stethos.lab.prepare import EngineName, LabChoices, check_count, engine_of, prepare
 from stethos.lab.result import Exchange, LabResult
 from stethos.lab.server import Strategy
 from stethos.lab.spec import config_of, spec_of
@@ -75,7 +75,7 @@ def federate(
     and any client's training. `correct` is "off", "dry-run" or "on": see `docs/correcting.md`. `overhead` is that of
     `watch`.
     """
-    choices = Choices(
+    choices = LabChoices(
         data, clients, rounds, split, model, strategy, tuple(faults), participation, local_epochs, batch, lr, optimizer,
         timing, seed, engine,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def _packed_by_npm(package: Package) -> bytes:
 def _member(archive: tarfile.TarFile, path: str) -> bytes:
     stream = archive.extractfile(path)
     if stream is None:
-        raise StethosError(f"{path} in the package is no file", hint="the package has changed")
+        raise StethosError(f"{path} in the package is not a file", hint="the package has changed")
     return stream.read()
 
 

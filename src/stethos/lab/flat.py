@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LayoutEntry:
     """One floating-point tensor of the state and its place in the vector."""
 
     name: str
@@ -23,7 +23,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FlatState:
     """All floating-point tensors in one vector; counters, such as those of BatchNorm, beside it."""
 
     vector: Tensor
@@ -34,7 +34,7 @@ class State:
 class Layout:
     """Which part of the vector is which tensor."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
     dtype: torch.dtype
 
     @classmethod
@@ -44,7 +44,7 @@ class Layout:
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
                 end = start + math.prod(tensor.shape)
-                entries.append(Entry(name, tensor.shape, tensor.dtype, start, end, name in parameters))
+                entries.append(LayoutEntry(name, tensor.shape, tensor.dtype, start, end, name in parameters))
                 start = end
         is_double = any(entry.dtype == torch.float64 for entry in entries)
         return cls(tuple(entries), torch.float64 if is_double else torch.float32)
@@ -66,14 +66,14 @@ class Layout:
         floats = sum((entry.end - entry.start) * entry.dtype.itemsize for entry in self.entries)
         return floats + sum(counter.nbytes for counter in counters.values())
 
-    def read(self, model: nn.Module) -> State:
+    def read(self, model: nn.Module) -> FlatState:
         """A copy of the model's state."""
         state = model.state_dict()
         parts = [state[entry.name].reshape(-1).to(self.dtype) for entry in self.entries]
         counters = {name: tensor.clone() for name, tensor in state.items() if not tensor.is_floating_point()}
-        return State(torch.cat(parts) if parts else torch.empty(0), counters)
+        return FlatState(torch.cat(parts) if parts else torch.empty(0), counters)
 
-    def write(self, state: State, model: nn.Module) -> None:
+    def write(self, state: FlatState, model: nn.Module) -> None:
         """Set the model's state, in place."""
         own = model.state_dict()
         with torch.no_grad():
@@ -82,7 +82,7 @@ class Layout:
             for name, counter in state.counters.items():
                 own[name].copy_(counter)
 
-    def as_dict(self, state: State) -> dict[str, Tensor]:
+    def as_dict(self, state: FlatState) -> dict[str, Tensor]:
         """The state as an ordinary state dict; tensors share the vector's memory where their type allows it."""
         tensors = {
             entry.name: state.vector[entry.start : entry.end].view(entry.shape).to(entry.dtype)
@@ -90,9 +90,9 @@ class Layout:
         }
         return {**tensors, **state.counters}
 
-    def from_dict(self, named: Mapping[str, Tensor]) -> State:
+    def from_dict(self, named: Mapping[str, Tensor]) -> FlatState:
         """What `as_dict` made a state dict of."""
         parts = [named[entry.name].reshape(-1).to(self.dtype) for entry in self.entries]
         names = {entry.name for entry in self.entries}
         counters = {name: tensor for name, tensor in named.items() if name not in names}
-        return State(torch.cat(parts) if parts else torch.empty(0), counters)
+        return FlatState(torch.cat(parts) if parts else torch.empty(0), counters)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stethos.lab.flat import Layout, State
+from stethos.lab.client_data import ClientData
+from stethos.lab.flat import FlatState, Layout
 from stethos.lab.model import Recipe
 from stethos.lab.seed import generator, isolated
-from stethos.lab.shelf import Shelf
 
 _MOST_AT_ONCE = 4096  # samples that a model is asked about in one go
 _NUMBERS_AT_ONCE = 1 << 18  # in them: what layers make of more does not stay in the caches
@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.opti
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class LocalTraining:
     """How every client trains."""
 
     epochs: int
@@ -47,12 +47,12 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TrainingTurn:
     """A client's turn: in which round it trains, from which state; `invitation` lets another process report on it."""
 
     client: int
     number: int
-    base: State
+    base: FlatState
     invitation: dict[str, str] | None = None
 
 
@@ -65,7 +65,7 @@ class Trained:
     predictions on the client's samples, if asked for.
     """
 
-    state: State
+    state: FlatState
     losses: tuple[float, ...]
     accuracy: float
     answers: NDArray[np.int64] | None
@@ -90,21 +90,21 @@ def _mean(values: tuple[float, ...]) -> float:
 class LocalTrainer:
     """Trains one client after another with one model object; each turn has an optimizer of its own."""
 
-    def __init__(self, recipe: Recipe, shelf: Shelf, training: Training) -> None:
+    def __init__(self, recipe: Recipe, client_data: ClientData, training: LocalTraining) -> None:
         self._recipe = recipe
-        self._shelf = shelf
+        self._client_data = client_data
         self._training = training
         self.model = recipe.build()
         self._layout = Layout.of(self.model)
 
-    def train(self, turn: Turn, answers: NDArray[np.int64] | None = None) -> Trained:
+    def train(self, turn: TrainingTurn, answers: NDArray[np.int64] | None = None) -> Trained:
         """Train from the turn's state. `answers` are those of its incoming model, if `answers_to` has told them."""
         training = self._training
         luck = isolated(training.seed, "local", turn.client, turn.number) if self._recipe.is_callers else nullcontext()
         with luck:
             return self._train(turn, answers)
 
-    def answers_to(self, turns: Sequence[Turn]) -> dict[int, NDArray[np.int64]]:
+    def answers_to(self, turns: Sequence[TrainingTurn]) -> dict[int, NDArray[np.int64]]:
         """What the incoming models say of their clients' samples, by client: for many small clients in one go.
 
         Nothing where nobody wants to know, and of the caller's models, which may do something else with the samples
@@ -113,10 +113,10 @@ class LocalTrainer:
         if not self._training.wants_answers or self._recipe.is_callers:
             return {}
         found: dict[int, NDArray[np.int64]] = {}
-        groups: list[tuple[State, list[Turn]]] = []
+        groups: list[tuple[FlatState, list[TrainingTurn]]] = []
         room = 0
         for turn in turns:
-            size = len(self._shelf.labels(turn.client))
+            size = len(self._client_data.labels(turn.client))
             if not groups or groups[-1][0] is not turn.base or size > room:
                 groups.append((turn.base, []))
                 room = _MOST_AT_ONCE
@@ -124,15 +124,15 @@ class LocalTrainer:
             room -= size
         for base, group in groups:
             self._layout.write(base, self.model)
-            inputs = [self._shelf.samples(turn.client, turn.number)[0] for turn in group]
+            inputs = [self._client_data.samples(turn.client, turn.number)[0] for turn in group]
             answers = predictions(self.model, torch.cat(inputs) if len(inputs) > 1 else inputs[0])
             parts = torch.split(answers, [len(x) for x in inputs])
             found.update({turn.client: part.numpy() for turn, part in zip(group, parts, strict=True)})
         return found
 
-    def _train(self, turn: Turn, answers: NDArray[np.int64] | None) -> Trained:
+    def _train(self, turn: TrainingTurn, answers: NDArray[np.int64] | None) -> Trained:
         model, training = self.model, self._training
-        x, y = self._shelf.samples(turn.client, turn.number)
+        x, y = self._client_data.samples(turn.client, turn.number)
         self._layout.write(turn.base, model)
         if answers is None and training.wants_answers:
             answers = predictions(model, x).numpy()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from torch import Tensor, nn
 
 from stethos.act.action import Treatment
 from stethos.federate.federation import federation
+from stethos.federate.screening import Screened
 from stethos.observe.api import watch
 from stethos.settings import CaptureMode
 
@@ -40,6 +41,7 @@ class RoundLog(Protocol):
     def client(self, name: str, /) -> AbstractContextManager[SiteLog]: ...
     def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[object]: ...
     def note(self, **columns: Any) -> object: ...
+    def screened(self) -> Screened | None: ...
     def server_state(self, state: Mapping[str, Tensor], /) -> object: ...
     def note_correction(
         self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
@@ -57,68 +59,22 @@ class FederationLog(Protocol):
     def note_settings(self, facts: Mapping[str, Any], /) -> object: ...
 
 
-class _SilentSite:
-    def confusion(self, labels: Any, predictions: Any, /) -> None:
-        pass
+class _Silent:
+    """Accepts every report of a federation, a round or a client, and keeps none."""
 
-    def note(self, **columns: Any) -> None:
-        pass
-
-    def update(self, state: Mapping[str, Tensor], /, *, samples: int, loss: float, accuracy: float) -> None:
-        pass
-
-    def trace(self, *, losses: Sequence[float], order: Callable[[], Sequence[Any]]) -> None:
-        pass
-
-    def drop(self, reason: str, /) -> None:
-        pass
-
-    def timeout(self, reason: str, /) -> None:
-        pass
-
-
-class _SilentRound:
-    def invite(self, name: str, /) -> None:
-        return None
-
-    def select(self, clients: Sequence[str], /) -> None:
-        pass
-
-    def client(self, name: str, /) -> AbstractContextManager[SiteLog]:
-        return nullcontext(_SilentSite())
-
-    def phase(self, name: Literal["aggregate", "evaluate"], /) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def note(self, **columns: Any) -> None:
-        pass
-
-    def server_state(self, state: Mapping[str, Tensor], /) -> None:
-        pass
-
-    def note_correction(
-        self, treatments: Mapping[str, Treatment] | None = None, *, is_robust: bool = False,
-        is_rolled_back: bool = False,
-    ) -> None:  # fmt: skip
-        pass
-
-    def evaluate(self, *, loss: float, accuracy: float) -> None:
-        pass
-
-
-def silent_round() -> RoundLog:
-    """A round that nobody records."""
-    return _SilentRound()
-
-
-class _SilentFederation:
     path: Path | None = None
 
-    def rounds(self, count: int, /) -> Iterator[RoundLog]:
-        return iter([_SilentRound()] * count)
+    def rounds(self, count: int, /) -> Iterator[Any]:
+        return iter([self] * count)
 
-    def note_settings(self, facts: Mapping[str, Any], /) -> None:
-        pass
+    def client(self, name: str, /) -> AbstractContextManager[Any]:
+        return nullcontext(self)
+
+    def phase(self, name: str, /) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
 
 
 def opened(
@@ -138,7 +94,7 @@ def opened(
 ) -> AbstractContextManager[FederationLog]:
     """A federation to report to: recorded if `observe`. `trained` is the model that clients train, if it is here."""
     if not observe:
-        return nullcontext(_SilentFederation())
+        return nullcontext(cast(FederationLog, _Silent()))
     opened = federation(
         name, model=model, clients=clients, config=config, dir=dir, run=run, progress=progress, capture=capture,
         capture_bytes=capture_bytes, overhead=overhead,

@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from torch import nn
 
 from stethos.errors import UsageError
+from stethos.lab.apply_fault import check_layers
 from stethos.lab.choice import choose
+from stethos.lab.client_data import ClientData
 from stethos.lab.clock import Timing, VirtualClock
 from stethos.lab.course import Setup
 from stethos.lab.data import Data, load
-from stethos.lab.engine import Engine, Loop, Parts, Processes, Stacked
+from stethos.lab.engine import Loop, Parts, Processes, Stacked, TrainingEngine
 from stethos.lab.fault import Fault, resolved
 from stethos.lab.flat import Layout
-from stethos.lab.local import OPTIMIZERS, Training
+from stethos.lab.local import OPTIMIZERS, LocalTraining
 from stethos.lab.model import Factory, recipe_of
 from stethos.lab.result import Exchange
 from stethos.lab.seed import generator
 from stethos.lab.server import Strategy, strategy_of
-from stethos.lab.shelf import Shelf
 from stethos.lab.split import Split, deal, split_of
-from stethos.lab.spoil import check_layers
 
 EngineName = Literal["loop", "stacked"]
 _COPIES = {"sgd": 3, "adam": 5}  # of the model, in a client's memory: weights, gradients, what came in, moments
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
+class LabChoices:
     """What `lab.federate` was asked for, as far as it decides the bits."""
 
     data: str | Data
@@ -86,8 +86,10 @@ def check_count(name: str, value: int) -> None:
         raise UsageError(f"{name}={value!r}", hint=f"{name} is a whole number from 1")
 
 
-def prepare(choices: Choices, *, wants_answers: bool, each_round: Callable[[Exchange], None] | None = None) -> Prepared:
-    """Load the data, deal them out, spoil what shall be spoilt, and make the initial model."""
+def prepare(
+    choices: LabChoices, *, wants_answers: bool, each_round: Callable[[Exchange], None] | None = None
+) -> Prepared:
+    """Load the data, deal them out, apply the faults of data, and make the initial model."""
     choices.check()
     seed = choices.seed
     server = strategy_of(choices.strategy)
@@ -97,8 +99,8 @@ def prepare(choices: Choices, *, wants_answers: bool, each_round: Callable[[Exch
     own_labels = {f"c{client}": labels[part] for client, part in enumerate(parts)}
     truth = resolved(choices.faults, own_labels, task.classes)
     recipe = recipe_of(choices.model, task, seed)
-    shelf = Shelf(task, parts, truth, seed)
-    training = Training(
+    client_data = ClientData(task, parts, truth, seed)
+    training = LocalTraining(
         choices.local_epochs, choices.batch, choices.lr, choices.optimizer, server.proximal, seed, wants_answers
     )
     model = recipe.build()
@@ -107,13 +109,13 @@ def prepare(choices: Choices, *, wants_answers: bool, each_round: Callable[[Exch
     state_bytes = layout.bytes_of(layout.read(model).counters)
     clock = VirtualClock(choices.timing, [len(part) * choices.local_epochs for part in parts], state_bytes, seed)
     setup = Setup(
-        task, shelf, truth, server, choices.participation, choices.local_epochs, _COPIES[choices.optimizer], clock,
-        seed, each_round, training.batches,
+        task, client_data, truth, server, choices.participation, choices.local_epochs, _COPIES[choices.optimizer],
+        clock, seed, each_round, training.batches,
     )  # fmt: skip
-    return Prepared(task, own_labels, truth, server, model, (recipe, shelf, training), setup)
+    return Prepared(task, own_labels, truth, server, model, (recipe, client_data, training), setup)
 
 
-def engine_of(name: EngineName, processes: int, parts: Parts) -> Engine:
+def engine_of(name: EngineName, processes: int, parts: Parts) -> TrainingEngine:
     """The engine of that name; UsageError where it cannot use that many processes."""
     if name == "stacked":
         if processes > 1:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stethos.lab.fate import Status
 from stethos.lab.fault import Fault
 from stethos.lab.flat import Layout
+from stethos.lab.round_outcome import Status
 
 
 @dataclass(frozen=True, slots=True)

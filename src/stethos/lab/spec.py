@@ -12,7 +12,7 @@ from stethos.lab.clock import Timing
 from stethos.lab.data import DATASETS, Data
 from stethos.lab.fault import Fault
 from stethos.lab.model import MODELS, Factory
-from stethos.lab.prepare import Choices, Prepared
+from stethos.lab.prepare import LabChoices, Prepared
 from stethos.lab.server import FedAdam, FedAvg, FedProx, Median, Strategy, TrimmedMean, strategy_of
 from stethos.lab.split import IID, Dirichlet, QuantitySkew, Shards, Split, split_of
 
@@ -20,9 +20,10 @@ _SPLITS: dict[str, type] = {kind.__name__: kind for kind in (IID, Dirichlet, Sha
 _STRATEGIES: dict[str, type] = {kind.__name__: kind for kind in (FedAvg, FedProx, FedAdam, Median, TrimmedMean)}
 _PLAIN = ("clients", "rounds", "participation", "local_epochs", "batch", "lr", "optimizer", "seed", "engine")
 _OWN = "own"
+_MOST = 100_000  # clients, rounds, epochs or samples of a batch that a capture may ask for
 
 
-def spec_of(choices: Choices, made: Prepared) -> dict[str, Any]:
+def spec_of(choices: LabChoices, made: Prepared) -> dict[str, Any]:
     """The choices as JSON; the caller's own data, splits, models and strategies by name alone."""
     return {
         **{name: getattr(choices, name) for name in _PLAIN},
@@ -36,7 +37,7 @@ def spec_of(choices: Choices, made: Prepared) -> dict[str, Any]:
     }
 
 
-def config_of(choices: Choices, task: Data) -> dict[str, Any]:
+def config_of(choices: LabChoices, task: Data) -> dict[str, Any]:
     """The choices as the run's configuration, for people to read and to compare runs by."""
     return {
         "data": task.name, "clients": choices.clients, "rounds": choices.rounds, "split": str(choices.split),
@@ -51,10 +52,13 @@ def config_of(choices: Choices, task: Data) -> dict[str, Any]:
 def choices_in(
     spec: Mapping[str, Any], *, data: Data | None = None, model: Factory | None = None, split: Split | None = None,
     strategy: Strategy | None = None,
-) -> Choices:  # fmt: skip
+) -> LabChoices:  # fmt: skip
     """The choices again; what was the caller's own must be given."""
     try:
-        return Choices(
+        for name in ("clients", "rounds", "local_epochs", "batch"):
+            if type(spec[name]) is not int or not 0 < spec[name] <= _MOST:
+                raise ValueError(f"{name} {str(spec[name])[:80]}")
+        return LabChoices(
             data=data or _known("data", spec["data"], DATASETS),
             model=model or _known("model", spec["model"], MODELS),
             split=split or _made("split", spec["split"], _SPLITS),
@@ -63,7 +67,7 @@ def choices_in(
             faults=tuple(Fault(**fault) for fault in spec["faults"]),
             **{name: spec[name] for name in _PLAIN},
         )
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
         raise CaptureError(
             f"the settings of the lab cannot be read: {error}", hint="another version wrote them, or they are damaged"
         ) from None
@@ -108,5 +112,5 @@ def _made(what: str, value: Any, known: Mapping[str, type]) -> Any:
 def _not_ours(what: str, name: object) -> CaptureError:
     return CaptureError(
         f"the federation had {what} of its own, {str(name)[:80]!r}, which a capture does not hold",
-        hint=f"in Python: stethos.lab.replay.workshop_of(bundle, {what}=...)",
+        hint=f"in Python: stethos.lab.replay.trainer_of(bundle, {what}=...)",
     )

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stethos.errors import UsageError
-from stethos.lab.flat import Layout, State
-from stethos.lab.local import Trained, Training, Turn
+from stethos.lab.client_data import ClientData, Version
+from stethos.lab.flat import FlatState, Layout
+from stethos.lab.local import LocalTraining, Trained, TrainingTurn
 from stethos.lab.model import Recipe
-from stethos.lab.shelf import Shelf, Version
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # torch's defaults for Adam
 MODELS = ("logistic", "mlp")
@@ -50,18 +50,18 @@ class _Schedule:
 class StackedTrainer:
     """Trains many clients at once; `train` gives what as many calls of `LocalTrainer.train` would."""
 
-    def __init__(self, recipe: Recipe, shelf: Shelf, training: Training) -> None:
+    def __init__(self, recipe: Recipe, client_data: ClientData, training: LocalTraining) -> None:
         if recipe.choice not in MODELS:
             raise UsageError(
                 f"the engine 'stacked' cannot train the model {recipe.choice!r}",
                 hint=f"it knows {' and '.join(MODELS)}; engine='loop' trains any model",
             )
         self._layout = Layout.of(recipe.build())
-        self._shelf = shelf
+        self._client_data = client_data
         self._training = training
         self._pool: _Pool | None = None
 
-    def train(self, turns: Sequence[Turn]) -> list[Trained]:
+    def train(self, turns: Sequence[TrainingTurn]) -> list[Trained]:
         pool = self._pool_of(turns[0].number)
         batches = [len(range(0, pool.sizes[turn.client], self._training.batch)) for turn in turns]
         order = sorted(range(len(turns)), key=lambda place: -batches[place])
@@ -73,22 +73,22 @@ class StackedTrainer:
         for row, place in enumerate(order):
             seen = pool.sizes[turns[place].client] * self._training.epochs
             own = tuple(losses[row, : schedule.steps[row]].tolist())
-            found[place] = Trained(State(vectors[row], {}), own, int(right[row]) / seen, answers[place])
+            found[place] = Trained(FlatState(vectors[row], {}), own, int(right[row]) / seen, answers[place])
         return [trained for trained in found if trained is not None]
 
     def _pool_of(self, number: int) -> _Pool:
         """All samples as they are in this round; made anew when a fault begins or ends."""
-        clients = range(len(self._shelf))
-        key = tuple(self._shelf.version(client, number) for client in clients)
+        clients = range(len(self._client_data))
+        key = tuple(self._client_data.version(client, number) for client in clients)
         if self._pool is None or self._pool.key != key:
-            samples = [self._shelf.samples(client, number) for client in clients]
+            samples = [self._client_data.samples(client, number) for client in clients]
             sizes = [len(y) for _, y in samples]
             starts = [0, *np.cumsum(sizes).tolist()]
             x = torch.cat([x.flatten(1) for x, _ in samples])
             self._pool = _Pool(key, x, torch.cat([y for _, y in samples]), starts, sizes)
         return self._pool
 
-    def _schedule(self, turns: Sequence[Turn], pool: _Pool) -> _Schedule:
+    def _schedule(self, turns: Sequence[TrainingTurn], pool: _Pool) -> _Schedule:
         batch, epochs = self._training.batch, self._training.epochs
         per_epoch = [math.ceil(pool.sizes[turn.client] / batch) for turn in turns]
         steps = [count * epochs for count in per_epoch]
@@ -135,7 +135,7 @@ class StackedTrainer:
             for entry in self._layout.entries
         ]
 
-    def _answers(self, turns: Sequence[Turn], pool: _Pool) -> list[NDArray[np.int64] | None]:
+    def _answers(self, turns: Sequence[TrainingTurn], pool: _Pool) -> list[NDArray[np.int64] | None]:
         """What each client's incoming model says of its samples; once for all that start from the same model."""
         spoken: dict[int, NDArray[np.int64]] = {}
         found: list[NDArray[np.int64] | None] = []

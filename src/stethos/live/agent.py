@@ -2,7 +2,7 @@
 
 The socket is the user's alone (0600 in a directory of 0700) and every caller's
 uid is checked; there is no TCP port. The thread sleeps in `accept` until
-somebody asks, and never writes to the program's output. After a fork the
+a request comes, and never writes to the program's output. After a fork the
 child forgets it, and gets its own when it records something.
 """
 
@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,12 +22,12 @@ from typing import Any, Literal
 from stethos.errors import LiveError, StethosError, UsageError
 from stethos.guard import Guard
 from stethos.live.ask import address_of
-from stethos.live.audit import Audit
+from stethos.live.audit import Audit, note_refusal
 from stethos.live.boundary import Boundary
 from stethos.live.checkpoint import save_checkpoint
-from stethos.live.deep_capture import capture_steps
 from stethos.live.evaluate import evaluate_code
 from stethos.live.inside import thread_stacks
+from stethos.live.profiler_trace import trace_steps
 from stethos.live.registry import socket_path
 from stethos.live.request import Request
 from stethos.live.steer import Steering, change_clip, change_rate, collect_garbage
@@ -53,12 +54,12 @@ class Operation:
 def _about(request: Request) -> dict[str, Any]:
     """Who is asked, and how far it has got."""
     session = request.session
-    torch_watch = request.recording.torch_watch
+    torch_hooks = request.recording.torch_hooks
     return {
         "pid": os.getpid(),
         "run": str(session.settings.run_dir),
         "steps": session.steps,
-        "is_watching": torch_watch is not None and torch_watch.steps.is_active,
+        "is_watching": torch_hooks is not None and torch_hooks.steps.is_active,
         "ops": {name: operation.right for name, operation in OPS.items()},
     }
 
@@ -81,7 +82,7 @@ OPS: dict[str, Operation] = {
     "clip": Operation(change_clip, "act"),
     "gc": Operation(collect_garbage, "act"),
     "checkpoint": Operation(save_checkpoint, "act"),
-    "profile": Operation(capture_steps, "act"),
+    "profile": Operation(trace_steps, "act"),
     "detach": Operation(_detach, "act"),
 }
 
@@ -96,6 +97,7 @@ class Agent:
     _listener: socket.socket | None = None
     _connections: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _refusals: Counter[int] = field(default_factory=Counter)  # by uid
 
     def start(self) -> None:
         """Listen; a socket that a dead process of the same pid left behind is replaced."""
@@ -140,8 +142,8 @@ class Agent:
         self._lock = threading.Lock()
         self.boundary = Boundary()
         recording = boot.current()
-        if recording is not None and recording.torch_watch is not None:
-            recording.torch_watch.steps.errand = None  # what was left for its parent
+        if recording is not None and recording.torch_hooks is not None:
+            recording.torch_hooks.steps.next_step_call = None  # what was left for its parent
 
     # The agent's threads ------------------------------------------------------------------------
 
@@ -154,14 +156,16 @@ class Agent:
                     return
                 time.sleep(0.05)  # no more files, for example
                 continue
-            self.session.guard.run("agent", self._welcome, connection)
+            self.session.guard.run("agent", self._admit, connection)
 
-    def _welcome(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(_IDLE_S)
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
         if uid != os.geteuid():
+            self._refusals[uid] += 1
+            note_refusal(self.session, pid, uid, self._refusals[uid])
             self._refuse(connection, LiveError(f"uid {uid} is not the owner of process {os.getpid()}"))
         elif len(self._connections) >= _MOST_CLIENTS:
             self._refuse(connection, LiveError(f"{_MOST_CLIENTS} clients are connected already", hint="try again"))

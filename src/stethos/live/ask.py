@@ -24,11 +24,11 @@ def ask(process: LiveProcess, op: str, timeout_s: float = DEFAULT_TIMEOUT_S, **a
 
     `timeout_s` is for the whole of it: an agent cannot answer while its process holds the GIL in C or is stopped.
     """
-    with Conversation(process, timeout_s) as conversation:
+    with AgentConnection(process, timeout_s) as conversation:
         return conversation.ask(op, **arguments)
 
 
-class Conversation:
+class AgentConnection:
     """Several requests over one connection, between which the agent keeps what `eval` has named."""
 
     def __init__(self, process: LiveProcess, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -56,7 +56,7 @@ class Conversation:
     def close(self) -> None:
         self._socket.close()
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> AgentConnection:
         return self
 
     def __exit__(
@@ -97,7 +97,7 @@ def _connect(process: LiveProcess, timeout_s: float) -> socket.socket:
     except ConnectionRefusedError:
         connection.close()
         raise LiveError(
-            f"nobody listens at {process.socket}: the agent of process {process.pid} has ended",
+            f"nothing is listening at {process.socket}: the agent of process {process.pid} has ended",
             hint=f"`stethos {process.pid} backtrace` works without one",
         ) from None
     except OSError as error:

@@ -39,7 +39,7 @@ begin_recording({run_dir!r}, {preset!r}, {overhead!r}, {note!r})
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class AttachMethod:
     """One way in. `why_closed(pid)` is empty if it is open; `inject(pid, code, is_forced)` runs code in the process."""
 
     name: str
@@ -75,7 +75,7 @@ def attach(
     )
 
 
-def _enter(rung: Rung, pid: int, is_forced: bool, run_dir: Path, preset: str, overhead: float) -> None:
+def _enter(rung: AttachMethod, pid: int, is_forced: bool, run_dir: Path, preset: str, overhead: float) -> None:
     with tempfile.TemporaryDirectory(prefix="stethos-attach-") as scratch:
         note = Path(scratch) / "note"
         code = _CODE.format(
@@ -143,8 +143,8 @@ def _hypno(pid: int, code: str, is_forced: bool) -> None:
 
 
 RUNGS = (
-    Rung("sys.remote_exec", _remote_exec_closed, _remote_exec),
-    Rung("hypno", _hypno_closed, _hypno),
+    AttachMethod("sys.remote_exec", _remote_exec_closed, _remote_exec),
+    AttachMethod("hypno", _hypno_closed, _hypno),
 )
 
 

@@ -43,7 +43,7 @@ def _begin(run_dir: str, preset: str, overhead: float, note: str) -> None:
 def end_recording(recording: Recording, steering: Steering) -> list[str]:
     """Stop and undo everything but what somebody set on purpose; what could not be undone is named."""
     left = []
-    watch = recording.torch_watch
+    watch = recording.torch_hooks
     if watch is not None:
         watch.steps.is_active = False
         if not wait_for_quiet_hooks():

@@ -1,4 +1,7 @@
-"""Who did what to the training: a row of `audit` before it happens, and one with the outcome."""
+"""Who did what to the training: a row of `audit` before it happens, and one with the outcome.
+
+Users who are not let in leave a row, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from types import TracebackType
 
 from stethos.errors import LiveError
 from stethos.live.request import Request
+from stethos.observe.session import Session
 from stethos.schema import AUDIT, NULL_F64
 
 _NUMBER = itertools.count(1)
@@ -42,7 +46,19 @@ class Audit:
         self._put("done" if kind is None else "refused", (time.monotonic() - self._began) * 1e3, outcome)
 
     def _put(self, event: str, duration_ms: float, outcome: str) -> bool:
-        session, request = self._request.session, self._request
-        names = struct.pack("<2i", session.name_id(event), session.name_id(request.op[:50]))
-        numbers = struct.pack("<4d", self._number, request.pid, request.uid, duration_ms)
-        return session.put_frame(AUDIT.number, names, numbers, (request.who, self._detail[:_LONGEST], outcome))
+        request = self._request
+        numbers = (self._number, request.pid, request.uid, duration_ms)
+        return _put_row(request.session, event, request.op[:50], numbers, (request.who, self._detail, outcome))
+
+
+def note_refusal(session: Session, pid: int, uid: int, times: int) -> None:
+    """A row for another user who was not let in, for the `times`-th time; written only where that is a power of two."""
+    if times & (times - 1) == 0:
+        numbers = (next(_NUMBER), pid, uid, NULL_F64)
+        _put_row(session, "refused", "connect", numbers, ("", f"time {times}", "not the owner of the process"))
+
+
+def _put_row(session: Session, event: str, op: str, numbers: tuple[float, ...], texts: tuple[str, str, str]) -> bool:
+    names = struct.pack("<2i", session.name_id(event), session.name_id(op))
+    who, detail, outcome = texts
+    return session.put_frame(AUDIT.number, names, struct.pack("<4d", *numbers), (who, detail[:_LONGEST], outcome))

@@ -1,7 +1,7 @@
 """Running something in the training thread, between its gradients and its optimizer.
 
 A task is left for the optimizer's pre hook, which looks at one attribute
-(`StepWatch.errand`) in every step. If no step comes, the task is taken back.
+(`StepRecorder.next_step_call`) in every step. If no step comes, the task is taken back.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from stethos.observe.stepwatch import StepWatch
+    from stethos.observe.step_recorder import StepRecorder
 
 _LOOK_S = 0.1
 
 
 @dataclass(eq=False, slots=True)
-class Task:
+class StepTask:
     """Something to do at the next step, once; `action` gets the optimizer and must not raise.
 
     With `at_step` not before that step, by the count of `steps`: so that several ranks do it at the same one.
@@ -39,14 +39,14 @@ class Boundary:
     """Tasks that wait for a step of this process."""
 
     def __init__(self) -> None:
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[StepTask] = deque()
         self._lock = threading.Lock()
 
-    def leave(self, watch: StepWatch, task: Task, wait_s: float, is_given_up: Callable[[], bool]) -> bool:
+    def leave(self, watch: StepRecorder, task: StepTask, wait_s: float, is_given_up: Callable[[], bool]) -> bool:
         """Leave a task for the next step; True once it has begun, False if it was taken back after `wait_s`."""
         with self._lock:
             self._tasks.append(task)
-            watch.errand = lambda optimizer: self._run(watch, optimizer)
+            watch.next_step_call = lambda optimizer: self._run(watch, optimizer)
         deadline = time.monotonic() + wait_s
         while not task.begun.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline or is_given_up():
@@ -56,20 +56,20 @@ class Boundary:
                         return False
         return True
 
-    def leave_next(self, watch: StepWatch, task: Task) -> None:
+    def leave_next(self, watch: StepRecorder, task: StepTask) -> None:
         """Leave a task for the next step without waiting for it; also from within a task."""
         with self._lock:
             self._tasks.append(task)
-            watch.errand = lambda optimizer: self._run(watch, optimizer)
+            watch.next_step_call = lambda optimizer: self._run(watch, optimizer)
 
-    def _run(self, watch: StepWatch, optimizer: torch.optim.Optimizer) -> None:
+    def _run(self, watch: StepRecorder, optimizer: torch.optim.Optimizer) -> None:
         """On the training thread: everything that has been left up to now, for this step."""
         with self._lock:
             tasks = [task for task in self._tasks if task.at_step <= task.steps()]
             for task in tasks:
                 self._tasks.remove(task)
             if not self._tasks:
-                watch.errand = None
+                watch.next_step_call = None
             for task in tasks:
                 task.begun.set()
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,6 @@ from stethos.record.whole_file import whole_file
 
 if TYPE_CHECKING:
     import torch
-
-DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-_ALIGNMENT = 8
 
 
 def save_checkpoint(request: Request) -> dict[str, Any]:
@@ -64,7 +56,7 @@ def _save(request: Request, optimizer: torch.optim.Optimizer, path: Path) -> dic
         "param_groups": json.dumps(state["param_groups"], default=repr),
         "plain": json.dumps(plain, default=repr),
     }
-    size = write_safetensors(path, tensors, facts)
+    size = _write(path, tensors, facts)
     return {
         "path": str(path), "bytes": size, "tensors": len(tensors), "step": int(facts["step"]),
         "model": type(root).__name__ if root is not None else None,
@@ -72,6 +64,8 @@ def _save(request: Request, optimizer: torch.optim.Optimizer, path: Path) -> dic
 
 
 def _sort_in(name: str, value: Any, tensors: dict[str, Any], plain: dict[str, Any]) -> None:
+    from stethos.replay.tensorfile import DTYPES
+
     torch_module = sys.modules["torch"]
     if isinstance(value, torch_module.Tensor) and str(value.dtype).removeprefix("torch.") in DTYPES:
         tensors[name] = value
@@ -79,47 +73,33 @@ def _sort_in(name: str, value: Any, tensors: dict[str, Any], plain: dict[str, An
         plain[name] = value
 
 
-def write_safetensors(path: Path, tensors: dict[str, Any], facts: dict[str, str]) -> int:
-    """Write tensors of torch in the safetensors format: beside the file first, then in its place."""
-    header: dict[str, Any] = {"__metadata__": facts}
-    offset = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        kind = DTYPES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+def _write(path: Path, tensors: dict[str, Any], facts: dict[str, str]) -> int:
+    """Write tensors beside the file first, then in its place; one at a time is copied to the host."""
+    from stethos.replay.tensorfile import bytes_in, shape_of_file  # NumPy is not loaded before torch is
+
+    shape = shape_of_file(tensors, facts)
     try:
         with whole_file(path) as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(shape.head)
             for tensor in tensors.values():
-                file.write(_bytes_of(tensor))
+                if tensor.numel():
+                    file.write(bytes_in(tensor).data)
     except OSError as error:
         raise LiveError(f"cannot save to {path}: {error.strerror}", hint="choose another place") from None
-    return 8 + len(text) + offset
-
-
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    torch_module = sys.modules["torch"]
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch_module.uint8)
-    return flat.numpy().data
+    return shape.total_bytes
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """`step`, `model` and `optimizer` of a checkpoint: the latter two as `load_state_dict` takes them."""
-    import torch
+    import numpy as np
 
-    kinds = {short: getattr(torch, name) for name, short in DTYPES.items() if hasattr(torch, name)}
+    from stethos.replay.tensorfile import parse, tensor_in
 
-    def make(data: bytearray, kind: str, shape: list[int]) -> torch.Tensor:
-        return (torch.frombuffer(data, dtype=kinds[kind]) if data else torch.empty(0, dtype=kinds[kind])).reshape(shape)
-
-    header, tensors = _read(Path(path), make)
-    facts = header.get("__metadata__", {})
+    file = np.memmap(path, np.uint8, "r")
+    entries, facts = parse(file)
     if facts.get("format") != "stethos-checkpoint-1":
-        raise RecordingError(f"{path} is no checkpoint of ours", hint="`stethos inspect FILE` shows what it holds")
-    values = {**tensors, **json.loads(facts["plain"])}
+        raise RecordingError(f"{path} is not a Stethos checkpoint", hint="`stethos inspect FILE` shows what it holds")
+    values = {name: tensor_in(file, entry) for name, entry in entries.items()} | json.loads(facts["plain"])
     state: dict[int, dict[str, Any]] = {}
     for name, value in values.items():
         if name.startswith("optimizer.state."):
@@ -131,18 +111,3 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         "model": model,
         "optimizer": {"state": state, "param_groups": json.loads(facts["param_groups"])},
     }
-
-
-def _read(path: Path, make: Callable[[bytearray, str, list[int]], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        base = file.tell()
-
-        def tensors() -> Iterator[tuple[str, Any]]:
-            for name, about in header.items():
-                if name != "__metadata__":
-                    first, last = about["data_offsets"]
-                    file.seek(base + first)
-                    yield name, make(bytearray(file.read(last - first)), about["dtype"], about["shape"])
-
-        return header, dict(tensors())

@@ -16,11 +16,11 @@ from typing import Any
 
 from stethos.errors import LiveError, UsageError
 from stethos.guard import outcome_of, text_of
-from stethos.live.boundary import Task
+from stethos.live.boundary import StepTask
 from stethos.live.interrupt import FILE as INTERRUPT_FILE
 from stethos.live.interrupt import Interruptible, TimeLimitError
 from stethos.live.namespace import Namespace, frames_from, parsed
-from stethos.live.output import CATCHER, Caught
+from stethos.live.output import CATCHER, CaughtOutput
 from stethos.live.request import Request
 from stethos.live.sync import collectives_in
 
@@ -42,7 +42,7 @@ class Evaluation:
     made: dict[str, Any]
     known: dict[str, Any]
     filename: str = field(default_factory=lambda: f"<eval {next(_COUNT)}>")
-    caught: Caught = field(default_factory=Caught)
+    caught: CaughtOutput = field(default_factory=CaughtOutput)
     value: str | None = None
     error: dict[str, str] | None = None
     notes: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Evaluation:
     step: int | None = None
     thread: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
-    task: Task | None = None
+    task: StepTask | None = None
     stopper: Interruptible = field(default_factory=lambda: Interruptible(*_OWN_FILES))
 
     def run(self, frames: list[FrameType], *, is_still: bool) -> None:
@@ -212,7 +212,7 @@ def known_names(request: Request) -> dict[str, Any]:
 
 def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
     """Have the code begun; where, and why there."""
-    watch = request.recording.torch_watch
+    watch = request.recording.torch_hooks
     wait_s = request.seconds("wait_s", WAIT_S)
     if request.content.get("now"):
         why = "asked to run at once"
@@ -228,7 +228,7 @@ def _begin(request: Request, evaluation: Evaluation) -> tuple[str, str]:
             else:
                 evaluation.run(frames_from(sys._getframe(1)), is_still=True)
 
-        task = Task(act, at_step=at_step, steps=lambda: request.session.steps)
+        task = StepTask(act, at_step=at_step, steps=lambda: request.session.steps)
         if request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
             evaluation.task = task
             return "step", ""

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 LARGEST_OUTPUT = 1_000_000
 
 
-class Caught:
+class CaughtOutput:
     """Text up to a limit, and how much was left out."""
 
     def __init__(self, limit: int = LARGEST_OUTPUT) -> None:
@@ -32,7 +32,7 @@ class Caught:
 class _Divided:
     """Stands in for `sys.stdout` or `sys.stderr` while somebody's output is being caught."""
 
-    def __init__(self, original: TextIO | None, by_thread: dict[int, Caught]) -> None:
+    def __init__(self, original: TextIO | None, by_thread: dict[int, CaughtOutput]) -> None:
         self.original = original
         self._by_thread = by_thread
 
@@ -50,16 +50,16 @@ class _Divided:
         return getattr(self.original, name)
 
 
-class Catcher:
+class OutputCatcher:
     """Catches the output of threads; the streams are replaced only while there is something to catch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_thread: dict[int, Caught] = {}
+        self._by_thread: dict[int, CaughtOutput] = {}
         self._out: Any = None
         self._err: Any = None
 
-    def begin(self, caught: Caught) -> None:
+    def begin(self, caught: CaughtOutput) -> None:
         """From now on what this thread writes goes to `caught`."""
         with self._lock:
             self._by_thread[threading.get_ident()] = caught
@@ -78,4 +78,4 @@ class Catcher:
                 self._out = self._err = None
 
 
-CATCHER = Catcher()
+CATCHER = OutputCatcher()

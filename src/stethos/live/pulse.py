@@ -16,7 +16,7 @@ _QUIET_S = 2.0
 _MOST_PAUSES = 10.0
 
 
-class Limits(NamedTuple):
+class SilenceLimits(NamedTuple):
     """When silence becomes suspicious: at least so long, and so many times the usual step. 0 s switches it off."""
 
     at_least_s: float = 30.0
@@ -55,7 +55,7 @@ class Pulse:
     def silent_s(self, now: float) -> float:
         return now - self.last_sign
 
-    def limit_s(self, limits: Limits, board: RankBoard) -> float | None:
+    def limit_s(self, limits: SilenceLimits, board: RankBoard) -> float | None:
         """How long it may be silent; None as long as it is not known to train."""
         if board.steps < _FEW_STEPS:
             return 2 * limits.at_least_s if board.groups else None

@@ -14,7 +14,7 @@ from stethos.observe.session import Session
 
 if TYPE_CHECKING:
     from stethos.live.steer import Steering
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,10 @@ class Request:
 
     def watched(self) -> list[Watched]:
         """Every optimizer that has been seen and is still there."""
-        watch = self.recording.torch_watch
-        return [one for one in watch.steps.seen() if one.optimizer() is not None] if watch is not None else []
+        watch = self.recording.torch_hooks
+        return (
+            [one for one in watch.steps.optimizers.seen() if one.optimizer() is not None] if watch is not None else []
+        )
 
     def text(self, name: str, default: str = "") -> str:
         value = self.content.get(name, default)

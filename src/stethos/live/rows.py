@@ -8,7 +8,7 @@ from typing import Any
 
 from stethos.errors import StethosError
 from stethos.live.registry import LiveProcess
-from stethos.live.stack import ThreadStack, capture
+from stethos.live.stack import ThreadStack, thread_stacks
 
 NOW = "now"
 
@@ -34,13 +34,13 @@ def stack_rows(process: LiveProcess, threads: Sequence[ThreadStack], t_ns: int, 
     ]
 
 
-def captured_rows(processes: Sequence[LiveProcess]) -> list[dict[str, Any]]:
+def live_stack_rows(processes: Sequence[LiveProcess]) -> list[dict[str, Any]]:
     """Where these processes are now; the error of one is raised if none could be read."""
     rows: list[dict[str, Any]] = []
     trouble: StethosError | None = None
     for process in processes:
         try:
-            rows += stack_rows(process, capture(process.pid), time.time_ns(), NOW)
+            rows += stack_rows(process, thread_stacks(process.pid), time.time_ns(), NOW)
         except StethosError as error:  # it may be another user's, or have ended this very moment
             trouble = error
     if trouble is not None and not rows:

@@ -26,7 +26,7 @@ _POLL_S = 0.1
 _PATIENCE_S = 30.0  # for py-spy to read symbols before, and to write after
 
 
-class Site(NamedTuple):
+class CodeLine(NamedTuple):
     """A function in a stack; `line` is the one that ran, 0 if unknown."""
 
     func: str
@@ -40,7 +40,7 @@ class Sampled:
 
     pid: int
     seconds: float
-    stacks: Counter[tuple[str, tuple[Site, ...]]] = field(default_factory=Counter)
+    stacks: Counter[tuple[str, tuple[CodeLine, ...]]] = field(default_factory=Counter)
 
     @property
     def samples(self) -> int:
@@ -119,8 +119,10 @@ def _read(pid: int, output: Path, said: str) -> Sampled:
         lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("py-spy>")]
         trouble = next((line.removeprefix("Error: ") for line in lines), "py-spy gave no answer")
         raise LiveError(f"cannot sample process {pid}: {trouble}", hint=why_not_readable(pid)) from None
-    sites = [Site(str(one["name"]), str(one.get("file") or ""), int(one.get("line") or 0)) for one in _frames(content)]
-    stacks: Counter[tuple[str, tuple[Site, ...]]] = Counter()
+    sites = [
+        CodeLine(str(one["name"]), str(one.get("file") or ""), int(one.get("line") or 0)) for one in _frames(content)
+    ]
+    stacks: Counter[tuple[str, tuple[CodeLine, ...]]] = Counter()
     seconds = 0.0
     for profile in content.get("profiles", ()):
         seconds = max(seconds, float(profile.get("endValue") or 0))

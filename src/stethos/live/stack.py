@@ -35,7 +35,7 @@ _STILL_S = 0.004
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One frame; `lineno` is the line it is at now, 0 if unknown."""
 
     func: str
@@ -54,11 +54,11 @@ class ThreadStack:
     is_main: bool
     has_gil: bool
     is_idle: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     source: Source = "py-spy"
 
 
-def capture(pid: int, native: bool = False) -> tuple[ThreadStack, ...]:
+def thread_stacks(pid: int, native: bool = False) -> tuple[ThreadStack, ...]:
     """Every thread of a process, the main one first; a StethosError says what is in the way.
 
     Works while the process holds the GIL or sits in C. With `native` also the frames of C, for which the process is
@@ -151,7 +151,7 @@ def _stacks(pid: int, threads: Iterable[dict[str, Any]], source: Source) -> tupl
 
 def _stack(pid: int, thread: dict[str, Any], source: Source) -> ThreadStack:
     frames = [
-        Frame(
+        StackFrame(
             func=str(frame.get("name") or "?"),
             file=str(frame.get("filename") or "?"),
             lineno=int(frame.get("line") or 0),

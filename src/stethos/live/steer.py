@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.errors import LiveError, UsageError
 from stethos.guard import outcome_of
-from stethos.live.boundary import Task
+from stethos.live.boundary import StepTask
 from stethos.live.request import Request
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: f
 
     With `at_step` in the request at that step or not at all, so that all ranks do it at the same one.
     """
-    watch = request.recording.torch_watch
+    watch = request.recording.torch_hooks
     if watch is None or not watch.steps.is_active:
         raise LiveError("no optimizer step can be seen in this process", hint="torch is not imported, or not watched")
     outcome: list[Any] = []
@@ -70,7 +70,7 @@ def at_step(request: Request, action: Callable[[Any], dict[str, Any]], wait_s: f
         is_late = 0 < wanted < steps[0]
         outcome.append(request.too_late() if is_late else outcome_of(action, optimizer))
 
-    task = Task(act, at_step=wanted, steps=lambda: request.session.steps)
+    task = StepTask(act, at_step=wanted, steps=lambda: request.session.steps)
     wait_s = request.seconds("wait_s", wait_s)
     if not request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
         which = f"step {wanted} did not come" if wanted else "no optimizer step came"

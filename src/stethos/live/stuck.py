@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stethos.live.stack import Frame, ThreadStack
+from stethos.live.stack import StackFrame, ThreadStack
 
 Cause = Literal["missing-rank", "mismatch", "data-loader", "lock", "disk", "client", "gil", "busy", "unknown"]
 
@@ -61,7 +61,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ObservedProcess:
     """One process, looked at twice: its stacks, and what its training thread did meanwhile."""
 
     threads: tuple[ThreadStack, ...]
@@ -86,7 +86,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StallCause:
     """Why one process stands still: a cause, the place, and a sentence without its subject."""
 
     cause: Cause
@@ -104,41 +104,41 @@ def training_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     return main
 
 
-def judge(look: Look, client: str = "", workers: Sequence[str] = ()) -> Verdict:
+def judge(look: ObservedProcess, client: str = "", workers: Sequence[str] = ()) -> StallCause:
     """The cause for one process. `client` is a federated client whose turn is open, `workers` where those of its
     data loader stand."""
     thread = training_thread(look.later) or training_thread(look.threads)
     if thread is None:
-        return Verdict("unknown", "?", "stands still; its stack cannot be read")
+        return StallCause("unknown", "?", "stands still; its stack cannot be read")
     place = place_of(thread)
     holder = next((one for one in look.later if one.has_gil), None)
     if look.is_busy:
-        return Verdict("busy", place, f"has been busy in {place} all the time")
+        return StallCause("busy", place, f"has been busy in {place} all the time")
     if look.wait.state in ("T", "t"):
-        return Verdict("unknown", place, f"was stopped by a signal or a debugger, in {place}")
+        return StallCause("unknown", place, f"was stopped by a signal or a debugger, in {place}")
     if look.wait.is_on_disk:
         about = f" ({look.wait.words})" if look.wait.words else ""
-        return Verdict("disk", place, f"waits for the disk in {place}{about}")
+        return StallCause("disk", place, f"waits for the disk in {place}{about}")
     loader = [frame for frame in thread.frames if _LOADER.search(frame.file)]
     if loader:
         where = f"; its workers: {', '.join(dict.fromkeys(workers))}" if workers else ""
-        return Verdict("data-loader", place, f"waits for its data loader in {place}{where}")
+        return StallCause("data-loader", place, f"waits for its data loader in {place}{where}")
     if holder is not None and holder.frames:
         held = place_of(holder)
         name = "" if holder.is_main else f" of thread {holder.thread}"
-        return Verdict("gil", held, f"stands in C code{name} that holds the GIL, called by {held}")
+        return StallCause("gil", held, f"stands in C code{name} that holds the GIL, called by {held}")
     if client or any(_FEDERATED.search(frame.file) for frame in thread.frames):
         whom = f"client {client}" if client else "its clients"
-        return Verdict("client", place, f"waits for {whom}, in {place}")
+        return StallCause("client", place, f"waits for {whom}, in {place}")
     if look.wait.call == "file lock":
         about = f" of {look.wait.about}" if look.wait.about else ""
-        return Verdict("lock", place, f"waits for the lock{about} that another process holds, in {place}")
+        return StallCause("lock", place, f"waits for the lock{about} that another process holds, in {place}")
     if _is_at_lock(thread, look.wait):
-        return Verdict("lock", place, f"waits for a lock or another thread in {place}")
+        return StallCause("lock", place, f"waits for a lock or another thread in {place}")
     if look.wait.call == "sleep":
-        return Verdict("unknown", place, f"sleeps in {place}")
+        return StallCause("unknown", place, f"sleeps in {place}")
     doing = f" ({look.wait.words})" if look.wait.words else ""
-    return Verdict("unknown", place, f"stands in {place}{doing}")
+    return StallCause("unknown", place, f"stands in {place}{doing}")
 
 
 def place_of(thread: ThreadStack) -> str:
@@ -209,9 +209,9 @@ def _is_at_lock(thread: ThreadStack, wait: Wait) -> bool:
     return wait.call in ("futex", "") and bool(_LOCK_WORDS.search(line))
 
 
-def _is_torch(frame: Frame) -> bool:
+def _is_torch(frame: StackFrame) -> bool:
     return "/torch/" in frame.file
 
 
-def _is_library(frame: Frame) -> bool:
+def _is_library(frame: StackFrame) -> bool:
     return frame.is_native or bool(_LIBRARY.search(frame.file))

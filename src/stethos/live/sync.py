@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stethos.errors import LiveError
-from stethos.live.boundary import Task
+from stethos.live.boundary import StepTask
 from stethos.live.namespace import parsed
 from stethos.live.request import Request
 
@@ -26,7 +26,7 @@ _PACKAGES = ("dist", "distributed", "distributed_c10d", "c10d", "torch.distribut
 
 def parameter_hash(request: Request) -> dict[str, Any]:
     """`sync`: the step and a hash of the parameters, at the boundary of `at_step` or of the next one."""
-    watch = request.recording.torch_watch
+    watch = request.recording.torch_hooks
     if watch is None or not watch.steps.is_active:
         raise LiveError("no optimizer step can be seen in this process")
     found: dict[str, Any] = {}
@@ -35,7 +35,7 @@ def parameter_hash(request: Request) -> dict[str, Any]:
         found["step"] = request.session.steps
         found["hashes"] = hashes_of([one for one in request.watched() if one.optimizer() is not None])
 
-    task = Task(take, at_step=request.at_step, steps=lambda: request.session.steps)
+    task = StepTask(take, at_step=request.at_step, steps=lambda: request.session.steps)
     wait_s = request.seconds("wait_s", _WAIT_S)
     if not request.boundary.leave(watch.steps, task, wait_s, request.has_hung_up):
         return {"step": request.session.steps, "hashes": None, "why": f"no optimizer step came within {wait_s:g} s"}

@@ -2,7 +2,7 @@
 
 RUN, DIRECTORY, PID       a run, or one process
 RUN/rank:3, RUN/all       one rank, or every process
-rank:3, all               of the newest live run
+rank:3, all               of the newest live run in this directory's ./runs
 HOST:PORT[/...]           behind a gateway
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from stethos.errors import LiveError, RunNotFoundError, UsageError
 from stethos.live.registry import LiveProcess, live_process, live_processes
 from stethos.record.place import RunPlace, start_ticks
-from stethos.store.find import find_run
+from stethos.store.find import elsewhere_hint, find_run
 from stethos.store.header import read_header
 
 _SELECTOR = re.compile(r"(?:(?P<run>.*)/)?(?:(?P<all>all)|rank:(?P<rank>\d+))")
@@ -23,7 +23,7 @@ _GATEWAY = re.compile(r"(?P<address>(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ParsedTarget:
     """A target as it was typed, taken apart: the run's part, which ranks, and the gateway to go through."""
 
     run: str | None = None
@@ -36,7 +36,7 @@ class Wanted:
 class Target:
     """What a target means now. `pid` is set where one process was named, which need not be observed."""
 
-    wanted: Wanted
+    wanted: ParsedTarget
     run: RunPlace | None
     processes: tuple[LiveProcess, ...]
     pid: int | None = None
@@ -58,22 +58,23 @@ class Target:
             )
         name = self.run.name if self.run is not None else "run"
         which = f" with rank {self.wanted.rank}" if self.wanted.rank is not None else ""
-        return LiveError(f"no process of {name}{which} is alive", hint="`stethos ls` lists what is alive")
+        elsewhere = elsewhere_hint(self.run.path.parent) if self.run is not None and self.wanted.run is None else ""
+        return LiveError(f"no process of {name}{which} is alive", hint=elsewhere or "`stethos ls` lists what is alive")
 
 
-def take_apart(text: str | None) -> Wanted:
+def take_apart(text: str | None) -> ParsedTarget:
     """A target as typed; nothing is looked up but whether it is a directory."""
     if text is None:
-        return Wanted()
+        return ParsedTarget()
     selected = _SELECTOR.fullmatch(text)
     gateway = _GATEWAY.fullmatch(text)
     if gateway is not None and not text.startswith("rank:") and not Path(text).exists():
         inner = take_apart(gateway["rest"] or None)
-        return Wanted(inner.run, inner.rank, inner.is_all, gateway["address"])
+        return ParsedTarget(inner.run, inner.rank, inner.is_all, gateway["address"])
     if selected is None or ("/" in text and Path(text).is_dir()):  # a run may be called "all"
-        return Wanted(text)
+        return ParsedTarget(text)
     rank = selected["rank"]
-    return Wanted(selected["run"] or None, int(rank) if rank is not None else None, selected["all"] is not None)
+    return ParsedTarget(selected["run"] or None, int(rank) if rank is not None else None, selected["all"] is not None)
 
 
 def gateway_of(text: str) -> tuple[str | None, str | None]:
@@ -84,18 +85,19 @@ def gateway_of(text: str) -> tuple[str | None, str | None]:
     return found["address"], found["rest"] or None
 
 
-def resolve(text: str | None, directory: Path | None = None) -> Target:
+def resolve(text: str | None, directory: Path | None = None, *, anywhere: bool = False) -> Target:
     """The processes a target means; RunNotFoundError if it names nothing.
 
-    Without one the newest live run. A run that is over has no processes, and that is no error here. A target behind a
-    gateway is not looked up: its `wanted.gateway` says where to ask.
+    Without one the newest live run of `directory` (default: `./runs`), or with `anywhere` of this user. A run that is
+    over has no processes, and that is no error here. A target behind a gateway is not looked up: its `wanted.gateway`
+    says where to ask.
     """
     wanted = take_apart(text)
     if wanted.gateway is not None:
         return Target(wanted, None, ())
     if wanted.run is not None and wanted.run.isdigit() and not wanted.is_all and wanted.rank is None:
         return _with_pid(wanted, int(wanted.run), directory)
-    run = _newest_live(directory) if wanted.run is None else find_run(wanted.run, directory)
+    run = find_run(wanted.run, directory, anywhere=anywhere)
     found = live_processes(run.path)
     if wanted.is_all:  # of a distributed job its ranks; what started them is no part of it
         ranked = [process for process in found if process.rank is not None]
@@ -109,7 +111,7 @@ def resolve(text: str | None, directory: Path | None = None) -> Target:
     return Target(wanted, run, tuple(found))
 
 
-def _with_pid(wanted: Wanted, pid: int, directory: Path | None) -> Target:
+def _with_pid(wanted: ParsedTarget, pid: int, directory: Path | None) -> Target:
     process = live_process(pid)
     if process is not None:
         return Target(wanted, RunPlace(process.run_dir), (process,), pid)
@@ -120,14 +122,6 @@ def _with_pid(wanted: Wanted, pid: int, directory: Path | None) -> Target:
             raise RunNotFoundError(f"no run and no live process {pid}", hint="list runs with `stethos ls`") from None
         return Target(wanted, None, (), pid)
     return Target(wanted, run, tuple(live_processes(run.path)), pid if start_ticks(pid) is not None else None)
-
-
-def _newest_live(directory: Path | None) -> RunPlace:
-    """The run of the live process that began last, else what `find_run` thinks best."""
-    processes = live_processes(directory)
-    if processes:
-        return RunPlace(processes[-1].run_dir)
-    return find_run(None, directory)
 
 
 def steps_of(process: LiveProcess) -> int:

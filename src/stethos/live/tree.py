@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stethos.live.stack import Frame, ThreadStack
+from stethos.live.stack import StackFrame, ThreadStack
 from stethos.live.stuck import training_thread
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class StackNode:
     """A frame and the processes that stand in it; the outermost is the root, which has none."""
 
-    frame: Frame | None
+    frame: StackFrame | None
     members: list[str] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
+    children: list[StackNode] = field(default_factory=list)
 
-    def child(self, frame: Frame) -> Node:
+    def child(self, frame: StackFrame) -> StackNode:
         for node in self.children:
             if node.frame == frame:
                 return node
-        self.children.append(Node(frame))
+        self.children.append(StackNode(frame))
         return self.children[-1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -33,9 +33,9 @@ class Node:
         return {**place, "members": self.members, "children": [node.as_dict() for node in self.children]}
 
 
-def merge(stacks: Mapping[str, Sequence[ThreadStack]]) -> Node:
+def merge(stacks: Mapping[str, Sequence[ThreadStack]]) -> StackNode:
     """One tree of the training threads, by the processes' names."""
-    root = Node(None)
+    root = StackNode(None)
     for name, threads in stacks.items():
         thread = training_thread(threads)
         node = root
@@ -46,7 +46,7 @@ def merge(stacks: Mapping[str, Sequence[ThreadStack]]) -> Node:
     return root
 
 
-def odd_ones(root: Node) -> dict[str, str]:
+def odd_ones(root: StackNode) -> dict[str, str]:
     """Processes that have left the way of most at the first fork, and where they stand; nobody if there is no most."""
     node = root
     while len(node.children) == 1 and len(node.children[0].members) == len(node.members):
@@ -62,14 +62,14 @@ def odd_ones(root: Node) -> dict[str, str]:
     return odd
 
 
-def tree_lines(root: Node) -> list[str]:
+def tree_lines(root: StackNode) -> list[str]:
     """The tree as text: outermost frame first, a step to the right where ways part."""
     lines: list[str] = []
     _draw(root, "", "", lines)
     return lines
 
 
-def _draw(node: Node, first: str, indent: str, lines: list[str]) -> None:
+def _draw(node: StackNode, first: str, indent: str, lines: list[str]) -> None:
     prefix, is_named = first, False
     while True:
         if node.frame is not None:
@@ -85,7 +85,7 @@ def _draw(node: Node, first: str, indent: str, lines: list[str]) -> None:
         _draw(branch, indent + ("└ " if is_last else "├ "), indent + ("  " if is_last else "│ "), lines)
 
 
-def place_text(frame: Frame | None) -> str:
+def place_text(frame: StackFrame | None) -> str:
     return "?" if frame is None else f"{frame.func} ({os.path.basename(frame.file)}:{frame.lineno})"
 
 
@@ -106,7 +106,7 @@ def members_text(members: Sequence[str]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
-def _place(node: Node) -> str:
+def _place(node: StackNode) -> str:
     """Where a branch ends, as long as it does not fork."""
     while len(node.children) == 1:
         node = node.children[0]

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import StethosError
-from stethos.live.pulse import Limits, Pulse
-from stethos.live.stack import ThreadStack, capture
-from stethos.live.stuck import Look, Verdict, judge, place_of, training_thread, wait_of
+from stethos.live.pulse import Pulse, SilenceLimits
+from stethos.live.stack import ThreadStack, thread_stacks
+from stethos.live.stuck import ObservedProcess, StallCause, judge, place_of, training_thread, wait_of
+from stethos.record.border import read_json
 from stethos.record.drainer import Drainer
-from stethos.record.layout import Word
-from stethos.record.place import read_json, write_json
+from stethos.record.layout import HeaderWord
+from stethos.record.place import write_json
 from stethos.schema import HANGS
 from stethos.store.boards import Delay, RankBoard, board_of, boards_of, delays_of
-from stethos.store.captures import keep_stacks
+from stethos.store.stack_file import keep_stacks
 
 if TYPE_CHECKING:
     import psutil
@@ -45,7 +46,7 @@ class Watchdog:
     def __init__(self, drainer: Drainer) -> None:
         self._drainer = drainer
         facts = drainer.run.facts().get("hang")
-        self._limits = Limits(**facts) if isinstance(facts, dict) else Limits()
+        self._limits = SilenceLimits(**facts) if isinstance(facts, dict) else SilenceLimits()
         self._file = drainer.run.path / f"hang-{drainer.host}.json"
         self._pulses: dict[str, Pulse] = {}
         self._next = 0.0
@@ -86,7 +87,7 @@ class Watchdog:
 
     def _look_first(self, boards: Mapping[str, RankBoard], now: float) -> None:
         watched = {name: board for name, board in boards.items() if _trains(board)}
-        self._first = _captured(watched)
+        self._first = _stacks_by_process(watched)
         self._work = {
             name: _work_of(board.pid, _thread_of(self._first.get(name, ()))) for name, board in watched.items()
         }
@@ -98,7 +99,7 @@ class Watchdog:
     def _decide(self, boards: Mapping[str, RankBoard], now: float) -> None:
         """The second look: hung, or slow?"""
         watched = {name: board for name, board in boards.items() if _trains(board)}
-        later = _captured(watched)
+        later = _stacks_by_process(watched)
         between_s = time.monotonic() - self._first_at
         looks = {
             name: _look(board, self._first.get(name, ()), later.get(name, ()), self._work.get(name), between_s)
@@ -119,7 +120,7 @@ class Watchdog:
     def _hang_of(
         self,
         board: RankBoard,
-        looks: Mapping[str, Look],
+        looks: Mapping[str, ObservedProcess],
         ranks: Mapping[int, RankBoard],
         delays: list[Delay],
         now: float,
@@ -139,7 +140,7 @@ class Watchdog:
         cause = "missing-rank" if delay.missing or delay.unseen else "mismatch" if delay.mismatched else "unknown"
         return self._rows_of(cause, culprits, waiting, delay, looks, verdicts, now)
 
-    def _is_still(self, board: RankBoard, looks: Mapping[str, Look], now: float) -> bool:
+    def _is_still(self, board: RankBoard, looks: Mapping[str, ObservedProcess], now: float) -> bool:
         """Whether a process makes no progress by any sign; one that computes is given more time."""
         look, pulse = looks.get(board.process), self._pulses.get(board.process)
         if look is None or pulse is None:
@@ -150,22 +151,22 @@ class Watchdog:
             return False
         return not look.is_busy or silent_s > _BUSY_TIMES * limit_s
 
-    def _judged(self, board: RankBoard, looks: Mapping[str, Look]) -> Verdict:
+    def _judged(self, board: RankBoard, looks: Mapping[str, ObservedProcess]) -> StallCause:
         look = looks.get(board.process)
         if look is None:
-            return Verdict("unknown", "?", "has ended" if not board.is_running else "cannot be seen")
+            return StallCause("unknown", "?", "has ended" if not board.is_running else "cannot be seen")
         return judge(look, self._open_client(board.process), _workers_of(board.pid))
 
     def _open_client(self, process: str) -> str:
         """The federated client whose turn is open in a process."""
         collector = self._drainer.collectors.get(process)
-        number = collector.tap.word(Word.CLIENT) if collector is not None else 0
+        number = collector.tap.word(HeaderWord.CLIENT) if collector is not None else 0
         names = collector.names if collector is not None else []
         return names[number] if 0 < number < len(names) else ""
 
     def _rows_of(
         self, cause: str, culprits: list[RankBoard], waiting: list[RankBoard], delay: Delay | None,
-        looks: Mapping[str, Look], verdicts: Mapping[str, Verdict], now: float,
+        looks: Mapping[str, ObservedProcess], verdicts: Mapping[str, StallCause], now: float,
     ) -> list[Row]:  # fmt: skip
         """The rows of `hangs`: who caused it, who waits, who else is there."""
         shared: Row = {"hang": len(self._told()) + 1, "cause": cause}
@@ -245,7 +246,8 @@ class Watchdog:
         from stethos.diagnose.engine import Diagnosis
         from stethos.diagnose.life import keep
         from stethos.diagnose.system.hang import Hang
-        from stethos.diagnose.window import Frame, Window
+        from stethos.diagnose.window import Window
+        from stethos.store.frame import Frame
 
         columns = ("process", "rank", "t_ns", *(column.name for column in HANGS.columns))
         frame = Frame({name: [row.get(name) for row in self._rows] for name in columns})
@@ -291,7 +293,7 @@ def _by_rank(boards: Iterable[RankBoard]) -> dict[int, RankBoard]:
     return {board.rank: board for board in boards if board.rank is not None}
 
 
-def _captured(boards: Mapping[str, RankBoard]) -> dict[str, tuple[ThreadStack, ...]]:
+def _stacks_by_process(boards: Mapping[str, RankBoard]) -> dict[str, tuple[ThreadStack, ...]]:
     """The stacks of these processes, at about the same time; nothing of one that cannot be read."""
     if not boards:
         return {}
@@ -301,7 +303,7 @@ def _captured(boards: Mapping[str, RankBoard]) -> dict[str, tuple[ThreadStack, .
 
 def _stacks_of(pid: int) -> tuple[ThreadStack, ...]:
     try:
-        return capture(pid)
+        return thread_stacks(pid)
     except StethosError:
         return ()
 
@@ -309,10 +311,10 @@ def _stacks_of(pid: int) -> tuple[ThreadStack, ...]:
 def _look(
     board: RankBoard, first: tuple[ThreadStack, ...], later: tuple[ThreadStack, ...],
     before: tuple[float, float] | None, between_s: float,
-) -> Look:  # fmt: skip
+) -> ObservedProcess:  # fmt: skip
     after = _work_of(board.pid, _thread_of(first))
     worked_s = max((late - early for early, late in zip(before, after, strict=True)), default=0.0) if before else 0.0
-    return Look(first, later, wait_of(board.pid, _thread_of(later)), worked_s / max(between_s, 1e-3))
+    return ObservedProcess(first, later, wait_of(board.pid, _thread_of(later)), worked_s / max(between_s, 1e-3))
 
 
 def _thread_of(threads: tuple[ThreadStack, ...]) -> int | None:

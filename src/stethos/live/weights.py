@@ -93,7 +93,7 @@ def read_weights(path: Path) -> WeightsFile:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, RecursionError, OverflowError,
             MemoryError, pickle.UnpicklingError, zipfile.BadZipFile, NotImplementedError) as error:  # fmt: skip
         raise RecordingError(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    raise RecordingError(f"{path} is no file of weights", hint="known are .safetensors, and .pt or .pth of torch")
+    raise RecordingError(f"{path} is not a weights file", hint="supported: .safetensors, and torch's .pt and .pth")
 
 
 # safetensors ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 
-from stethos.native import NATIVE, AlarmFields
+from stethos.native import AlarmFields, own_slots
 from stethos.schema import NULL_F64_BITS
 
 _BITS = struct.Struct("<Q")
@@ -30,7 +30,7 @@ class Alarm(AlarmFields):
 
     __slots__ = (
         "_deviation", "_left", "_left_nonfinite", "_mean", "_norm", "_quiet", "_seen",
-        *(() if NATIVE else ("high", "low")),
+        *own_slots("Alarm"),
     )  # fmt: skip
 
     def __init__(self) -> None:

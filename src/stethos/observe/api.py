@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stethos.errors import RecordingError, UsageError
 from stethos.guard import attempt
 from stethos.observe import boot
 from stethos.observe.ending import record_failure
+from stethos.observe.loggers import note_arguments_in_sight
 from stethos.observe.session import Session
 from stethos.observe.spans import Span
 from stethos.record.place import check_name, readable_name
@@ -23,9 +23,11 @@ from stethos.settings import (
     Preset,
     Settings,
     default_runs_dir,
+    explains_nan,
     from_environment,
     hang_after_s,
     parse_preset,
+    site_dir,
 )
 
 if TYPE_CHECKING:
@@ -126,12 +128,25 @@ def watch(
         recording.session.git_commit = recording.session.guard.run("git", lambda: commit_in_files(Path.cwd()))
     guard = recording.session.guard
     if config:
-        guard.run("config", _note_config, recording.session, config)
-    if model is not None and recording.torch_watch is not None:
-        guard.run("names", recording.torch_watch.names.know, model)
+        guard.run("config", recording.session.note_config, "user", config)
+    guard.run("config", _note_arguments, recording.session)
+    if model is not None and recording.torch_hooks is not None:
+        guard.run("names", recording.torch_hooks.names.know, model)
     guard.run("open", recording.session.open)
     stop = guard.run("actions", _correct_steps, correct, recording.session) if correct != "off" else None
     return Watch(recording, owns_recording=owns, stop=stop)
+
+
+def _note_arguments(session: Session) -> None:
+    note_arguments_in_sight(session, _caller())
+
+
+def _caller() -> FrameType:
+    """Where the program calls us."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("stethos."):
+        frame = frame.f_back
+    return frame
 
 
 def _correct_steps(mode: str, session: Session) -> Callable[[], None]:
@@ -143,11 +158,6 @@ def _correct_steps(mode: str, session: Session) -> Callable[[], None]:
     return corrector.install(lambda function: session.guard.wrap("actions", function))
 
 
-def _note_config(session: Session, config: Mapping[str, Any]) -> None:
-    session.config.update(config)
-    session.note_facts({"config": dict(session.config)})
-
-
 def _new_run(name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None) -> Settings:
     base = Path(directory) if directory is not None else default_runs_dir()
     return Settings(
@@ -155,6 +165,8 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
         preset=preset,
         overhead=DEFAULT_OVERHEAD[preset] if overhead is None else overhead,
         hang_after_s=hang_after_s(),
+        site=site_dir(),
+        explain_nan=explains_nan(),
     )
 
 
@@ -163,10 +175,8 @@ def log(step: int | None = None, **values: float) -> None:
     session = boot.current_session()
     if session is None:
         return
-    done = session.put_floats(values) if step is None else 0
-    if done < len(values):
-        for name, value in islice(values.items(), done, None):
-            session.guard.run("metrics", session.put_metric, name, value, step)
+    for name, value in values.items():
+        session.guard.run("metrics", session.put_metric, name, value, step)
 
 
 def span(name: str, /, **fields: Any) -> Span:

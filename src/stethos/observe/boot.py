@@ -17,19 +17,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stethos.observe.ending import EndWatch
+from stethos.observe.loggers import LoggerWatch
 from stethos.observe.logs import LogWatch
 from stethos.observe.session import Session
+from stethos.observe.warnings_shown import WarningWatch
 from stethos.settings import Settings, from_environment
+from stethos.wiring import AGENT, NVFLARE_CLIENT, Link
 
 if TYPE_CHECKING:
-    from stethos.observe.torchwatch import TorchWatch
+    from stethos.observe.torch_hooks import TorchHooks
 
-# What adapters do when a process of a run imports a framework: its module, then the adapter's module and function.
-COMPANIONS: dict[str, tuple[str, str]] = {
-    "nvflare.client.cell.api": ("stethos.adapters.nvflare.script", "watch_module"),
-}
-# What answers live questions once a session records: the module and the function that starts it.
-AGENT = ("stethos.live.agent", "start_agent")
+# What adapters do when a process of a run imports a framework: its module, then the adapter's function.
+COMPANIONS: dict[str, Link] = {"nvflare.client.cell.api": NVFLARE_CLIENT}
 # Processes of torch's and Ray's own that never train.
 _HELPERS = (
     "torch/_inductor/compile_worker",
@@ -46,15 +45,17 @@ class Recording:
 
     def __init__(self, settings: Settings) -> None:
         self.session = Session(settings)
-        self.torch_watch: TorchWatch | None = None
+        self.torch_hooks: TorchHooks | None = None
         self._finders: list[_ImportFinder] = []
 
     def begin(self) -> None:
         guard = self.session.guard
         guard.run("traceback", lambda: EndWatch(self.session).install())
         guard.run("logs", lambda: LogWatch(self.session).install())
+        guard.run("warnings", lambda: WarningWatch(self.session).install())
+        guard.run("loggers", lambda: LoggerWatch(self.session).install(self._after_import))
         if self.session.settings.agent:
-            self.session.on_open.append(_start_agent)
+            self.session.on_open.append(lambda session: AGENT.load()(session))
         if self.session.settings.is_main:
             guard.run("open", self.session.open)
         torch = sys.modules.get("torch")
@@ -65,11 +66,11 @@ class Recording:
 
     def watch_companions(self) -> None:
         """Tell adapters when a framework of theirs is imported."""
-        for name, place in COMPANIONS.items():
-            self._after_import(name, functools.partial(self._watch_companion, *place))
+        for name, adapter in COMPANIONS.items():
+            self._after_import(name, functools.partial(self._watch_companion, adapter))
 
-    def _watch_companion(self, adapter: str, function: str, module: ModuleType) -> None:
-        self.session.guard.run("adapter", lambda: getattr(import_module(adapter), function)(module))
+    def _watch_companion(self, adapter: Link, module: ModuleType) -> None:
+        self.session.guard.run("adapter", lambda: adapter.load()(module))
 
     def _after_import(self, name: str, action: Callable[[ModuleType], None]) -> None:
         finder = _ImportFinder(name, action)
@@ -81,18 +82,18 @@ class Recording:
         self.session.guard.run("torch", self._watch_torch)
 
     def _watch_torch(self) -> None:
-        from stethos.observe.torchwatch import TorchWatch
+        from stethos.observe.torch_hooks import TorchHooks
 
-        if self.torch_watch is None:
-            self.torch_watch = TorchWatch(self.session)
-        self.torch_watch.install()
+        if self.torch_hooks is None:
+            self.torch_hooks = TorchHooks(self.session)
+        self.torch_hooks.install()
         torch = sys.modules["torch"]
         self.session.note_facts({"torch": torch.__version__, "versions": _versions()})
 
     def turn_ended(self) -> None:
         """A client's turn of this thread is over: a trace of its next training iteration would see the server's work
         and the next client's evaluation, so it is given up."""
-        tracer = self.torch_watch.steps.tracer if self.torch_watch is not None else None
+        tracer = self.torch_hooks.steps.tracer if self.torch_hooks is not None else None
         if tracer is not None and tracer.is_tracing():
             tracer.stop()
 
@@ -102,11 +103,6 @@ class Recording:
             if finder in sys.meta_path:
                 sys.meta_path.remove(finder)
         self.session.close()
-
-
-def _start_agent(session: Session) -> None:
-    module, function = AGENT
-    getattr(import_module(module), function)(session)
 
 
 class _Current:

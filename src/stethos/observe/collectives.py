@@ -255,7 +255,7 @@ class CollectiveWatch:
         """Process groups exist: so the rank is known; look after what C++ does with them."""
         from torch.distributed import distributed_c10d
 
-        facts = self.session.kinship.learn(distributed_c10d.get_rank(), distributed_c10d.get_world_size())
+        facts = self.session.relations.learn(distributed_c10d.get_rank(), distributed_c10d.get_world_size())
         if self.session.open() is not None and facts:
             self.session.note_facts(facts)
         if self._thread is None and self.is_active:

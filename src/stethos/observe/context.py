@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from contextvars import ContextVar
+from typing import Any
 
 from stethos.schema import NULL_I32
 
 _FEW = 4
 
 
-class Tally:
+class TurnTotals:
     """What the steps of one client's turn add up to: the first losses are the incoming global model's."""
 
-    __slots__ = ("first_losses", "last_losses", "samples", "steps")
+    __slots__ = ("evidence", "first_losses", "last_losses", "samples", "steps")
 
     def __init__(self) -> None:
         self.first_losses: list[float] = []
         self.last_losses: deque[float] = deque(maxlen=_FEW)
         self.samples = 0
         self.steps = 0
+        self.evidence: Any = None  # what the turn shows from inside, see `federate.turn_evidence`
 
     def add(self, loss: float, samples: int) -> None:
         """One optimizer step; called on the training thread in every step of the turn."""
@@ -30,6 +32,6 @@ class Tally:
         self.steps += 1
 
 
-Turn = tuple[int, int, Tally | None]  # the client's name id, the round, and where its steps are added up
+Turn = tuple[int, int, TurnTotals | None]  # the client's name id, the round, and where its steps are added up
 TURN: ContextVar[Turn] = ContextVar("stethos_turn", default=(NULL_I32, NULL_I32, None))
 turn = TURN.get

@@ -178,7 +178,7 @@ class DeviceStatistics:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class TensorStatistics:
     """Statistics of one tensor: known, or as rows that are still on its device."""
 
     known: Rows | None
@@ -187,20 +187,20 @@ class Column:
     size: int = 0
 
 
-def started_column(tensor: torch.Tensor) -> Column:
+def started_column(tensor: torch.Tensor) -> TensorStatistics:
     """Statistics of one tensor; of one on a GPU they stay there, as small rows, until they are `gathered`."""
     with torch.no_grad():
         dense = dense_of(tensor) if tensor.is_cuda and tensor.layout is torch.strided else None
         if dense is None or not dense.numel():
-            return Column(statistics_of([None if tensor.is_cuda else tensor]))
+            return TensorStatistics(statistics_of([None if tensor.is_cuda else tensor]))
         rows, blocks = rows_of([dense])
-        return Column(None, rows, blocks[0], dense.numel())
+        return TensorStatistics(None, rows, blocks[0], dense.numel())
 
 
-def gathered(columns: Sequence[Column]) -> LateTable:
+def gathered(columns: Sequence[TensorStatistics]) -> LateTable:
     """One table of many columns: known ones are in it, the others come with one copy from each device."""
     late = LateTable(len(columns))
-    devices: dict[torch.device, list[tuple[int, Column]]] = {}
+    devices: dict[torch.device, list[tuple[int, TensorStatistics]]] = {}
     for place, column in enumerate(columns):
         if column.known is not None:
             late.table[:, place] = column.known[:, 0]

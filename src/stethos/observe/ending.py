@@ -56,7 +56,31 @@ class EndWatch:
 def record_failure(session: Session, error: BaseException, trace: TracebackType | None) -> None:
     """The exception of which a recording ends, with its traceback."""
     text = "".join(traceback.format_exception(type(error), error, trace, limit=-50))
-    session.note_failure(f"{type(error).__name__}: {text_of(error)}", text)
+    children = session.guard.run("traceback", _children_of, error) or ()
+    session.guard.run("memory", _explain_memory, session, error, trace)
+    session.note_failure(f"{type(error).__name__}: {text_of(error)}", text, children)
+
+
+def _explain_memory(session: Session, error: BaseException, trace: TracebackType | None) -> None:
+    """Where memory ran out: what filled it. Torch is imported, or there would be nothing to tell."""
+    if "torch" in sys.modules and not isinstance(error, SystemExit | KeyboardInterrupt):
+        from stethos.observe.inspection import put_inspection
+        from stethos.observe.out_of_memory import is_out_of_memory, memory_facts
+
+        if is_out_of_memory(error):
+            put_inspection(session, {"phase": "out of memory", "detail": memory_facts(error, trace)}, [])
+
+
+def _children_of(error: BaseException) -> list[dict[str, int]]:
+    """The workers whose failure a launcher raises, with their exit statuses: torchrun and `torch.multiprocessing`."""
+    failures = getattr(error, "failures", None)
+    first = getattr(error, "get_first_failure", None)
+    if isinstance(failures, dict) and first is not None:
+        leading = first()[1]
+        ordered = [leading, *(one for one in failures.values() if one is not leading)]
+        return [{"pid": int(one.pid), "exit_code": int(one.exitcode)} for one in ordered]
+    pid, code = getattr(error, "error_pid", None), getattr(error, "exit_code", None)
+    return [{"pid": pid, "exit_code": code}] if isinstance(pid, int) and isinstance(code, int) else []
 
 
 def _is_interactive() -> bool:

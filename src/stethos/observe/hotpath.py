@@ -11,7 +11,7 @@ costs 0.2 to 0.5 us however little it does (`get_ident` 0.3, `threading.local`
 0.45), `size(0)` 0.7, `item()` 1.4, `**kwargs` passed on 1.0, a row by
 `pack_into` 4.8 and word by word 2.6. Hence the rules of this file: no call
 that can be spared, names bound once, everything that can wait is left to
-`StepWatch.keep_house`, and the guard's `try` stands here instead of in a
+`StepRecorder.account`, and the guard's `try` stands here instead of in a
 wrapper (`except Exception` hands over to the guard at once).
 """
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from math import isfinite
 from threading import get_ident
 from typing import Any
 
@@ -26,26 +27,30 @@ import torch
 
 from stethos.clock import monotonic_ns
 from stethos.native import NATIVE
+from stethos.observe.alarm import is_null
 from stethos.observe.context import TURN, turn
-from stethos.observe.epoch import note_begin, note_end
+from stethos.observe.iteration import STEP_ROW
 from stethos.observe.late_row import Mark
-from stethos.observe.stepwatch import StepWatch
+from stethos.observe.spans import note_begin, note_end
+from stethos.observe.step_recorder import StepRecorder
 from stethos.schema import NULL_F64
 
-_LONG_NS = 1_000_000_000  # after the time for housekeeping: steps have become rare
+_LONG_NS = 1_000_000_000  # after the time for accounting: steps have become rare
 
 
-def _parts(watch: StepWatch, original: Callable[..., Any] | None) -> tuple[Any, ...]:
+def _parts(watch: StepRecorder, original: Callable[..., Any] | None = None) -> tuple[Any, ...]:
     """What a callback in C is made of. Tensors are read by torch's own functions, past what a program may patch."""
     base = torch._C.TensorBase
-    return (
-        watch, watch.local, watch.session, original, torch.Tensor, base, torch.is_grad_enabled,
-        torch._C._len_torch_dispatch_stack, base.item, base.__dict__["is_cpu"], base.is_neg,
-        getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), TURN, Mark.OPTIMIZER, note_begin, note_end,
-    )  # fmt: skip
+    parts = {
+        "original": original, "tensor": torch.Tensor, "is_training": torch.is_grad_enabled, "item": base.item,
+        "modes": torch._C._len_torch_dispatch_stack, "is_cpu": base.__dict__["is_cpu"], "is_neg": base.is_neg,
+        "turn": TURN, "mark": Mark.OPTIMIZER, "note_begin": note_begin, "note_end": note_end,
+    }  # fmt: skip
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return watch, watch.local, watch.session, base, exchange, parts
 
 
-def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_next_batch(watch: StepRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     """Times a data loader's `__next__`. A batch counts once a backward follows; the end of the data ends an epoch."""
     if NATIVE is not None:
         return NATIVE.NextBatch(*_parts(watch, original))  # type: ignore[no-any-return]
@@ -69,7 +74,7 @@ def wrap_next_batch(watch: StepWatch, original: Callable[..., Any]) -> Callable[
                 iteration = home if ident() == local.home_thread else local.iteration
                 iteration.mark_ns = now = clock()
                 iteration.batch_data_ns += now - start_ns
-                if now > iteration.house_ns + _LONG_NS:
+                if now > iteration.account_at_ns + _LONG_NS:
                     watch.beat()
                 samples = len(first) if type(first := _first_of(batch)) is Tensor and first.dim() else 0
                 iteration.batch_came(id(iterator), samples or watch.samples_in(batch), is_first=is_first)
@@ -88,7 +93,7 @@ def _first_of(batch: Any) -> Any:
     return batch[0] if type(batch) is list and batch else batch
 
 
-def wrap_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_backward(watch: StepRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     """Notes the loss that `torch.autograd.backward` is given, and its duration. `Tensor.backward` ends up here too.
 
     Its parameters are passed on by position, a microsecond less than `**kwargs`; a `backward` that has others, of a
@@ -123,7 +128,7 @@ def _parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(code.co_varnames[: code.co_argcount])
 
 
-def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_known_backward(watch: StepRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     clock, local, failed, Tensor, tracer = monotonic_ns, watch.local, watch.failed, torch.Tensor, watch.tracer
     guard, modes = watch.session.guard.run, torch._C._len_torch_dispatch_stack
     ident, home = get_ident, watch.local.home
@@ -149,12 +154,14 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
                     loss = float(tensors.item())
                 else:
                     loss = watch.odd_loss(iteration, tensors, grad_tensors)
+                if not isfinite(loss) and not is_null(loss):
+                    watch.loss_broke(tensors, loss)
                 if iteration.has_stepped and not iteration.depth:
                     iteration.loss = loss
                     iteration.has_stepped = False
                 else:
                     watch.add_loss(iteration, loss)
-                iteration.backwards += 1
+                iteration.backwards_ever += 1
                 if iteration.is_traced:
                     tracer.backward_begins()
                 completed = iteration.completed
@@ -186,10 +193,10 @@ def _wrap_known_backward(watch: StepWatch, original: Callable[..., Any]) -> Call
     return backward
 
 
-def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
+def step_begins_callback(watch: StepRecorder) -> Callable[..., None]:
     """Before an optimizer's step: gradients are ready, take what samples are due."""
     if NATIVE is not None:
-        return NATIVE.StepBegins(*_parts(watch, None))  # type: ignore[no-any-return]
+        return NATIVE.StepBegins(*_parts(watch))  # type: ignore[no-any-return]
     clock, local, failed = monotonic_ns, watch.local, watch.failed
     ident, home = get_ident, watch.local.home
     OPTIMIZER = Mark.OPTIMIZER
@@ -210,10 +217,10 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
                 iteration.step = watch.number()
             if (len(args) > 1 or kwargs) and watch.has_closure(args, kwargs):  # gradients come later
                 iteration.closure_backwards = 0
-            elif watch.is_due or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
+            elif iteration.step >= watch.sample_at or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
                 watch.sample(watched, iteration)
-            if watch.errand is not None:
-                watch.errand(optimizer)
+            if watch.next_step_call is not None:
+                watch.next_step_call(optimizer)
             if iteration.pending is not None:
                 iteration.pending.mark(OPTIMIZER)
             iteration.optimizer_start_ns = clock()
@@ -223,10 +230,10 @@ def step_begins_callback(watch: StepWatch) -> Callable[..., None]:
     return step_begins
 
 
-def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
-    """After an optimizer's step: write its row. Times go as ns; the drainer makes ms of them and knows the NULLs."""
+def step_ended_callback(watch: StepRecorder) -> Callable[..., None]:
+    """After an optimizer's step: write its row. The drainer makes ms of its times and knows the NULLs."""
     if NATIVE is not None:
-        return NATIVE.StepEnded(*_parts(watch, None))  # type: ignore[no-any-return]
+        return NATIVE.StepEnded(*_parts(watch))  # type: ignore[no-any-return]
     clock, local, failed, session = monotonic_ns, watch.local, watch.failed, watch.session
     offset_ns = session.offset_ns
     number_of, ident, home = watch.number_of, get_ident, watch.local.home
@@ -248,40 +255,41 @@ def step_ended_callback(watch: StepWatch) -> Callable[..., None]:
                 watch.sample(watched, iteration)
                 iteration.spent_ns -= clock() - began_ns
             step = iteration.step
-            iteration.step = -1
             if step >= session.steps:
                 session.steps = step + 1
-            put = watch.put if session.ring is watch.ring else watch.reopen()
+            if session.ring is not watch.ring:
+                watch.reopen()
             groups = optimizer.param_groups
             rate = groups[0].get("lr") if groups else None
-            backwards = iteration.backwards
-            if backwards == watched.backwards:  # none since its last step: the loss is an older one
+            iteration.lr = rate if type(rate) is float else number_of(rate)
+            backwards = iteration.backwards_ever
+            if backwards == watched.backwards_seen:  # none since its last step: the loss is an older one
                 iteration.loss = NULL_F64
-            watched.backwards = backwards
+            watched.backwards_seen = backwards
             whose = turn()
             if whose is not watched.turn:
                 watched.take_turn(whose)
             if whose[2] is not None:
                 whose[2].add(iteration.loss, iteration.samples)
-            local_step_model = watched.local_step_model
-            watched.local_step_model = local_step_model + 1
+            iteration.client, iteration.round, iteration.optimizer = watched.client, watched.round, watched.number
+            iteration.model, iteration.local_step = watched.model, watched.local_step
+            watched.local_step += 1
+            iteration.allocated_bytes, iteration.peak_bytes = watched.allocated_bytes, watch.peak_bytes
+            iteration.t_ns = now + offset_ns
+            iteration.step_ns = now - iteration.last_end_ns
+            iteration.optimizer_ns = now - iteration.optimizer_start_ns
+            iteration.backwards = backwards - iteration.backwards_before
             if iteration.pending is not None:
-                put = watch.put_later(iteration, put)
-            if put is not None:
-                put(
-                    watched.table_client, watched.round_optimizer, step, now + offset_ns, local_step_model,
-                    iteration.loss, rate if type(rate) is float else number_of(rate), iteration.norm,
-                    now - iteration.last_end_ns, iteration.data_ns, iteration.forward_ns, iteration.backward_ns,
-                    now - iteration.optimizer_start_ns,
-                    (backwards - iteration.backwards_before << 32) + iteration.samples, iteration.skipped,
-                    watched.allocated_bytes, watch.peak_bytes,
-                )  # fmt: skip
-            if now > iteration.house_ns:
-                watch.keep_house(iteration, watched, step, now)
-            iteration.norm = NULL_F64
+                watch.put_later(iteration)
+            elif watch.put is not None:
+                watch.put(*STEP_ROW(iteration))
+            iteration.step = -1
+            if now > iteration.account_at_ns:
+                watch.account(iteration, watched, step, now)
+            iteration.grad_norm = NULL_F64
             iteration.backwards_before = backwards
             iteration.skipped = iteration.samples = iteration.closure_backwards = 0
-            iteration.data_ns = iteration.forward_ns = iteration.backward_ns = 0
+            iteration.data_ns = iteration.forward_ns = iteration.backward_ns = 0.0
             iteration.completed += 1
             iteration.last_end_ns = now
             iteration.mark_ns = end = clock()

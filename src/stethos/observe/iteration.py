@@ -5,43 +5,49 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from stethos.native import NATIVE, IterationFields, IterationsFields
+from stethos.native import MOST_AHEAD, IterationFields, IterationsFields, own_slots
 from stethos.observe.budget import Pace
-from stethos.schema import NULL_F64
+from stethos.schema import NULL_F64, STEPS
 
 if TYPE_CHECKING:
     import torch
 
     from stethos.observe.late_row import LateStep
     from stethos.observe.loss_share import LossShares
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 
+STEP_ROW = attrgetter(*STEPS.slot_fields)  # the values of an iteration's row, as `SLOT_PACKERS` takes them
 _FIRST_BACKWARDS = itertools.count(1)
-MOST_AHEAD = 64  # batches
 _NEVER_NS = 1 << 62  # in the future, so that a duration since then is negative and becomes NULL
 
 
 class Iteration(IterationFields):
-    """Times in ns, sums of the iteration in progress. The loss stays until the next backward: two optimizers
-    may step on one."""
+    """The row of `steps` in progress, field by field as in its slot, and what it takes to fill it.
 
-    __slots__ = ("ahead", "shares") if NATIVE else (
-        "ahead", "backward_ns", "backwards", "backwards_before", "batch_data_ns", "batch_source", "closure_backwards",
-        "completed", "counted", "data_ns", "depth", "device_mark", "forward_ns", "has_stepped", "house_ns",
-        "in_backward", "is_traced", "kept_ns", "last_end_ns", "loss", "mark_ns", "norm", "optimizer_start_ns", "owner",
-        "pace", "pending", "samples", "scaled", "shares", "skipped", "spent_ns", "step", "watched",
-    )  # fmt: skip
+    Times are in ns, sums of the iteration in progress. The loss stays until the next backward: two optimizers may step
+    on one.
+    """
+
+    __slots__ = ("ahead", "shares", *own_slots("Iteration"))
+
+    if TYPE_CHECKING:  # the fields of the row come from `schema.py`; one that does not exist is an error all the same
+
+        def __setattr__(self, name: str, value: Any, /) -> None: ...
 
     def __init__(self) -> None:
+        for name, code in STEPS.slot_fields.items():
+            setattr(self, name, NULL_F64 if code == "d" else 0)
+        self.table = STEPS.number
         self.depth = 0  # optimizers inside each other (Lookahead, ZeRO)
         self.owner = 0
         self.watched: Watched | None = None
         self.in_backward = self.is_traced = False
         self.has_stepped = True
-        self.loss = self.norm = NULL_F64
+        self.loss = self.grad_norm = NULL_F64
         # True losses by the id of what a gradient scaler made of them, with a reference to it: ids are used again.
         self.scaled: dict[int, tuple[weakref.ref[torch.Tensor], float | torch.Tensor]] = {}
         self.pending: LateStep | None = None  # numbers of the step in progress that are still on a device
@@ -49,10 +55,10 @@ class Iteration(IterationFields):
         self.shares: LossShares | None = None  # of the losses, where there were several and several optimizers
         self.mark_ns = 0  # when forward work may have begun
         self.last_end_ns = _NEVER_NS
-        self.optimizer_start_ns = self.kept_ns = self.house_ns = self.spent_ns = 0
-        self.data_ns = self.forward_ns = self.backward_ns = 0
+        self.optimizer_start_ns = self.accounted_ns = self.account_at_ns = self.spent_ns = 0
+        self.data_ns = self.forward_ns = self.backward_ns = 0.0
         # Never reset, and different in every thread: by it an optimizer knows whether one came since its last step.
-        self.backwards = self.backwards_before = next(_FIRST_BACKWARDS) << 40
+        self.backwards_ever = self.backwards_before = next(_FIRST_BACKWARDS) << 40
         self.closure_backwards = self.completed = self.counted = self.skipped = 0
         self.pace = Pace()
         self.step = -1  # the number of the step in progress

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stethos.schema import NULL_F64
+from stethos.schema import NULL_F64, STEPS
 
 if TYPE_CHECKING:
     from stethos.observe.sample import LateSample
@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 _SLOTS = 256
 _MOST_MARKS = 256  # of one step: with more backwards the host's times stay
 LAST_WAIT_S = 0.5
+_SMOOTH = 0.05
 # Positions among the values of a row of `steps`.
-LOSS_AT, NORM_AT, FORWARD_AT, BACKWARD_AT, OPTIMIZER_AT = 5, 7, 10, 11, 12
+_LOSS, _GRAD_NORM, *_TIMES = map(
+    list(STEPS.slot_fields).index, ("loss", "grad_norm", "forward_ns", "backward_ns", "optimizer_ns")
+)
+
+
+_raw_stream_of: Callable[[int], int] = torch._C.__dict__.get("_cuda_getCurrentRawStream", lambda _: 0)
+_STREAMS: dict[tuple[int, int], Any] = {}  # to ask torch for it takes longer than to record an event
 
 
 class Mark(Enum):
@@ -47,38 +54,54 @@ class LateStep:
     __slots__ = ("losses", "marks", "sample")
 
     def __init__(self) -> None:
-        self.losses: list[int] = []  # places in the pinned buffer
+        self.losses: list[torch.Tensor] = []  # in pinned memory; a mark follows each
         self.marks: list[tuple[Mark, Any]] = []
         self.sample: LateSample | None = None
 
     def mark(self, what: Mark) -> None:
         """Note that the device comes to this point of the step. Called on the training thread."""
-        event = recorded_event() if len(self.marks) < _MOST_MARKS else None
+        event = recorded_event() if len(self.marks) < _MOST_MARKS or what is Mark.END else None
         if event is not None:
             self.marks.append((what, event))
+
+
+class HiddenShare:
+    """The share of the host's time that a device does not notice, as it is still busy with work queued before.
+
+    When an optimizer's step has been queued and the device has not come to its beginning, the host is ahead: what our
+    callbacks took until then has cost the training nothing.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+
+    def note(self, marks: list[tuple[Mark, Any]]) -> None:
+        """A step has been queued: look whether the device has come to the last mark before its end."""
+        if marks:
+            self.share += _SMOOTH * ((not marks[-1][1].query()) - self.share)
 
 
 class LateRows:
     """Holds rows of `steps` until their numbers have reached the host."""
 
     def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
-        self._events: list[Any] = []
+        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         self._next = 0
         self._waiting: deque[tuple[LateStep, Callable[..., bool], tuple[Any, ...]]] = deque()
         self._flushing = threading.Lock()
 
-    def copy(self, loss: torch.Tensor) -> int | None:
-        """Start copying a loss; return its place, or None where that is not possible."""
+    def copy(self, loss: torch.Tensor) -> torch.Tensor | None:
+        """Start copying a loss; return where it will be, or None where that is not possible."""
         if not loss.is_cuda or loss.numel() != 1 or torch.cuda.is_current_stream_capturing():
             return None
-        if self._buffer is None:
-            self._buffer = torch.empty(_SLOTS, dtype=torch.float64, device="cpu", pin_memory=True)
-            self._events = [torch.cuda.Event() for _ in range(_SLOTS)]  # type: ignore[no-untyped-call]
-        place = self._next % _SLOTS
+        dtype = torch.float32 if loss.dtype is torch.float32 else torch.float64  # without a conversion if possible
+        places = self._buffers.get(dtype)
+        if places is None:
+            whole = torch.empty(_SLOTS, dtype=dtype, device="cpu", pin_memory=True)
+            places = self._buffers[dtype] = list(whole)
+        place = places[self._next % _SLOTS]
         self._next += 1
-        self._buffer[place : place + 1].copy_(loss.detach().reshape(1), non_blocking=True)
-        self._events[place].record()
+        place.copy_(loss.detach().view(()), non_blocking=True)
         return place
 
     def put_later(self, late: LateStep, put: Callable[..., bool], values: tuple[Any, ...]) -> None:
@@ -107,20 +130,21 @@ class LateRows:
             return False
         if late.sample is not None and not late.sample.is_there():
             return False
-        return all(self._events[place].query() for place in late.losses)
+        return all(event.query() for what, event in late.marks if what is Mark.BACKWARD)  # each follows a loss
 
     def _write(self, *, is_known: bool) -> None:
         late, put, values = self._waiting.popleft()
         row = list(values)
         if late.losses:
-            row[LOSS_AT] = NULL_F64
-            if is_known and self._buffer is not None:
-                row[LOSS_AT] = sum(float(self._buffer[place]) for place in late.losses)
+            row[_LOSS] = NULL_F64
+            if is_known:
+                row[_LOSS] = sum(float(place) for place in late.losses)
         if is_known:
             if late.sample is not None:
-                row[NORM_AT] = late.sample.norm()
+                row[_GRAD_NORM] = late.sample.grad_norm()
             if len(late.marks) < _MOST_MARKS:
-                row[FORWARD_AT : OPTIMIZER_AT + 1] = _spent_ns(late.marks, row[FORWARD_AT : OPTIMIZER_AT + 1])
+                for place, spent_ns in zip(_TIMES, _spent_ns(late.marks, [row[at] for at in _TIMES]), strict=True):
+                    row[place] = spent_ns
         put(*row)
 
 
@@ -139,8 +163,14 @@ def recorded_event() -> Any:
     """An event on this thread's stream, with the time; None while a graph is captured."""
     if torch.cuda.is_current_stream_capturing():
         return None
+    device = torch.cuda.current_device()
+    raw = _raw_stream_of(device)
+    stream = _STREAMS.get((device, raw))
+    if stream is None:
+        _STREAMS.clear()
+        stream = _STREAMS[device, raw] = torch.cuda.current_stream()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(stream)
     return event
 
 

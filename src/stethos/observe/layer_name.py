@@ -35,7 +35,7 @@ Structure = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ParameterNames:
     """The names of an optimizer's parameters, in the order of its groups.
 
     `model` is the root module's class (or the name the user gave it), several
@@ -51,7 +51,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    named: Named
+    named: ParameterNames
     parameter_ids: tuple[int, ...]
 
 
@@ -67,7 +67,7 @@ class LayerNames:
         self._known: list[tuple[weakref.ref[torch.nn.Module], str | None]] = []
         self._found: deque[weakref.ref[torch.nn.Module]] = deque(maxlen=_MOST_FOUND)
         self._cache: dict[Structure, _Cached] = {}
-        self._last: tuple[Named, list[weakref.ref[torch.Tensor]]] | None = None
+        self._last: tuple[ParameterNames, list[weakref.ref[torch.Tensor]]] | None = None
 
     def know(self, module: torch.nn.Module, name: str | None = None) -> None:
         """Prefer this module as an owner; `name` replaces its class name."""
@@ -75,7 +75,7 @@ class LayerNames:
         self._known.append((weakref.ref(module), name))
         self._last = None
 
-    def of(self, optimizer: torch.optim.Optimizer) -> Named:
+    def of(self, optimizer: torch.optim.Optimizer) -> ParameterNames:
         """Name an optimizer's parameters.
 
         Modules given to `know` that own every parameter are asked first: what the
@@ -98,9 +98,9 @@ class LayerNames:
         given = _given_names(optimizer)
         if given is None or len(given) != len(parameters):
             return named
-        return Named(named.model, tuple(_stripped(name) for name in given), named.root)
+        return ParameterNames(named.model, tuple(_stripped(name) for name in given), named.root)
 
-    def _named_lately(self, parameters: Sequence[torch.Tensor]) -> Named | None:
+    def _named_lately(self, parameters: Sequence[torch.Tensor]) -> ParameterNames | None:
         """The last answer, if these are the very parameters: a model that each client trains gets many optimizers."""
         if self._last is None:
             return None
@@ -108,7 +108,7 @@ class LayerNames:
         is_same = len(refs) == len(parameters) and all(ref() is one for ref, one in zip(refs, parameters, strict=True))
         return named if is_same and named.root is not None and named.root() is not None else None
 
-    def _named(self, parameters: Sequence[torch.Tensor]) -> Named:
+    def _named(self, parameters: Sequence[torch.Tensor]) -> ParameterNames:
         modules = [module for ref, _ in self._known if (module := ref()) is not None]
         names = {id(ref()): name for ref, name in self._known}
         named, is_complete = _named_by(modules, parameters, names)
@@ -123,7 +123,7 @@ class LayerNames:
         cached = self._cache.get(structure)
         if cached is not None:
             is_same = cached.parameter_ids == ids
-            return cached.named if is_same else Named(cached.named.model, cached.named.layers, None)
+            return cached.named if is_same else ParameterNames(cached.named.model, cached.named.layers, None)
         if self.scans >= SCAN_LIMIT:
             return named
         self.scans += 1
@@ -238,13 +238,13 @@ def _roots_of(modules: Sequence[torch.nn.Module], wanted: set[int]) -> list[torc
 
 def _named_by(
     roots: Iterable[torch.nn.Module], parameters: Sequence[torch.Tensor], given: dict[int, str | None]
-) -> tuple[Named, bool]:
+) -> tuple[ParameterNames, bool]:
     """Name parameters after the fewest roots that own them; say whether all were found.
 
     The root that owns most is taken first; of equals the smallest, so a known part beats the whole.
     """
     missing = set(map(id, parameters))
-    owned = [(root, _names_under(root)) for root in roots]
+    owned = [(root, names_under(root)) for root in roots]
     chosen: list[tuple[torch.nn.Module, dict[int, str]]] = []
     while owned and missing:
         best = max(owned, key=lambda entry: (len(missing & entry[1].keys()), -len(entry[1])))
@@ -257,10 +257,10 @@ def _named_by(
     for (_, names), prefix in reversed(list(zip(chosen, _numbered(classes), strict=True))):
         layers.update({key: f"{prefix}.{name}" if len(chosen) > 1 else name for key, name in names.items()})
     named = tuple(layers.get(id(parameter), f"param_{index}") for index, parameter in enumerate(parameters))
-    return Named("+".join(classes), named, weakref.ref(chosen[0][0]) if chosen else None), not missing
+    return ParameterNames("+".join(classes), named, weakref.ref(chosen[0][0]) if chosen else None), not missing
 
 
-def _names_under(root: torch.nn.Module) -> dict[int, str]:
+def names_under(root: torch.nn.Module) -> dict[int, str]:
     """The parameters under `root` by id; one that is shared has its first name."""
     names: dict[int, str] = {}
     for path, module in _walk(root):

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable
 
 from stethos.guard import text_of
-from stethos.observe.fields import json_of
 from stethos.observe.session import Session
+from stethos.observe.spans import json_of
 from stethos.schema import LOGS
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

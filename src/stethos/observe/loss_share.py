@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 _PROBES = 4
 

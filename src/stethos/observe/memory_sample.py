@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stethos.observe.budget import Purse
+from stethos.observe.budget import SampleBudget
 from stethos.observe.holder import Holder, holder_of
-from stethos.observe.memory_trace import Born, MemoryTrace, Place, drop_stale
+from stethos.observe.memory_trace import MemoryTrace, NewStorage, Place, drop_stale
 from stethos.observe.program_line import ProgramLines
 from stethos.observe.session import Session
 from stethos.schema import MEMORY, NULL_F64, NULL_I32
 
 if TYPE_CHECKING:
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _MOST_OPS = 200  # rows of operators in a sample, the largest
@@ -36,7 +36,7 @@ class _Traced:
     """What came to life in one traced iteration and is not known to have gone."""
 
     step: int
-    born: list[Born]
+    born: list[NewStorage]
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class _Row:
 class MemorySampler:
     """Owned by the module tracer, which says when an iteration begins and ends. Runs on the training thread."""
 
-    def __init__(self, session: Session, purse: Purse | None) -> None:
-        self.purse = purse
+    def __init__(self, session: Session, sample_budget: SampleBudget | None) -> None:
+        self.sample_budget = sample_budget
         self._session = session
         self._lines: ProgramLines | None = None
         self._trace: MemoryTrace | None = None
@@ -64,7 +64,7 @@ class MemorySampler:
 
     def can_begin(self) -> bool:
         """Whether it is time for a sample, and nobody else has a dispatch mode on."""
-        if self._trace is not None or self.purse is None or not self.purse.can_afford():
+        if self._trace is not None or self.sample_budget is None or not self.sample_budget.can_afford():
             return False
         drop_stale()
         return not torch._C._len_torch_dispatch_stack() and not torch.is_inference_mode_enabled()
@@ -132,7 +132,7 @@ class MemorySampler:
             numbers = {"bytes": size, "peak_bytes": peak, "count": count if count else NULL_F64}
             yield _Row({"class": kind, "device": device}, numbers)
 
-    def _alive(self, device: str) -> Iterable[Born]:
+    def _alive(self, device: str) -> Iterable[NewStorage]:
         """Storages of earlier traced iterations that are still there."""
         for traced in self._traced:
             for one in traced.born:
@@ -142,14 +142,14 @@ class MemorySampler:
     def _growth_rows(self, classes: Classes, step: int) -> Iterable[_Row]:
         """Lines whose storages outlive their iterations, in every traced iteration that is long enough ago."""
         known = {key for storages in classes.values() for key in storages}
-        kept: dict[tuple[str, str], list[tuple[int, int, Born]]] = defaultdict(list)
+        kept: dict[tuple[str, str], list[tuple[int, int, NewStorage]]] = defaultdict(list)
         old = 0
         for traced in self._traced:
             if traced.step + _LINGER_STEPS > step:
                 continue
             traced.born = [one for one in traced.born if one.storage() is not None]
             old += 1
-            by_line: dict[tuple[str, str], list[Born]] = defaultdict(list)
+            by_line: dict[tuple[str, str], list[NewStorage]] = defaultdict(list)
             for one in traced.born:
                 if one.key not in known:
                     by_line[one.line, one.device].append(one)
@@ -165,7 +165,7 @@ class MemorySampler:
                 {"bytes": sum(sizes), "count": sum(count for _, count, _ in each), "allocated_bytes": sizes[-1]},
             )
 
-    def _holder(self, line: str, born: Born) -> Holder:
+    def _holder(self, line: str, born: NewStorage) -> Holder:
         """Who keeps what that line makes; asked once."""
         known = self._holders.get(line)
         if known is None:

@@ -34,7 +34,7 @@ class OpTotal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Born:
+class NewStorage:
     """A storage that came to life in the iteration; `line` is where in the program."""
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -59,7 +59,7 @@ class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._op: tuple[Place, str] = (None, "")
         self.calls = 0
         self.totals: dict[tuple[Place, str, str], OpTotal] = {}
-        self.alive: dict[int, Born] = {}
+        self.alive: dict[int, NewStorage] = {}
         self.now_bytes: dict[str, int] = {}
         self.peak_bytes: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}  # alive when the backward began
@@ -122,7 +122,7 @@ class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def freed(_: object) -> None:
             self._free(key, size, device)
 
-        self.alive[key] = Born(
+        self.alive[key] = NewStorage(
             weakref.ref(storage, self._guarded(freed)), weakref.ref(tensor), key, size, device, line
         )  # fmt: skip
         self._total(device).allocated_bytes += size

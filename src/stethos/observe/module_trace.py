@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from stethos.clock import monotonic_ns
-from stethos.observe.device_statistic import Column, LateTable, gathered, started_column
+from stethos.observe.device_statistic import LateTable, TensorStatistics, gathered, started_column
 
 Stage = Literal["forward", "backward"]
 F = TypeVar("F", bound=Callable[..., object])
@@ -30,7 +30,7 @@ _VALUES_PER_CALL = 64  # tensors looked at in one module's arguments or outputs
 _CALLS_PER_TRACE = 50_000  # more than an iteration has: it is an evaluation, or no further step will come
 
 
-class Span(NamedTuple):
+class ModuleSpan(NamedTuple):
     """One call of one module in one stage. `start_ns` is `monotonic_ns()`; None means not measured."""
 
     module: str
@@ -73,14 +73,14 @@ class _Call:
                 self.alive_after_backward_bytes = _cuda_bytes() or 0
                 self.backward_bytes = self.alive_after_backward_bytes - self.cuda_bytes
 
-    def forward_span(self, names: Mapping[int, str]) -> Span:
+    def forward_span(self, names: Mapping[int, str]) -> ModuleSpan:
         name = names.get(self.module_id, self.kind)
-        return Span(name, "forward", self.start_ns, self.duration_ns, self.allocated_bytes, self.alive_bytes)
+        return ModuleSpan(name, "forward", self.start_ns, self.duration_ns, self.allocated_bytes, self.alive_bytes)
 
-    def backward_span(self, names: Mapping[int, str]) -> Span:
+    def backward_span(self, names: Mapping[int, str]) -> ModuleSpan:
         name, duration_ns = names.get(self.module_id, self.kind), self.backward_end_ns - self.backward_start_ns
         memory = (self.backward_bytes, self.alive_after_backward_bytes)
-        return Span(name, "backward", self.backward_start_ns, duration_ns, *memory)
+        return ModuleSpan(name, "backward", self.backward_start_ns, duration_ns, *memory)
 
 
 class ModuleTrace:
@@ -125,7 +125,7 @@ class ModuleTrace:
         self._done: list[_Call] = []
         self._leaves: list[tuple[int, str]] = []
         self.tops: list[weakref.ref[torch.nn.Module]] = []  # the outermost modules called
-        self._columns: list[Column] = []
+        self._columns: list[TensorStatistics] = []
 
     @property
     def own_ns(self) -> int:
@@ -172,7 +172,7 @@ class ModuleTrace:
         for call in self._done:
             call.end_backward()
 
-    def take(self, names: Mapping[int, str] | None = None) -> list[Span]:
+    def take(self, names: Mapping[int, str] | None = None) -> list[ModuleSpan]:
         """Return what was seen, forward calls in the order they ended, then backward ones as they began.
 
         `names` maps `id(module)` to a name; other modules are named by their class.

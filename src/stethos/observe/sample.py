@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stethos.observe.budget import Purse
+from stethos.observe.budget import SampleBudget
 from stethos.observe.context import turn
+from stethos.observe.cuda.every_step import EveryStep, StepStatistics
 from stethos.observe.device_statistic import DeviceStatistics, LateTable
-from stethos.observe.late_row import LAST_WAIT_S, alone
+from stethos.observe.late_row import LAST_WAIT_S, HiddenShare, alone
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, statistics_of
 from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
 
 if TYPE_CHECKING:
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 SMALL_MODEL_BYTES = 16 << 20
 _ROWS_PER_FRAME = 4096
+_COMPILER_WAIT_S = 10.0
 _clone_all = getattr(torch, "_foreach_clone", None)
 _NUMBERS = [column.name for column in LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)]
 assert [*STATISTICS, "drift", "size"] == _NUMBERS
@@ -34,24 +36,28 @@ assert [*STATISTICS, "drift", "size"] == _NUMBERS
 class LateSample:
     """Statistics of gradients and what is to be done with them when they are all here."""
 
-    __slots__ = ("_gradients", "_late", "_norm", "_purse", "_spent_ns", "_write")
+    __slots__ = ("_finished", "_grad_norm", "_gradients", "_hidden", "_late", "_sample_budget", "_spent_ns")
 
-    def __init__(self, late: LateTable, gradients: int, purse: Purse, write: Callable[[], None] | None) -> None:
+    def __init__(
+        self, late: LateTable | StepStatistics, gradients: int, sample_budget: SampleBudget, hidden: HiddenShare,
+        finished: Callable[[float], None] | None,
+    ) -> None:  # fmt: skip
         self._late = late
         self._gradients = gradients
-        self._purse = purse
-        self._write = write
-        self._norm: float | None = None
+        self._sample_budget = sample_budget
+        self._hidden = hidden
+        self._finished = finished  # given the norm
+        self._grad_norm: float | None = None
         self._spent_ns = 0
 
     def is_there(self) -> bool:
-        return self._norm is not None or self._late.is_there()
+        return self._grad_norm is not None or self._late.is_there()
 
-    def norm(self) -> float:
+    def grad_norm(self) -> float:
         """The norm of all gradients. Read once it `is_there`."""
-        if self._norm is None:
+        if self._grad_norm is None:
             self._finish()
-        return NULL_F64 if self._norm is None else self._norm
+        return NULL_F64 if self._grad_norm is None else self._grad_norm
 
     def take_spent_ns(self) -> int:
         """What the device spent on it, told once."""
@@ -59,10 +65,13 @@ class LateSample:
         return spent_ns
 
     def _finish(self) -> None:
-        self._spent_ns = self._purse.pay_more(self._late.read())
-        self._norm = _total_norm(self._late.table[:, : self._gradients])
-        if self._write is not None:
-            self._write()
+        """The device's time counts where the host is ahead of it: a device that waits for the host loses nothing."""
+        self._spent_ns = self._sample_budget.pay_more(self._late.read() * self._hidden.share)
+        self._grad_norm = NULL_F64
+        if not getattr(self._late, "is_skipped", False):
+            self._grad_norm = _total_norm(self._late.table[:, : self._gradients])
+            if self._finished is not None:
+                self._finished(self._grad_norm)
 
 
 class LayerSampler:
@@ -71,6 +80,7 @@ class LayerSampler:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._device = DeviceStatistics(session.guard.run)
+        self.hidden = HiddenShare()
         self._waiting: deque[LateSample] = deque()
         self._flushing = threading.Lock()
         self.spent_ns = 0
@@ -86,38 +96,70 @@ class LayerSampler:
         with _disable_current_modes():
             return _copies(params)
 
-    def take(self, watched: Watched, step: int, purse: Purse) -> LateSample | None:
+    def take_gradients(
+        self, watched: Watched, step: int, sample_budget: SampleBudget, looked: Callable[[Watched, float], None]
+    ) -> LateSample | None:
+        """Record the gradients of a model on a GPU, in one launch; None where that is not possible now.
+
+        `looked` is called with the norm when they have come.
+        """
+        every = watched.every_step
+        if every is None:
+            if not self._device.is_free(watched.params) or not EveryStep.fits(watched.params, self._device.kernels):
+                return None
+            every = watched.every_step = EveryStep(self._device.kernels, watched.params)
+        found = every.start(watched.optimizer())
+        if found is None:
+            return None
+        whose, t_ns, number = turn()[:2], self._session.now_ns(), watched.number
+        layers, kinds = every.ids(watched.layer_ids, self._kind("gradient"))
+        sizes = every.sizes
+
+        def finished(grad_norm: float) -> None:
+            numbers = np.full((len(_NUMBERS), len(sizes)), NULL_F64)
+            numbers[: len(STATISTICS)] = found.table
+            numbers[-1] = sizes
+            self.put(layers, kinds, numbers, number, step, whose=whose, t_ns=t_ns)
+            looked(watched, grad_norm)
+
+        return self._begun(LateSample(found, len(sizes), sample_budget, self.hidden, finished))
+
+    def take(
+        self, watched: Watched, step: int, sample_budget: SampleBudget, *, has_gradients: bool = False
+    ) -> LateSample | None:
         """Record gradients and weights: now if they are in CPU memory, else when the device has them.
 
-        None if the device is not to be asked now.
+        None if the device is not to be asked now. `has_gradients`: those of this step are on their way already.
         """
         params = watched.params
         count = len(params)
-        gradients = [param.grad for param in params]
+        gradients = [None if has_gradients else param.grad for param in params]
         if not self._device.is_free(params):
             return None
         starts = None if watched.start is None else [*[None] * count, *watched.start]
         late = self._device.start([*gradients, *params], starts)
         whose, t_ns = turn()[:2], self._session.now_ns()
 
-        def write() -> None:
+        def finished(_: float) -> None:
             numbers = np.full((len(_NUMBERS), 2 * count), NULL_F64)
             numbers[: len(STATISTICS)] = late.table
             numbers[-2] = late.drift
             numbers[-1] = sizes
-            self.put(layers, kinds, numbers, number, step, whose=whose, t_ns=t_ns)
+            own = slice(count if has_gradients else 0, None)
+            self.put(layers[own], kinds[own], numbers[:, own], number, step, whose=whose, t_ns=t_ns)
 
         sizes = [param.numel() for param in params] * 2
         layers = np.array(watched.layer_ids * 2, dtype=np.int32)
         kinds = np.repeat(np.array([self._kind("gradient"), self._kind("weight")], dtype=np.int32), count)
         number = watched.number
-        return self._begun(LateSample(late, count, purse, write))
+        return self._begun(LateSample(late, count, sample_budget, self.hidden, finished))
 
-    def start_norm(self, gradients: list[torch.Tensor | None], purse: Purse) -> LateSample | None:
+    def start_norm(self, gradients: list[torch.Tensor | None], sample_budget: SampleBudget) -> LateSample | None:
         """The norm of gradients on a device, when it is there."""
         if not self._device.is_free(gradients):
             return None
-        return self._begun(LateSample(self._device.start(gradients), len(gradients), purse, None))
+        late = self._device.start(gradients)
+        return self._begun(LateSample(late, len(gradients), sample_budget, self.hidden, None))
 
     def _begun(self, sample: LateSample) -> LateSample:
         self._waiting.append(sample)
@@ -129,7 +171,7 @@ class LayerSampler:
         with alone(self._flushing) as is_alone:
             while is_alone and self._waiting and self._waiting[0].is_there():
                 sample = self._waiting.popleft()
-                sample.norm()
+                sample.grad_norm()
                 self.spent_ns += sample.take_spent_ns()
 
     def finish(self) -> None:
@@ -139,6 +181,7 @@ class LayerSampler:
             self.flush()
             time.sleep(0.001)
         self._waiting.clear()
+        self._device.kernels.wait(_COMPILER_WAIT_S)
 
     def put(
         self, layers: np.ndarray[tuple[int], np.dtype[np.int32]], kinds: np.ndarray[tuple[int], np.dtype[np.int32]],

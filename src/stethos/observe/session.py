@@ -23,15 +23,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from stethos.clock import monotonic_ns, wall_offset_ns
 from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
-from stethos.native import NATIVE, SessionFields, described
-from stethos.observe.context import TURN, turn
-from stethos.observe.kinship import Kinship
+from stethos.native import SessionFields, described
+from stethos.observe.context import turn
+from stethos.record.border import make_directory
 from stethos.record.layout import (
     LARGEST_NAME,
     LARGEST_TEXT,
@@ -40,8 +41,8 @@ from stethos.record.layout import (
     TABLE_END,
     TABLE_FACTS,
     TABLE_NAME,
+    HeaderWord,
     State,
-    Word,
 )
 from stethos.record.place import (
     PROCESS_FILE,
@@ -54,9 +55,8 @@ from stethos.record.place import (
     start_ticks,
     write_json,
 )
-from stethos.record.provenance import plain_facts, run_facts
+from stethos.record.provenance import Relations, plain_facts, run_facts
 from stethos.record.ring import Ring, create_ring_file
-from stethos.record.slots import Slots
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import GAPS, METRICS, NULL_I32
@@ -68,14 +68,13 @@ _RESTART_S = 5.0
 _MOST_NO_NUMBERS = 100
 
 
+Origin = Literal["found", "arguments", "logger", "user"]
+_ORIGINS: tuple[Origin, ...] = ("found", "arguments", "logger", "user")
+_MOST_SETTINGS = 300
+
+
 class Session(SessionFields):
     """Records rows of this process into a run; `ring` is None until it is opened, and after a failure."""
-
-    if TYPE_CHECKING or NATIVE is None:  # else C has it
-
-        def put_floats(self, values: Mapping[str, Any]) -> int:
-            """Write the first values, as far as they are floats under known names; return how many those are."""
-            return 0
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -83,21 +82,21 @@ class Session(SessionFields):
         self.offset_ns = wall_offset_ns()
         self.ring: Ring | None = None
         self.place: ProcessPlace | None = None
-        self.config: dict[str, Any] = {}
+        self._told: dict[Origin, dict[str, Any]] = {}  # hyperparameters, by who told them
         self.git_commit: str | None = None
         self.steps = 0
         self.why_closed = ""
         self.is_federated_client = False
-        self.kinship = Kinship()
+        self.sees_turns = False  # evidence from inside of clients' turns, see `federate`
+        self.relations = Relations()
         self.federations: dict[str, int] = {}  # of this process, with the last round of each
         self.agent: object | None = None  # what answers live questions, see `live`
+        self.on_pass: Callable[[Any], object] = lambda iterator: None  # a pass over a training loader begins
         self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
         self._put_metric: Callable[..., bool] | None = None  # the ring's writer of `metrics`
         self.names: dict[str, int] = {}
-        self.slots: Slots | None = None  # the ring's, with `turn` and the table's number: for `put_floats`
-        self.turn, self.metrics_table = TURN, _METRICS
         self._name_count = 0
         self._no_numbers: set[str] = set()
         self._lock = threading.RLock()
@@ -141,7 +140,7 @@ class Session(SessionFields):
         for name, number in self.names.items():
             _define_name(ring, name, number)
         self.place = ProcessPlace(directory)
-        self.ring, self.slots = ring, ring.slots
+        self.ring = ring
         self._put_metric = ring.writer(_PACK_METRIC)
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
         atexit.register(self.end)
@@ -162,7 +161,7 @@ class Session(SessionFields):
             "boot_id": boot_id(),
             "host_key": host_key(),
             "host": platform.node(),
-            **self.kinship.facts(os.getppid()),
+            **self.relations.facts(os.getppid()),
             "command": redact_command(sys.orig_argv),
             "cwd": attempt(os.getcwd),  # None if it was deleted
             "python": platform.python_version(),
@@ -178,7 +177,7 @@ class Session(SessionFields):
         try:
             create_ring_file(path)
             ring = Ring(path)
-            ring.set_word(Word.STARTED_NS, monotonic_ns() + self.offset_ns)
+            ring.set_word(HeaderWord.STARTED_NS, monotonic_ns() + self.offset_ns)
             write_json(directory / PROCESS_FILE, facts)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -195,14 +194,14 @@ class Session(SessionFields):
         if base is None:
             return None
         scratch = base.resolve() / f"{directory.parent.name}-{directory.name}"
-        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(scratch)
         return scratch
 
     def _register(self, directory: Path) -> None:
         """Let commands find this process by its pid from any directory."""
         registry = registry_dir()
         with contextlib.suppress(OSError):
-            registry.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(registry)
             if registry.stat().st_uid == os.getuid():
                 (registry / str(self._pid)).write_text(str(directory.resolve()), encoding="utf-8")
 
@@ -243,7 +242,7 @@ class Session(SessionFields):
         ring = self.open()
         if ring is None:
             return
-        number: Any = attempt(_number_in, value)
+        number: Any = attempt(number_in, value)
         at: Any = self.steps if step is None else attempt(operator.index, step)
         if number is None or at is None or at.bit_length() > 63:
             self._note_no_number(name, value if number is None else step)
@@ -285,10 +284,30 @@ class Session(SessionFields):
             else:
                 self.note_gap(next(iter(facts), "facts"), f"{len(text):,} characters are more than {LARGEST_TEXT:,}")
 
-    def note_failure(self, error: str, trace: str) -> None:
-        """The process is about to die of an uncaught exception."""
+    @property
+    def config(self) -> dict[str, Any]:
+        """The hyperparameters: what was said on purpose counts more than what was found."""
+        return {name: value for origin in _ORIGINS for name, value in self._told.get(origin, {}).items()}
+
+    def note_config(self, origin: Origin, values: Mapping[Any, Any]) -> None:
+        """Hyperparameters, or some of them."""
+        known = self._told.setdefault(origin, {})
+        found = {str(name): value for name, value in values.items() if _is_setting(value)}
+        fresh = {name: value for name, value in found.items() if name not in known or known[name] is not value}
+        if fresh and len(known) + len(fresh) <= _MOST_SETTINGS:
+            known.update(fresh)
+            self.note_facts({"config": self.config})
+
+    def note_failure(self, error: str, trace: str, children: Sequence[dict[str, int]] = ()) -> None:
+        """The process is about to die of an uncaught exception; with torch, also before its first row.
+
+        `children` are those whose failure it reports, with their exit statuses, the first one first.
+        """
+        if self.ring is None and (self.relations.facts(0)["rank"] is not None or "torch" in sys.modules):
+            self.open()
         if self.ring is not None:
-            notes = json.dumps({"error": error[:2000], "traceback": trace[-LARGEST_TEXT // 4 :]}, ensure_ascii=False)
+            failure = {"error": error[:2000], "traceback": trace[-LARGEST_TEXT // 4 :]}
+            notes = json.dumps(failure | ({"children": children} if children else {}), ensure_ascii=False)
             self.put_frame(TABLE_END, b"", b"", (notes,), rows=0)
             self.ring.close(State.FAILED)
 
@@ -297,8 +316,8 @@ class Session(SessionFields):
         ring = self.open()
         if ring is not None:
             number = self.name_id(client)
-            if is_open or ring.word(Word.CLIENT) == number:
-                ring.set_word(Word.CLIENT, number if is_open else 0)
+            if is_open or ring.word(HeaderWord.CLIENT) == number:
+                ring.set_word(HeaderWord.CLIENT, number if is_open else 0)
 
     def look_after_drainer(self) -> None:
         """Start the drainer again if the ring fills up because it died; called on sampled steps."""
@@ -318,7 +337,7 @@ class Session(SessionFields):
         for action in actions:
             self.guard.run("close", action)
         if self.ring is not None:
-            if self.ring.word(Word.STATE) == State.RUNNING:
+            if self.ring.word(HeaderWord.STATE) == State.RUNNING:
                 self.ring.close(State.ENDED)
             with contextlib.suppress(OSError):
                 (registry_dir() / str(self._pid)).unlink()
@@ -330,9 +349,9 @@ class Session(SessionFields):
         self.end()
         atexit.unregister(self.end)
         self._is_closed = True
-        ring, self.ring, self.slots, self._put_metric = self.ring, None, None, None
+        ring, self.ring, self._put_metric = self.ring, None, None
         if ring is not None:
-            ring.set_word(Word.RELEASED, 1)
+            ring.set_word(HeaderWord.RELEASED, 1)
 
     def _end_with_multiprocessing(self) -> None:
         """Where this is a child of `multiprocessing`: those do not come to `atexit`. Imports nothing: see `boot`."""
@@ -365,15 +384,28 @@ class Session(SessionFields):
         self.place = None
         if self.ring is not None:
             atexit.unregister(self.end)
-            ring, self.ring, self.slots, self._put_metric = self.ring, None, None, None
+            ring, self.ring, self._put_metric = self.ring, None, None
             self.guard.run("fork", ring.release)
         for action in self.on_fork:
             self.guard.run("fork", action)
 
 
-def _number_in(value: Any) -> float:
+def number_in(value: Any) -> float:
     """A number, also a tensor's: torch warns of `float()` where gradients are needed."""
     return float(value.item() if hasattr(value, "item") else value)
+
+
+def _is_setting(value: object) -> bool:
+    """Whether a value says something as text: a number, a text, a list or mapping of them, a path, a torch type."""
+    if isinstance(value, Mapping):
+        return all(map(_is_setting, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return len(value) <= 100 and all(map(_is_setting, value))
+    return (
+        value is None
+        or isinstance(value, bool | int | float | str | Path | Enum)
+        or (type(value).__module__ == "torch" and type(value).__name__ in ("device", "dtype"))
+    )
 
 
 def _define_name(ring: Ring, text: str, number: int) -> bool:
@@ -386,5 +418,6 @@ def _new_directory(parent: Path, name: str) -> Path:
         directory = parent / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
+            directory.chmod(0o700)  # whatever the umask
             return directory
     raise AssertionError("unreachable")

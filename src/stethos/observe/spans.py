@@ -1,21 +1,22 @@
-"""Timed pieces of work: `with stethos.span("load", shard=3):`, or the same as a decorator."""
+"""Timed pieces of work: `with stethos.span("load", shard=3):`, the same as a decorator, and epochs of a data loader."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import json
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from stethos.clock import monotonic_ns
 from stethos.guard import text_of
-from stethos.observe.fields import json_of
+from stethos.observe.hyperparameters import note_loader
 from stethos.observe.session import Session
 from stethos.schema import SPANS
 
@@ -23,6 +24,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NUMBERS = struct.Struct("<dd")
+_LONGEST = 4000  # characters of a field
+_BEGIN = "_stethos_begin"  # of a pass over the data, at its iterator
 _Ids = tuple[str, str]  # trace, span
 # The open span of this thread or task.
 OPEN: ContextVar[_Ids | None] = ContextVar("stethos_span", default=None)
@@ -108,3 +111,52 @@ class Span:
                 return function(*args, **kwargs)
 
         return timed
+
+
+def json_of(fields: Mapping[str, object]) -> str:
+    """A JSON object, or "" without fields; what JSON has no word for, NaN included, is put as its `repr`."""
+    pairs = [
+        f"{json.dumps(name if type(name) is str else text_of(name))}: {_word(value)}" for name, value in fields.items()
+    ]
+    return "{" + ", ".join(pairs) + "}" if pairs else ""
+
+
+def _word(value: object) -> str:
+    if type(value) is int:
+        return str(value)
+    if type(value) is str and len(value) < _LONGEST // 8:
+        return json.dumps(value)
+    try:
+        word = json.dumps(value, default=_shown, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, NaN, or a circle
+        word = ""
+    return word if word and len(word) <= _LONGEST else json.dumps(_shown(value))
+
+
+def _shown(value: object) -> str:
+    return text_of(value, repr)[:_LONGEST]
+
+
+# Epochs --------------------------------------------------------------------------------------------------
+
+
+def note_begin(session: Session, iterator: Any, start_ns: int) -> None:
+    """The first batch of a pass has come: remember when it was asked for, and how many steps there had been."""
+    setattr(iterator, _BEGIN, (start_ns, session.steps))
+    session.guard.run("inspection", session.on_pass, iterator)
+    session.guard.run("config", note_loader, session, iterator)
+
+
+def note_end(session: Session, iterator: Any, end_ns: int) -> None:
+    """The data has come to its end: a row, if optimizer steps were made on it; a pass to evaluate is none."""
+    begin = iterator.__dict__.pop(_BEGIN, None)
+    if begin is None or session.steps <= begin[1]:
+        return
+    start_ns, steps = begin
+    session.put_frame(
+        SPANS.number,
+        session.name_id("epoch").to_bytes(4, "little", signed=True),
+        _NUMBERS.pack((end_ns - start_ns) * 1e-6, 1.0),
+        (os.urandom(16).hex(), os.urandom(8).hex(), "", f'{{"steps": {session.steps - steps}}}', ""),
+        t_ns=start_ns + session.offset_ns,
+    )

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stethos.clock import monotonic_ns
-from stethos.observe.budget import Purse
+from stethos.observe.budget import SampleBudget
 from stethos.observe.context import turn
 from stethos.observe.device_statistic import LateTable
 from stethos.observe.late_row import LAST_WAIT_S, alone
 from stethos.observe.layer_name import module_names
 from stethos.observe.memory_sample import MemorySampler
 from stethos.observe.memory_trace import Place
-from stethos.observe.module_trace import ModuleTrace, Span
+from stethos.observe.module_trace import ModuleSpan, ModuleTrace
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS
 from stethos.schema import LAYERS, MODULES, NULL_F64, NULL_I64, Kind
 
 if TYPE_CHECKING:
     from stethos.observe.iteration import Iteration
-    from stethos.observe.stepwatch import Watched
+    from stethos.observe.optimizers import Watched
 
 _HOOK_NS = 2500  # what torch spends per module call to reach our hooks, and to run the node hooks; the pace adds to it
 _START_NS = 20_000
@@ -38,9 +38,9 @@ _LAYER_NUMBERS = len(LAYERS.of_kind(Kind.I64, Kind.F64))
 class ModuleTracer:
     """At most one iteration of one thread is traced at a time, when the budget has saved up for it."""
 
-    def __init__(self, session: Session, purse: Purse | None, memory: MemorySampler) -> None:
+    def __init__(self, session: Session, sample_budget: SampleBudget | None, memory: MemorySampler) -> None:
         self._session = session
-        self._purse = purse
+        self._sample_budget = sample_budget
         self.memory = memory
         self._traces = 0
         self._trace = ModuleTrace(
@@ -51,7 +51,7 @@ class ModuleTracer:
         self._thread = 0
         self._owner: threading.Thread | None = None
         self.is_on = False  # asked at every step
-        self.is_refused = purse is None
+        self.is_refused = sample_budget is None
         self.spent_ns = 0
         self.peak_bytes = NULL_I64
         self._late: deque[tuple[LateTable, Callable[[], None]]] = deque()
@@ -111,10 +111,10 @@ class ModuleTracer:
 
     def _begin(self, watched: Watched, iteration: Iteration) -> None:
         """Trace the next iteration for times or, in turns, for memory: tracing operators makes the times worthless."""
-        purse, memory = self._purse, self.memory.purse
-        is_modules = purse is not None and purse.can_afford()
+        sample_budget, memory = self._sample_budget, self.memory.sample_budget
+        is_modules = sample_budget is not None and sample_budget.can_afford()
         is_memory = self.memory.can_begin() and (self._traces % _TURNS == 1 or not is_modules)
-        chosen = memory if is_memory else purse if is_modules else None
+        chosen = memory if is_memory else sample_budget if is_modules else None
         if chosen is None:
             return
         if not self._trace.start(max(watched.allocated_bytes, 0)):
@@ -158,8 +158,8 @@ class ModuleTracer:
         if self._session.settings.preset == "deep":
             self._record_activations(*self._trace.take_activations(names), watched, step)
         clocked_ns = self._trace.own_ns + _START_NS + _HOOK_NS * len(spans) + monotonic_ns() - began_ns
-        if self._purse is not None:
-            self.spent_ns += self._purse.pay(clocked_ns)
+        if self._sample_budget is not None:
+            self.spent_ns += self._sample_budget.pay(clocked_ns)
             iteration.pace.note_price(clocked_ns)
 
     def _finish_memory(self, watched: Watched, iteration: Iteration, step: int) -> None:
@@ -169,8 +169,8 @@ class ModuleTracer:
         self._unhook()
         self._trace.take()
         clocked_ns = self._trace.own_ns + _START_NS + _OPERATOR_NS * calls + monotonic_ns() - began_ns
-        if self.memory.purse is not None:
-            self.spent_ns += self.memory.purse.pay(clocked_ns)
+        if self.memory.sample_budget is not None:
+            self.spent_ns += self.memory.sample_budget.pay(clocked_ns)
             iteration.pace.note_price(clocked_ns)
 
     def _names(self, watched: Watched) -> dict[int, str]:
@@ -188,7 +188,7 @@ class ModuleTracer:
                 names[id(module)] = top
         return names
 
-    def _record(self, spans: list[Span], optimizer_ns: int, watched: Watched, step: int) -> None:
+    def _record(self, spans: list[ModuleSpan], optimizer_ns: int, watched: Watched, step: int) -> None:
         name_id = self._session.name_id
         alive = [span.alive_bytes for span in spans if span.alive_bytes is not None]
         after = alive[-1] if alive else watched.allocated_bytes

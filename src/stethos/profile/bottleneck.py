@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from stethos.profile.column import known_or_none, sql_text
-from stethos.profile.memory_use import Growth, Kept
+from stethos.profile.column import known_or_none
+from stethos.profile.memory_use import Growth, KeptByLine
 from stethos.profile.round_time import RoundTime
 from stethos.profile.step_time import StepTime
 from stethos.profile.what_if import Slowness, shortened_ms, slow_clients
+from stethos.store.literal import literal
 
 _AT_LEAST = 0.1  # of the time: less is not worth a word
 _PART = 0.1  # of a growth, at least, for a line to be named
@@ -50,16 +51,12 @@ class Bottleneck:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "kind": self.kind, "verdict": self.verdict, "share": self.share, "evidence": self.evidence,
-            "sql": self.sql, "next_step": self.next_step, "clients": list(self.clients), "ranks": list(self.ranks),
-            "layers": list(self.layers), "process": self.process, "detail": self.detail, "is_hint": self.is_hint,
-        }  # fmt: skip
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def where_of(one: RoundTime) -> str:
     """The WHERE clause for a federation's rows; "" where there is only one."""
-    return "" if one.federation is None else f"WHERE federation = {sql_text(one.federation)} "
+    return "" if one.federation is None else f"WHERE federation = {literal(one.federation)} "
 
 
 # Rounds ------------------------------------------------------------------------------------------------
@@ -312,7 +309,7 @@ def launch_bottleneck(
     )
 
 
-def leak_bottleneck(growth: Growth | None, kept: Kept | None = None) -> Bottleneck | None:
+def leak_bottleneck(growth: Growth | None, kept: KeptByLine | None = None) -> Bottleneck | None:
     """Memory that keeps growing. It costs no time until it costs the process."""
     if growth is not None:
         return _growing(growth, kept)
@@ -331,7 +328,7 @@ def leak_bottleneck(growth: Growth | None, kept: Kept | None = None) -> Bottlene
     )
 
 
-def _growing(growth: Growth, kept: Kept | None) -> Bottleneck:
+def _growing(growth: Growth, kept: KeptByLine | None) -> Bottleneck:
     """A process whose memory grows, with the line that keeps tensors alive if these are a good part of it."""
     grown = growth.end_bytes - growth.start_bytes
     if kept is not None and (kept.process != growth.process or kept.step_bytes * kept.steps < _PART * grown):
@@ -348,7 +345,7 @@ def _growing(growth: Growth, kept: Kept | None) -> Bottleneck:
         f"memory of process {growth.process} grows by {growth.bytes_per_s * 60 / 1e6:,.0f} MB a minute{at}",
         f"from {growth.start_bytes / 1e9:.2f} GB to {growth.end_bytes / 1e9:.2f} GB "
         f"(+{grown / growth.start_bytes:.0%}) in the second half of its training{left}",
-        f"SELECT t_ns, rss_bytes FROM host WHERE process = {sql_text(growth.process)} ORDER BY t_ns",
+        f"SELECT t_ns, rss_bytes FROM host WHERE process = {literal(growth.process)} ORDER BY t_ns",
         advice,
         None,
         process=growth.process,
@@ -373,7 +370,7 @@ def bottlenecks_of(
     layers: Sequence[tuple[str, float]] = (),
     growth: Growth | None = None,
     gpus: Sequence[dict[str, Any]] = (),
-    kept: Kept | None = None,
+    kept: KeptByLine | None = None,
 ) -> list[Bottleneck]:
     """Everything that holds the training up, what costs most first, then memory, which has no share, then hints."""
     found: list[Bottleneck | None] = []

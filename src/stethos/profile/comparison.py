@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from stethos.profile.column import Array, known_or_none, median_of
+from stethos.profile.column import known_or_none, median_of
 from stethos.profile.measure import Measures
 from stethos.profile.quantity import Quantity, Word
 from stethos.profile.resample import FEWEST, Interval, log_ratio_of_medians, mean_interval
 from stethos.profile.setting import Difference, differences_of
 from stethos.profile.spread import log_ratio_of_means
+from stethos.store.frame import Array
+from stethos.store.html import table_html
 
 _CALLED = ("better", "worse")
 _SMALLEST_BYTES = 1e6
@@ -79,6 +81,14 @@ class Pair:
     def worse_than(self, gate: float) -> list[Quantity]:
         """What fails a gate, whatever the cause."""
         return [one for one in self.quantities if one.is_worse_than(gate)]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (one.name, one.first, one.second, f"{one.change.value:+.1%}", self.word_of(one)) for one in self.quantities
+        ]
+        head = f"{self.second} against {self.first}: {self.verdict}"
+        headings = ("quantity", self.first, self.second, "change", "verdict")
+        return table_html(headings, rows, head, f"they differ in {self.cause}")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

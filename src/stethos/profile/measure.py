@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stethos.profile.column import Array, durations_in, records, select
+from stethos.profile.column import durations_in, records
 from stethos.profile.memory_use import read_others_share
-from stethos.profile.part import BINS, Part, federations_of, trainings_of
+from stethos.profile.part import BINS, TrainingSeries, federations_of, trainings_of
 from stethos.profile.setting import read_settings
+from stethos.store.frame import Array, select
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -28,16 +29,16 @@ WHERE cause IS NULL AND state = 'open' AND severity <> 'info'"""
 # What a bottleneck says with its what-if, a finding of these names would say again.
 _SAID_BY = {
     "slow-link": {"straggler"}, "slow-client": {"straggler"}, "more-data": {"straggler"},
-    "missing-clients": {"client-timeout"}, "input-bound": {"data-loader-stall"}, "slow-rank": {"rank-straggler"},
+    "missing-clients": {"missing-update"}, "input-bound": {"data-loader-stall"}, "slow-rank": {"rank-straggler"},
     "leak": {"memory-growth"},
 }  # fmt: skip
 
 
-_NOTHING = Part(np.array([]), np.array([]), np.array([]))
+_NOTHING = TrainingSeries(np.array([]), np.array([]), np.array([]))
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ComparedTrouble:
     """A finding or a bottleneck; equal to its like in another run, however strong it is there."""
 
     key: str
@@ -61,10 +62,10 @@ class Measures:
     step_ms: Array
     sent_bytes: Array
     peak_bytes: dict[str, float | None]
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[ComparedTrouble, ...] = ()
     others_share: float = 0.0  # of the machine, kept busy by other programs
     is_lost: bool = False  # the last losses are not finite
-    parts: dict[str, Part] = field(default_factory=dict)  # federations, or models trained at once, by name
+    parts: dict[str, TrainingSeries] = field(default_factory=dict)  # federations, or models trained at once, by name
 
     @property
     def has_virtual_rounds(self) -> bool:
@@ -116,14 +117,15 @@ def read_measures(run: Run) -> Measures:
     )
 
 
-def _troubles(run: Run) -> tuple[Trouble, ...]:
+def _troubles(run: Run) -> tuple[ComparedTrouble, ...]:
     from stethos.profile.report import find_bottlenecks
 
     slow = [one for one in find_bottlenecks(run) if not one.is_hint]
     said = set().union(*(_SAID_BY.get(one.kind, set()) for one in slow))
     rows = [row for row in records(run, _FINDINGS_SQL) if row["name"] not in said]
     return (
-        *(Trouble(f"{row['name']} {row['clients']} {row['ranks']} {row['layers']}", f"{row['name']}: {row['title']}")
+        *(ComparedTrouble(f"{row['name']} {row['clients']} {row['ranks']} {row['layers']}",
+                          f"{row['name']}: {row['title']}")
           for row in rows),
-        *(Trouble(f"{one.kind} {one.clients} {one.ranks} {one.layers}", one.verdict) for one in slow),
+        *(ComparedTrouble(f"{one.kind} {one.clients} {one.ranks} {one.layers}", one.verdict) for one in slow),
     )  # fmt: skip

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stethos.profile.column import Array, known_or_none, median_of, numbers_in, records, select, sql_text
+from stethos.profile.column import known_or_none, median_of, numbers_in, records
+from stethos.store.frame import Array, select
+from stethos.store.literal import literal
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -97,7 +99,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptByLine:
     """A line of the program whose tensors outlive their steps: bytes per step, as sampled."""
 
     process: str
@@ -121,7 +123,7 @@ class MemoryUse:
     others_share: float | None
     gpus: tuple[dict[str, Any], ...]
     growth: Growth | None
-    kept: Kept | None = None
+    kept: KeptByLine | None = None
     processes: int = 0  # over which `cpu_share` is a mean
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,11 +162,11 @@ def read_others_share(run: Run) -> float | None:
     return None if found is None else float(found)
 
 
-def _kept(run: Run, growth: Growth | None) -> Kept | None:
+def _kept(run: Run, growth: Growth | None) -> KeptByLine | None:
     """The line that leaves most behind: of the process that grows, if one does."""
     rows = records(run, KEPT_SQL)
     own = [row for row in rows if growth is not None and row["process"] == growth.process]
-    return Kept(**(own or rows)[0]) if own or rows else None
+    return KeptByLine(**(own or rows)[0]) if own or rows else None
 
 
 def _classes(run: Run) -> list[ClassMemory]:
@@ -180,7 +182,7 @@ def _classes(run: Run) -> list[ClassMemory]:
 
 def read_growth(run: Run, process: str) -> Growth | None:
     """Whether the resident memory of a process keeps growing; None if not, or with too few samples."""
-    found = select(run, _RSS_SQL.format(process=sql_text(process)))
+    found = select(run, _RSS_SQL.format(process=literal(process)))
     if not len(found):
         return None
     free = median_of(numbers_in(found, "machine_free_bytes")[-5:])

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stethos.profile.column import Array, Selected, durations_in, numbers_in, records, select, sql_text
+from stethos.profile.column import durations_in, numbers_in, records
+from stethos.store.frame import Array, Frame, select
+from stethos.store.literal import literal
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -52,7 +54,7 @@ FROM (SELECT * FROM ({steps}) WHERE loss IS NOT NULL
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingSeries:
     """One training: `at` are the rounds, or steps, of the series; what was not recorded is NaN."""
 
     at: Array
@@ -63,25 +65,25 @@ class Part:
     is_lost: bool = False  # the last losses are not finite
 
 
-def federations_of(run: Run) -> dict[str, Part]:
+def federations_of(run: Run) -> dict[str, TrainingSeries]:
     """The federations of a run by name; none where it has no rounds."""
     rounds, turns = select(run, _ROUND_SQL), select(run, _TURN_SQL)
     lost = {**_lost(run, _LOST_TURNS_SQL), **_lost(run, _LOST_ROUNDS_SQL)}
-    found: dict[str, Part] = {}
+    found: dict[str, TrainingSeries] = {}
     for name, rows in _rows_by_name(rounds).items():
-        mine = _taken(rounds, rows)
+        mine = rounds.where(rows)
         at, loss = numbers_in(mine, "round"), numbers_in(mine, "loss")
-        told = _taken(turns, _rows_by_name(turns).get(name, np.array([], int)))
+        told = turns.where(_rows_by_name(turns).get(name, np.array([], int)))
         if np.isnan(loss).all():
             loss = _matched(at, told, "client_loss")
-        found[name] = Part(
+        found[name] = TrainingSeries(
             at, loss, numbers_in(mine, "accuracy"), durations_in(mine, "duration_ms"),
             _matched(at, told, "sent_bytes"), lost.get(name, False),
         )  # fmt: skip
     return found
 
 
-def trainings_of(run: Run) -> dict[str, Part]:
+def trainings_of(run: Run) -> dict[str, TrainingSeries]:
     """The trainings that a run's steps belong to, by what tells them apart; "" where there is only one."""
     names = _named_trainings(records(run, _OPTIMIZER_SQL))
     if not names:
@@ -90,7 +92,7 @@ def trainings_of(run: Run) -> dict[str, Part]:
         steps = "SELECT '' AS name, step, loss FROM steps"
     else:
         listed = ", ".join(
-            f"({sql_text(process)}, {'NULL' if number is None else int(number)}, {sql_text(name)})"
+            f"({literal(process)}, {'NULL' if number is None else int(number)}, {literal(name)})"
             for (process, number), name in names.items()
         )
         steps = (
@@ -99,12 +101,12 @@ def trainings_of(run: Run) -> dict[str, Part]:
         )
     rows = select(run, _STEP_SQL.format(bins=BINS, steps=steps))
     lost = _lost(run, _LOST_STEPS_SQL.format(steps=steps))
-    found: dict[str, Part] = {}
+    found: dict[str, TrainingSeries] = {}
     for name, places in _rows_by_name(rows).items():
-        mine = _taken(rows, places)
+        mine = rows.where(places)
         at = numbers_in(mine, "step")
         nothing = np.full(len(at), math.nan)
-        found[name] = Part(at, numbers_in(mine, "loss"), nothing, is_lost=lost.get(name, False))
+        found[name] = TrainingSeries(at, numbers_in(mine, "loss"), nothing, is_lost=lost.get(name, False))
     return found
 
 
@@ -135,18 +137,14 @@ def _lost(run: Run, sql: str) -> dict[str, bool]:
     return {str(row["name"]): bool(row["is_lost"]) for row in records(run, sql)}
 
 
-def _rows_by_name(columns: Selected) -> dict[str, Array]:
+def _rows_by_name(columns: Frame) -> dict[str, Array]:
     if not len(columns):
         return {}
     names = columns["name"]
     return {str(name): np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
 
 
-def _taken(columns: Selected, rows: Array) -> Selected:
-    return Selected({name: columns[name][rows] for name in columns.names})
-
-
-def _matched(at: Array, columns: Selected, name: str) -> Array:
+def _matched(at: Array, columns: Frame, name: str) -> Array:
     """A column of another table, by round."""
     known = dict(zip(numbers_in(columns, "round").tolist(), numbers_in(columns, name).tolist(), strict=True))
     return np.array([known.get(number, math.nan) for number in at.tolist()])

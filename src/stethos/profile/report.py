@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stethos.profile.bottleneck import Bottleneck, bottlenecks_of
-from stethos.profile.column import records, select
+from stethos.profile.column import records
 from stethos.profile.compression import Compression, read_compression
 from stethos.profile.memory_use import MemoryUse, read_memory_use
 from stethos.profile.module_time import ModuleTime, read_module_times
@@ -15,6 +15,8 @@ from stethos.profile.round_time import ROUND_COLUMNS, RoundTime, round_times
 from stethos.profile.step_time import COUNT_SQL, SKIPPED_STEPS, Epochs, StepTime, read_epochs, read_step_times, together
 from stethos.profile.traffic import LayerSize, Traffic, read_layer_sizes, read_traffic
 from stethos.profile.trip import TURN_COLUMNS
+from stethos.store.frame import select
+from stethos.store.html import table_html
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -63,6 +65,10 @@ class Profile:
         if not said and self.cold_steps:
             return f"too few steps to tell: {self.cold_steps}, and the first {SKIPPED_STEPS} of a process warm up"
         return said or "nothing that takes time was recorded"
+
+    def _repr_html_(self) -> str:
+        rows = [(one.verdict, one.next_step) for one in self.bottlenecks]
+        return table_html(("what holds it up", "what to do") if rows else (), rows, f"run {self.run}: {self.verdict}")
 
     def _round_words(self) -> str:
         if not self.rounds:

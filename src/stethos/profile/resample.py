@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stethos.profile.column import Array
+from stethos.store.frame import Array
 
 FEWEST = 8
 _DRAWS = 1000

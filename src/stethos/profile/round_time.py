@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from stethos.profile.column import Array, Columns, Grid, durations_in, numbers_in
+from stethos.profile.column import Grid, durations_in, numbers_in
 from stethos.profile.trip import PHASES, Trips, column_max, column_median, trips_of
+from stethos.store.frame import Array, Frame
 
 ROUND_PARTS = ("select", *PHASES, "wait", "aggregate", "evaluate", "other")
 ROUND_COLUMNS = frozenset({"federation", "round", "t_ns", "duration_ms", "wait_ms"}) | {
@@ -93,7 +94,7 @@ class _Split:
         self.parts = {name: np.full(self.count, math.nan) for name in ROUND_PARTS}
 
 
-def round_times(rounds: Columns, turns: Columns) -> list[RoundTime]:
+def round_times(rounds: Frame, turns: Frame) -> list[RoundTime]:
     """Take the rounds of every federation apart, from rows of `rounds` and `client_rounds`."""
     trips = {one.federation: one for one in trips_of(turns)}
     return [_taken_apart(name, *_warm(part), trips.get(name)) for name, part in _by_federation(rounds).items()]
@@ -108,7 +109,7 @@ def _warm(rounds: _Part) -> tuple[_Part, tuple[str, ...]]:
     return rounds.without_first(), (f"the first round is left out: it warms up, for {duration[0]:,.0f} ms",)
 
 
-def _by_federation(rounds: Columns) -> dict[str | None, _Part]:
+def _by_federation(rounds: Frame) -> dict[str | None, _Part]:
     names = rounds["federation"].tolist() if len(rounds) and "federation" in rounds else [None] * len(rounds)
     order = np.argsort(numbers_in(rounds, "round"), kind="stable").tolist()
     places: dict[str | None, list[int]] = {}
@@ -122,7 +123,7 @@ def _by_federation(rounds: Columns) -> dict[str | None, _Part]:
 class _Part:
     """Some rows of `rounds`."""
 
-    def __init__(self, rounds: Columns, at: Array) -> None:
+    def __init__(self, rounds: Frame, at: Array) -> None:
         self._rounds = rounds
         self._at = at
 
@@ -220,7 +221,10 @@ def _whole_phases(trips: Trips) -> dict[str, Grid]:
 
 
 def _critical(trips: Trips, place: Array, side: Array) -> list[tuple[str, str] | None]:
-    """Of each round where clients work side by side the last client, and the phase in which it lost most."""
+    """Of each round where clients work side by side the last client, and the phase in which it lost most.
+
+    The last one is the one that waited least, as every screen tells it; where that was not recorded, the slowest.
+    """
     phases = _whole_phases(trips)
     medians = {name: column_median(grid) for name, grid in phases.items()}
     found: list[tuple[str, str] | None] = []
@@ -229,7 +233,7 @@ def _critical(trips: Trips, place: Array, side: Array) -> list[tuple[str, str] |
         if not is_side or np.isfinite(turns).sum() < 2:
             found.append(None)
             continue
-        last = int(np.nanargmax(turns))
+        last = int(np.lexsort((-np.nan_to_num(turns, nan=-1.0), np.nan_to_num(trips.wait_ms[:, at], nan=math.inf)))[0])
         over = {name: float(np.nan_to_num(grid[last, at] - medians[name][at])) for name, grid in phases.items()}
         found.append((trips.clients[last], max(over, key=lambda name: over[name])))
     return found

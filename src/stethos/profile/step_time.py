@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stethos.profile.column import Array, Columns, known_or_none, median_of, numbers_in, records
+from stethos.profile.column import known_or_none, median_of, numbers_in, records
+from stethos.store.frame import Array, Frame
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -95,7 +96,7 @@ def read_step_times(run: Run) -> list[StepTime]:
     return [replace(one, inside=inside.get(one.process)) for one in times]
 
 
-def step_times(steps: Columns) -> list[StepTime]:
+def step_times(steps: Frame) -> list[StepTime]:
     """The same from rows of `steps`."""
     if not len(steps) or "process" not in steps:
         return []
@@ -108,7 +109,7 @@ def step_times(steps: Columns) -> list[StepTime]:
     return [_added_up(steps, process, np.array(at)) for process, at in sorted(places.items())]
 
 
-def inside_of(steps: Columns, modules: Columns) -> dict[str, float]:
+def inside_of(steps: Frame, modules: Frame) -> dict[str, float]:
     """`INSIDE_SQL` over rows of `steps` and `modules`, those of a GPU left out before."""
     if not len(steps) or not len(modules) or "model" not in steps or "module" not in modules:
         return {}
@@ -134,7 +135,7 @@ def inside_of(steps: Columns, modules: Columns) -> dict[str, float]:
     return {name: min(1.0, ms / whole) for name, (count, ms, whole) in sums.items() if count >= _FEWEST_INSIDE}
 
 
-def _added_up(steps: Columns, process: str, at: Array) -> StepTime:
+def _added_up(steps: Frame, process: str, at: Array) -> StepTime:
     columns = {name: numbers_in(steps, name)[at] for name in (*(f"{part}_ms" for part in _MEASURED), "step_ms")}
     sums = {name: None if np.isnan(values).all() else float(np.nansum(values)) for name, values in columns.items()}
     samples, ranks = numbers_in(steps, "samples")[at], numbers_in(steps, "rank")[at]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from stethos.profile.column import Array, Columns, Grid, durations_in, numbers_in
+from stethos.profile.column import Grid, durations_in, numbers_in
+from stethos.store.frame import Array, Frame
+from stethos.store.order import natural_key
 
 PHASES = ("download", "compute", "upload")
 TURN_COLUMNS = frozenset(
     {"client", "round", "federation", "t_ns", "status", "samples", "duration_ms", "download_ms", "compute_ms",
-     "upload_ms"}
+     "upload_ms", "wait_ms"}
 )  # fmt: skip
 
 
@@ -23,7 +24,8 @@ TURN_COLUMNS = frozenset(
 class Trips:
     """One federation's turns; NaN where a client had none, gave no update, or nothing is known.
 
-    `turn_ms` is the whole turn: as recorded, else the sum of its phases. `is_late`
+    `turn_ms` is the whole turn: as recorded, else the sum of its phases; `wait_ms` how long its update waited for the
+    last one. `is_late`
     is where a client was waited for in vain. `odd` counts times that cannot be.
     """
 
@@ -33,6 +35,7 @@ class Trips:
     turn_ms: Grid
     phase_ms: dict[str, Grid]
     samples: Grid
+    wait_ms: Grid
     is_late: Array
     odd: int
 
@@ -42,7 +45,7 @@ class Trips:
         return tuple(name for name, grid in self.phase_ms.items() if not np.isnan(grid).all())
 
 
-def trips_of(columns: Columns) -> Iterator[Trips]:
+def trips_of(columns: Frame) -> Iterator[Trips]:
     """The turns of each federation; the last one where a client had several in a round."""
     if not len(columns) or "client" not in columns or "round" not in columns:
         return
@@ -57,7 +60,7 @@ def trips_of(columns: Columns) -> Iterator[Trips]:
         yield _trips(columns, None if len(places) == 1 else str(federation), np.array(own), names, numbers)
 
 
-def _trips(columns: Columns, federation: str | None, at: Array, names: list[object], numbers: Array) -> Trips:
+def _trips(columns: Frame, federation: str | None, at: Array, names: list[object], numbers: Array) -> Trips:
     own = [str(names[place]) for place in at.tolist()]
     clients = sorted(set(own), key=natural_key)
     rounds = sorted({int(number) for number in numbers[at].tolist()})
@@ -80,7 +83,8 @@ def _trips(columns: Columns, federation: str | None, at: Array, names: list[obje
     is_late[target] = [one == "timeout" for one in status.tolist()]
     odd = sum(_impossible(numbers_in(columns, f"{name}_ms")[at]) for name in (*PHASES, "duration"))
     turn = np.where(np.isnan(turn), together, np.fmax(turn, together))
-    return Trips(federation, clients, rounds, turn, phases, grid(numbers_in(columns, "samples")), is_late, odd)
+    return Trips(federation, clients, rounds, turn, phases, grid(numbers_in(columns, "samples")),
+                 grid(durations_in(columns, "wait_ms")), is_late, odd)  # fmt: skip
 
 
 def others_median(grid: Grid, members: Array) -> Array:
@@ -98,12 +102,6 @@ def column_median(grid: Grid) -> Array:
 def column_max(grid: Grid) -> Array:
     """The largest of each round, of what is known."""
     return np.asarray(np.fmax.reduce(grid, axis=0)) if len(grid) else np.full(grid.shape[1], math.nan)
-
-
-def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sorts `c2` before `c10`."""
-    parts = re.split(r"([0-9]{1,18})", name)
-    return tuple((1, int(part), "") if place % 2 else (0, 0, part) for place, part in enumerate(parts))
 
 
 def _sum_known(grids: list[Grid]) -> Grid:

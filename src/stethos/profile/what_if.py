@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stethos.profile.column import Array, Grid, median_of
+from stethos.profile.column import Grid, median_of
 from stethos.profile.round_time import RoundTime
 from stethos.profile.trip import Trips, column_max, others_median
+from stethos.store.frame import Array
 
 PARTS_OF = {"upload": ("upload",), "download": ("download",), "link": ("download", "upload"), "compute": ("compute",)}
 _FEWEST_ROUNDS = 3

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stethos.record.layout import Word
+from stethos.record.layout import HeaderWord
 
 MOST_GROUPS = 16
 GROUP_WORDS = 24
 _NAME, _OP, _BEGUN, _COMPLETE, _BYTES, _BEGUN_NS, _COMPLETE_NS, _SIZE, _MEMBERS = 0, 4, 7, 8, 9, 10, 11, 12, 13
 _NAME_BYTES, _OP_BYTES = 32, 24
+_LARGEST_GROUP = 1 << 20
 _MOST_RANKS = 62 * (GROUP_WORDS - _MEMBERS)
 
 
@@ -42,7 +43,7 @@ class GroupPost:
 
     def __init__(self, set_word: Callable[[int, int], None], number: int, name: str, members: Sequence[int]) -> None:
         self._set = set_word
-        self._at = Word.GROUPS + number * GROUP_WORDS
+        self._at = HeaderWord.GROUPS + number * GROUP_WORDS
         self.begun = self.complete = 0
         self._op = ""
         self._text(_OP, _OP_BYTES, "")
@@ -84,7 +85,7 @@ def read_board(word: Callable[[int], int]) -> list[GroupState]:
     """All groups on the board, by a function that reads a word of the header."""
     found = []
     for number in range(MOST_GROUPS):
-        at = Word.GROUPS + number * GROUP_WORDS
+        at = HeaderWord.GROUPS + number * GROUP_WORDS
         name = _text_at(word, at + _NAME, _NAME_BYTES)
         if not name:
             break
@@ -94,7 +95,7 @@ def read_board(word: Callable[[int], int]) -> list[GroupState]:
             for bit in range(62)
             if word(at + _MEMBERS + place) >> bit & 1
         )
-        size = word(at + _SIZE)
+        size = max(0, min(word(at + _SIZE), _LARGEST_GROUP))  # whatever a stranger has put there
         found.append(
             GroupState(
                 name, members if len(members) == size else (), size, word(at + _BEGUN), word(at + _COMPLETE),
@@ -102,6 +103,14 @@ def read_board(word: Callable[[int], int]) -> list[GroupState]:
             )
         )  # fmt: skip
     return found
+
+
+def groups_in(word: Callable[[int], int]) -> list[dict[str, object]]:
+    """The last collective of each group on the board, as JSON holds it."""
+    return [
+        {"name": one.name, "begun": one.begun, "complete": one.complete, "op": one.op, "bytes": one.bytes}
+        for one in read_board(word)
+    ]
 
 
 def _text_at(word: Callable[[int], int], at: int, size: int) -> str:

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from stethos.record.arrow import number_array, segment_schema, serialize_batch, text_array
-from stethos.record.batch import frame_batches, slot_batches
-from stethos.record.compact import map_file, seal_segment
-from stethos.record.layout import TABLE_END, TABLE_FACTS, TABLE_NAME, Drop, Word
-from stethos.record.names import Names
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, boot_id, write_json
+from stethos.record.arrow import (
+    Names,
+    frame_batches,
+    number_array,
+    segment_schema,
+    serialize_batch,
+    slot_batches,
+    stored_columns,
+    text_array,
+)
+from stethos.record.board import groups_in
+from stethos.record.border import map_file
+from stethos.record.layout import MOST_NAMES, TABLE_END, TABLE_FACTS, TABLE_NAME, DropReason, HeaderWord
+from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RING_FILE, ProcessPlace, boot_id, write_json
 from stethos.record.provenance import plain_facts
-from stethos.record.segment import FLAG_LAST, FLAG_NAMES, FLAG_SCHEMA, Block, Bytes, SegmentWriter, encode_block, scan
-from stethos.record.tap import Frame, Tap
+from stethos.record.segment import (
+    FLAG_LAST,
+    FLAG_NAMES,
+    FLAG_SAMPLED,
+    FLAG_SCHEMA,
+    Bytes,
+    SegmentWriter,
+    encode_block,
+    seal_segment,
+    stored_blocks,
+)
+from stethos.record.tap import RingFrame, Tap
 from stethos.redact import redact
-from stethos.schema import HOST, NULL_F64, RECORDED, SAMPLED, Kind, Table
+from stethos.schema import GAPS, HOST, NULL_F64, RECORDED, Kind, Table
 
 SEGMENT_BYTES = 16 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_SHARE = 1 / 4096
 _NEW_MANIFEST: dict[str, Any] = {
     "version": 1, "segment": 1, "rows": 0, "host_rows": 0, "slots": 0, "frames": 0,
     "sealed": [], "retired": {}, "lost": 0, "names": ["?"],
@@ -43,9 +66,9 @@ class Collector:
     def __init__(self, place: ProcessPlace, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.place = place
         self.segment_bytes = segment_bytes
-        self.facts = place.facts()
+        self.facts = place.facts(is_needed=True)
+        found = place.manifest(is_needed=True)
         self.tap = Tap(place.ring())
-        found = place.manifest()
         self.manifest: dict[str, Any] = {**_NEW_MANIFEST, **found}
         self.names: list[str] = list(self.manifest["names"])
         self.written: int = self.manifest["rows"]
@@ -54,6 +77,8 @@ class Collector:
         self._with_schema: set[int] = set()
         self._known: Names | None = None
         self._has_gap = False
+        self._share = 1.0  # of what waits, that fitted on the disk last
+        self._full_since_ns = 0
         self._writer = self._recover()
         if self.facts.get("boot_id") not in (None, boot_id()):
             self.discard()  # the machine went down: what had not reached the disk may be torn
@@ -80,22 +105,22 @@ class Collector:
             if old.stem.isdigit() and int(old.stem) < self.number:
                 old.unlink()
         writer = SegmentWriter(self.place.segment(self.number))
-        buffer = map_file(writer.path) if writer.size else memoryview(b"")
+        buffer = map_file(writer.path, parts=2) if writer.size else memoryview(b"")
         end, readable = 0, self.written
         slots, frames = self.manifest["slots"], self.manifest["frames"]
-        for block in _stored_blocks(buffer, self.tap.slots_tail, self.tap.frames_tail):
+        for block in stored_blocks(buffer, self.tap.slots_tail, self.tap.frames_tail):
             if block.flags & FLAG_SCHEMA:
                 self._with_schema.add(block.table)
             if block.flags & FLAG_NAMES:
                 first, names = json.loads(bytes(block.payload))
                 self._learn_names({first + index: name for index, name in enumerate(names) if name is not None})
-            if block.is_batch and block.table in SAMPLED:
+            if block.flags & FLAG_SAMPLED:
                 self.host_rows += block.rows
             readable += block.rows
             self.written = max(self.written, block.rows_before + block.rows)
             slots, frames, end = max(slots, block.slots_read), max(frames, block.frames_read), block.end
         writer.truncate(end)
-        self.written = max(self.written, self.tap.word(Word.WRITTEN_ROWS))
+        self.written = max(self.written, self.tap.word(HeaderWord.WRITTEN_ROWS))
         self._has_gap = readable < self.written
         self.tap.advance(max(slots, self.tap.slots_tail), max(frames, self.tap.frames_tail), self.written)
         return writer
@@ -111,20 +136,41 @@ class Collector:
         return bool(self._samples)
 
     def drain(self) -> int:
-        """Store every complete row of the ring; return how many."""
+        """Store every complete row of the ring, or as many as the disk has room for; return how many."""
+        while True:
+            try:
+                rows = self._drain_share(self._share)
+                break
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._full_since_ns = self._full_since_ns or time.time_ns()
+                if self._share <= _LEAST_SHARE:
+                    raise
+                self._share /= 8
+        if self._full_since_ns and self._share == 1:
+            now_ns = time.time_ns()
+            lasted_s = (now_ns - self._full_since_ns) / 1e9
+            self.add_sample(now_ns, {"what": "disk", "reason": f"the disk was full for {lasted_s:.1f} s"}, GAPS)
+            self._full_since_ns = 0
+        self._share = min(1.0, 8 * self._share)
+        return rows
+
+    def _drain_share(self, share: float) -> int:
         slots = self.tap.read_slots()  # before the frames, which define the names slots use
         frames, frames_read = self.tap.read_frames()
-        slots_read = self.tap.slots_tail + len(slots)
         if frames_read == self.tap.frames_tail and not len(slots) and not self._samples:
             return 0
-        new_names = {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
-        self._learn_names(new_names)
+        self._learn_names(_names_in(frames))
+        if share < 1:
+            slots = slots[: max(1, int(len(slots) * share))]
+            frames, frames_read = self.tap.read_frames(share)
+        slots_read = self.tap.slots_tail + len(slots)
         self._take_notes(frames)  # first: done twice it does no harm
         known = self._known_names()
-        batches = {**slot_batches(slots, known), **frame_batches(frames, known)}
-        for table, samples in self._samples.items():
-            batches[table] = _sample_batch(SAMPLED[table], samples)
-        rows = self._write_group(batches, new_names, slots_read, frames_read)
+        batches = {**slot_batches(slots, known, self.tap.slot_dtypes), **frame_batches(frames, known)}
+        samples = {table: _sample_batch(RECORDED[table], rows) for table, rows in self._samples.items()}
+        rows = self._write_group(batches, samples, _names_in(frames), slots_read, frames_read)
         self.host_rows += sum(map(len, self._samples.values()))
         self._samples = {}
         self.tap.advance(slots_read, frames_read, self.written)
@@ -137,18 +183,20 @@ class Collector:
         self.tap.advance(self.tap.slots_tail, self.tap.frames_tail, self.written)
 
     def _write_group(
-        self, batches: dict[int, pa.RecordBatch], names: dict[int, str], slots_read: int, frames_read: int
-    ) -> int:
+        self, batches: dict[int, pa.RecordBatch], samples: dict[int, pa.RecordBatch], names: dict[int, str],
+        slots_read: int, frames_read: int,
+    ) -> int:  # fmt: skip
         parts: list[tuple[int, int, int, Bytes]] = []  # table, flags, rows, payload
         if names:
             first = min(names)
             listed = [names.get(number) for number in range(first, max(names) + 1)]
             parts.append((0, FLAG_NAMES, 0, json.dumps([first, listed]).encode()))
-        new_schemas = [table for table in batches if table not in self._with_schema]
+        new_schemas = [table for table in {**batches, **samples} if table not in self._with_schema]
         for table in new_schemas:
             parts.append((table, FLAG_SCHEMA, 0, segment_schema(RECORDED[table]).serialize().to_pybytes()))
-        for table, batch in batches.items():
-            parts.append((table, 0, batch.num_rows, serialize_batch(batch)))
+        for found, flag in ((batches, 0), (samples, FLAG_SAMPLED)):
+            for table, batch in found.items():
+                parts.append((table, flag, batch.num_rows, serialize_batch(batch)))
         if not parts:
             parts.append((0, FLAG_NAMES, 0, b"[0, []]"))
         pieces: list[Bytes] = []
@@ -164,6 +212,8 @@ class Collector:
 
     def _learn_names(self, names: dict[int, str]) -> None:
         for number, name in names.items():
+            if not 0 <= number <= MOST_NAMES + 1:  # the last one is of all further names
+                continue
             self.names.extend("?" for _ in range(number + 1 - len(self.names)))
             self.names[number] = name
         if names:
@@ -174,7 +224,7 @@ class Collector:
             self._known = Names(self.names)
         return self._known
 
-    def _take_notes(self, frames: Sequence[Frame]) -> None:
+    def _take_notes(self, frames: Sequence[RingFrame]) -> None:
         """Facts about the process that came through the ring go into its `process.json`."""
         notes: dict[str, Any] = {}
         for frame in frames:
@@ -191,6 +241,10 @@ class Collector:
     @property
     def wants_seal(self) -> bool:
         return self._writer.size >= self.segment_bytes
+
+    @property
+    def segment_path(self) -> Path:
+        return self._writer.path
 
     @property
     def open_bytes(self) -> int:
@@ -237,14 +291,14 @@ class Collector:
         """Seal what is left of a dead process and remove its ring; its counters move to the manifest."""
         if self._has_gap:  # blocks were damaged: what they held is known only by their number of rows
             self.host_rows = self.written - self._rows_put()
-        self._seal({"ended": ending, "counters": counters_of(self.tap)})
+        self._seal({"ended": ending, "counters": counters_of(self.tap), "groups": groups_in(self.tap.word)})
         self.close()
         with contextlib.suppress(OSError):  # else the next drainer does
             remove_leftovers(self.place)
 
     def _rows_put(self) -> int:
         """Rows that its process has put into the part of the ring that was read."""
-        unpackable = self.tap.dropped().get(Drop.NOT_A_NUMBER.name.lower(), 0)
+        unpackable = self.tap.dropped().get(DropReason.NOT_A_NUMBER.name.lower(), 0)
         return self.tap.slots_tail - unpackable + self.tap.frame_rows
 
     def close(self) -> None:
@@ -276,29 +330,25 @@ def retire_file(place: ProcessPlace, manifest: dict[str, Any], file: dict[str, A
 def remove_leftovers(place: ProcessPlace) -> None:
     """Remove the ring and segments of a process whose manifest says that everything is collected."""
     scratch = place.scratch()
-    for path in (place.ring(), *scratch.glob("*.seg")):
+    for path in (scratch / RING_FILE, *scratch.glob("*.seg")):
         path.unlink(missing_ok=True)
     if scratch != place.path:
         with contextlib.suppress(OSError):
             os.rmdir(scratch)
 
 
-def _stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> list[Block]:
-    """The blocks of whole groups, and those of a damaged one that the ring has let go of."""
-    blocks = list(scan(buffer))
-    is_stored = [
-        bool(block.flags & FLAG_LAST) or (block.slots_read <= slots_tail and block.frames_read <= frames_tail)
-        for block in blocks
-    ]
-    return blocks[: max((index + 1 for index, stored in enumerate(is_stored) if stored), default=0)]
+def _names_in(frames: Sequence[RingFrame]) -> dict[int, str]:
+    return {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
 
 
 def _sample_batch(table: Table, samples: Sequence[tuple[int, Mapping[str, Any]]]) -> pa.RecordBatch:
-    columns = [number_array(np.array([t_ns for t_ns, _ in samples], np.int64), Kind.I64)]
-    for column in table.columns:
-        values = [sample.get(column.name) for _, sample in samples]
+    columns = []
+    for column in stored_columns(table):
+        values = [t_ns if column.name == "t_ns" else sample.get(column.name) for t_ns, sample in samples]
         if column.kind in (Kind.NAME, Kind.TEXT):
             columns.append(text_array([None if value is None else redact(str(value)) for value in values]))
+        elif column.name == "t_ns":
+            columns.append(number_array(np.array(values, np.int64), Kind.I64))
         else:
             numbers = [NULL_F64 if value is None else float(value) for value in values]
             columns.append(number_array(np.array(numbers, dtype=np.float64), column.kind))
@@ -311,9 +361,9 @@ def counters_of(tap: Tap) -> dict[str, Any]:
         "drops": tap.dropped(),
         "slots": tap.slots_tail,
         "frame_rows": tap.frame_rows,
-        "spent_ns": tap.word(Word.SPENT_NS),
-        "steps": tap.word(Word.STEPS),
-        "started_ns": tap.word(Word.STARTED_NS),
-        "last_step_ns": tap.word(Word.LAST_STEP_NS),
+        "spent_ns": tap.word(HeaderWord.SPENT_NS),
+        "steps": tap.word(HeaderWord.STEPS),
+        "started_ns": tap.word(HeaderWord.STARTED_NS),
+        "last_step_ns": tap.word(HeaderWord.LAST_STEP_NS),
         "state": int(tap.state),
     }

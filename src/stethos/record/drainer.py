@@ -13,20 +13,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from stethos.guard import Guard
-from stethos.record.collector import SEGMENT_BYTES, Collector, remove_leftovers, retire_file
+from stethos.record.border import append_file, is_gone, read_file, version_of
+from stethos.record.collector import FULL, SEGMENT_BYTES, Collector, remove_leftovers, retire_file
 from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
-from stethos.record.layout import State, Word
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, is_at_work
+from stethos.record.layout import HeaderWord, State
+from stethos.record.place import RING_FILE, ProcessPlace, RunPlace, host_key, is_alive, is_at_work
 from stethos.record.spawn import take_lock
 from stethos.schema import GPU, TABLES
 from stethos.settings import DEFAULT_LIMIT_BYTES, registry_dir
+from stethos.wiring import FORWARDER, INBOX, PACKER, WATCHDOG
 
 VISIT_S = 0.1
 DRAIN_S = 0.5
@@ -35,8 +36,9 @@ HOLE_S = 1.0
 LINGER_S = 1.0
 GIVE_UP_S = 30.0
 LEAST_SEGMENT_BYTES = 256 << 10
-CAPTURES = "capture"  # a run's directory of captures, and who packs them
-PACKER = ("stethos.replay.pack", "Packer")
+_LONGEST_PATH = 4096
+CAPTURES = "capture"  # a run's directory of captured models
+INBOX_DIR = "inbox"  # and of batches that came with the federation's messages
 _DRAIN, _SEAL, _SYNC, _FINISH = "drain", "seal", "sync", "finish"
 
 
@@ -59,10 +61,12 @@ class Drainer:
         self._dead_since: dict[str, float] = {}
         self._sampler = HostSampler()
         self._gpu_sampler = GpuSampler()
-        self._guard = Guard(self._note_failure)
+        self._guard = Guard(self.note_failure)
         self._next_drain = self._next_sync = 0.0
         self.watchers: list[Callable[[float], object]] = []  # called at every visit
         self._packer: Any = None
+        self._inbox: Any = None
+        self.forwarder: Any = None  # where this run was recorded at a site whose rows leave, see `collect`
 
     def serve(self) -> None:
         """Work until the run has ended."""
@@ -79,7 +83,10 @@ class Drainer:
             return
         for name in list(self.collectors):
             self._attempt(_DRAIN, name, self._drain_fully)
+            self._forward("take", self.collectors.get(name))
             self._attempt(_SYNC, name, Collector.sync)
+        self._forward("leave")
+        self._guard.run("inbox", self._take_inbox, "end")
         self._guard.run("size limit", self._careful, self._keep_limit)
         self._guard.run("captures", self._accompany)
         if self._packer is not None:
@@ -108,6 +115,7 @@ class Drainer:
             is_over = collector.tap.state is not State.RUNNING or not is_running
             if is_due or is_over or collector.tap.is_filling():
                 self._attempt(_DRAIN, name, self._drain_fully)
+            self._forward("take", collector, is_last=collector.wants_seal)
             if is_sync_due and collector.wants_seal:
                 self._attempt(_SEAL, name, Collector.seal)
             if is_sync_due:
@@ -117,11 +125,13 @@ class Drainer:
             if not is_running or name in self._released:
                 if is_due or name not in self._dead_since:  # after a failure not at every visit
                     self._attempt(_FINISH, name, self._finish)
-            elif collector.tap.word(Word.RELEASED):
+            elif collector.tap.word(HeaderWord.RELEASED):
                 self._released.add(name)  # at the next visit: a thread may be writing its last row
         if is_sync_due:
             self._guard.run("size limit", self._careful, self._keep_limit)
             self._guard.run("captures", self._accompany)
+            self._forward("visit", now)
+            self._guard.run("inbox", self._take_inbox, "visit")
         for watcher in self.watchers:
             self._guard.run("watchdog", watcher, now)
         return bool(self.collectors) or self._has_launcher()
@@ -129,18 +139,29 @@ class Drainer:
     def _is_orphaned(self) -> bool:
         """Whether the run was deleted, or deleted and made anew: then another drainer holds the lock of that name."""
         if self.lock is None:
-            return not self.run.path.is_dir()
+            return is_gone(self.run.path)
         try:
             now = os.stat(self.run.drainer_lock(self.host))
         except OSError:
-            return True
+            return is_gone(self.run.drainer_lock(self.host))
         return now.st_ino != os.fstat(self.lock).st_ino
+
+    def _forward(self, what: str, *subject: Any, **how: Any) -> None:
+        """Hand what is stored on to the site's forwarder, if there is one; its failures are its own."""
+        if self.forwarder is not None and None not in subject:
+            self._guard.run(f"forward {what}", getattr(self.forwarder, what), *subject, **how)
+
+    def _take_inbox(self, how: str) -> None:
+        """Store rows that clients elsewhere have sent with the federation's messages."""
+        if self._inbox is None and (self.run.path / INBOX_DIR).is_dir():
+            self._inbox = INBOX.load()(self.run)
+        if self._inbox is not None:
+            getattr(self._inbox, how)()
 
     def _accompany(self) -> None:
         """Have the captures of the run packed, if it has any, by a thread of this process."""
         if self._packer is None and (self.run.path / CAPTURES).is_dir():
-            module, name = PACKER
-            self._packer = getattr(import_module(module), name)(self.run.path)
+            self._packer = PACKER.load()(self.run.path)
 
     # One process ---------------------------------------------------------------------------------
 
@@ -150,9 +171,9 @@ class Drainer:
                 continue
             if place.facts().get("host_key") != self.host:
                 self.finished.add(place.name)
-            elif "ended" in place.manifest():
+            elif "ended" in (manifest := place.manifest()):
                 self._guard.run(f"tidy {place.name}", remove_leftovers, place)
-                self._let_go(place.name, place.manifest())
+                self._let_go(place.name, manifest)
             elif self._is_waiting(place):
                 self._seen.add(place.name)
                 self._guard.run(f"open {place.name}", self._open, place)
@@ -161,12 +182,17 @@ class Drainer:
 
     def _is_waiting(self, place: ProcessPlace) -> bool:
         """Whether a process of this host has a ring that is not collected to its end."""
-        is_here = place.facts().get("host_key") == self.host
-        return is_here and "ended" not in place.manifest() and place.ring().exists()
+        facts = place.facts()
+        is_here = facts.get("host_key") == self.host and "pid" in facts
+        return is_here and "ended" not in place.manifest() and bool(version_of(place.scratch(facts) / RING_FILE))
 
     def _open(self, place: ProcessPlace) -> None:
         with contextlib.suppress(OSError):  # disk full: tried again at the next visit
-            self.collectors[place.name] = Collector(place, self.segment_bytes)
+            collector = Collector(place, self.segment_bytes)
+            if "pid" in collector.facts:
+                self.collectors[place.name] = collector
+            else:  # they could not be read just now
+                collector.close()
 
     def _attempt(self, what: str, name: str, action: Callable[[Collector], object]) -> None:
         """Do something with a collector; a deleted directory is let go.
@@ -178,7 +204,7 @@ class Drainer:
         collector = self.collectors.get(name)
         if collector is None:
             return
-        if collector.is_deleted() or not collector.place.path.is_dir():
+        if collector.is_deleted() or is_gone(collector.place.path):
             collector.close()
             self._let_go(name)
             return
@@ -194,8 +220,20 @@ class Drainer:
             self._let_go(name)
 
     def _careful(self, action: Callable[..., object], *arguments: Collector) -> None:
-        with contextlib.suppress(OSError):  # a full disk is no failure of ours
+        try:
             action(*arguments)
+        except OSError as error:  # a full disk is not a failure of ours
+            if error.errno in FULL:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """On a full disk, let the oldest file of a bulk table go for what is worth more: rounds, steps, findings."""
+        for name, file in self._files():
+            if TABLES[file["table"]].is_bulk:
+                with contextlib.suppress(OSError):
+                    (self.run.path / name / file["file"]).unlink(missing_ok=True)  # first: the list needs room, too
+                    self._retire(name, file)
+                break
 
     def _let_go(self, name: str, manifest: dict[str, Any] | None = None) -> None:
         """No longer look after a process; its manifest is kept if its files can still be retired."""
@@ -230,6 +268,7 @@ class Drainer:
         try:
             while collector.tap.has_rows() or collector.tap.has_hole():
                 self._drain_or_skip(collector)
+            self._forward("end", collector)
             collector.finish({"t_ns": time.time_ns()})
         except OSError:
             if time.monotonic() - since >= GIVE_UP_S:
@@ -248,7 +287,7 @@ class Drainer:
         """Take a process that could not do so itself out of the registry."""
         entry = registry_dir() / str(collector.facts["pid"])
         with contextlib.suppress(OSError):
-            if entry.read_text(encoding="utf-8") == str(collector.place.path.resolve()):
+            if read_file(entry, _LONGEST_PATH) == os.fsencode(collector.place.path.resolve()):
                 entry.unlink()
 
     def _is_running(self, collector: Collector) -> bool:
@@ -272,42 +311,52 @@ class Drainer:
 
     def _keep_limit(self) -> None:
         """Delete the oldest sealed rows of this host, bulk tables first, while they are over the run's size."""
-        manifests = self._ended | {name: collector.manifest for name, collector in self.collectors.items()}
-        files = [
-            (not TABLES[file["table"]].is_bulk, file["file"], name, file)
-            for name, manifest in manifests.items()
-            for file in manifest["sealed"]
-        ]
-        size = sum(file["bytes"] for *_, file in files) + sum(one.open_bytes for one in self.collectors.values())
-        for _, _, name, file in sorted(files, key=lambda entry: entry[:3]):
+        files = self._files()
+        size = sum(file["bytes"] for _, file in files) + sum(one.open_bytes for one in self.collectors.values())
+        for name, file in files:
             if size <= self.limit_bytes:
                 break
-            if name in self.collectors:
-                self.collectors[name].retire(file)
-            else:
-                self._ended[name] = retire_file(ProcessPlace(self.run.path / name), self._ended[name], file)
+            self._retire(name, file)
             size -= file["bytes"]
 
-    def _note_failure(self, place: str, reason: str) -> None:
-        path = self.run.path / "drainer.log"
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {place}: {reason}\n")
+    def _files(self) -> list[tuple[str, dict[str, Any]]]:
+        """The sealed files of this host with their processes, in the order in which they may go."""
+        manifests = self._ended | {name: collector.manifest for name, collector in self.collectors.items()}
+        files = [
+            (name, file)
+            for name, manifest in manifests.items()
+            for file in manifest.get("sealed", ())
+            if file["table"] in TABLES
+        ]
+        return sorted(files, key=lambda entry: (not TABLES[entry[1]["table"]].is_bulk, entry[1]["file"], entry[0]))
+
+    def _retire(self, name: str, file: dict[str, Any]) -> None:
+        if name in self.collectors:
+            self.collectors[name].retire(file)
+        else:
+            self._ended[name] = retire_file(ProcessPlace(self.run.path / name), self._ended[name], file)
+
+    def note_failure(self, place: str, reason: str) -> None:
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {place}: {reason}\n"
+        append_file(self.run.path / "drainer.log", line.encode("utf-8", "replace"))
 
     def stop(self, signal_number: int, frame: FrameType | None) -> None:
         self.is_stopping = True
 
 
-def main(watchdog: Callable[[Drainer], Callable[[float], object]] | None = None) -> None:
-    """`python -c '... main()' RUN`: drain a run until it ends, with a watchdog that is let look at every visit."""
+def main() -> None:
+    """`python -c '... main()' RUN`: drain a run until it ends, with a watchdog that looks at every visit."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who started us may have blocked some
     os.nice(5)
+    os.umask(0o077)
     drainer = Drainer(RunPlace(Path(sys.argv[1])))
     signal.signal(signal.SIGTERM, drainer.stop)
-    if watchdog is not None:
-        drainer.watchers.append(watchdog(drainer))
+    drainer.watchers.append(WATCHDOG.load()(drainer).visit)
+    site = drainer.run.facts().get("site")
+    if site and drainer.run.is_ours():
+        drainer.forwarder = FORWARDER.load()(drainer.run, site, drainer.note_failure)
     while (lock := _patient_lock(drainer)) is not None:
         drainer.lock = lock
         drainer.serve()

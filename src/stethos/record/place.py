@@ -26,6 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from stethos.errors import RecordingError, UsageError
+from stethos.record.border import (
+    checked_facts,
+    checked_manifest,
+    directories_in,
+    is_scratch,
+    make_directory,
+    origin_of,
+    read_json,
+    version_of,
+)
 from stethos.record.whole_file import whole_file
 
 RUN_FILE = "run.json"
@@ -54,7 +64,7 @@ def readable_name() -> str:
 
 def check_name(name: str) -> str:
     """The name, if a run can be called so; else UsageError."""
-    if not _NAME.fullmatch(name):
+    if _NAME.fullmatch(name) is None:
         raise UsageError(
             f"not a usable run name: {name!r}",
             hint="use letters, digits, '.', '_' and '-', starting with a letter or digit",
@@ -66,33 +76,6 @@ def write_json(path: Path, content: Any) -> None:
     """Replace a small file atomically; readers see the old or the new content, never a part."""
     with whole_file(path) as file:
         file.write(json.dumps(content, ensure_ascii=False).encode())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's object, or an empty one if it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-# What numbers and lists must be, if they are there: a reader relies on it.
-_WHOLE: dict[str, type] = dict.fromkeys(("started_ns", "pid", "rank", "world_size", "start_ticks", "limit_bytes"), int)
-_LISTED: dict[str, type] = {"sealed": list, "names": list, "counters": dict, "ended": dict, "retired": dict}
-_LISTED |= dict.fromkeys(("segment", "rows", "host_rows", "slots", "frames", "lost"), int)
-
-
-def _typed(content: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:
-    """The object without what is not of its type: somebody may have written into it."""
-    odd = [name for name, kind in types.items() if content.get(name) is not None and type(content[name]) is not kind]
-    return {name: value for name, value in content.items() if name not in odd} if odd else content
-
-
-def _is_sealed(entry: Any) -> bool:
-    """Whether it can be a file that a manifest lists."""
-    wanted = {"file": str, "table": str, "rows": int, "bytes": int}
-    return isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in wanted.items())
 
 
 def host_key() -> str:
@@ -178,15 +161,15 @@ class RunPlace:
         return self.path.name
 
     def exists(self) -> bool:
-        return (self.path / RUN_FILE).is_file()
+        return bool(version_of(self.path / RUN_FILE))
 
     def create(self, facts: dict[str, Any]) -> None:
         """Make the directory and its `run.json`; keep an existing one."""
         is_new = not self.path.exists()
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self.path)
             if not self.exists():
-                write_json(self.path / RUN_FILE, facts)
+                write_json(self.path / RUN_FILE, {**facts, "origin": origin_of(self.path)})
         except OSError as error:
             if is_new:
                 with contextlib.suppress(OSError):
@@ -195,21 +178,21 @@ class RunPlace:
                 f"cannot record into {self.path}: {error.strerror}", hint="choose another place with --dir DIR"
             ) from None
 
+    def is_ours(self) -> bool:
+        """Whether this user recorded it here, and so may change it; a copy, or a colleague's run, is only read."""
+        origin = self.facts().get("origin")
+        return origin is not None and origin == origin_of(self.path)
+
     def facts(self) -> dict[str, Any]:
-        return _typed(read_json(self.path / RUN_FILE), _WHOLE)
+        return checked_facts(read_json(self.path / RUN_FILE))
 
     def processes(self) -> list[ProcessPlace]:
         """Every process directory, oldest first."""
-        try:
-            entries = sorted(entry.path for entry in os.scandir(self.path) if entry.is_dir())
-        except OSError:
-            return []
-        places = [ProcessPlace(Path(entry)) for entry in entries]
-        return [place for place in places if (place.path / PROCESS_FILE).is_file()]
+        return [ProcessPlace(path) for path in directories_in(self.path) if version_of(path / PROCESS_FILE)]
 
     def launchers(self) -> list[dict[str, Any]]:
         try:
-            return [read_json(path) for path in sorted(self.path.glob("launcher-*.json"))]
+            return [checked_facts(read_json(path)) for path in sorted(self.path.glob("launcher-*.json"))]
         except OSError:
             return []
 
@@ -227,19 +210,17 @@ class ProcessPlace:
     def name(self) -> str:
         return self.path.name
 
-    def facts(self) -> dict[str, Any]:
-        return _typed(read_json(self.path / PROCESS_FILE), _WHOLE)
+    def facts(self, *, is_needed: bool = False) -> dict[str, Any]:
+        return checked_facts(read_json(self.path / PROCESS_FILE, parts=2, is_needed=is_needed))
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self, *, is_needed: bool = False) -> dict[str, Any]:
         """Empty where it is not one of ours."""
-        content = read_json(self.path / MANIFEST_FILE)
-        is_ours = _typed(content, _LISTED) is content and all(_is_sealed(one) for one in content.get("sealed") or ())
-        return content if is_ours else {}
+        return checked_manifest(read_json(self.path / MANIFEST_FILE, parts=2, is_needed=is_needed))
 
-    def scratch(self) -> Path:
+    def scratch(self, facts: Mapping[str, Any] | None = None) -> Path:
         """Where the ring and the open segment are: here, or on local disk beside a network file system."""
-        elsewhere = self.facts().get("scratch")
-        return Path(elsewhere) if elsewhere else self.path
+        elsewhere = Path((self.facts() if facts is None else facts).get("scratch") or self.path)
+        return elsewhere if is_scratch(elsewhere, self.name) else self.path
 
     def ring(self) -> Path:
         return self.scratch() / RING_FILE

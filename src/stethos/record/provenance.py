@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stethos import __version__
-from stethos.redact import MASK, redact, redact_command
-from stethos.settings import Settings, clean_environment
+from stethos.redact import MASK, names_secret, redact, redact_command
+from stethos.settings import Settings, clean_environment, rank_and_world
 
 _LONGEST_VALUE = 2000
+_NUMERIC = re.compile(r"(?i)(?:passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|secret|(?<![a-z])pin)$")
 
 
 def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: str | None) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: 
         "preset": settings.preset,
         "overhead": settings.overhead,
         "hang": {"at_least_s": settings.hang_after_s, "times": settings.hang_times},
+        **({"site": str(settings.site)} if settings.site else {}),
     }
 
 
@@ -39,14 +43,18 @@ def plain_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _plain(value: Any, key: str) -> Any:
     match value:
+        case int() if _NUMERIC.search(key):
+            return MASK
         case None | bool() | int() | float():
             return value
         case Mapping():
             return plain_facts(value)
         case list() | tuple() | set() | frozenset():
-            return [_plain(each, key) for each in value]
+            items = list(value)
+            is_command = all(isinstance(each, str) for each in items)
+            return [_plain(each, key) for each in (redact_command(items) if is_command else items)]
     text = value if isinstance(value, str) else str(value)[:_LONGEST_VALUE]
-    return MASK if redact(f"{key}=x") != f"{key}=x" else redact(text)
+    return MASK if names_secret(key, text) else redact(text)
 
 
 def commit_in_files(directory: Path) -> str | None:
@@ -85,3 +93,31 @@ def commit_by_git(directory: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return commit
     return commit + "+" if status.returncode == 0 and status.stdout.strip() else commit
+
+
+class Relations:
+    """What this process is to others: its rank in a job, and whose daemon it is; facts for `process.json`.
+
+    A launcher tells ranks by variables. Where the program does so by itself, as with `torch.multiprocessing.spawn`,
+    they are known once process groups exist.
+    """
+
+    def __init__(self) -> None:
+        self._learned: tuple[int, int] | None = None
+
+    def learn(self, rank: int, world_size: int) -> dict[str, Any]:
+        """The process groups' own word, which counts more than variables; the facts that are new by it."""
+        known = self._learned or rank_and_world()
+        self._learned = rank, world_size
+        return {} if known == self._learned else {"rank": rank, "world_size": world_size}
+
+    def facts(self, parent: int) -> dict[str, Any]:
+        rank, world_size = self._learned or rank_and_world()
+        found: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        return found | ({"daemon_of": parent} if _is_daemon() else {})
+
+
+def _is_daemon() -> bool:
+    """Whether this is a daemon of `multiprocessing`, such as a pool's worker: its parent stops it by a signal."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None and bool(process.current_process().daemon)

@@ -9,19 +9,29 @@ block of a group is marked, and a group is complete or ignored when the
 drainer starts again, which makes every row stored exactly once.
 
 A header also says how many rows the process had stored before the block,
-so that rows in damaged blocks are counted exactly.
+so that rows in damaged blocks are counted exactly. A finished segment is
+sealed as Parquet: one file per table, rows in order, pages checksummed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stethos.native import NATIVE
+from stethos.errors import QueryError
+from stethos.record.border import map_file, open_file, sync_directory
+from stethos.record.whole_file import whole_file
+from stethos.schema import RECORDED, Kind, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Bytes = bytes | memoryview
 MAGIC = b"STETHBLK"
@@ -35,6 +45,7 @@ _MOST_PIECES = 1024  # that one call may write
 FLAG_SCHEMA = 1
 FLAG_LAST = 2
 FLAG_NAMES = 4
+FLAG_SAMPLED = 8  # rows of the drainer's own
 
 
 class Block(NamedTuple):
@@ -54,17 +65,6 @@ class Block(NamedTuple):
         return not self.flags & (FLAG_SCHEMA | FLAG_NAMES)
 
 
-_fold = getattr(NATIVE, "fold", None)  # where the processor multiplies without carries
-_WORTH_FOLDING = 1024
-
-
-def checksum(payload: Bytes) -> int:
-    """Its CRC-32, of a long one in a fraction of zlib's time."""
-    if _fold is None or len(payload) < _WORTH_FOLDING:
-        return zlib.crc32(payload)
-    return zlib.crc32(_fold(payload), 0xFFFF_FFFF)
-
-
 def encode_block(
     table: int, flags: int, rows: int, rows_before: int, slots_read: int, frames_read: int, payload: Bytes
 ) -> tuple[Bytes, Bytes, Bytes]:
@@ -73,7 +73,7 @@ def encode_block(
     The next block starts at a multiple of 8 (zero-copy for Arrow at 64).
     """
     rest = struct.pack(
-        "<IQHHIQQQ", checksum(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
+        "<IQHHIQQQ", zlib.crc32(payload), len(payload), table, flags, rows, rows_before, slots_read, frames_read
     )
     header = MAGIC + struct.pack("<I", zlib.crc32(rest)) + rest + _PADDING
     return header, payload, b"\0" * (-len(payload) % 8)
@@ -92,8 +92,18 @@ def scan(buffer: memoryview) -> Iterator[Block]:
             continue
         payload = buffer[start:end]
         at = end + (-length % 8)
-        if checksum(payload) == payload_crc:
+        if zlib.crc32(payload) == payload_crc:
             yield Block(table, flags, rows, before, slots, frames, payload, at)
+
+
+def stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> list[Block]:
+    """The blocks of whole groups, and those of a damaged one that the ring, with these tails, has let go of."""
+    blocks = list(scan(buffer))
+    is_stored = [
+        bool(block.flags & FLAG_LAST) or (block.slots_read <= slots_tail and block.frames_read <= frames_tail)
+        for block in blocks
+    ]
+    return blocks[: max((index + 1 for index, stored in enumerate(is_stored) if stored), default=0)]
 
 
 def _next_magic(buffer: memoryview, at: int) -> int:
@@ -117,11 +127,14 @@ class SegmentWriter:
     so the same group can be tried again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_synced: bool = True) -> None:
+        """Without `is_synced` a power cut can take a new file: where something else has what it holds."""
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT, parts=2)
         self.size = os.fstat(self._descriptor).st_size
         self.is_dirty = False
+        if not self.size and is_synced:
+            sync_directory(path.parent)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
@@ -152,8 +165,143 @@ class SegmentWriter:
             self.is_dirty = False
 
     def is_deleted(self) -> bool:
-        """Whether somebody removed the file while it was open."""
-        return os.fstat(self._descriptor).st_nlink == 0
+        """Whether somebody removed the file while it was open; not, if that cannot be said now."""
+        try:
+            return os.fstat(self._descriptor).st_nlink == 0
+        except OSError:
+            return False
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+# Rows of a segment, and Parquet ---------------------------------------------------------------------------
+
+
+class SegmentRows:
+    """The whole blocks of one segment; rows missing before or between them are `lost`.
+
+    `rows_before` is how many rows its process had stored when the segment began; with the `tails` of its ring, blocks
+    of a group that was not finished are left out, since the ring still holds their rows. Counting needs the
+    standard library only; `arrow` imports pyarrow.
+    """
+
+    def __init__(self, rows_before: int, data: Bytes = b"", tails: tuple[int, int] | None = None) -> None:
+        self.rows_by_table: dict[int, int] = defaultdict(int)
+        self.lost = 0
+        self.end_rows = rows_before
+        self.slots_read = self.frames_read = self.sampled_rows = 0
+        self._names: list[Block] = []
+        self._schemas: dict[int, Block] = {}
+        self._batches: dict[int, list[Block]] = defaultdict(list)
+        view = memoryview(data)
+        for block in scan(view) if tails is None else stored_blocks(view, *tails):
+            self._take(block)
+
+    def _take(self, block: Block) -> None:
+        if block.flags & FLAG_SCHEMA:
+            self._schemas[block.table] = block
+        if block.flags & FLAG_NAMES:
+            self._names.append(block)
+        self.lost += max(block.rows_before - self.end_rows, 0)
+        if block.is_batch and block.table in RECORDED:
+            self._batches[block.table].append(block)
+            self.rows_by_table[block.table] += block.rows
+            self.sampled_rows += block.rows if block.flags & FLAG_SAMPLED else 0
+        self.end_rows = block.rows_before + block.rows
+        self.slots_read = max(self.slots_read, block.slots_read)
+        self.frames_read = max(self.frames_read, block.frames_read)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_by_table.values())
+
+    def names(self) -> dict[int, str]:
+        """The names that were defined in it, by number."""
+        found: dict[int, str] = {}
+        for block in self._names:
+            first, names = json.loads(bytes(block.payload))
+            found |= {int(first) + index: str(name) for index, name in enumerate(names) if name is not None}
+        return found
+
+    def arrow(self, table: Table, process: str, rank: int | None) -> pa.Table:
+        """One table's rows in the full schema, with the process's columns added.
+
+        QueryError if a block holds what we cannot have written.
+        """
+        import pyarrow as pa
+
+        from stethos.record.arrow import checked_batch, checked_schema, segment_schema
+
+        written = self._schemas.get(table.number)
+        try:
+            schema = checked_schema(written.payload) if written else segment_schema(table)
+            batches = [checked_batch(block.payload, schema, block.rows) for block in self._batches[table.number]]
+            return with_process(pa.Table.from_batches(batches, schema), table, process, rank)
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+            raise QueryError(
+                f"a segment of {process} cannot be read: {error}", hint="it was not written by Stethos"
+            ) from None
+
+
+def with_process(rows: pa.Table, table: Table, process: str, rank: int | None) -> pa.Table:
+    """Rows as a process writes them, in the full schema."""
+    from stethos.record.arrow import constant_array, full_schema, in_schema
+
+    own = {
+        "process": constant_array(process, rows.num_rows, Kind.NAME),
+        "rank": constant_array(rank, rows.num_rows, Kind.I32),
+    }
+    return in_schema(rows, full_schema(table), own)
+
+
+def concatenated(parts: Sequence[pa.Table]) -> pa.Table | None:
+    """Tables one after the other; None if there are none."""
+    if not parts:
+        return None
+    import pyarrow as pa
+
+    return pa.concat_tables(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """One Parquet file of a process, as its manifest lists it; `crc32` is that of the whole file."""
+
+    file: str
+    table: str
+    rows: int
+    bytes: int
+    crc32: int
+
+
+def seal_segment(
+    segment: Path, number: int, directory: Path, process: str, rank: int | None, rows_before: int, rows_after: int
+) -> tuple[list[SealedFile], int]:
+    """Write a segment's rows as Parquet files; return them and the number of rows lost to damage.
+
+    `rows_before` and `rows_after` are how many rows its process had stored when the segment began and ended.
+    """
+    rows = SegmentRows(rows_before, map_file(segment, parts=2))
+    sealed: list[SealedFile] = []
+    for table_number in sorted(rows.rows_by_table):
+        table = RECORDED[table_number]
+        path = directory / f"{number:06d}.{table.name}.parquet"
+        content = rows.arrow(table, process, rank)
+        write_parquet(content, path, table)
+        data = map_file(path, parts=2)
+        sealed.append(SealedFile(path.name, table.name, content.num_rows, len(data), zlib.crc32(data)))
+    return sealed, rows.lost + max(0, rows_after - rows.end_rows)
+
+
+def write_parquet(content: pa.Table, path: Path, table: Table) -> None:
+    """Write a file under a temporary name, sync it, then give it its name."""
+    import pyarrow.parquet as pq
+
+    names = [column.name for column in table.all_columns if column.kind is Kind.NAME]
+    numbers = [column.name for column in table.all_columns if column.kind is Kind.F64]
+    with whole_file(path, is_sole=True) as file:
+        pq.write_table(
+            content, file, compression="zstd", compression_level=1, use_dictionary=names,
+            use_byte_stream_split=numbers, row_group_size=16_384, write_page_checksum=True,
+        )  # fmt: skip

@@ -9,21 +9,19 @@ import struct
 import sys
 from pathlib import Path
 
+from stethos.record.border import open_file
 from stethos.record.place import RunPlace, host_key
 from stethos.settings import clean_environment, drainer_python
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _WHOLE_FILE = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_START = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.drainer import main; "
-    "from stethos.live.watchdog import Watchdog; main(lambda drainer: Watchdog(drainer).visit)"
-)
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from stethos.record.drainer import main; main()"
 
 
 def take_lock(path: Path) -> int | None:
     """Hold the lock file for the life of this process; None if somebody else holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
     if _ask(descriptor, take=True):
         return descriptor
     os.close(descriptor)
@@ -37,7 +35,7 @@ def is_drained(run: RunPlace) -> bool:
     another thread forks just then, and look held for as long as that child lives.
     """
     try:
-        descriptor = os.open(run.drainer_lock(host_key()), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_file(run.drainer_lock(host_key()), os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,38 +17,41 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stethos.record.border import open_file
 from stethos.record.layout import (
     FRAME_BYTES,
     FRAME_HEADER,
-    FRAMES_BASE,
-    RING_BYTES,
-    SLOT_BYTES,
+    HEADER_BYTES,
     SLOT_PACKERS,
     SLOTS,
     SLOTS_BASE,
     TABLE_PAD,
-    Drop,
+    WRITTEN,
+    DropReason,
+    HeaderWord,
+    SlotLayout,
     State,
-    Word,
 )
-from stethos.schema import RECORDED, Kind
-
-_DTYPE = {Kind.I32: "<i4", Kind.I64: "<i8", Kind.F64: "<f8", Kind.NAME: "<i4", Kind.BOOL: "i1"}
-_CONTEXT = [("sequence", "<i8"), ("table", "<u2"), ("unused", "<u2"), ("client", "<i4"), ("round", "<i4"),
-            ("optimizer", "<i4"), ("step", "<i8"), ("t_ns", "<i8")]  # fmt: skip
+from stethos.schema import RECORDED, STEPS, Kind
 
 
-def slot_dtype(number: int) -> np.dtype[np.void]:
-    """A slot as a NumPy record, aligned as `slot_packer` does."""
-    own = [(column.name, _DTYPE[column.kind]) for column in RECORDED[number].columns]
-    dtype = np.dtype([*_CONTEXT, *own], align=True)
-    names = list(dtype.names or ())
-    fields = [dtype.fields[name] for name in names] if dtype.fields is not None else []
-    formats, offsets = [field[0] for field in fields], [field[1] for field in fields]
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": SLOT_BYTES})
+def slot_dtype(number: int, written: SlotLayout) -> np.dtype[np.void]:
+    """A slot as a NumPy record, with the columns that its writer knew."""
+    fields = {"sequence": "q"} | RECORDED[number].slot_fields
+    newer = len(STEPS.columns) - written.step_columns if number == STEPS.number else 0
+    names = list(fields)[: len(fields) - newer]
+    aligned = np.dtype([(name, "<" + fields[name]) for name in names], align=True)
+    assert aligned.fields is not None
+    formats, offsets = [aligned.fields[name][0] for name in names], [aligned.fields[name][1] for name in names]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": written.slot_bytes})
 
 
-SLOT_DTYPES = {number: slot_dtype(number) for number in SLOT_PACKERS}
+def slot_dtypes(written: SlotLayout) -> dict[int, np.dtype[np.void]]:
+    """The records of a ring's slots, by the number of their table."""
+    return {number: slot_dtype(number, written) for number in SLOT_PACKERS}
+
+
+SLOT_DTYPES = slot_dtypes(WRITTEN)
 _ROW_BYTES = {
     number: 4 * len(table.of_kind(Kind.NAME)) + 8 * len(table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
     for number, table in RECORDED.items()
@@ -56,7 +60,7 @@ _PIECE = 1024
 _RAMP = np.arange(_PIECE)
 
 
-class Frame(NamedTuple):
+class RingFrame(NamedTuple):
     """One frame as written by `Ring.put_frame`, texts decoded. Its body lies in the ring: valid until `advance`."""
 
     table: int
@@ -80,46 +84,60 @@ class Tap:
     `holes` counts slots stepped over since the last `advance`.
     """
 
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), RING_BYTES)
+    def __init__(self, path: Path, *, is_writable: bool = True) -> None:
+        descriptor = open_file(path, os.O_RDWR if is_writable else os.O_RDONLY, parts=2)
+        try:
+            header = os.pread(descriptor, HEADER_BYTES, 0)
+            if len(header) < HEADER_BYTES:
+                raise DamagedRingError(f"a ring of {len(header)} bytes")
+            self.written = SlotLayout.by(memoryview(header).cast("q"))
+            access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
+            self._map = mmap.mmap(descriptor, self.written.ring_bytes, access=access)
+        finally:
+            os.close(descriptor)
+        slot_bytes = self.written.slot_bytes
+        self.slot_dtypes = SLOT_DTYPES if self.written == WRITTEN else slot_dtypes(self.written)
         self._view = memoryview(self._map)
         self._words = self._view.cast("q")
         self._sequences = np.ndarray(
-            (SLOTS,), dtype=np.int64, buffer=self._map, offset=SLOTS_BASE, strides=(SLOT_BYTES,)
+            (SLOTS,), dtype=np.int64, buffer=self._map, offset=SLOTS_BASE, strides=(slot_bytes,)
         )
-        self._slots = np.ndarray((SLOTS, SLOT_BYTES), dtype=np.uint8, buffer=self._map, offset=SLOTS_BASE)
-        self.slots_tail = self._words[Word.SLOTS_TAIL]
-        self.frames_tail = self._words[Word.FRAMES_TAIL]
+        self._slots = np.ndarray((SLOTS, slot_bytes), dtype=np.uint8, buffer=self._map, offset=SLOTS_BASE)
+        self.slots_tail = self._words[HeaderWord.SLOTS_TAIL]
+        self.frames_tail = self._words[HeaderWord.FRAMES_TAIL]
         self.holes = 0
         self._rows_so_far: int | None = None
 
     @property
     def state(self) -> State:
-        return State(self._words[Word.STATE])
+        return State(self._words[HeaderWord.STATE])
 
     def word(self, word: int) -> int:
         return self._words[word]
 
     def dropped(self) -> dict[str, int]:
-        return {r.name.lower(): self._words[Word.DROPPED + r] for r in Drop if self._words[Word.DROPPED + r]}
+        return {
+            r.name.lower(): self._words[HeaderWord.DROPPED + r]
+            for r in DropReason
+            if self._words[HeaderWord.DROPPED + r]
+        }
 
     @property
     def frame_rows(self) -> int:
         """Rows its process has put into frames, exact also if it was killed between a frame and its counter."""
-        counted = self._words[Word.FRAME_ROWS]
+        counted = self._words[HeaderWord.FRAME_ROWS]
         if self._rows_so_far is None:
             return counted
         return counted + (self._rows_so_far - counted + 2**31) % 2**32 - 2**31
 
     def has_rows(self) -> bool:
-        return self._is_written(self.slots_tail) or self._words[Word.FRAMES_HEAD] > self.frames_tail
+        return self._is_written(self.slots_tail) or self._words[HeaderWord.FRAMES_HEAD] > self.frames_tail
 
     def is_filling(self) -> bool:
         """Whether a quarter of either part waits."""
         return (
             self._is_written(self.slots_tail + SLOTS // 4)
-            or self._words[Word.FRAMES_HEAD] - self.frames_tail > FRAME_BYTES // 4
+            or self._words[HeaderWord.FRAMES_HEAD] - self.frames_tail > FRAME_BYTES // 4
         )
 
     def has_hole(self) -> bool:
@@ -159,15 +177,16 @@ class Tap:
         self.slots_tail += 1
         self.holes += 1
 
-    def read_frames(self) -> tuple[list[Frame], int]:
-        """All frames from the tail on, and the position after them."""
-        frames: list[Frame] = []
-        at, head = self.frames_tail, self._words[Word.FRAMES_HEAD]
+    def read_frames(self, share: float = 1.0) -> tuple[list[RingFrame], int]:
+        """All frames from the tail on, or those in the first `share` of the bytes, and the position after them."""
+        frames: list[RingFrame] = []
+        at, head = self.frames_tail, self._words[HeaderWord.FRAMES_HEAD]
+        stop = at + (head - at) * share
         rows_so_far = self._rows_so_far
-        while at < head:
-            place = FRAMES_BASE + at % FRAME_BYTES
+        while at < head and at <= stop:
+            place = self.written.frames_base + at % FRAME_BYTES
             size, table = struct.unpack_from("<IH", self._map, place)
-            if not 8 <= size <= head - at or place + size > RING_BYTES or size % 8:
+            if not 8 <= size <= head - at or place + size > self.written.ring_bytes or size % 8:
                 raise DamagedRingError(f"a frame of {size} bytes at {at}, with {head - at} bytes left")
             if table != TABLE_PAD:
                 frame, rows_so_far = self._frame_at(place)
@@ -176,7 +195,7 @@ class Tap:
         self._rows_so_far = rows_so_far
         return frames, at
 
-    def _frame_at(self, place: int) -> tuple[Frame, int]:
+    def _frame_at(self, place: int) -> tuple[RingFrame, int]:
         """The frame at a place, and the number of rows in all frames up to it (its low half)."""
         size, table, text_count, rows, client, round_, optimizer, rows_so_far, step, t_ns = FRAME_HEADER.unpack_from(
             self._map, place
@@ -190,7 +209,7 @@ class Tap:
             at += 4 + length
         if at > len(payload):
             raise DamagedRingError(f"the rows or texts of a frame end {at - len(payload)} bytes behind it")
-        frame = Frame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
+        frame = RingFrame(table, rows, client, round_, optimizer, step, t_ns, payload[:body_end], tuple(texts))
         return frame, rows_so_far
 
     def discard(self) -> None:
@@ -199,15 +218,15 @@ class Tap:
         is_own = (sequences - 1) % SLOTS == np.arange(SLOTS)
         is_waiting = (sequences > self.slots_tail) & (sequences <= self.slots_tail + SLOTS)
         self.slots_tail = int(sequences[is_own & is_waiting].max(initial=self.slots_tail))
-        self.frames_tail = max(self.frames_tail, self._words[Word.FRAMES_HEAD])
+        self.frames_tail = max(self.frames_tail, self._words[HeaderWord.FRAMES_HEAD])
         self._rows_so_far = None
 
     def advance(self, slots_tail: int, frames_tail: int, written_rows: int) -> None:
         """Free what has been stored."""
         self.slots_tail, self.frames_tail, self.holes = slots_tail, frames_tail, 0
-        self._words[Word.WRITTEN_ROWS] = written_rows
-        self._words[Word.FRAMES_TAIL] = frames_tail
-        self._words[Word.SLOTS_TAIL] = slots_tail
+        self._words[HeaderWord.WRITTEN_ROWS] = written_rows
+        self._words[HeaderWord.FRAMES_TAIL] = frames_tail
+        self._words[HeaderWord.SLOTS_TAIL] = slots_tail
 
     def close(self) -> None:
         del self._sequences, self._slots

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from stethos.record.border import open_file, sync_directory
+
 
 @contextmanager
 def whole_file(path: Path, *, is_synced: bool = True, is_sole: bool = False) -> Iterator[IO[bytes]]:
@@ -18,7 +20,8 @@ def whole_file(path: Path, *, is_synced: bool = True, is_sole: bool = False) -> 
     With `is_sole` no other process writes this file, and what a killed one had begun is overwritten.
     """
     temporary = path.with_name(f".{path.name}" if is_sole else f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary.unlink(missing_ok=True)
+    descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with open(descriptor, "wb") as file:
             yield file
@@ -26,6 +29,8 @@ def whole_file(path: Path, *, is_synced: bool = True, is_sole: bool = False) -> 
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+        if is_synced:
+            sync_directory(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -40,10 +40,6 @@ def median_of(sent: Sequence[Any]) -> dict[str, Tensor]:
     return made
 
 
-def is_finite(state: dict[str, Tensor]) -> bool:
-    return all(bool(value.isfinite().all()) for value in state.values() if value.is_floating_point())
-
-
 def _aggregated(current: Any, sent: Sequence[Any]) -> dict[str, Tensor]:
     """As `Round.aggregate` does it."""
     import torch

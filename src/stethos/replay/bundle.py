@@ -12,48 +12,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stethos.errors import CaptureError, RunNotFoundError
 from stethos.replay import chance
 from stethos.replay.codec import bases_of, unpack
+from stethos.replay.corrections import RoundCorrections, corrections_in
+from stethos.replay.history import ClientUpdate, State
 from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, map_file, read_file, read_table
-from stethos.replay.remedy import Remedy, remedy_in
 from stethos.replay.tensorfile import Buffer, array_in, parse, tensor_in
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 When = Literal["before", "after"]
-State = dict[str, "Tensor"]
 _CACHE_BYTES = 256 << 20
 _LONGEST_CHAIN = 2000
+_MOST_HELD = 8  # objects of one size, while one is unpacked
 _HINT = "capture a run with `stethos run --capture all`, federation(capture='all') or lab.federate(capture='all')"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CapturedUpdate:
-    """What a client sent in a round, and what is known of its turn.
-
-    `state` is its model as sent; where it sent a change, the global model before
-    the round plus that change, and `delta` is the change. `losses` are those of its steps, `order` a digest of the
-    order of its samples, where they were told.
-    """
-
-    client: str
-    round: int
-    state: State
-    samples: int | None = None
-    weight: float | None = None
-    loss: float | None = None
-    base_round: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    losses: tuple[float, ...] | None = None
-    order: str | None = None
-    delta: State | None = None
 
 
 def open_bundle(run_directory: str | Path, federation: str | int | None = None) -> Bundle:
@@ -134,7 +112,7 @@ class Bundle:
                 isinstance(one, dict) and isinstance(one.get("client"), str) for one in clients
             ):
                 raise CaptureError(f"{self.place.round_file(round)} is damaged: no list of clients")
-            self._manifests[round] = found
+            self._manifests[round] = {**found, "clients": [*map(_checked_turn, clients)]}
         return self._manifests[round]
 
     def clients(self, round: int) -> tuple[str, ...]:
@@ -159,9 +137,9 @@ class Bundle:
         found: Mapping[str, Any] = turns[-1]
         return found
 
-    def remedy(self, round: int) -> Remedy:
+    def corrections(self, round: int) -> RoundCorrections:
         """What corrections did in a round; nothing if there were none."""
-        return remedy_in(self.manifest(round))
+        return corrections_in(self.manifest(round))
 
     # States -------------------------------------------------------------------------------------------
 
@@ -174,7 +152,7 @@ class Bundle:
         piece = self.manifest(round).get("server")
         return {} if piece is None else self._state(piece, f"the server's memory in round {round}")
 
-    def update(self, round: int, client: str) -> CapturedUpdate:
+    def update(self, round: int, client: str) -> ClientUpdate:
         """What a client sent in a round."""
         turn = self.turn(round, client)
         what = f"the update of client {client!r} in round {round}"
@@ -184,11 +162,13 @@ class Bundle:
         delta = None
         if turn.get("is_delta"):
             delta, base = state, self.global_state(round)
-            state = {name: value + delta[name] if name in delta else value for name, value in base.items()}
+            try:
+                state = {name: value + delta[name] if name in delta else value for name, value in base.items()}
+            except (RuntimeError, TypeError):
+                raise CaptureError(f"{what} is damaged: its tensors do not fit the global model") from None
         losses = turn.get("losses")
-        return CapturedUpdate(
-            client, round, state,
-            samples=turn.get("samples"), weight=turn.get("weight"), loss=turn.get("loss"),
+        return ClientUpdate(
+            client, state, samples=turn.get("samples"), weight=turn.get("weight"), loss=turn.get("loss"),
             base_round=turn.get("base_round"), metrics=turn.get("metrics") or {},
             losses=tuple(losses) if isinstance(losses, list) else None, order=turn.get("order"), delta=delta,
         )  # fmt: skip
@@ -199,9 +179,11 @@ class Bundle:
         what = f"the random states of client {client!r} in round {round}"
         if piece is None:
             raise CaptureError(f"{what} were not captured", hint="its turn ran in another process, or was not opened")
-        (file,) = self._files_of(piece, what)
-        entries, _ = parse(file)
-        return chance.states_in({name: array_in(file, entry) for name, entry in entries.items()})
+        files = self._files_of(piece, what)
+        if len(files) != 1:
+            raise CaptureError(f"{what} are damaged: they lie in {len(files)} objects")
+        entries, _ = parse(files[0])
+        return chance.states_in({name: array_in(files[0], entry) for name, entry in entries.items()})
 
     def _no_update(self, turn: Mapping[str, Any], what: str) -> CaptureError:
         if not turn.get("reported"):
@@ -272,11 +254,13 @@ class Bundle:
                 file = unpack(packed, [self._files[base] for base in bases])
                 self._check(one, file)
                 self._keep(one, file)
-            done = {one for one, _, _ in ready}
-            chain = [one for one in chain if one[0] not in done]
+                chain = [left for left in chain if left[0] != one]
+                self._shrink({digest, *(base for left in chain for base in left[2])})
+                if self._cached > max(_CACHE_BYTES, _MOST_HELD * len(file)):
+                    raise CaptureError(f"object {digest[:12]} is built on too many others at once")
         found = self._files[digest]
         self._files.move_to_end(digest)
-        self._shrink()
+        self._shrink({digest})
         return found
 
     def ancestry(self, digest: str) -> set[str]:
@@ -322,9 +306,35 @@ class Bundle:
         self._files[digest] = file
         self._cached += len(file)
 
-    def _shrink(self) -> None:
-        while self._cached > _CACHE_BYTES and len(self._files) > 1:
-            self._cached -= len(self._files.popitem(last=False)[1])
+    def _shrink(self, needed: Collection[str]) -> None:
+        """Forget what was used longest ago and is not needed."""
+        for digest in [one for one in self._files if one not in needed]:
+            if self._cached > _CACHE_BYTES:
+                self._cached -= len(self._files.pop(digest))
+
+
+_TURN: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("samples", "base_round", "steps"), (int,)),
+    **dict.fromkeys(("weight", "loss"), (int, float)),
+    **dict.fromkeys(("status", "error", "order", "label"), (str,)),
+    **dict.fromkeys(("reported", "is_delta"), (bool,)),
+    "metrics": (dict,),
+    "losses": (list,),
+}
+
+
+def _checked_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """A client's turn without what cannot be meant: as if it were not there."""
+
+    def is_meant(name: str, value: Any) -> bool:
+        wanted = _TURN.get(name)
+        if wanted is None or value is None:
+            return True
+        numbers = value.values() if name == "metrics" and type(value) is dict else value if name == "losses" else ()
+        is_number = type(value) is not int or abs(value) < 2**53
+        return type(value) in wanted and is_number and all(type(one) in (int, float) for one in numbers)
+
+    return {name: value for name, value in turn.items() if is_meant(name, value)}
 
 
 def _ranges(found: Any) -> list[tuple[int, int, str]]:

@@ -69,7 +69,7 @@ def states_in(named: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in named.items()
             if name == "torch" or name.startswith("cuda.")
         }
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CaptureError(f"the states of random generators are damaged: {error}") from None
     return found
 

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import CaptureError
-from stethos.replay.tensorfile import Buffer, Entry, parse, shape_of_file
+from stethos.replay.tensorfile import Buffer, TensorSlot, parse, shape_of_file
 
 SUFFIX = ".packed"
 MOST_BYTES = 64 << 30
+_FREE_BYTES, _MOST_TIMES = 256 << 20, 1000  # to which size, and else how many times its own, a file may unfold
 _LEVEL = 1
 _FORMAT = "stethos-packed-1"
 
@@ -70,6 +71,8 @@ def unpack(file: Buffer, bases: Sequence[Buffer], most_bytes: int = MOST_BYTES) 
     entry, metadata = _opened(file)
     try:
         return _unpack(file[entry.start : entry.end], metadata, bases, most_bytes)
+    except MemoryError:
+        raise CaptureError("a packed file needs more memory than there is") from None
     except (ValueError, TypeError, KeyError, IndexError, OSError, RecursionError, OverflowError) as error:
         raise CaptureError(f"a packed file cannot be read: {error}") from None
 
@@ -81,6 +84,8 @@ def _unpack(payload: Buffer, metadata: dict[str, str], bases: Sequence[Buffer], 
         raise ValueError(f"{total:,} bytes with a header of {head:,}")
     if any(len(base) != total for base in bases):
         raise ValueError("its bases have another size")
+    if not bases and total > max(_FREE_BYTES, _MOST_TIMES * len(payload)):
+        raise ValueError(f"{len(payload):,} bytes that unfold to {total:,}")
     file = np.zeros(total, np.uint8)
     file[:head] = _expand(payload[:squeezed], head, squeezed != head)
     entries, _ = parse(file)
@@ -98,7 +103,7 @@ def _unpack(payload: Buffer, metadata: dict[str, str], bases: Sequence[Buffer], 
     return file
 
 
-def _opened(file: Buffer) -> tuple[Entry, dict[str, str]]:
+def _opened(file: Buffer) -> tuple[TensorSlot, dict[str, str]]:
     entries, metadata = parse(file)
     if metadata.get("format") != _FORMAT or set(entries) != {"payload"}:
         raise CaptureError("not a packed file", hint="it was written by another version, or is damaged")
@@ -109,7 +114,7 @@ def _head_bytes(file: Buffer) -> int:
     return 8 + int.from_bytes(file[:8].tobytes(), "little")
 
 
-def _width(entry: Entry) -> int:
+def _width(entry: TensorSlot) -> int:
     """Bytes per element, of which each makes a plane; 1 for tensors without elements."""
     size = entry.end - entry.start
     count = int(np.prod(entry.shape, dtype=np.int64))
@@ -143,7 +148,7 @@ def _expand(block: Buffer, size: int, is_squeezed: bool) -> Buffer:
 # Prediction -----------------------------------------------------------------------------------------
 
 
-def _weight(file: Buffer, entry: Entry, bases: Sequence[Buffer]) -> float:
+def _weight(file: Buffer, entry: TensorSlot, bases: Sequence[Buffer]) -> float:
     """By least squares, rounded to a float32; 0 where there is nothing to fit."""
     if entry.dtype != "F32" or len(bases) < 2:
         return 0.0
@@ -156,7 +161,7 @@ def _weight(file: Buffer, entry: Entry, bases: Sequence[Buffer]) -> float:
     return weight if np.isfinite(weight) else 0.0
 
 
-def _difference(file: Buffer, entry: Entry, bases: Sequence[Buffer], weight: float) -> Buffer:
+def _difference(file: Buffer, entry: TensorSlot, bases: Sequence[Buffer], weight: float) -> Buffer:
     width = _width(entry)
     if entry.dtype == "F32" and bases:
         steps = _ordered(_floats(file, entry)) - _predicted(entry, bases, weight)  # wraps around, and back
@@ -168,7 +173,7 @@ def _difference(file: Buffer, entry: Entry, bases: Sequence[Buffer], weight: flo
     return np.ascontiguousarray(raw.reshape(-1, width).T)
 
 
-def _restored(planes: Buffer, entry: Entry, bases: Sequence[Buffer], weight: float) -> Buffer:
+def _restored(planes: Buffer, entry: TensorSlot, bases: Sequence[Buffer], weight: float) -> Buffer:
     raw = np.ascontiguousarray(planes.T).reshape(-1)
     if entry.dtype == "F32" and bases:
         folded = raw.view(np.uint32)
@@ -177,11 +182,11 @@ def _restored(planes: Buffer, entry: Entry, bases: Sequence[Buffer], weight: flo
     return raw ^ bases[0][entry.start : entry.end] if bases else raw
 
 
-def _floats(file: Buffer, entry: Entry) -> npt.NDArray[np.float32]:
+def _floats(file: Buffer, entry: TensorSlot) -> npt.NDArray[np.float32]:
     return file[entry.start : entry.end].copy().view(np.float32)
 
 
-def _predicted(entry: Entry, bases: Sequence[Buffer], weight: float) -> npt.NDArray[np.int32]:
+def _predicted(entry: TensorSlot, bases: Sequence[Buffer], weight: float) -> npt.NDArray[np.int32]:
     """Places in the order of floats; 0 where the prediction is no number, so that no NaN's bits matter."""
     first = _floats(bases[0], entry)
     with np.errstate(all="ignore"):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.errors import CaptureError, QueryError, UsageError
 from stethos.replay.bundle import Bundle
-from stethos.replay.onward import Carried, Change, Edit, carry_on, evaluation_of
+from stethos.replay.counterfactual import ChangedRound, Edit, HistoryChange, carry_on, evaluation_of
+from stethos.replay.history import ClientUpdate, State, past_of
 from stethos.replay.repeat import losses_in
 from stethos.replay.steps import model_after_step
-from stethos.replay.workshop import Sent, State, Workshop, past_of, recorded_sent
+from stethos.replay.trainer import Trainer
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -21,7 +22,7 @@ _TABLES = ("rounds", "client_rounds", "updates", "steps")  # a condition is abou
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Breakpoint:
     """Where to stop: at a round, where a client takes part, or where rows of a table fulfil a condition."""
 
     round: int | None = None
@@ -39,17 +40,17 @@ class Break:
 class Cursor:
     """Walks over the rounds of a bundle. A live run is looked at anew with every move."""
 
-    def __init__(self, bundle: Bundle, run: Run, make_workshop: Callable[[], Workshop]) -> None:
+    def __init__(self, bundle: Bundle, run: Run, make_trainer: Callable[[], Trainer]) -> None:
         self.bundle = bundle
         self.run = run
         self.round = 0
         self.client: str | None = None
         self.step: int | None = None
-        self.breaks: list[Break] = []
-        self.change = Change()
+        self.breaks: list[Breakpoint] = []
+        self.change = HistoryChange()
         self.edits: dict[str, str] = {}  # in words
-        self._make_workshop = make_workshop
-        self._workshop: Workshop | None = None
+        self._make_trainer = make_trainer
+        self._trainer: Trainer | None = None
 
     # Where --------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class Cursor:
         if self.client is None:
             clients = self.clients()
             if not clients:
-                raise UsageError(f"nobody sent an update in round {self.round}")
+                raise UsageError(f"no client sent an update in round {self.round}")
             self.client = self.named(name) if name else clients[0]
         elif self.step is None:
             steps = len(self.losses())
@@ -143,11 +144,11 @@ class Cursor:
 
     # Breaks -------------------------------------------------------------------------------------------
 
-    def add_break(self, text: str) -> Break:
+    def add_break(self, text: str) -> Breakpoint:
         """`12`, `c7`, `12 c7`, or `if CONDITION` over the tables."""
         kind, _, rest = text.partition(" ")
         if kind == "if":
-            made = Break(condition=rest.strip(), table=self._table_of(rest.strip()))
+            made = Breakpoint(condition=rest.strip(), table=self._table_of(rest.strip()))
         else:
             words = text.split()
             numbers = [word for word in words if word.lstrip("-").isdigit() and word not in self.all_clients()]
@@ -159,7 +160,7 @@ class Cursor:
             known = self.all_clients()
             if names and names[0] not in known and self.bundle.is_finished:
                 raise UsageError(f"no client {names[0]!r}", hint=f"clients: {', '.join(known[:20])}")
-            made = Break(round=int(numbers[0]) if numbers else None, client=names[0] if names else None)
+            made = Breakpoint(round=int(numbers[0]) if numbers else None, client=names[0] if names else None)
         self.breaks.append(made)
         return made
 
@@ -176,7 +177,7 @@ class Cursor:
             return table
         raise UsageError(f"not a condition: {failures[0].message}", hint="an SQL condition, such as accuracy < 0.8")
 
-    def stops_here(self) -> Break | None:
+    def stops_here(self) -> Breakpoint | None:
         """The first break that this round fulfils; a client's also moves to the client."""
         for one in self.breaks:
             if one.condition is not None:
@@ -188,7 +189,7 @@ class Cursor:
                 return one
         return None
 
-    def _is_fulfilled(self, one: Break) -> bool:
+    def _is_fulfilled(self, one: Breakpoint) -> bool:
         columns = "client" if one.table in ("client_rounds", "updates", "steps") else "NULL"
         query = f"SELECT {columns} FROM {one.table} WHERE round = {self.round} AND ({one.condition}) LIMIT 1"
         rows = self.run.rows(query).values
@@ -231,7 +232,7 @@ class Cursor:
     def at_step(self) -> tuple[State, State]:
         """The client's weights after this step, and its gradients: trained again up to here."""
         assert self.client is not None and self.step is not None
-        return model_after_step(self.workshop, self.round, self.client, past_of(self.bundle), self.step)
+        return model_after_step(self.trainer, self.round, self.client, past_of(self.bundle), self.step)
 
     def client_rows(self) -> Iterator[dict[str, Any]]:
         """The clients of the round: what they reported, the length of their update and its direction."""
@@ -253,10 +254,10 @@ class Cursor:
     # What if ------------------------------------------------------------------------------------------
 
     @property
-    def workshop(self) -> Workshop:
-        if self._workshop is None:
-            self._workshop = self._make_workshop()
-        return self._workshop
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            self._trainer = self._make_trainer()
+        return self._trainer
 
     def remove(self, client: str) -> None:
         self.change = replace(self.change, without=self.change.without | {self.named(client)})
@@ -264,11 +265,11 @@ class Cursor:
     def restore(self, client: str) -> None:
         name = self.named(client)
         edits = {other: edit for other, edit in self.change.edits.items() if other != name}
-        self.change = Change(self.change.without - {name}, edits)
+        self.change = HistoryChange(self.change.without - {name}, edits)
         self.edits.pop(name, None)
 
     def edit(self, client: str, kind: str, amount: str | None) -> str:
-        """Change what a client sends: `scale 0.5`, `clip 2.0`, `zero`, `negate`."""
+        """HistoryChange what a client sends: `scale 0.5`, `clip 2.0`, `zero`, `negate`."""
         name = self.named(client)
         made, words = edit_of(kind, amount)
         self.change = replace(self.change, edits={**self.change.edits, name: made})
@@ -281,19 +282,19 @@ class Cursor:
             client for client in self.clients() if client not in self.change.without
         ]
         current = self.bundle.global_state(self.round)
-        sent = [one for one in recorded_sent(self.bundle, self.round) if one.client in names]
+        sent = [self.bundle.update(self.round, client) for client in self.bundle.clients(self.round) if client in names]
         sent = replace(self.change, without=frozenset()).applied(current, sent)
-        state, _ = self.workshop.aggregate(self.round, current, sent, self.bundle.server_state(self.round))
-        return state, self.workshop.evaluate(state)
+        state, _ = self.trainer.aggregate(self.round, current, sent, self.bundle.server_state(self.round))
+        return state, self.trainer.evaluate(state).numbers
 
-    def carried_on(self) -> Iterator[Carried]:
+    def carried_on(self) -> Iterator[ChangedRound]:
         """From this round to the last captured one with the changes."""
-        yield from carry_on(self.bundle, self.workshop, self.round, self.change)
+        yield from carry_on(self.bundle, self.trainer, self.round, self.change)
 
-    def train(self) -> Sent:
+    def train(self) -> ClientUpdate:
         """The client's training of this round, again."""
         assert self.client is not None
-        return self.workshop.train(self.round, self.client, past_of(self.bundle))
+        return self.trainer.train(self.round, [self.client], past_of(self.bundle))[0]
 
 
 def edit_of(kind: str, amount: str | None) -> tuple[Edit, str]:

@@ -13,7 +13,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LayerDifference:
     """A layer that is not the same: in how many elements of how many, and by how much at most."""
 
     layer: str
@@ -28,19 +28,19 @@ class Difference:
         return f"{self.layer}: {self.elements:,} of {self.of:,} elements, by {self.largest:.3g} at most"
 
 
-def differences(made: State, recorded: State) -> list[Difference]:
+def differences(made: State, recorded: State) -> list[LayerDifference]:
     """The layers that differ, in the order of the recorded state. A NaN equals itself if its bits do."""
     found = []
     for name in dict.fromkeys([*recorded, *made]):
         a, b = made.get(name), recorded.get(name)
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-            found.append(Difference(str(name), 0, 0, math.nan, math.nan))
+            found.append(LayerDifference(str(name), 0, 0, math.nan, math.nan))
         elif (bytes_in(a) != bytes_in(b)).any():
             found.append(_difference(str(name), a, b))
     return found
 
 
-def _difference(name: str, a: Any, b: Any) -> Difference:
+def _difference(name: str, a: Any, b: Any) -> LayerDifference:
     import torch
 
     size = a.element_size()
@@ -48,7 +48,7 @@ def _difference(name: str, a: Any, b: Any) -> Difference:
     away = (a.double() - b.double()).abs()
     largest = float(torch.nan_to_num(away, nan=math.inf).max())
     scale = float(torch.nan_to_num(b.double(), nan=0.0, posinf=0.0, neginf=0.0).abs().max())
-    return Difference(name, int(odd.sum()), int(odd.size), largest, largest / scale if scale else math.inf)
+    return LayerDifference(name, int(odd.sum()), int(odd.size), largest, largest / scale if scale else math.inf)
 
 
 def distance_of(made: State, recorded: State) -> float:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stethos.profile.spread import student_t
+
 Flags = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 _Z = 1.96
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; beyond them the normal one is near enough.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """An estimate and its 95 % interval."""
 
     mean: float
@@ -29,13 +29,13 @@ class Interval:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def share_of(flags: Sequence[Flags]) -> Interval:
+def share_of(flags: Sequence[Flags]) -> ConfidenceInterval:
     """An accuracy, and so its interval lies between 0 and 1: of several models on the same samples."""
     found = difference([one.astype(float) for one in flags])
-    return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+    return ConfidenceInterval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
 
 
-def difference(values: Sequence[Array]) -> Interval:
+def difference(values: Sequence[Array]) -> ConfidenceInterval:
     """The mean of numbers per sample, one vector for each repetition.
 
     Two sources of chance are added: which samples the test happens to have (the
@@ -47,17 +47,17 @@ def difference(values: Sequence[Array]) -> Interval:
     mean = float(table.mean())
     variance = (_Z**2) * float(table.mean(0).var(ddof=1)) / samples if samples > 1 else math.inf
     if repetitions > 1:
-        point = _T[min(repetitions - 2, len(_T) - 1)]
+        point = student_t(repetitions - 1)
         variance += point**2 * float(table.mean(1).var(ddof=1)) / repetitions
     half = math.sqrt(variance)
-    return Interval(mean, mean - half, mean + half)
+    return ConfidenceInterval(mean, mean - half, mean + half)
 
 
 def beyond(values: Sequence[float]) -> float:
     """What one more of the same kind would exceed in one of forty cases; infinite for fewer than two."""
     if len(values) < 2:
         return math.inf
-    point = _T[min(len(values) - 2, len(_T) - 1)]
+    point = student_t(len(values) - 1)
     return float(np.mean(values)) + point * float(np.std(values, ddof=1)) * math.sqrt(1 + 1 / len(values))
 
 

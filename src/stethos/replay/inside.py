@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stethos.replay.past import State, Turnout
-from stethos.replay.workshop import Workshop
+from stethos.replay.history import RecordedRound, State
+from stethos.replay.trainer import Trainer
 
 _CLOSE = 1e-3  # of the change's length: rounding between the engines stays below
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class RetrainedTurn:
     """What was found inside a turn.
 
     `parting` is how far what was sent lies from what the training gives, in lengths of its change; from
     `_CLOSE` on the fault is not in the training. `label` and `samples` are those that do the harm, if leaving
-    them out mends the round: of `disputed` of them the model without the client says something else.
+    them out makes the round good: of `disputed` of them the model without the client says something else.
     They are only looked for in the lab (`is_searched`).
     """
 
@@ -39,13 +39,12 @@ class Inside:
         return self.parting < _CLOSE
 
 
-def compare_turn(workshop: Workshop, turnout: Turnout, client: str) -> Inside:
+def compare_turn(trainer: Trainer, one: RecordedRound, client: str) -> RetrainedTurn:
     """Train the client's turn again with the user's trainer, and compare with what it sent."""
-    made = workshop.train(turnout.number, client, lambda number: turnout.base).state
-    sent = turnout.sent[turnout.clients.index(client)]
-    apart, change = _length(sent, made), _length(made, turnout.base)
+    (made,) = trainer.train(one.number, [client], lambda number: one.base)
+    apart, change = _length(one.sent_by(client), made.state), _length(made.state, one.base)
     parting = apart / max(change, 1e-12)
-    return Inside(client, turnout.number, parting if np.isfinite(parting) else float("inf"), is_searched=False)
+    return RetrainedTurn(client, one.number, parting if np.isfinite(parting) else float("inf"), is_searched=False)
 
 
 def _length(one: State, other: State) -> float:

@@ -12,10 +12,10 @@ Each federation of a run has a number of its own. Names inside are checked: noth
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stethos.errors import CaptureError
+from stethos.record.border import directories_in, make_directory, open_file
 from stethos.replay.codec import SUFFIX
 from stethos.replay.tensorfile import Buffer
 
@@ -45,15 +46,16 @@ class CapturePlace:
     def create(cls, run: Path) -> CapturePlace:
         """A new one in a run."""
         base = run / DIRECTORY
-        base.mkdir(mode=0o700, exist_ok=True)
+        make_directory(base)
         for number in range(1000):
             place = cls(base / f"{number:03d}")
             try:
                 place.path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
-            (place.path / "rounds").mkdir(mode=0o700)
-            (place.path / "objects").mkdir(mode=0o700)
+            for directory in (place.path, place.path / "rounds", place.objects):
+                directory.mkdir(mode=0o700, exist_ok=True)
+                directory.chmod(0o700)  # whatever the umask
             return place
         raise CaptureError(f"{base} holds a thousand captures", hint="record into a new run")
 
@@ -93,11 +95,10 @@ class CapturePlace:
 
 def captures_in(run: Path) -> list[CapturePlace]:
     """The captures of a run, oldest first."""
-    try:
-        names = sorted(entry.name for entry in os.scandir(run / DIRECTORY) if entry.is_dir(follow_symlinks=False))
-    except OSError:
+    if (run / DIRECTORY).is_symlink():
         return []
-    return [CapturePlace(run / DIRECTORY / name) for name in names if _NUMBER.fullmatch(name)]
+    found = [path for path in directories_in(run / DIRECTORY) if _NUMBER.fullmatch(path.name)]
+    return [CapturePlace(path) for path in found if {"rounds", "objects"} <= {one.name for one in directories_in(path)}]
 
 
 def checked(digest: Any) -> str:
@@ -124,12 +125,16 @@ def map_file(path: Path) -> Buffer:
 
 
 def _opened(path: Path, most_bytes: int) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
-    file = open(descriptor, "rb")  # noqa: SIM115  # the caller closes it
-    facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > most_bytes:
+    parts = path.parts[::-1].index(DIRECTORY) + 1 if DIRECTORY in path.parts else 1
+    try:
+        file = open(open_file(path, parts=parts), "rb")  # noqa: SIM115  # the caller closes it
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EINVAL):
+            raise CaptureError(f"{path} is not a regular file") from None
+        raise
+    if os.fstat(file.fileno()).st_size > most_bytes:
         file.close()
-        raise CaptureError(f"{path} is no regular file of at most {most_bytes:,} bytes")
+        raise CaptureError(f"{path} is larger than {most_bytes:,} bytes")
     return file
 
 

@@ -14,8 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from stethos.errors import CaptureError
-from stethos.replay.effect import Array, Flags, Interval, beyond, difference, gains, noise_of, share_of
-from stethos.replay.past import Turnout, World
+from stethos.replay.arm import Arm, ArmRunner, here
+from stethos.replay.bisection import spread
+from stethos.replay.effect import Array, ConfidenceInterval, Flags, beyond, difference, gains, noise_of, share_of
+from stethos.replay.history import FederationHistory, RecordedRound
+from stethos.replay.trainer import Labels, Trainer, aggregated, right_answers
 
 Verdict = Literal["proved", "refuted", "undecided"]
 Way = Literal["re-aggregation", "re-training"]
@@ -55,12 +58,12 @@ class Proof:
     verdict: Verdict
     way: Way
     clients: tuple[str, ...]
-    before: Interval
-    without: Interval
-    gain: Interval
-    control: Interval | None
-    control_gain: Interval | None
-    excess: Interval
+    before: ConfidenceInterval
+    without: ConfidenceInterval
+    gain: ConfidenceInterval
+    control: ConfidenceInterval | None
+    control_gain: ConfidenceInterval | None
+    excess: ConfidenceInterval
     first: int
     last: int
     repetitions: int
@@ -85,29 +88,34 @@ class Proof:
         return {**asdict(self), "words": self.words}
 
 
-def prove_by_aggregation(world: World, turnouts: Sequence[Turnout], accusation: Accusation) -> Proof:
-    """Aggregate the recorded rounds again without the accused; CaptureError if it sent nothing in them."""
+def prove_by_aggregation(
+    trainer: Trainer, recorded: Sequence[RecordedRound], accusation: Accusation, labels: Labels | None = None
+) -> Proof:
+    """Aggregate the recorded rounds again without the accused; CaptureError if it sent nothing in them.
+
+    `labels` are the true classes of the test's samples, to look at the class in focus alone.
+    """
     accused, out = frozenset(accusation.clients), frozenset(accusation.others)
-    rounds = [one for one in turnouts if accused & set(one.clients) and one.is_sound and _in_range(one, accusation)]
+    rounds = [one for one in recorded if accused & set(one.clients) and one.is_sound and _in_range(one, accusation)]
     if not rounds:
         raise CaptureError(
             f"{' and '.join(accusation.clients)} sent no update in a captured round since round {accusation.first}",
             hint="its rounds were dropped, or were not captured with all updates",
         )
-    rounds = [rounds[place] for place in _spread(len(rounds), _MOST_ROUNDS)]
+    rounds = [rounds[place] for place in spread(len(rounds), _MOST_ROUNDS)]
     always = set(rounds[0].clients).intersection(*(one.clients for one in rounds[1:]))
-    weights = dict(zip(rounds[0].clients, rounds[0].samples, strict=True))
+    weights = rounds[0].weights
     controls = controls_of({name: weights[name] for name in weights if name in always}, accusation, _CONTROLS)
     before: list[Flags] = []
     without: list[Flags] = []
     by_control: list[list[Flags]] = [[] for _ in controls]
     for one in rounds:
-        before.append(world.right(one.combined(world, out)))
-        without.append(world.right(one.combined(world, out | accused)))
+        before.append(right_answers(trainer, aggregated(trainer, one, out)))
+        without.append(right_answers(trainer, aggregated(trainer, one, out | accused)))
         for found, other in zip(by_control, controls, strict=True):
-            found.append(world.right(one.combined(world, out | other)))
+            found.append(right_answers(trainer, aggregated(trainer, one, out | other)))
     span = rounds[0].number, rounds[-1].number
-    return _judged("re-aggregation", accusation, world, (before, without, by_control), span)
+    return _judged("re-aggregation", accusation, labels, (before, without, by_control), span)
 
 
 @dataclass(slots=True)
@@ -123,14 +131,15 @@ class Retraining:
 
 
 def prove_by_training(
-    world: World, weights: Mapping[str, float], accusation: Accusation, progress: Retraining, *,
-    most_seeds: int = MOST_SEEDS, tell: Callable[[int, int, str], None] = lambda done, total, words: None,
-    keep: Callable[[], None] = lambda: None,
-) -> Proof | None:  # fmt: skip
+    history: FederationHistory, trainer: Trainer, accusation: Accusation, progress: Retraining, *,
+    weights: Mapping[str, float], labels: Labels | None = None, most_seeds: int = MOST_SEEDS,
+    tell: Callable[[int, int, str], None] = lambda done, total, words: None,
+    keep: Callable[[], None] = lambda: None, run_arms: ArmRunner | None = None,
+) -> Proof:  # fmt: skip
     """Train the rounds since the accusation again without the accused, seed after seed, until it is decided.
 
-    `weights` are those of all clients. `tell` hears of trainings done and to do; `keep` is called after each, to save
-    `progress`. None if the world cannot train.
+    `weights` are those of all clients, `labels` the true classes of the test's samples. `tell` hears of trainings
+    done and to do; `keep` is called after each, to save `progress`. `run_arms` trains elsewhere, several at once.
     """
     controls = controls_of(weights, accusation)
     nobody: frozenset[str] = frozenset()
@@ -138,31 +147,40 @@ def prove_by_training(
     before: list[Flags] = []
     without: list[Flags] = []
     by_control: list[list[Flags]] = [[] for _ in range(min(_PER_SEED, len(controls)))]
-    proof = None
     arms_per_seed = 2 + len(by_control)
     total = arms_per_seed * min(SEEDS, most_seeds)
-    for seed in range(most_seeds):
+    run_arms = run_arms or here(history, trainer)
+
+    def arms_of(seed: int) -> list[frozenset[str]]:
         chosen = [controls[(seed * _PER_SEED + place) % len(controls)] for place in range(len(by_control))]
-        arms = [(nobody, before), (accused, without), *zip(chosen, by_control, strict=True)]
-        for left_out, place in arms:
-            key = " ".join([str(seed), *sorted(left_out)])
-            if key not in progress.done:
-                words = f"without {', '.join(sorted(left_out))}, round" if left_out else "as it was, round"
-                say = _teller(tell, len(progress.done), total, words)
-                out = left_out | frozenset(accusation.others)
-                state = world.trained(progress.first, progress.last, out, seed, say)
-                if state is None:
-                    return None
-                progress.done[key] = world.right(state)
-                keep()
-            place.append(progress.done[key])
+        return [nobody, accused, *chosen]
+
+    for seed in range(most_seeds):
+        seeds = range(min(SEEDS, most_seeds)) if seed == 0 else (seed,)
+        wanted = {
+            Arm(progress.first, progress.last, out | frozenset(accusation.others), one): _key(one, out)
+            for one in seeds
+            for out in arms_of(one)
+            if _key(one, out) not in progress.done
+        }
+
+        def say(arm: Arm, number: int, total: int = total) -> None:
+            left_out = arm.without - frozenset(accusation.others)
+            words = f"without {', '.join(sorted(left_out))}, round" if left_out else "as it was, round"
+            tell(len(progress.done), total, f"{words} {number}")
+
+        for arm, flags in run_arms(list(wanted), say):
+            progress.done[wanted[arm]] = flags
+            keep()
+        for out, place in zip(arms_of(seed), (before, without, *by_control), strict=True):
+            place.append(progress.done[_key(seed, out)])
         if seed + 1 >= min(SEEDS, most_seeds):
             made, span = (before, without, by_control), (progress.first, progress.last)
-            proof = _judged("re-training", accusation, world, made, span, is_last=seed + 1 == most_seeds)
-            if proof.verdict != "undecided":
+            proof = _judged("re-training", accusation, labels, made, span, is_last=seed + 1 == most_seeds)
+            if proof.verdict != "undecided" or seed + 1 == most_seeds:
                 return proof
             total = arms_per_seed * min(seed + 2, most_seeds)
-    return proof
+    raise ValueError(f"most_seeds={most_seeds}: one at least")
 
 
 def controls_of(weights: Mapping[str, float], accusation: Accusation, most: int = _NEAREST) -> list[frozenset[str]]:
@@ -182,19 +200,22 @@ def controls_of(weights: Mapping[str, float], accusation: Accusation, most: int 
     return groups[:most]
 
 
-def _teller(tell: Callable[[int, int, str], None], done: int, total: int, words: str) -> Callable[[int], None]:
-    return lambda number: tell(done, total, f"{words} {number}")
+def _key(seed: int, left_out: frozenset[str]) -> str:
+    return " ".join([str(seed), *sorted(left_out)])
 
 
 Answers = tuple[Sequence[Flags], Sequence[Flags], Sequence[Sequence[Flags]]]
 
 
 def _judged(
-    way: Way, accusation: Accusation, world: World, made: Answers, rounds: tuple[int, int], *, is_last: bool = False
-) -> Proof:
+    way: Way, accusation: Accusation, labels: Labels | None, made: Answers, rounds: tuple[int, int], *,
+    is_last: bool = False,
+) -> Proof:  # fmt: skip
     """The verdict on all samples of the test; if that proves nothing, on those of the class in focus."""
     whole = _weighed(way, accusation, made, rounds, "accuracy", is_last=is_last)
-    chosen = world.labels == accusation.focus if accusation.focus is not None else np.zeros(0, bool)
+    chosen = np.zeros(0, bool)
+    if labels is not None and accusation.focus is not None:
+        chosen = labels == accusation.focus
     if whole.verdict == "proved" or chosen.sum() < _FEWEST_SAMPLES:
         return whole
     before, without, controls = made
@@ -244,7 +265,7 @@ def _weighed(
     )  # fmt: skip
 
 
-def _is_clear(interval: Interval) -> bool:
+def _is_clear(interval: ConfidenceInterval) -> bool:
     return interval.mean - _STRICT * (interval.mean - interval.low) > 0
 
 
@@ -270,9 +291,5 @@ def _is_first(own: Sequence[Array], before: Sequence[Flags], controls: Sequence[
     return len(best) >= SEEDS and all(float(mine.mean()) > other for mine, other in zip(own, best, strict=True))
 
 
-def _in_range(one: Turnout, accusation: Accusation) -> bool:
+def _in_range(one: RecordedRound, accusation: Accusation) -> bool:
     return one.number >= accusation.first and (accusation.last is None or one.number <= accusation.last)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    return sorted(set(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()))

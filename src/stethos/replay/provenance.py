@@ -8,7 +8,7 @@ client's own model believes in it. Both are counted in deviations over the clien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.errors import CaptureError, UsageError
-from stethos.replay.past import State, Turnout, World
+from stethos.replay.history import RecordedRound, State
+from stethos.replay.trainer import Trainer, aggregated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +26,8 @@ ROUNDS = 10
 Array = npt.NDArray[np.float64]
 
 
-class Asked(World, Protocol):
-    """A world whose models can be asked."""
+class AnsweringTrainer(Trainer, Protocol):
+    """A trainer whose models can be asked about an input."""
 
     def scores(self, state: State, x: Tensor) -> Tensor:
         """A row per input, a column per class, before the softmax."""
@@ -50,6 +51,17 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundEffect:
+    """A client's part in one round: see `Share`."""
+
+    client: str
+    effect: float
+    belief: float
+    without: float
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """The model's answer to an input, and who made it say `output`; the most responsible client first."""
 
@@ -60,15 +72,21 @@ class Provenance:
     shares: tuple[Share, ...]
 
 
-def provenance_of(world: Asked, turnouts: Sequence[Turnout], x: Tensor, output: int | None = None) -> Provenance:
-    """Who is responsible for the answer to one input (`x` has one row); by default for the answer it gets."""
+def provenance_of(
+    trainer: AnsweringTrainer, recorded: Sequence[RecordedRound], x: Tensor, output: int | None = None,
+    run_rounds: Callable[[Sequence[int], int], Sequence[Sequence[RoundEffect]]] | None = None,
+) -> Provenance:  # fmt: skip
+    """Who is responsible for the answer to one input (`x` has one row); by default for the answer it gets.
+
+    `run_rounds` does the work of `effects_in` elsewhere, for rounds by number and a class.
+    """
     import torch
 
-    rounds = [one for one in turnouts if one.is_sound][-ROUNDS:]
+    rounds = [one for one in recorded if one.is_sound][-ROUNDS:]
     if not rounds:
         raise CaptureError("no captured round began with a finite model", hint="see `stethos diagnose`")
     clients = list(dict.fromkeys(client for one in rounds for client in one.clients))
-    final = world.scores(rounds[-1].combined(world), x)[0]
+    final = trainer.scores(aggregated(trainer, rounds[-1]), x)[0]
     if not bool(torch.isfinite(final).all()):
         raise CaptureError(
             f"the global model of round {rounds[-1].number} answers {float(final[~torch.isfinite(final)][0])}: "
@@ -83,17 +101,18 @@ def provenance_of(world: Asked, turnouts: Sequence[Turnout], x: Tensor, output: 
     belief = np.zeros(len(clients))
     turns = np.zeros(len(clients))
     last: dict[str, tuple[float, int]] = {}
-    for one in rounds:
-        whole = log_odds(world.scores(one.combined(world), x), wanted)
-        for client, sent in zip(one.clients, one.sent, strict=True):
-            place = clients.index(client)
-            without = world.scores(one.combined(world, frozenset({client})), x)
-            own = torch.log_softmax(world.scores(sent, x)[0].double(), 0)[wanted]
-            effect[place] += whole - log_odds(without, wanted)
-            belief[place] += float(own)
+    for made in (
+        run_rounds([one.number for one in rounds], wanted)
+        if run_rounds
+        else (effects_in(trainer, one, x, wanted) for one in rounds)
+    ):
+        last = {}
+        for one in made:
+            place = clients.index(one.client)
+            effect[place] += one.effect
+            belief[place] += one.belief
             turns[place] += 1
-            if one is rounds[-1]:
-                last[client] = float(torch.softmax(without[0].double(), 0)[wanted]), int(without[0].argmax())
+            last[one.client] = one.without, one.answer
     with np.errstate(all="ignore"):
         mean_belief = np.nan_to_num(belief / np.maximum(turns, 1), nan=-50.0, neginf=-50.0)
         effect = np.nan_to_num(effect, nan=0.0, posinf=50.0, neginf=-50.0)
@@ -108,6 +127,21 @@ def provenance_of(world: Asked, turnouts: Sequence[Turnout], x: Tensor, output: 
     ]  # fmt: skip
     shares.sort(key=lambda share: -share.score)
     return Provenance(wanted, answer, chance, tuple(one.number for one in rounds), tuple(shares))
+
+
+def effects_in(trainer: AnsweringTrainer, one: RecordedRound, x: Tensor, output: int) -> list[RoundEffect]:
+    """What each client of a round added to the model's belief in a class."""
+    import torch
+
+    whole = log_odds(trainer.scores(aggregated(trainer, one), x), output)
+    found = []
+    for update in one.updates:
+        without = trainer.scores(aggregated(trainer, one, frozenset({update.client})), x)
+        own = torch.log_softmax(trainer.scores(update.state, x)[0].double(), 0)[output]
+        probability = float(torch.softmax(without[0].double(), 0)[output])
+        effect = whole - log_odds(without, output)
+        found.append(RoundEffect(update.client, effect, float(own), probability, int(without[0].argmax())))
+    return found
 
 
 def log_odds(scores: Tensor, output: int) -> float:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import CaptureError
 from stethos.replay.bundle import Bundle
 from stethos.replay.capture import environment_facts, source_of
-from stethos.replay.difference import Difference, differences
-from stethos.replay.workshop import Past, Sent, Workshop, past_of, recorded_sent
+from stethos.replay.difference import LayerDifference, differences
+from stethos.replay.history import ClientUpdate, Past, past_of
+from stethos.replay.trainer import Trainer
+from stethos.store.literal import literal
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -34,7 +36,7 @@ class Repetition:
     round: int
     client: str | None
     is_exact: bool
-    layers: tuple[Difference, ...]
+    layers: tuple[LayerDifference, ...]
     step: int | None
     steps: int | None
     reasons: tuple[str, ...]
@@ -42,14 +44,14 @@ class Repetition:
     duration_s: float
 
 
-def repeat_aggregation(bundle: Bundle, workshop: Workshop, round: int) -> Repetition:
+def repeat_aggregation(bundle: Bundle, trainer: Trainer, round: int) -> Repetition:
     """Aggregate a round's recorded updates again."""
     began = time.monotonic()
     recorded = bundle.global_state(round, "after")
-    sent = recorded_sent(bundle, round)
-    made, _ = workshop.aggregate(round, bundle.global_state(round), sent, bundle.server_state(round))
+    sent = [bundle.update(round, client) for client in bundle.clients(round)]
+    made, _ = trainer.aggregate(round, bundle.global_state(round), sent, bundle.server_state(round))
     layers = tuple(differences(made, recorded))
-    note = str(getattr(workshop, "average", "") or "")
+    note = str(getattr(trainer, "average", "") or "")
     reasons = tuple(_reasons_of_aggregation(bundle, layers, note)) if layers else ()
     return Repetition(
         f"the aggregation of round {round}", round, None, not layers, layers, None, None, reasons, note,
@@ -57,19 +59,19 @@ def repeat_aggregation(bundle: Bundle, workshop: Workshop, round: int) -> Repeti
     )  # fmt: skip
 
 
-def repeat_training(bundle: Bundle, workshop: Workshop, round: int, client: str, run: Run | None = None) -> Repetition:
+def repeat_training(bundle: Bundle, trainer: Trainer, round: int, client: str, run: Run | None = None) -> Repetition:
     """Train a client again from the recorded global model; `run` has the losses of its steps, if not the capture."""
     began = time.monotonic()
     recorded = bundle.update(round, client)
     past = past_of(bundle)
-    made, losses = _trained(workshop, round, client, past)
+    made, losses = _trained(trainer, round, client, past)
     layers = tuple(differences(made.state, recorded.state))
     known = recorded.losses or losses_in(run, round, client)
     step = _first_difference(losses, known)
     reasons: tuple[str, ...] = ()
     if layers:
-        again, again_losses = _trained(workshop, round, client, past)
-        reasons = tuple(_reasons(bundle, workshop, recorded.order, made, again, layers, step))
+        again, again_losses = _trained(trainer, round, client, past)
+        reasons = tuple(_reasons(bundle, trainer, recorded.order, made, again, layers, step))
         if step is None and losses and again_losses:
             step = _first_difference(losses, again_losses)
     return Repetition(
@@ -78,9 +80,9 @@ def repeat_training(bundle: Bundle, workshop: Workshop, round: int, client: str,
     )  # fmt: skip
 
 
-def _trained(workshop: Workshop, round: int, client: str, past: Past) -> tuple[Sent, Sequence[float]]:
+def _trained(trainer: Trainer, round: int, client: str, past: Past) -> tuple[ClientUpdate, Sequence[float]]:
     with losses_seen() as seen:
-        made = workshop.train(round, client, past)
+        (made,) = trainer.train(round, [client], past)
     return made, made.losses or seen
 
 
@@ -108,10 +110,8 @@ def losses_in(run: Run | None, round: int, client: str) -> tuple[float, ...]:
     """The losses of a client's steps as the run's tables have them."""
     if run is None:
         return ()
-    quoted = client.replace("'", "''")
-    rows = run.rows(
-        f"SELECT loss FROM steps WHERE round = {int(round)} AND client = '{quoted}' ORDER BY t_ns, step"
-    ).values
+    where = f"round = {int(round)} AND client = {literal(client)}"
+    rows = run.rows(f"SELECT loss FROM steps WHERE {where} ORDER BY t_ns, step").values
     found = [row[0] for row in rows]
     return tuple(float(loss) for loss in found) if found and None not in found else ()
 
@@ -127,8 +127,8 @@ def _first_difference(made: Sequence[float], recorded: Sequence[float]) -> int |
 
 
 def _reasons(
-    bundle: Bundle, workshop: Workshop, order: str | None, made: Sent, again: Sent, layers: Sequence[Difference],
-    step: int | None,
+    bundle: Bundle, trainer: Trainer, order: str | None, made: ClientUpdate, again: ClientUpdate,
+    layers: Sequence[LayerDifference], step: int | None,
 ) -> Iterator[str]:  # fmt: skip
     is_small = max((one.relative for one in layers), default=0.0) < _ROUNDING
     is_random = bool(differences(made.state, again.state))
@@ -140,7 +140,7 @@ def _reasons(
             "generators were set as recorded, so the trainer draws from one of its own"
         )
     yield from environment_changes(bundle.settings)
-    yield from code_changes(bundle.settings, getattr(workshop, "entrance", None))
+    yield from code_changes(bundle.settings, getattr(trainer, "entrance", None))
     if order is not None and made.order is not None and order != made.order:
         yield "changed data: the samples come in another order than in the recording"
     if is_random:
@@ -154,7 +154,7 @@ def _reasons(
         yield "changed code, or state that the trainer keeps between rounds: repetitions agree with each other"
 
 
-def _reasons_of_aggregation(bundle: Bundle, layers: Sequence[Difference], average: str) -> Iterator[str]:
+def _reasons_of_aggregation(bundle: Bundle, layers: Sequence[LayerDifference], average: str) -> Iterator[str]:
     yield from environment_changes(bundle.settings)
     if max(one.relative if one.of else 1.0 for one in layers) < _ROUNDING:
         yield "rounding: another order of additions" + (f" than {average}" if average else "")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from stethos.errors import ReplayError
-from stethos.replay.workshop import Past, State, Workshop
+from stethos.replay.history import Past, State
+from stethos.replay.trainer import Trainer
 
 
 class _EnoughError(BaseException):
     """Leaves the training; no `except Exception` of the trainer's stops it."""
 
 
-def model_after_step(workshop: Workshop, round: int, client: str, past: Past, step: int) -> tuple[State, State]:
+def model_after_step(trainer: Trainer, round: int, client: str, past: Past, step: int) -> tuple[State, State]:
     """The client's weights after a local step, and the gradients of that step, by layer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -39,7 +40,7 @@ def model_after_step(workshop: Workshop, round: int, client: str, past: Past, st
 
     hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
     try:
-        workshop.train(round, client, past)
+        trainer.train(round, [client], past)
     except _EnoughError:
         return found["weights"], found.get("gradients", {})
     finally:

@@ -19,26 +19,24 @@ import numpy.typing as npt
 from stethos.errors import CaptureError
 
 Buffer = npt.NDArray[np.uint8]
-ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
-    "U8": 1, "BOOL": 1,
-}  # fmt: skip
-_OF_TORCH = {
-    "torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16",
-    "torch.int64": "I64", "torch.int32": "I32", "torch.int16": "I16", "torch.int8": "I8", "torch.uint64": "U64",
-    "torch.uint32": "U32", "torch.uint16": "U16", "torch.uint8": "U8", "torch.bool": "BOOL",
-}  # fmt: skip
-_OF_NUMPY = {
+# By the names of torch and NumPy.
+DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+_NAMES = {short: name for name, short in DTYPES.items()}
 _LONGEST_HEADER = 16 << 20
 _MOST_TENSORS = 100_000
 _MOST_SIDES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorSlot:
     """One tensor of a file: its type by safetensors' name, its shape, and where its bytes lie."""
 
     name: str
@@ -53,7 +51,7 @@ class Shape:
     """A whole file but for the tensors' values: the same for every state of a model."""
 
     head: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorSlot, ...]
     total_bytes: int
 
     def file_of(self, values: Sequence[Any]) -> Buffer:
@@ -69,7 +67,7 @@ class Shape:
 def dtype_of(value: Any) -> str:
     """The type of a tensor or array by safetensors' name; CaptureError for one that has none."""
     words = str(value.dtype)
-    known = (_OF_TORCH if words.startswith("torch.") else _OF_NUMPY).get(words)
+    known = DTYPES.get(words.removeprefix("torch."))
     if known is None or getattr(value, "is_sparse", False) or getattr(value, "is_quantized", False):
         raise CaptureError(f"a tensor of type {words} cannot be captured", hint="dense numbers and booleans can")
     return known
@@ -90,7 +88,7 @@ def shape_of_file(named: Mapping[str, Any], metadata: Mapping[str, str] | None =
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
     return Shape(
-        head, tuple(Entry(n, d, s, a + len(head), b + len(head)) for n, d, s, a, b in placed), start + len(head)
+        head, tuple(TensorSlot(n, d, s, a + len(head), b + len(head)) for n, d, s, a, b in placed), start + len(head)
     )
 
 
@@ -107,7 +105,7 @@ def bytes_in(value: Any) -> Buffer:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def parse(file: Buffer) -> tuple[dict[str, Entry], dict[str, str]]:
+def parse(file: Buffer) -> tuple[dict[str, TensorSlot], dict[str, str]]:
     """The tensors of a file and its metadata; CaptureError unless every one lies inside the file."""
     try:
         return _parse(file)
@@ -115,7 +113,7 @@ def parse(file: Buffer) -> tuple[dict[str, Entry], dict[str, str]]:
         raise CaptureError(f"not a safetensors file: {error}") from None
 
 
-def _parse(file: Buffer) -> tuple[dict[str, Entry], dict[str, str]]:
+def _parse(file: Buffer) -> tuple[dict[str, TensorSlot], dict[str, str]]:
     if len(file) < 8:
         raise ValueError(f"{len(file)} bytes are too few")
     length = int.from_bytes(file[:8].tobytes(), "little")
@@ -123,34 +121,34 @@ def _parse(file: Buffer) -> tuple[dict[str, Entry], dict[str, str]]:
         raise ValueError(f"a header of {length:,} bytes in a file of {len(file):,}")
     header = json.loads(file[8 : 8 + length].tobytes())
     if not isinstance(header, dict) or len(header) > _MOST_TENSORS:
-        raise ValueError("the header is no table of tensors")
+        raise ValueError("the header does not list tensors")
     metadata = header.pop("__metadata__", {})
     entries = {name: _entry(name, fields, 8 + length, len(file)) for name, fields in header.items()}
     return entries, {str(key): str(value) for key, value in dict(metadata).items()}
 
 
-def _entry(name: str, fields: Any, head: int, size: int) -> Entry:
+def _entry(name: str, fields: Any, head: int, size: int) -> TensorSlot:
     dtype, shape = fields["dtype"], fields["shape"]
     start, end = fields["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or len(shape) > _MOST_SIDES:
         raise ValueError(f"tensor {name[:80]!r} has an impossible shape")
     if math.prod(shape) * ITEM_BYTES[dtype] != end - start or head + end > size:
         raise ValueError(f"tensor {name[:80]!r} does not lie inside the file")
-    return Entry(name, dtype, tuple(shape), head + start, head + end)
+    return TensorSlot(name, dtype, tuple(shape), head + start, head + end)
 
 
-def tensor_in(file: Buffer, entry: Entry) -> Any:
+def tensor_in(file: Buffer, entry: TensorSlot) -> Any:
     """A tensor of a file, as a copy of its own."""
     import torch
 
-    dtypes = {name: getattr(torch, words.removeprefix("torch.")) for words, name in _OF_TORCH.items()}
+    dtype = getattr(torch, _NAMES[entry.dtype])
     if entry.start == entry.end:
-        return torch.empty(entry.shape, dtype=dtypes[entry.dtype])
-    raw = torch.from_numpy(file[entry.start : entry.end].copy())
-    return raw.view(dtypes[entry.dtype]).reshape(entry.shape)
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.from_numpy(file[entry.start : entry.end].copy()).view(dtype).reshape(entry.shape)
 
 
-def array_in(file: Buffer, entry: Entry) -> npt.NDArray[Any]:
-    """An array of a file, as a copy of its own; not for bfloat16, which NumPy lacks."""
-    words = {name: words for words, name in _OF_NUMPY.items()}[entry.dtype]
-    return file[entry.start : entry.end].copy().view(np.dtype(words)).reshape(entry.shape)
+def array_in(file: Buffer, entry: TensorSlot) -> npt.NDArray[Any]:
+    """An array of a file, as a copy of its own; CaptureError for types that NumPy lacks."""
+    if entry.dtype in ("BF16", "F8_E4M3", "F8_E5M2"):
+        raise CaptureError(f"tensor {entry.name[:80]!r} has a type that NumPy lacks: {entry.dtype}")
+    return file[entry.start : entry.end].copy().view(np.dtype(_NAMES[entry.dtype])).reshape(entry.shape)

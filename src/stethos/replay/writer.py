@@ -19,6 +19,7 @@ from typing import Any
 
 from stethos.errors import CaptureError
 from stethos.guard import Guard
+from stethos.record.border import open_file
 from stethos.record.place import write_json
 from stethos.record.whole_file import whole_file
 from stethos.replay.codec import bases_of
@@ -161,7 +162,7 @@ class Writer:
             self._fresh.add(digest)
             return digest
         path = self._place.raw(digest)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             with open(descriptor, "wb", buffering=0) as target:
                 view = file.data

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from stethos.record.board import GroupState, read_board
-from stethos.record.layout import HEADER_BYTES, MAGIC, State, Word
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive
+from stethos.record.layout import HeaderWord, State
+from stethos.record.place import RING_FILE, ProcessPlace, RunPlace, host_key, is_alive
+from stethos.store.header import header_words
 
 
 class RankBoard(NamedTuple):
@@ -65,13 +64,13 @@ def board_of(place: ProcessPlace) -> RankBoard:
         place.name, facts.get("rank"), facts.get("world_size"), str(facts.get("host") or ""), pid, is_here,
         is_here and is_alive(pid, facts.get("start_ticks")),
     )  # fmt: skip
-    words = _header_of(place.ring())
+    words = header_words(place.scratch(facts) / RING_FILE)
     if words is None:
         return board
     return board._replace(
-        is_running=board.is_running and words[Word.STATE] == State.RUNNING,
-        steps=words[Word.STEPS], last_step_ns=words[Word.LAST_STEP_NS], batches=words[Word.BATCHES],
-        rows=words[Word.FRAME_ROWS], groups=tuple(read_board(words.__getitem__)),
+        is_running=board.is_running and words[HeaderWord.STATE] == State.RUNNING,
+        steps=words[HeaderWord.STEPS], last_step_ns=words[HeaderWord.LAST_STEP_NS], batches=words[HeaderWord.BATCHES],
+        rows=words[HeaderWord.FRAME_ROWS], groups=tuple(read_board(words.__getitem__)),
     )  # fmt: skip
 
 
@@ -114,16 +113,3 @@ def _odd_ones(ranks: Sequence[int], states: dict[int, GroupState]) -> tuple[int,
     counts = list(calls.values())
     usual = max(calls, key=lambda rank: (counts.count(calls[rank]), -rank))
     return tuple(sorted(rank for rank in ranks if calls[rank] != calls[usual]))
-
-
-def _header_of(ring: Path) -> memoryview | None:
-    try:
-        descriptor = os.open(ring, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        page = os.pread(descriptor, HEADER_BYTES, 0)
-    finally:
-        os.close(descriptor)
-    words = memoryview(page).cast("q") if len(page) == HEADER_BYTES else None
-    return words if words is not None and words[Word.MAGIC] == MAGIC else None

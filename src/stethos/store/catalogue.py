@@ -16,7 +16,7 @@ from stethos.schema import STEPS
 from stethos.store.header import Counters
 from stethos.store.ledger import Ledger, total
 from stethos.store.process import ProcessReader
-from stethos.store.sealed import Examiner
+from stethos.store.sealed import SealChecker
 
 RunState = Literal["running", "ended", "failed", "killed"]
 Row = dict[str, Any]
@@ -48,6 +48,8 @@ def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledg
         "ending": None if state == "running" else ending_in_words(state, exit_code, facts.get("error")),
         "exit_code": exit_code,
         "traceback": facts.get("traceback"),
+        "failure_order": None,
+        "groups": _json_or_none(reader.manifest.get("groups") or (reader.ring.groups if reader.ring else None)),
         "steps": max(counters.steps, stored_steps) if counters else stored_steps,
         "overhead_share": overhead_share([counters] if counters else []),
         "overhead_budget": facts.get("overhead_budget"),
@@ -56,6 +58,8 @@ def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledg
         "rows_dropped": ledger.dropped,
         "rows_lost": ledger.lost,
         "drops": json.dumps(dict(ledger.drops)),
+        "rows_withheld": ledger.withheld,
+        "rows_pending": ledger.pending,
     }
 
 
@@ -64,12 +68,14 @@ def run_row(place: RunPlace, processes: Sequence[Row], rows_stored: int) -> Row:
     facts, launchers = place.facts(), launchers_of(place)
     state = run_state(launchers, [row["state"] for row in processes])
     last = launchers[-1] if launchers else {}
+    archived = facts.get("archived")
+    archived = archived if isinstance(archived, dict) else {}
     ends = [row["ended_ns"] for row in processes if row["ended_ns"]] + [
         launcher["ended_ns"] for launcher in launchers if launcher.get("ended_ns")
     ]
     return {
         "run": facts.get("run") or place.name,
-        "path": str(place.path.resolve()),
+        "path": str(archived.get("address") or place.path.resolve()),
         "state": state,
         "command": command_line(facts.get("command")),
         "host": facts.get("host"),
@@ -81,11 +87,11 @@ def run_row(place: RunPlace, processes: Sequence[Row], rows_stored: int) -> Row:
         "processes": len(processes),
         "steps": sum(row["steps"] or 0 for row in processes),
         "rows_stored": rows_stored,
-        "size_bytes": size_of(place.path),
+        "size_bytes": archived["bytes"] if isinstance(archived.get("bytes"), int) else size_of(place.path),
     }
 
 
-def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: Examiner) -> tuple[list[Row], Ledger]:
+def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: SealChecker) -> tuple[list[Row], Ledger]:
     """All rows of `processes`, and their books added up."""
     launchers = launchers_of(place)
     ledgers = [reader.ledger(examiner) for reader in readers]
@@ -93,11 +99,32 @@ def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: Ex
         process_row(reader, launchers, ledger, reader.rows_by_table(examiner).get(STEPS.name, 0))
         for reader, ledger in zip(readers, ledgers, strict=True)
     ]
+    _take_reports(readers, rows)
     for reader, row in zip(readers, rows, strict=True):
         parent = reader.facts.get("daemon_of")
         if parent is not None and row["state"] == "killed" and _has_not_failed(parent, reader, rows, launchers):
             row |= {"state": "ended", "ending": _STOPPED}
     return rows, total(ledgers)
+
+
+def _take_reports(readers: Sequence[ProcessReader], rows: Sequence[Row]) -> None:
+    """What launchers have said about their workers: exit statuses, and which one failed first."""
+    for launcher in readers:
+        children = launcher.facts.get("children")
+        for order, child in enumerate(children if isinstance(children, list) else ()):
+            for row in rows:
+                if (
+                    row["pid"] == child["pid"]
+                    and row["host"] == launcher.facts.get("host")
+                    and row["exit_code"] is None
+                ):
+                    code = int(child["exit_code"])
+                    row |= {"exit_code": code, "failure_order": order}
+                    if row["state"] == "killed":
+                        row |= {
+                            "state": "killed" if code < 0 else "failed",
+                            "ending": ending_in_words("failed", code, None),
+                        }
 
 
 def _has_not_failed(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,18 @@ import duckdb
 
 from stethos.errors import QueryError
 from stethos.schema import TABLES, Source, Table
+from stethos.store import limit
 from stethos.store.complaint import explain_error
+from stethos.store.literal import literal
 from stethos.store.patience import limited
+from stethos.store.rows import Rows
 from stethos.store.statement import check_statement
 from stethos.store.view import VIEWS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_TIMEOUT_S = 30.0
 _THREADS = 4  # a training runs beside us
-_MEMORY_SHARE = 0.25
 _FETCH_ROWS = 10_000
 # The query's own fault. Anything else may be a damaged or vanished file.
 _QUERY_ERRORS = (
@@ -40,20 +40,18 @@ class FileTroubleError(Exception):
     """DuckDB failed in a way that a file may be the cause of; the message is its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A query's result as Python values; `is_cut` if there were more rows than asked for."""
-
-    columns: tuple[str, ...]
-    types: tuple[str, ...]
-    values: list[tuple[Any, ...]]
-    is_cut: bool = False
-
-
 class Engine:
     """One in-memory DuckDB over one run directory."""
 
-    def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, memory_bytes: int | None = None, when_stuck: Callable[[], object] | None = None
+    ) -> None:
+        self._when_stuck = when_stuck
+        self._memory_bytes = memory_bytes or limit.memory_bytes()
+        if not _is_utf8(str(directory.resolve())):
+            raise QueryError(
+                "a run whose path is not valid UTF-8 cannot be queried", hint="rename or move its directory"
+            )
         self._connection = duckdb.connect(
             ":memory:",
             config={
@@ -61,11 +59,11 @@ class Engine:
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "temp_directory": "",
-                "memory_limit": f"{(memory_bytes or _memory_limit()) >> 20}MiB",
+                "memory_limit": f"{self._memory_bytes >> 20}MiB",
                 "threads": min(_THREADS, os.cpu_count() or 1),
             },
         )
-        self._connection.execute(f"SET allowed_directories = [{_literal(str(directory.resolve()))}]")
+        self._connection.execute(f"SET allowed_directories = [{literal(str(directory.resolve()))}]")
         self._connection.execute("SET allowed_configs = ['schema', 'search_path']")
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
@@ -90,11 +88,12 @@ class Engine:
         for table in sorted(wanted, key=lambda table: table.source is Source.VIEW):  # views come last
             self._define_empty(table)
 
-    def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None) -> None:
+    def define(self, table: Table, files: Sequence[Path], arrow: pa.Table | None, *, more: str = "") -> None:
         """Make a recorded table: these Parquet files and these rows in memory, one after the other.
 
         Columns that a file does not have are NULL; columns we do not know are left out. A table that has only grown
-        keeps its definition, for which DuckDB looks into each of the files.
+        keeps its definition, for which DuckDB looks into each of the files. `more` is SQL for columns that follow from
+        the name of a file.
         """
         has_live = arrow is not None and arrow.num_rows > 0
         if has_live:
@@ -106,11 +105,14 @@ class Engine:
             return
         parts = [_empty_select(table)]
         if files:
-            listed = ", ".join(_literal(str(path)) for path in files)
-            parts.append(f"SELECT * FROM read_parquet([{listed}], union_by_name = true)")
+            listed = ", ".join(literal(str(path)) for path in files)
+            named = ", filename = true" if more else ""
+            parts.append(f"SELECT *{more} FROM read_parquet([{listed}], union_by_name = true{named})")
         if has_live:
             parts.append(f"SELECT * FROM live.{table.name}")
-        columns = ", ".join(_quoted(column.name) for column in table.all_columns)
+        # A file in which a column is of another type would give that type to the whole table.
+        names = [(_quoted(column.name), column.kind.sql_type) for column in table.all_columns]
+        columns = ", ".join(f"TRY_CAST({name} AS {sql_type}) AS {name}" for name, sql_type in names)
         body = " UNION ALL BY NAME ".join(parts)
         try:
             self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
@@ -119,10 +121,15 @@ class Engine:
         self._defined.add(table.qualified_name)
         self._made_of[table.qualified_name] = made_of
 
+    def define_view(self, table: Table, sql: str) -> None:
+        """Make a table that is computed from others."""
+        self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS {sql}")
+        self._defined.add(table.qualified_name)
+
     def can_read(self, path: Path) -> bool:
         """Whether DuckDB gets through a whole Parquet file."""
         try:
-            self._connection.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({_literal(str(path))})").fetchall()
+            self._connection.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(str(path))})").fetchall()
         except duckdb.Error:
             return False
         return True
@@ -134,8 +141,11 @@ class Engine:
         marks = ", ".join(f"TRY_CAST(? AS {column.kind.sql_type})" for column in table.all_columns)
         self._connection.execute(f"DELETE FROM {table.qualified_name}")
         for row in rows:
-            values = [row[name] for name in names]
-            self._connection.execute(f"INSERT INTO {table.qualified_name} VALUES ({marks})", values)
+            sql, values = f"INSERT INTO {table.qualified_name} VALUES ({marks})", [row[name] for name in names]
+            try:
+                self._connection.execute(sql, values)
+            except (duckdb.Error, OverflowError):  # what JSON may say and SQL cannot
+                self._connection.execute(sql, [*map(_storable, values)])
 
     def _define_empty(self, table: Table) -> None:
         if table.source is Source.VIEW:
@@ -170,6 +180,7 @@ class Engine:
             types=tuple(str(column[1]) for column in description),
             values=values[:limit_rows] if is_cut else values,
             is_cut=is_cut,
+            sql=sql,
         )
 
     def arrow(self, sql: str, named: set[str], *, limit_rows: int | None, timeout_s: float | None) -> pa.Table:
@@ -194,13 +205,17 @@ class Engine:
     @contextmanager
     def _limits(self, named: set[str], timeout_s: float | None) -> Iterator[None]:
         """Interrupt the query after a time; turn DuckDB's errors into ours, but for those of files."""
-        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        timeout_s = limit.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            with limited(self._interrupt, timeout_s):
+            with limited(self._interrupt, timeout_s, self._when_stuck):
                 yield
         except duckdb.InterruptException:
             raise QueryError(
                 f"the query took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS, or narrow it"
+            ) from None
+        except (duckdb.OutOfMemoryException, MemoryError):
+            raise QueryError(
+                f"the query needs more than {self._memory_bytes >> 20:,} MB of memory", hint="ask for less at a time"
             ) from None
         except _QUERY_ERRORS as error:
             raise explain_error(error, named) from None
@@ -220,12 +235,6 @@ class Engine:
         return True
 
 
-def _memory_limit() -> int:
-    """A quarter of the machine's memory: training comes first."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(256 << 20, int(total * _MEMORY_SHARE))
-
-
 def _empty_select(table: Table) -> str:
     columns = ", ".join(f"NULL::{column.kind.sql_type} AS {_quoted(column.name)}" for column in table.all_columns)
     return f"SELECT {columns} WHERE false"
@@ -235,8 +244,20 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _storable(value: Any) -> Any:
+    """The value, if it is one that SQL has; half of a character is a question mark, all else NULL."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return value if is_number else None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

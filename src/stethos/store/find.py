@@ -7,23 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stethos.errors import RunNotFoundError
-from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, is_at_work, read_json
+from stethos.record.border import directories_in, read_file, version_of
+from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, is_at_work
 from stethos.settings import default_runs_dir, registry_dir
 
 _NEAR_NAMES = 3
+_LONGEST_PATH = 4096
+ARCHIVED_MARK = "_state"  # a directory that an archived run has
 
 
-def find_run(target: str | None = None, directory: Path | None = None) -> RunPlace:
-    """The run a target means; without a target the newest live run, else the newest run.
+def find_run(target: str | None = None, directory: Path | None = None, *, anywhere: bool = False) -> RunPlace:
+    """The run a target means; without a target the newest live run of `directory`, else the newest there.
 
-    A target is a run's name under `directory` (default: the runs directory),
-    the path of a run or of one of its processes, or a pid. A name wins over a
-    path and a path over a pid. Live runs elsewhere are found through the
-    per-user registry, unless `directory` says where to look.
+    A target is a run's name under `directory` (default: `./runs`), the path of a run or of one of its processes, the
+    address of an archived run, or a pid. A name wins over a path and a path over a pid. A run elsewhere is taken
+    without a target only if `anywhere` is set and it is live.
     """
     runs_dir = directory or default_runs_dir()
     if target is None:
-        return _newest(runs_dir, with_registry=directory is None)
+        return _newest(runs_dir, anywhere=anywhere)
+    if "://" in target or (Path(target) / ARCHIVED_MARK).is_dir():
+        from stethos.archive.address import parse_address
+        from stethos.archive.cache import open_archived
+
+        return open_archived(parse_address(target))
     found = _at(runs_dir / target) or _at(Path(target))
     if found is None and target.isdigit():
         found = _with_pid(int(target), runs_dir)
@@ -34,11 +41,7 @@ def find_run(target: str | None = None, directory: Path | None = None) -> RunPla
 
 def list_runs(runs_dir: Path) -> list[RunPlace]:
     """Every run in a directory, newest first."""
-    try:
-        entries = [entry for entry in os.scandir(runs_dir) if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError:
-        return []
-    places = [RunPlace(Path(entry.path)) for entry in entries]
+    places = [RunPlace(path) for path in directories_in(runs_dir, with_links=True) if not path.name.startswith(".")]
     return _newest_first([place for place in places if place.exists()])
 
 
@@ -54,27 +57,33 @@ def _newest_first(runs: list[RunPlace]) -> list[RunPlace]:
     return sorted(runs, key=age, reverse=True)
 
 
-def _newest(runs_dir: Path, *, with_registry: bool) -> RunPlace:
+def live_elsewhere(runs_dir: Path) -> list[RunPlace]:
+    """This user's live runs in other directories, newest first."""
+    here = runs_dir.resolve()
+    return _newest_first([run for run in _registered_runs() if run.path.resolve().parent != here and is_live(run)])
+
+
+def elsewhere_hint(runs_dir: Path) -> str:
+    """How to name what is live in another directory; empty if nothing is."""
+    runs = live_elsewhere(runs_dir)
+    more = f" (and {len(runs) - 1} more: `stethos ls`)" if len(runs) > 1 else ""
+    return f"live in another directory: -t {runs[0].path}{more}" if runs else ""
+
+
+def _newest(runs_dir: Path, *, anywhere: bool) -> RunPlace:
     runs = list_runs(runs_dir)
-    elsewhere: list[RunPlace] = []
-    if with_registry:
-        known = {run.path.resolve() for run in runs}
-        elsewhere = [run for run in _registered_runs() if run.path.resolve() not in known]
-    for run in _newest_first([*runs, *elsewhere]):
-        if is_live(run):
-            return run
-    if not runs:
-        raise RunNotFoundError(
-            f"no runs in {runs_dir}", hint="record one with `stethos run train.py`, or name its directory with -t PATH"
-        )
-    return runs[0]
+    live = next(filter(is_live, runs), None) or next(iter(live_elsewhere(runs_dir) if anywhere else ()), None)
+    if live is None and not runs:
+        hint = elsewhere_hint(runs_dir) or "record one with `stethos run train.py`, or name its directory with -t PATH"
+        raise RunNotFoundError(f"no runs in {runs_dir}", hint=hint)
+    return live or runs[0]
 
 
 def _at(path: Path) -> RunPlace | None:
     """The run at a path, or the one that the process directory at the path belongs to."""
     for candidate in (path, path.parent):
         run = RunPlace(candidate)
-        if run.exists() and (candidate == path or (path / PROCESS_FILE).is_file()):
+        if run.exists() and (candidate == path or version_of(path / PROCESS_FILE)):
             return RunPlace(candidate.resolve()) if candidate.name in ("", "..") else run
     return None
 
@@ -108,10 +117,10 @@ def _registered(entry: Path) -> RunPlace | None:
     try:
         if entry.stat().st_uid != os.getuid() or entry.parent.stat().st_uid != os.getuid():
             return None
-        process = ProcessPlace(Path(entry.read_text(encoding="utf-8").strip()))
+        process = ProcessPlace(Path(read_file(entry, _LONGEST_PATH).decode().strip()))
     except (OSError, ValueError):
         return None
-    is_same = read_json(process.path / PROCESS_FILE).get("pid") == int(entry.name)
+    is_same = process.facts().get("pid") == int(entry.name)
     run = RunPlace(process.path.parent)
     return run if is_same and run.exists() else None
 

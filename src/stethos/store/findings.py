@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stethos.errors import QueryError, RecordingError
-from stethos.record.place import is_network_file_system
+from stethos.record.border import open_file
+from stethos.record.place import RunPlace, is_network_file_system
 from stethos.schema import FINDINGS, Kind
+from stethos.store.database import PATIENCE_S, reading
 
 FILE = "findings.db"
-_PATIENCE_S = 10.0
+_MOST = 100_000
 _NAMES = [column.name for column in FINDINGS.columns]
+_PROOF = ("proof", "proof_detail")
 _SQL_TYPES = {Kind.I64: "INTEGER", Kind.F64: "REAL", Kind.TEXT: "TEXT"}
 Row = dict[str, Any]
 
@@ -33,13 +36,19 @@ class Change(NamedTuple):
     key: str
 
 
-def keep_findings(directory: Path, found: Mapping[str, Row], checked: Sequence[str], now_ns: int) -> list[Change]:
+def keep_findings(
+    directory: Path,
+    found: Mapping[str, Row],
+    checked: Sequence[str],
+    now_ns: int,
+    diagnosis: tuple[str, str] = ("", "{}"),
+) -> list[Change]:
     """Bring the kept findings up to date with those of a diagnosis; return what changed.
 
     `found` are rows by a key that stays the same while a problem lasts; in the column
     `cause` stands the key of another one, or None. Open findings that were not found again
-    are closed, if their detector is among the `checked` codes. RecordingError if
-    the file cannot be written or is damaged.
+    are closed, if their detector is among the `checked` codes. `diagnosis` is the whole of it: a version
+    of the rows it looked at, and JSON. RecordingError if the file cannot be written or is damaged.
     """
     changes: list[Change] = []
     with _writing(directory / FILE) as connection:
@@ -69,20 +78,32 @@ def keep_findings(directory: Path, found: Mapping[str, Row], checked: Sequence[s
                     "UPDATE findings SET state = 'closed', closed_ns = ? WHERE finding = ?", (now_ns, old["finding"])
                 )
                 changes.append(Change(old["finding"], "closed", key))
+        connection.execute("INSERT OR REPLACE INTO diagnoses VALUES (1, ?, ?)", diagnosis)
     return changes
 
 
-def read_findings(directory: Path) -> list[Row]:
-    """All rows of `findings`; QueryError if the file is damaged."""
-    if not (directory / FILE).exists():
-        return []
+def read_kept_diagnosis(directory: Path) -> tuple[str, str] | None:
+    """Version and JSON of the last diagnosis; None if there is none, it cannot be read, or the run is not ours.
+
+    What a stranger's file says is not what our detectors say of the rows, whatever version it names.
+    """
+    if not os.path.lexists(directory / FILE) or not RunPlace(directory).is_ours():
+        return None
     try:
-        with _reading(directory / FILE) as connection:
-            if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'findings'").fetchone()[0]:
-                return []  # made by somebody who did not come to keep anything
-            rows = connection.execute("SELECT * FROM findings ORDER BY finding")
-            known = [dict(row) for row in rows]  # an older version may have had fewer columns
-            return [{name: row.get(name) for name in _NAMES} for row in known]
+        with reading(directory / FILE, is_ours=True) as connection:
+            row = connection.execute("SELECT version, content FROM diagnoses").fetchone()
+    except sqlite3.Error:
+        return None
+    is_text = row is not None and isinstance(row["version"], str) and isinstance(row["content"], str)
+    return (row["version"], row["content"]) if is_text else None
+
+
+def read_findings(directory: Path) -> list[Row]:
+    """All rows of `findings`, without proofs if the run is not ours; QueryError if the file is damaged."""
+    try:
+        known = [dict(row) for row in _rows(directory)]  # an older version may have had fewer columns
+        unproven = {} if RunPlace(directory).is_ours() else dict.fromkeys(_PROOF)
+        return [{name: row.get(name) for name in _NAMES} | unproven for row in known]
     except sqlite3.Error as error:
         raise QueryError(
             f"{directory / FILE} cannot be read: {error}", hint="delete it; `stethos diagnose` makes it anew"
@@ -98,24 +119,22 @@ def keep_proof(directory: Path, finding: int, verdict: str, detail: str) -> None
 
 
 def read_proofs(directory: Path) -> dict[str, Row]:
-    """Findings that a proof was tried of, by key; the newest of each. Empty if they cannot be read."""
-    if not (directory / FILE).exists():
+    """Findings that a proof was tried of, by key; the newest of each. Empty if they cannot be read.
+
+    Empty, too, in a run that is not ours: what a stranger says was proved is not.
+    """
+    if not RunPlace(directory).is_ours():
         return {}
     try:
-        with _reading(directory / FILE) as connection:
-            rows = connection.execute("SELECT * FROM findings WHERE proof IS NOT NULL ORDER BY finding").fetchall()
-            return {row["key"]: dict(row) for row in rows}
-    except sqlite3.Error:
+        return {row["key"]: dict(row) for row in _rows(directory, "WHERE proof IS NOT NULL")}
+    except (sqlite3.Error, IndexError):
         return {}
 
 
 def count_findings(directory: Path) -> int:
     """How many findings are kept; 0 if they cannot be read."""
-    if not (directory / FILE).exists():
-        return 0
     try:
-        with _reading(directory / FILE) as connection:
-            return int(connection.execute("SELECT count(*) FROM findings").fetchone()[0])
+        return len(_rows(directory))
     except sqlite3.Error:
         return 0
 
@@ -124,6 +143,9 @@ def count_findings(directory: Path) -> int:
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
     """One transaction, alone among writers; it is taken back if anything fails."""
     connection = None
+    run = RunPlace(path.parent)
+    if run.exists() and not run.is_ours():
+        raise RecordingError(f"findings are not kept in {path.parent}: it was not recorded by this user on this disk")
     try:
         if not path.exists():
             _create(path)
@@ -146,6 +168,7 @@ def _create(path: Path) -> None:
     """Make the file with its table in it, under its name all at once: a reader finds none, or one it can read."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{time.monotonic_ns()}")
     try:
+        os.close(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         with closing(_opened(temporary)) as connection:
             _define(connection)
         with suppress(OSError):  # somebody else's is as good; where there are no links it is made in its place
@@ -156,28 +179,21 @@ def _create(path: Path) -> None:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
     if not is_network_file_system(path.parent):
         connection.execute("PRAGMA journal_mode = WAL")
     return connection
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A reader; where nothing can be written not even beside the file, the file as it lies there."""
-    place = path.absolute().as_uri()
-    connection = sqlite3.connect(f"{place}?mode=ro", uri=True, timeout=_PATIENCE_S)
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        connection.close()
-        connection = sqlite3.connect(f"{place}?mode=ro&immutable=1", uri=True)
-    connection.row_factory = sqlite3.Row
-    try:
-        yield connection
-    finally:
-        connection.close()
+def _rows(directory: Path, where: str = "") -> list[sqlite3.Row]:
+    """Rows of the table; none where nobody has kept any. sqlite3.Error if the file is damaged."""
+    if not os.path.lexists(directory / FILE):
+        return []
+    with reading(directory / FILE, is_ours=RunPlace(directory).is_ours()) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'findings'").fetchone()[0]:
+            return []  # made by somebody who did not come to keep anything
+        return connection.execute(f"SELECT * FROM findings {where} ORDER BY finding LIMIT {_MOST}").fetchall()
 
 
 def _define(connection: sqlite3.Connection) -> None:
@@ -185,6 +201,7 @@ def _define(connection: sqlite3.Connection) -> None:
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS findings (finding INTEGER PRIMARY KEY, {', '.join(columns)}, key TEXT NOT NULL)"
     )
+    connection.execute("CREATE TABLE IF NOT EXISTS diagnoses (id INTEGER PRIMARY KEY, version TEXT, content TEXT)")
     known = {row["name"] for row in connection.execute("PRAGMA table_info(findings)")}
     for column in FINDINGS.columns:
         if column.name not in known:  # an older version made the file

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from stethos.record.place import is_network_file_system
+from stethos.record.place import RunPlace, is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
     ACTION_EVENTS,
@@ -48,15 +49,21 @@ _UNUSED = {
     CLIENT_REPORTS.name: "no federated client's turn was seen",
     COMPRESSION.name: "not asked for: federation(measure_compression=True)",
     ACTION_EVENTS.name: "no correction was set up",
-    AUDIT.name: "nobody ran code in the training, changed or saved it",
+    AUDIT.name: "nobody ran code in the training, changed it or saved it",
 }
 _DROP_REASONS = {
-    "ring_full": "the drainer did not keep up, or was not there",
+    "ring_full": "the drainer did not keep up or was not there, or the disk was full",
     "too_large": "one frame was larger than the ring takes",
     "reentrant": "logged from within our own write",
     "not_a_number": "the value could not be stored as a number",
-    "size_limit": "the run reached its size limit; oldest bulk rows went first",
+    "spool_full": "of a client elsewhere: its spool was full; bulk tables went first",
+    "too_large_to_send": "of a client elsewhere: one row was larger than a batch may be",
+    "not_allowed": "from a client elsewhere: tables that only the server writes, or that are not known here",
+    "unreadable": "from a client elsewhere: rows that could not be read",
+    "size_limit": "the run reached its size limit, or the disk was full; oldest bulk rows went first",
 }
+
+_LITTLE_BYTES = 64 << 20
 
 
 class Grade(Enum):
@@ -127,10 +134,12 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         *_losses(run, summary["rows"][STEPS.name]),
         *_waiting(ledger, summary["state"]),
         *_unaccounted(ledger),
+        *_elsewhere(ledger),
         *_unlisted(run, summary["state"]),
         _drainer(run, summary["state"]),
         *_callbacks(run),
         _place(run),
+        *_disk(run, summary["state"]),
     ]
     if verify:
         names = ", ".join(f"{file.path.parent.name}/{file.path.name}" for file in damaged)
@@ -138,20 +147,32 @@ def examine(run: Run, *, verify: bool = False) -> Health:
             Check("checksums", Grade.PROBLEM, f"{len(damaged)} damaged: {names}") if damaged
             else Check("checksums", Grade.OK, f"{_files(run)} files whole")
         )  # fmt: skip
-    rows = summary["rows"]
+    rows, withholding = summary["rows"], run.withholds()
     return Health(
         run=summary["run"],
         path=summary["path"],
         state=summary["state"],
         tables=tuple(
             Recorded(
-                table.name, rows[table.name], "" if rows[table.name] else _why_empty(table, processes, summary["state"])
+                table.name,
+                rows[table.name],
+                ""
+                if rows[table.name]
+                else _why_withheld(table, withholding) or _why_empty(table, processes, summary["state"]),
             )
             for table in RECORDED.values()
         ),
         gaps=_gaps(run) if rows[GAPS.name] else (),
         checks=tuple(checks),
     )
+
+
+def _why_withheld(table: Table, withholding: dict[str, dict[str, list[str]]]) -> str:
+    """That the policies of sites elsewhere keep a table back; "" if none does."""
+    clients = sorted(client for client, kept in withholding.items() if kept.get(table.name) == ["*"])
+    if not clients:
+        return ""
+    return f"withheld by the site of client {clients[0]}" if len(clients) == 1 else f"withheld by {len(clients)} sites"
 
 
 def _why_empty(table: Table, processes: list[Row], state: str) -> str:
@@ -233,6 +254,18 @@ def _unaccounted(ledger: Ledger) -> list[Check]:
     return [Check("books", Grade.PROBLEM, found, "please report it with the run's manifest.json files")]
 
 
+def _elsewhere(ledger: Ledger) -> list[Check]:
+    """What clients on other machines have not sent."""
+    found = []
+    if ledger.withheld:
+        said = f"{ledger.withheld:,} rows stay at the sites of clients elsewhere, by their policies"
+        found.append(Check("withheld rows", Grade.NOTE, said))
+    if ledger.pending:
+        said = f"{ledger.pending:,} rows of clients elsewhere wait there or are on their way"
+        found.append(Check("pending rows", Grade.NOTE, said, "at the client: `stethos collect --send SITE`"))
+    return found
+
+
 def _unlisted(run: Run, state: str) -> list[Check]:
     """Files that cannot be read since what lists them is gone. (In a live run the list may be about to be written.)"""
     listed = {reader.place.path for reader in run.readers() if reader.manifest}
@@ -273,10 +306,23 @@ def _callbacks(run: Run) -> list[Check]:
 
 
 def _place(run: Run) -> Check:
+    if not RunPlace(run.path).is_ours():
+        found = "a copy, or recorded by another user: it is only read"
+        return Check("directory", Grade.NOTE, found, "findings and proofs are shown, and not kept in it")
     if not is_network_file_system(run.path):
         return Check("directory", Grade.OK, "on a local file system")
     scratch = sum(1 for reader in run.readers() if reader.facts.get("scratch"))
     return Check("directory", Grade.NOTE, f"on a network file system; {scratch} rings are on local disk")
+
+
+def _disk(run: Run, state: str) -> list[Check]:
+    """Whether rows still find room: a ring is lost to a full disk within minutes."""
+    disk = os.statvfs(run.path)
+    free = disk.f_bavail * disk.f_frsize
+    if free >= _LITTLE_BYTES or state != "running":
+        return []
+    found = f"only {free / 1e6:,.1f} MB are free on the disk of {run.path}"
+    return [Check("disk", Grade.PROBLEM, found, "rows are dropped when it is full: free some space")]
 
 
 def _files(run: Run) -> int:

@@ -12,19 +12,25 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from stethos.store.limit import GRACE_S
 
 _DONE = 0  # no signal has this number
 _AGAIN_S = 0.05
 
 
 @contextmanager
-def limited(interrupt: Callable[[], bool], timeout_s: float) -> Iterator[None]:
+def limited(
+    interrupt: Callable[[], bool], timeout_s: float, when_stuck: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Call `interrupt` from another thread after `timeout_s`, or when a SIGINT comes to the main thread.
 
     It says whether there is still anything to interrupt: Ctrl-C may strike in
     our own clean-up, too, and then nobody tells the thread that all is over.
+    What goes on for some seconds all the same is `when_stuck`.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -40,9 +46,12 @@ def limited(interrupt: Callable[[], bool], timeout_s: float) -> Iterator[None]:
                 os.write(previous, numbers)
             if signal.SIGINT in numbers:
                 break
+        stuck_at = time.monotonic() + GRACE_S
         while interrupt():  # one that comes just before the query begins is lost, so go on until it ends
             if select.select([read_end], [], [], _AGAIN_S)[0] and _DONE in os.read(read_end, 64):
                 return
+            if when_stuck is not None and time.monotonic() > stuck_at:
+                when_stuck()
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()

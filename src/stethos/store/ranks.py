@@ -8,20 +8,31 @@ rows alone, and the results stand under each other with rank and host in front.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stethos.schema import TABLES, Source
-from stethos.store.engine import Engine, Rows
+from stethos.store.engine import Engine
+from stethos.store.literal import literal
+from stethos.store.rows import Rows
 from stethos.store.view import VIEWS
 
 if TYPE_CHECKING:
     import duckdb
 
+    from stethos.store.process import ProcessReader
+
 _OWN_RANKS = re.compile(r"\b(rank|process|host)\b", re.I)
 _SCHEMA = "everyone"
 Member = tuple[str, int | None, str]  # process, rank, host
+
+
+def members_of(readers: Iterable[ProcessReader], rank: int | None = None) -> list[Member]:
+    """The processes that have a rank, or this one; all of them where none has."""
+    known = [(reader.name, reader.rank, str(reader.facts.get("host") or "")) for reader in readers]
+    ranked = [member for member in known if member[1] is not None and rank in (None, member[1])]
+    return sorted(ranked or [(name, None, host) for name, _, host in known], key=lambda one: (one[1] or 0, one[0]))
 
 
 def rows_of_ranks(
@@ -66,7 +77,7 @@ def _with_host(rows: Rows, members: Sequence[Member]) -> Rows:
 def _views(connection: duckdb.DuckDBPyConnection, named: set[str], process: str | None) -> Iterator[None]:
     """In front of the tables: the same with a host, and with one process's rows only."""
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
-    condition = f" WHERE one.process = {_literal(process)}" if process is not None else ""
+    condition = f" WHERE one.process = {literal(process)}" if process is not None else ""
     undo: list[str] = []
     for name in sorted(named):
         table = TABLES[name]
@@ -87,7 +98,7 @@ def _views(connection: duckdb.DuckDBPyConnection, named: set[str], process: str 
             undo.append(f"CREATE OR REPLACE VIEW {name} AS {body}")
         elif process is not None:
             connection.execute(f"CREATE OR REPLACE TEMP TABLE kept_{table.name} AS SELECT * FROM {name}")
-            connection.execute(f"DELETE FROM {name} one WHERE one.process IS DISTINCT FROM {_literal(process)}")
+            connection.execute(f"DELETE FROM {name} one WHERE one.process IS DISTINCT FROM {literal(process)}")
             undo += [f"DELETE FROM {name}", f"INSERT INTO {name} SELECT * FROM kept_{table.name}"]
     connection.execute(f"SET search_path = '{_SCHEMA},main'")
     try:
@@ -96,7 +107,3 @@ def _views(connection: duckdb.DuckDBPyConnection, named: set[str], process: str 
         connection.execute("SET search_path = 'main'")
         for statement in undo:
             connection.execute(statement)
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stethos.record.border import version_of
 from stethos.record.layout import State
 from stethos.record.place import RunPlace, is_alive
+from stethos.record.segment import concatenated
 from stethos.record.spawn import ensure_drainer, is_drained
 from stethos.schema import (
     BACKTRACE,
@@ -25,19 +28,23 @@ from stethos.schema import (
     TORCH_TRACE,
     Table,
 )
-from stethos.store.captures import count_stacks, read_stacks
+from stethos.store.asker import Asker
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
 from stethos.store.find import find_run
+from stethos.store.html import show_arrow_in_notebooks, summary_html
 from stethos.store.ledger import Ledger
+from stethos.store.limit import DEFAULT_TIMEOUT_S
 from stethos.store.process import ProcessReader
-from stethos.store.sealed import CHECKED_BYTES, Examiner, Sealed
+from stethos.store.sealed import CHECKED_BYTES, SealChecker, Sealed
+from stethos.store.stack_file import count_stacks, read_stacks
 from stethos.store.statement import lists_tables, tables_named, with_sources
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from stethos.export.plot import Plots
-    from stethos.store.engine import Engine, Rows
+    from stethos.store.engine import Engine
+    from stethos.store.rows import Rows
 
 Result = TypeVar("Result")
 MAIN_THREAD = "MainThread"
@@ -46,12 +53,13 @@ _STILL_S = 3.0  # a drainer that moves none of them for so long is stuck
 _POLL_S = 0.02
 _ATTEMPTS = 20
 _RESTLESS_S = 30.0  # for which a query is repeated at least, while files come and go faster than it can read them
-_CAPTURED = {BACKTRACE.qualified_name, STACKS.name}
+_LIVE = {BACKTRACE.qualified_name, STACKS.name}
 _LAST_LOSS = "SELECT loss FROM steps WHERE loss IS NOT NULL ORDER BY t_ns DESC LIMIT 1"
 
 
 def open_run(path: str | Path | None = None) -> Run:
-    """Open a run by name, directory or pid; without one the newest live run, else the newest."""
+    """Open a run by name, directory, address or pid; without one the newest live run, else the newest."""
+    show_arrow_in_notebooks()
     return Run(find_run(None if path is None else str(path)))
 
 
@@ -61,18 +69,23 @@ class Run:
     Every call looks at the directory again, so a growing run is seen as it is
     now. What was read stays in memory as long as it is valid, so keep the
     object for a series of queries. Not for use by several threads at once. Queries
-    may use `memory_bytes`, or a quarter of the machine's memory.
+    may use `memory_bytes`, or a quarter of the machine's memory; one that goes on after its time calls `when_stuck`,
+    which may end the process.
     """
 
-    def __init__(self, place: RunPlace, *, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, place: RunPlace, *, memory_bytes: int | None = None, when_stuck: Callable[[], object] | None = None
+    ) -> None:
         self._place = place
         self._memory_bytes = memory_bytes
+        self._when_stuck = when_stuck
         self._readers: dict[str, ProcessReader] = {}
-        self.examiner = Examiner()
+        self.examiner = _checker_of(place.path)
         self._engine: Engine | None = None
+        self._asker: Asker | None = None
         self._loaded: dict[str, object] = {}
-        self.capture: Callable[[], list[Row]] = list  # the stacks of its live processes now, as rows of `stacks`
-        self._captured: Callable[[], list[Row]] = list  # what the last query began to capture
+        self.live_stacks: Callable[[], list[Row]] = list  # the stacks of its live processes now, as rows of `stacks`
+        self._stacks_now: Callable[[], list[Row]] = list  # what the last query began to read
         self._refresh()
         self._collect_rest()
 
@@ -85,8 +98,17 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.name} at {self.path}>"
 
+    def _repr_html_(self) -> str:
+        return summary_html(self.summary())
+
     def close(self) -> None:
         """Give the memory back; the object can be used again."""
+        self._close_engine()
+        if self._asker is not None:
+            self._asker.close()
+            self._asker = None
+
+    def _close_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
         self._engine = None
@@ -116,30 +138,33 @@ class Run:
     def sql(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> pa.Table:
         """The result of one reading statement as an Arrow table (`.to_pandas()`, `polars.from_arrow`).
 
-        QueryError if the statement is wrong, would write, or takes longer
-        than `timeout_s` (30 s if not given); rows after `limit_rows` are left out.
+        QueryError if the statement is wrong, would write, needs more than a quarter of the machine's memory, or takes
+        longer than `timeout_s` (30 s if not given); rows after `limit_rows` are left out. It runs in a process of its
+        own, so whatever it does, this one goes on.
         """
-        return self._attempt(_ask_arrow, query, limit_rows, timeout_s)
+        if self._asker is None:
+            self._asker = Asker(self._place.path.resolve())
+        return self._asker.arrow(query, limit_rows, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+
+    def arrow(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> pa.Table:
+        """As `sql`, in this process: for statements of our own."""
+        return self._attempt(
+            lambda engine, *args, **limits: engine.arrow(*args, **limits), query, limit_rows, timeout_s
+        )
 
     def rows(self, query: str, *, limit_rows: int | None = None, timeout_s: float | None = None) -> Rows:
         """As `sql`, but as Python values and without importing pyarrow where nothing is in memory."""
-        return self._attempt(_ask_rows, query, limit_rows, timeout_s)
+        ask: Callable[..., Rows] = lambda engine, *args, **limits: engine.rows(*args, **limits)  # noqa: E731
+        return self._attempt(ask, query, limit_rows, timeout_s)
 
     def rows_by_rank(
         self, query: str, rank: int | None = None, *, limit_rows: int | None = None, timeout_s: float | None = None
     ) -> Rows:
         """As `rows`, with rank and host: of all ranks, or of one. See `store.ranks`."""
-        from stethos.store.ranks import Member, rows_of_ranks
+        from stethos.store.ranks import members_of, rows_of_ranks
 
         self._refresh()
-        members: list[Member] = [
-            (reader.name, reader.rank, str(reader.facts.get("host") or ""))
-            for reader in self._readers.values()
-            if reader.rank is not None and (rank is None or reader.rank == rank)
-        ]
-        if not members:
-            members = [(reader.name, None, str(reader.facts.get("host") or "")) for reader in self._readers.values()]
-        members.sort(key=lambda member: (member[1] or 0, member[0]))
+        members = members_of(self._readers.values(), rank)
 
         def ask(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
             self._load(named | {PROCESSES.name})
@@ -150,7 +175,7 @@ class Run:
     def batches(self, table: Table) -> pa.RecordBatchReader:
         """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
         self._refresh()
-        self._captured = self.capture
+        self._stacks_now = self.live_stacks
         self.verify({table.qualified_name})
         self._load({table.qualified_name})
         return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
@@ -164,7 +189,7 @@ class Run:
         query that failed has done so because of that.
         """
         named = tables_named(query)
-        self._captured = self._begin_capture() if named & _CAPTURED else self.capture  # while DuckDB is imported
+        self._stacks_now = self._begin_stacks() if named & _LIVE else self.live_stacks  # while DuckDB is imported
         from stethos.store.complaint import explain_error
         from stethos.store.engine import FileTroubleError
 
@@ -181,7 +206,7 @@ class Run:
                 return ask(self._open_engine(), statement, named, limit_rows=limit_rows, timeout_s=timeout_s)
             except FileTroubleError as error:  # a file may have been retired meanwhile, or be damaged
                 failure = explain_error(error, named)
-            self.close()  # an internal error leaves the engine unusable
+            self._close_engine()  # an internal error leaves it unusable
             if attempt >= _ATTEMPTS and time.monotonic() > until:
                 break
             self._refresh()
@@ -192,14 +217,14 @@ class Run:
             is_second = True
         raise failure
 
-    def _begin_capture(self) -> Callable[[], list[Row]]:
+    def _begin_stacks(self) -> Callable[[], list[Row]]:
         """Have the stacks of the live processes read beside us; the result waits for them."""
         from concurrent.futures import ThreadPoolExecutor
 
         pool = ThreadPoolExecutor(1)
-        captured = pool.submit(self.capture)
+        found = pool.submit(self.live_stacks)
         pool.shutdown(wait=False)
-        return captured.result
+        return found.result
 
     def _find_damage(self, named: set[str]) -> bool:
         """Look into every file of the named tables; return whether one was found damaged that was not known to be."""
@@ -208,19 +233,19 @@ class Run:
         for file in whole:
             if self.examiner.is_whole(file, deep=True) and not self._open_engine().can_read(file.path.resolve()):
                 self.examiner.condemn(file)
-        self.close()
+        self._close_engine()
         return any(not self.examiner.is_whole(file) for file in whole)
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
             from stethos.store.engine import Engine
 
-            self._engine = Engine(self._place.path, self._memory_bytes)
+            self._engine = Engine(self._place.path, self._memory_bytes, self._when_stuck)
         return self._engine
 
     @property
     def plot(self) -> Plots:
-        """Figures for notebooks and papers: `run.plot.rounds()`, `.clients()`, `.layers()`, `.waterfall()`."""
+        """Figures for notebooks and papers: `run.plot.steps()`, `.metrics()`, `.rounds()`, `.clients()` ..."""
         from stethos.export.plot import Plots
 
         return Plots(self)
@@ -253,6 +278,11 @@ class Run:
         """The processes as they were at the last look."""
         return list(self._readers.values())
 
+    def withholds(self) -> dict[str, dict[str, list[str]]]:
+        """The columns that sites elsewhere keep back, by client and table, at the last look; ["*"] for all."""
+        found = {reader.facts.get("host") or reader.name: reader.withholds for reader in self._readers.values()}
+        return {str(client): columns for client, columns in found.items() if columns}
+
     def summary(self) -> dict[str, Any]:
         """The run's totals: what ran and how it ended, steps, rows and what became of them, overhead, size."""
         tables = self.tables()
@@ -272,19 +302,16 @@ class Run:
             "duration_s": duration_s,
             "processes": run["processes"],
             "steps": run["steps"],
-            "last_loss": self._last_loss() if tables["steps"] else None,
+            "last_loss": next((row[0] for row in self.rows(_LAST_LOSS).values), None) if tables["steps"] else None,
             "rows": tables,
             "overhead_share": overhead_share(counters),
             **ledger.as_row(),
             "size_bytes": run["size_bytes"],
         }
 
-    def _last_loss(self) -> float | None:
-        values = self.rows(_LAST_LOSS).values
-        return values[0][0] if values else None
-
     def verify(self, tables: set[str] | None = None) -> list[Sealed]:
         """Compare every checksum of these tables' files (default: all); return the damaged files."""
+        self.examiner.bring(self._sealed_of(tables))
         return [file for file in self._sealed_of(tables) if not self.examiner.is_whole(file, deep=True)]
 
     def _sealed_of(self, tables: set[str] | None = None) -> list[Sealed]:
@@ -323,15 +350,18 @@ class Run:
         return found
 
     def _collect_rest(self) -> None:
-        """See to it that a drainer is at work, and wait for the last rows of ended recordings while it gets on."""
-        local = [reader for reader in self._readers.values() if reader.is_here and not reader.has_ended and reader.ring]
-        if not local:
-            return
-        try:
-            started = ensure_drainer(self._place)
-        except OSError:  # a read-only directory: what is there can be read all the same
-            return
-        over = [r for r in local if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
+        """Have a drainer collect the last rows of ended recordings of ours; read from their rings what it does not."""
+        unread = [reader for reader in self._readers.values() if not reader.has_ended and reader.ring]
+        over = [r for r in unread if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
+        if any(reader.is_here for reader in unread) and self._place.is_ours():
+            with suppress(OSError):  # a read-only directory: what is there can be read all the same
+                self._await_drainer([reader for reader in over if reader.is_here])
+        for reader in over:
+            reader.reads_ring = True
+            reader.refresh()
+
+    def _await_drainer(self, over: list[ProcessReader]) -> None:
+        started = ensure_drainer(self._place)
         began = moved = time.monotonic()
         waiting = sum(reader.waiting for reader in over)
         while waiting and time.monotonic() < min(moved + _STILL_S, began + _COLLECT_S):
@@ -355,7 +385,7 @@ class Run:
             from stethos.store.findings import read_findings
 
             engine.fill(FINDINGS, read_findings(self._place.path))
-        if named & _CAPTURED:
+        if named & _LIVE:
             self._load_stacks(engine, named)
         if named & {PROCESSES.name, RUNS.name}:
             processes, _ = self._process_rows()
@@ -365,35 +395,29 @@ class Run:
 
     def _load_stacks(self, engine: Engine, named: set[str]) -> None:
         """Look at the live processes, once for both tables."""
-        captured = self._captured()
+        found = self._stacks_now()
         if BACKTRACE.qualified_name in named:
-            engine.fill(BACKTRACE, [row for row in captured if row["thread"] == MAIN_THREAD])
+            engine.fill(BACKTRACE, [row for row in found if row["thread"] == MAIN_THREAD])
         if STACKS.name in named:
-            engine.fill(STACKS, [*read_stacks(self._place.path), *captured])
+            engine.fill(STACKS, [*read_stacks(self._place.path), *found])
 
     def _load_recorded(self, engine: Engine, table: Table) -> None:
+        self.examiner.bring(self._sealed_of({table.name}))
         checked = [(file, self.examiner.is_whole(file)) for file in self._sealed_of({table.name})]
-        growing = [reader for reader in self._readers.values() if reader.segment.rows_by_table.get(table.number)]
-        version = (checked, [(reader.name, reader.segment_version) for reader in growing])
+        growing = list(self._readers.values())
+        version = (checked, [(reader.name, reader.growing_version) for reader in growing])
         if self._loaded.get(table.name) == version:
             return
         parts = [self.examiner.salvaged(file, table) for file, is_whole in checked if not is_whole]
-        parts += [reader.segment.arrow(table, reader.name, reader.rank) for reader in growing]
-        engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], _concatenated(parts))
+        parts += [rows for reader in growing if (rows := reader.growing(table)) is not None]
+        engine.define(table, [file.path.resolve() for file, is_whole in checked if is_whole], concatenated(parts))
         self._loaded[table.name] = version
 
 
-def _ask_rows(engine: Engine, sql: str, named: set[str], **limits: Any) -> Rows:
-    return engine.rows(sql, named, **limits)
+def _checker_of(directory: Path) -> SealChecker:
+    """Looks after the files of a run; those of an archived one it fetches."""
+    if not version_of(directory / "archive.json"):
+        return SealChecker()
+    from stethos.archive.cache import checker_of
 
-
-def _ask_arrow(engine: Engine, sql: str, named: set[str], **limits: Any) -> pa.Table:
-    return engine.arrow(sql, named, **limits)
-
-
-def _concatenated(parts: list[pa.Table]) -> pa.Table | None:
-    if not parts:
-        return None
-    import pyarrow as pa
-
-    return pa.concat_tables(parts)
+    return checker_of(directory)

@@ -68,7 +68,10 @@ def _single(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[str, str]:
     import duckdb
 
     try:
+        sql.encode()  # an argument of a command may be anything
         statements = connection.extract_statements(sql)
+    except UnicodeEncodeError:
+        raise QueryError("the query is not valid UTF-8") from None
     except duckdb.Error as error:
         raise explain_error(error) from None
     if not statements:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from stethos.schema import ACTIONS, CLIENT_REPORTS, CLIENT_ROUNDS, TORCH_TRACE
 
 _TORCH_TRACE_SQL = (
-    "SELECT process, rank, step, module, stage, duration_ms / 1000 AS duration, "
+    "SELECT {run} process, rank, step, module, stage, duration_ms / 1000 AS duration, "
     "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
 )
 _KEYS = ("client", "round", "federation", "turn")
 # Rounds that were repeated by another server, as after a crash: who had the last word, and until when the others spoke.
 _AGAIN_SQL = (
-    "SELECT federation, round, arg_max(process, t_ns) AS server, "
+    "SELECT {run} federation, round, arg_max(process, t_ns) AS server, "
     "max(t_ns) FILTER (process <> last_server) AS until_ns "
-    "FROM (SELECT federation, round, process, t_ns, arg_max(process, t_ns) OVER (PARTITION BY federation, round) "
+    "FROM (SELECT {run} federation, round, process, t_ns, "
+    "arg_max(process, t_ns) OVER (PARTITION BY {run} federation, round) "
     "AS last_server FROM main.client_reports WHERE side = 'server') "
-    "GROUP BY federation, round HAVING count(DISTINCT process) > 1"
+    "GROUP BY {run} federation, round HAVING count(DISTINCT process) > 1"
 )
 
 
-def _client_rounds_sql() -> str:
+def _client_rounds_sql(run: str) -> str:
     """One row per turn: what the server knows, and where it knows nothing what the client's process knows.
 
     Of a round that another server process repeated, the last repetition counts.
@@ -46,10 +47,10 @@ def _client_rounds_sql() -> str:
         else:
             parts.append(f"min({name}) AS {name}")
     return (
-        f"SELECT {', '.join(parts)} FROM main.client_reports "
-        f"LEFT JOIN ({_AGAIN_SQL}) AS again USING (federation, round) "
+        f"SELECT {run} {', '.join(parts)} FROM main.client_reports "
+        f"LEFT JOIN ({_AGAIN_SQL.format(run=run)}) AS again USING ({run} federation, round) "
         "WHERE again.server IS NULL OR CASE side WHEN 'server' THEN process = again.server "
-        f"ELSE t_ns > again.until_ns END GROUP BY {', '.join(_KEYS)}"
+        f"ELSE t_ns > again.until_ns END GROUP BY {run} {', '.join(_KEYS)}"
     )
 
 
@@ -59,21 +60,26 @@ def _first_known(name: str, *conditions: str) -> str:
     return f"coalesce({', '.join([*preferred, f'any_value({name})'])}) AS {name}"
 
 
-def _actions_sql() -> str:
+def _actions_sql(run: str) -> str:
     """The newest event of each action, with the time of the first."""
-    own = "PARTITION BY process, federation, action"
+    own = f"PARTITION BY {run} process, federation, action"
     names = ", ".join(
         {"t_ns": "began_ns AS t_ns", "updated_ns": "t_ns AS updated_ns"}.get(column.name, column.name)
         for column in ACTIONS.columns
     )
     return (
-        f"SELECT {names} FROM (SELECT *, row_number() OVER ({own} ORDER BY t_ns DESC) AS place, "
+        f"SELECT {run} {names} FROM (SELECT *, row_number() OVER ({own} ORDER BY t_ns DESC) AS place, "
         f"min(t_ns) OVER ({own}) AS began_ns FROM main.action_events) WHERE place = 1"
     )
 
 
-VIEWS: dict[str, str] = {
-    ACTIONS.qualified_name: _actions_sql(),
-    CLIENT_ROUNDS.qualified_name: _client_rounds_sql(),
-    TORCH_TRACE.qualified_name: _TORCH_TRACE_SQL,
-}
+def _views(run: str) -> dict[str, str]:
+    return {
+        ACTIONS.qualified_name: _actions_sql(run),
+        CLIENT_ROUNDS.qualified_name: _client_rounds_sql(run),
+        TORCH_TRACE.qualified_name: _TORCH_TRACE_SQL.format(run=run),
+    }
+
+
+VIEWS = _views("")
+FLEET_VIEWS = _views("run,")  # over the tables of many runs, which have a column `run` in front

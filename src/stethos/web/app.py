@@ -1,52 +1,68 @@
-"""The application: one table of routes, everything in it read-only."""
+"""The application: one table of routes, each with the capability that it needs.
+
+The dashboard's routes need *read*. Commands for other machines (`web/commands.py`) need *read* or *act*; they are
+there only where a server has keys, and so TLS. Routes that take rows from others (`collect/routes.py`) need no token:
+what they take is signed.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from stethos import __version__
-from stethos.errors import QueryError, RunNotFoundError, StethosError, UsageError
+from stethos.errors import LiveError, QueryError, RunNotFoundError, StethosError, UsageError
+from stethos.export.prometheus import merged, text
 from stethos.schema import TABLES
+from stethos.store.deletion import delete_run
+from stethos.store.find import is_live
+from stethos.store.labels import change_labels
 from stethos.store.run import Run
-from stethos.web.asker import SQL_TIMEOUT_S, Asker
-from stethos.web.bundle import Bundle
+from stethos.web.access import AccessControl, GuardedRoute
+from stethos.web.body import read_object
+from stethos.web.commands import AuditLog, Commands
 from stethos.web.compare import Comparer
-from stethos.web.door import Door
 from stethos.web.encode import encode
 from stethos.web.events import Watchers
-from stethos.web.examine import Examiner, findings_of
-from stethos.web.panel import Panel, ask, evaluate
+from stethos.web.examine import BackgroundDiagnosis, findings_of
+from stethos.web.keys import INCLUDED, Capability, Keys
+from stethos.web.page_files import PageFiles
+from stethos.web.panel import Panel, evaluate
 from stethos.web.panels import PAGES, PANELS
-from stethos.web.shelf import Shelf
+from stethos.web.query_process import SQL_TIMEOUT_S, QueryProcess
+from stethos.web.run_cache import RunCache
+from stethos.web.run_table import RunTable
 from stethos.web.stacks import stacks_of
 
 _BODY_BYTES = 64 << 10
 _VALUES_ROWS = 5_000
-_STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400}
+_SCRAPED_S, _SCRAPED_RUNS = 900.0, 20
+_EXPOSITION = "text/plain; version=0.0.4"
+_STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400, LiveError: 503}
 
 
 class Dashboard:
     """What the routes answer, over one directory of runs."""
 
-    def __init__(self, directory: Path, bundle: Bundle) -> None:
-        self.shelf = Shelf(directory)
+    def __init__(self, directory: Path, bundle: PageFiles) -> None:
+        self.cache = RunCache(directory)
         self.bundle = bundle
-        self.asker = Asker()
-        self.examiner = Examiner(self.shelf)
-        self.comparer = Comparer(self.shelf)
-        self.watchers = Watchers(self.shelf, self.examiner)
+        self.queries = QueryProcess()
+        self.examiner = BackgroundDiagnosis(self.cache)
+        self.comparer = Comparer(self.cache)
+        self.table = RunTable(self.cache)
+        self._listing = anyio.Lock()
+        self.watchers = Watchers(self.cache, self.examiner)
 
     async def asset(self, request: Request) -> Response:
         """The page and its files; they hold no data."""
@@ -70,11 +86,33 @@ class Dashboard:
         ]
         panels = [panel.as_dict() for panel in PANELS.values()]
         content = {"version": __version__, "pages": PAGES, "panels": panels, "tables": tables}
-        return _json({**content, "directory": str(self.shelf.directory)})
+        may = sorted(INCLUDED[request.scope.get("stethos.capability") or "read"])
+        return _json({**content, "directory": str(self.cache.directory), "may": may})
 
     async def runs(self, request: Request) -> Response:
         """A row for every run in the directory."""
-        return _json({"runs": await to_thread.run_sync(self.shelf.summaries)})
+        async with self._listing:
+            rows = await to_thread.run_sync(self.table.rows)
+        self.examiner.poke_next(rows)
+        body = await to_thread.run_sync(self.table.answer, rows, request.query_params.get("version", ""))
+        return Response(body, media_type="application/json")
+
+    async def label(self, request: Request) -> Response:
+        """Change what people have added to a run."""
+        place = self.cache.place(request.path_params["run"])
+        changes = await read_object(request, _BODY_BYTES)
+        return _json((await to_thread.run_sync(change_labels, place, changes)).as_dict())
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a run that is over; its name has to be given once more."""
+        place = self.cache.place(request.path_params["run"])
+        content = await read_object(request, _BODY_BYTES)
+        if content.get("name") != place.name:
+            raise UsageError("the name of the run is not confirmed", hint=f'send {{"name": "{place.name}"}}')
+        if is_live(place):
+            raise UsageError(f"{place.name} is still running", hint="wait for it to end, or use `stethos rm --force`")
+        await to_thread.run_sync(delete_run, place.path)
+        return _json({"deleted": place.name})
 
     async def compare(self, request: Request) -> Response:
         """Runs side by side; those that the query string names."""
@@ -90,7 +128,7 @@ class Dashboard:
             return encode({"panel": panel.name, **evaluate(run, panel, **given).as_dict()})
 
         key = (panel.name, *sorted(f"{parameter}={value}" for parameter, value in given.items()))
-        body = await to_thread.run_sync(self.shelf.answer, name, key, make)
+        body = await to_thread.run_sync(self.cache.answer, name, key, make)
         return Response(body, media_type="application/json")
 
     async def values(self, request: Request) -> Response:
@@ -102,56 +140,83 @@ class Dashboard:
         sql = parameter.values
 
         def make(run: Run) -> bytes:
-            found = ask(run, sql, limit_rows=_VALUES_ROWS, timeout_s=SQL_TIMEOUT_S)
-            return encode({"values": found.values[0], "is_cut": found.is_cut})
+            found = run.rows(sql, limit_rows=_VALUES_ROWS, timeout_s=SQL_TIMEOUT_S)
+            return encode({"values": [row[0] for row in found.values], "is_cut": found.is_cut})
 
-        body = await to_thread.run_sync(self.shelf.answer, name, ("values", sql), make)
+        body = await to_thread.run_sync(self.cache.answer, name, ("values", sql), make)
         return Response(body, media_type="application/json")
 
     async def sql(self, request: Request) -> Response:
         """Any reading query, within limits of time, rows and memory."""
-        name, text = request.path_params["run"], await _statement(request)
-
-        place = self.shelf.place(name)
-        return Response(await to_thread.run_sync(self.asker.ask, place.path, text), media_type="application/json")
+        content = await read_object(request, _BODY_BYTES)
+        if not isinstance(content.get("sql"), str):
+            raise UsageError("the request has no query", hint='send JSON like {"sql": "SELECT 1"}')
+        place = self.cache.place(request.path_params["run"])
+        answer = await to_thread.run_sync(self.queries.ask, place.path, content["sql"])
+        return Response(answer, media_type="application/json")
 
     async def findings(self, request: Request) -> Response:
         """What is wrong with a run; a diagnosis that is not up to date is begun anew in the background."""
         name = request.path_params["run"]
-        version = await to_thread.run_sync(lambda: self.shelf.version(name, with_findings=False))
+        version = await to_thread.run_sync(lambda: self.cache.version(name, with_findings=False))
         known = self.examiner.poke(name, version)
-        return _json(await to_thread.run_sync(findings_of, self.shelf, name, known))
+        return _json(await to_thread.run_sync(findings_of, self.cache, name, known))
 
     async def stacks(self, request: Request) -> Response:
         """Where the run's processes are now; they are read from outside."""
-        place = self.shelf.place(request.path_params["run"])
+        place = self.cache.place(request.path_params["run"])
         return _json(await to_thread.run_sync(stacks_of, place))
+
+    async def metrics(self, request: Request) -> Response:
+        """The present state of the live runs, and of those that ended a moment ago, for Prometheus to scrape."""
+
+        def expose() -> str:
+            names = [place.name for place in self.cache.recent(_SCRAPED_S)][:_SCRAPED_RUNS]
+            return merged(self.cache.answer(name, ("metrics",), _exposition).decode() for name in names)
+
+        return Response(await to_thread.run_sync(expose), media_type=_EXPOSITION)
 
     async def events(self, request: Request) -> Response:
         """Server-Sent Events of one run."""
         watcher = self.watchers.of(request.path_params["run"])
         return StreamingResponse(watcher.listen(), media_type="text/event-stream")
 
-    def routes(self) -> list[Route]:
-        """Every route there is, the page's own files first."""
-        pages = [Route(address, self.asset) for address in self.bundle.assets]
+    def routes(self) -> list[GuardedRoute]:
+        """Every route of the dashboard, the page's own files first."""
         return [
-            *pages,
-            Route("/api/panels", self.panels),
-            Route("/api/runs", self.runs),
-            Route("/api/compare", self.compare),
-            Route("/api/runs/{run}/panels/{panel}", self.panel),
-            Route("/api/runs/{run}/panels/{panel}/values/{parameter}", self.values),
-            Route("/api/runs/{run}/sql", self.sql, methods=["POST"]),
-            Route("/api/runs/{run}/findings", self.findings),
-            Route("/api/runs/{run}/stacks", self.stacks),
-            Route("/api/runs/{run}/events", self.events),
+            *(GuardedRoute(address, self.asset, None) for address in self.bundle.assets),
+            GuardedRoute("/api/panels", self.panels, "read"),
+            GuardedRoute("/api/runs", self.runs, "read"),
+            GuardedRoute("/api/compare", self.compare, "read"),
+            GuardedRoute("/metrics", self.metrics, "read"),
+            GuardedRoute("/api/runs/{run}/panels/{panel}", self.panel, "read"),
+            GuardedRoute("/api/runs/{run}/panels/{panel}/values/{parameter}", self.values, "read"),
+            GuardedRoute("/api/runs/{run}/labels", self.label, "edit", "POST"),
+            GuardedRoute("/api/runs/{run}/delete", self.delete, "edit", "POST"),
+            GuardedRoute("/api/runs/{run}/sql", self.sql, "read", "POST"),
+            GuardedRoute("/api/runs/{run}/findings", self.findings, "read"),
+            GuardedRoute("/api/runs/{run}/stacks", self.stacks, "read"),
+            GuardedRoute("/api/runs/{run}/events", self.events, "read"),
         ]
 
 
-def make_app(directory: Path, token: str, *, names: tuple[str, ...] = (), bundle: Bundle | None = None) -> Door:
-    """The dashboard over a directory of runs, behind its door; `names` are further names of this machine."""
-    dashboard = Dashboard(directory, bundle or Bundle())
+def make_app(
+    directory: Path, tokens: Mapping[str, Capability], *, keys: Keys | None = None, names: tuple[str, ...] = (),
+    bundle: PageFiles | None = None, on_pass: Callable[[tuple[str, int]], None] | None = None,
+    more: Sequence[GuardedRoute] = (),
+) -> AccessControl:  # fmt: skip
+    """The application over a directory of runs; with `keys` also the commands for those who have their tokens.
+
+    `names` are further names of this machine; `on_pass` is called with the peer of each request with a valid token;
+    `more` are further routes, as those of a collector.
+    """
+    dashboard = Dashboard(directory, bundle or PageFiles())
+    routes = [*dashboard.routes(), *more]
+    on_refusal: Callable[[str, str, str, int], Awaitable[None]] | None = None
+    if keys is not None:
+        audit = AuditLog(keys.directory / "audit.jsonl")
+        routes += Commands(directory, audit).routes()
+        tokens, on_refusal = {**tokens, **keys.tokens}, audit.refused
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -159,15 +224,17 @@ def make_app(directory: Path, token: str, *, names: tuple[str, ...] = (), bundle
             yield
         finally:
             await dashboard.examiner.close()
-            dashboard.asker.close()
+            dashboard.queries.close()
+            dashboard.table.close()
 
     app = Starlette(
-        routes=dashboard.routes(),
+        routes=routes,
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=3)],
         exception_handlers={StethosError: _complain, OSError: _missing},
         lifespan=lifespan,
     )
-    return Door(app, token, dashboard.bundle.assets.__contains__, names)
+    app.router.redirect_slashes = False
+    return AccessControl(app, routes, tokens, names, on_pass, on_refusal)
 
 
 def _panel(request: Request) -> Panel:
@@ -177,19 +244,8 @@ def _panel(request: Request) -> Panel:
     return panel
 
 
-async def _statement(request: Request) -> str:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _BODY_BYTES:
-            raise UsageError(f"the request is larger than {_BODY_BYTES >> 10} kB", hint="shorten the query")
-    try:
-        content = json.loads(body)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or not isinstance(content.get("sql"), str):
-        raise UsageError("the request has no query", hint='send JSON like {"sql": "SELECT 1"}')
-    return str(content["sql"])
+def _exposition(run: Run) -> bytes:
+    return text(run).encode()
 
 
 def _json(content: Any, status: int = 200) -> Response:

@@ -10,7 +10,7 @@ from stethos.errors import UsageError
 
 if TYPE_CHECKING:
     from stethos.profile.measure import Measures
-    from stethos.web.shelf import Shelf
+    from stethos.web.run_cache import RunCache
 
 MOST_RUNS = 8
 
@@ -18,8 +18,8 @@ MOST_RUNS = 8
 class Comparer:
     """Compares runs of one directory; what was read of a run is kept until the run changes. Thread-safe."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RunCache) -> None:
+        self._cache = cache
         self._lock = threading.Lock()
         self._known: dict[str, tuple[str, Measures]] = {}
 
@@ -48,14 +48,14 @@ class Comparer:
     def _measures(self, name: str) -> Measures:
         from stethos.profile.measure import read_measures
 
-        version = self._shelf.version(name)
+        version = self._cache.version(name)
         with self._lock:
             known = self._known.get(name)
         if known is not None and known[0] == version:
             return known[1]
-        desk = self._shelf.desk(name)
-        with desk.lock:
-            found = read_measures(desk.run())
+        opened = self._cache.opened(name)
+        with opened.lock:
+            found = read_measures(opened.run())
         with self._lock:
             self._known[name] = (version, found)
             while len(self._known) > 4 * MOST_RUNS:

@@ -10,8 +10,8 @@ from anyio import to_thread
 
 from stethos.errors import RunNotFoundError
 from stethos.web.encode import encode
-from stethos.web.examine import Examiner
-from stethos.web.shelf import Shelf
+from stethos.web.examine import BackgroundDiagnosis
+from stethos.web.run_cache import RunCache
 
 _LOOK_S = 0.15
 _PAUSE_S = 0.25  # after a change: readers need time, too
@@ -21,8 +21,8 @@ _BEAT_S = 5.0
 class Watcher:
     """Looks at one run's files several times a second, for as long as anybody listens."""
 
-    def __init__(self, shelf: Shelf, examiner: Examiner, name: str) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RunCache, examiner: BackgroundDiagnosis, name: str) -> None:
+        self._cache = cache
         self._examiner = examiner
         self._name = name
         self._changed = asyncio.Condition()
@@ -56,14 +56,14 @@ class Watcher:
             self._listeners -= 1
 
     async def _look(self) -> str:
-        return await to_thread.run_sync(self._shelf.version, self._name)
+        return await to_thread.run_sync(self._cache.version, self._name)
 
     async def _watch(self) -> None:
         while self._listeners:
             start = time.monotonic()
             try:
                 version = await self._look()
-                rows = await to_thread.run_sync(lambda: self._shelf.version(self._name, with_findings=False))
+                rows = await to_thread.run_sync(lambda: self._cache.version(self._name, with_findings=False))
             except RunNotFoundError:
                 self.is_gone = True
             else:
@@ -83,11 +83,11 @@ class Watcher:
 class Watchers:
     """One watcher per run, shared by all who listen."""
 
-    def __init__(self, shelf: Shelf, examiner: Examiner) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RunCache, examiner: BackgroundDiagnosis) -> None:
+        self._cache = cache
         self._examiner = examiner
         self._by_run: dict[str, Watcher] = {}
 
     def of(self, name: str) -> Watcher:
-        self._shelf.place(name)
-        return self._by_run.setdefault(name, Watcher(self._shelf, self._examiner, name))
+        self._cache.place(name)
+        return self._by_run.setdefault(name, Watcher(self._cache, self._examiner, name))

@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stethos.errors import QueryError, RunNotFoundError
+from stethos.diagnose.engine import Conclusion, Diagnosis
+from stethos.diagnose.followup import completed
+from stethos.diagnose.life import read_diagnosis
+from stethos.errors import RunNotFoundError
 from stethos.settings import clean_environment
-from stethos.store.findings import read_findings
-from stethos.web.shelf import Shelf
+from stethos.web.run_cache import RunCache
+from stethos.wiring import command_line
 
 _LEAST_PAUSE_S = 2.0
 _PAUSE_TIMES = 4.0
 _LIMIT_S = 600.0
-_JSON_COLUMNS = ("clients", "ranks", "layers", "evidence", "detail")
 
 
 @dataclass(slots=True)
@@ -42,11 +44,11 @@ class Examination:
         return self.task is not None and not self.task.done()
 
 
-class Examiner:
+class BackgroundDiagnosis:
     """Keeps the diagnosis of every run that is looked at up to date, one at a time."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RunCache) -> None:
+        self._cache = cache
         self._known: dict[str, Examination] = {}
         self._turn = asyncio.Semaphore(1)
 
@@ -59,6 +61,16 @@ class Examiner:
             known.task = asyncio.create_task(self._examine(name, version, known))
         return known
 
+    def poke_next(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Diagnose one run of a list that has ended and was never diagnosed, unless another one is being diagnosed."""
+        if any(one.is_under_way for one in self._known.values()):
+            return
+        for row in rows:
+            is_wanted = row["is_known"] and row["state"] != "running" and row["health"]["state"] == "not diagnosed"
+            if is_wanted and row["run"] not in self._known:
+                self.poke(row["run"], self._cache.version(row["run"], with_findings=False))
+                return
+
     async def close(self) -> None:
         tasks = [one.task for one in self._known.values() if one.task is not None and not one.task.done()]
         for task in tasks:
@@ -69,10 +81,10 @@ class Examiner:
         async with self._turn:
             start = time.monotonic()
             try:
-                path = self._shelf.place(name).path
+                path = self._cache.place(name).path
             except RunNotFoundError:
                 return
-            words = (sys.executable, "-m", "stethos.cli.main", "diagnose", "-t", str(path), "--json")
+            words = (*command_line(), "diagnose", "-t", str(path), "--json")
             process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE, env=clean_environment(), preexec_fn=_step_back,
@@ -91,38 +103,18 @@ class Examiner:
                 known.error = err.decode(errors="replace").strip().partition("\n")[0] or "the diagnosis failed"
 
 
-def findings_of(shelf: Shelf, name: str, known: Examination) -> dict[str, Any]:
-    """The findings of a run: those of the last diagnosis, else those that were kept, with what is being done."""
-    result = known.result or {}
-    error = known.error
-    try:
-        findings = result["findings"] if result else kept_findings(shelf, name)
-    except QueryError as trouble:  # damaged
-        findings, error = [], trouble.message
-    return {
-        "findings": findings,
-        "checked": result.get("checked", []),
-        "not_checked": result.get("not_checked", []),
-        "is_diagnosed": known.result is not None or (shelf.place(name).path / "findings.db").exists(),
-        "is_under_way": known.is_under_way,
-        "error": error,
-        "took_s": known.took_s,
-    }
-
-
-def kept_findings(shelf: Shelf, name: str) -> list[dict[str, Any]]:
-    """The findings kept in a run, consequences below their causes, as a diagnosis gives them."""
-    rows = read_findings(shelf.place(name).path)
-    by_number: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        texts = {column: json.loads(row[column] or "[]") for column in _JSON_COLUMNS}
-        by_number[row["finding"]] = {**row, **texts, "open": row["state"] == "open", "consequences": []}
-    roots: list[dict[str, Any]] = []
-    for row in by_number.values():
-        cause = by_number.get(row["cause"] or 0)
-        (cause["consequences"] if cause else roots).append(row)
-    order = {"error": 0, "warning": 1}
-    return sorted(roots, key=lambda row: (not row["open"], order.get(row["severity"], 2)))
+def findings_of(cache: RunCache, name: str, known: Examination) -> dict[str, Any]:
+    """The last diagnosis of a run, or the one kept in it, as `stethos diagnose --json` gives it; and its progress."""
+    found, is_diagnosed = known.result, True
+    if found is None:
+        kept, opened = read_diagnosis(cache.place(name).path), cache.opened(name)
+        is_diagnosed = kept is not None
+        with opened.lock:
+            found = completed(kept or Diagnosis(), opened.run()).as_dict()
+    if not is_diagnosed:
+        found["conclusion"] = asdict(Conclusion())
+    progress = {"is_under_way": known.is_under_way, "error": known.error, "took_s": known.took_s}
+    return {**found, "is_diagnosed": is_diagnosed, **progress}
 
 
 def _step_back() -> None:

@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from stethos import __version__
 from stethos.errors import QueryError, UsageError
+from stethos.view.layer import STATISTICS
 from stethos.web.encode import encode
-from stethos.web.panel import Columns, Panel, ask, evaluate
+from stethos.web.panel import Panel, evaluate
 from stethos.web.panels import PAGES, PANELS
-from stethos.web.panels_layers import STATISTICS
 
 if TYPE_CHECKING:
+    from stethos.store.rows import Rows
     from stethos.store.run import Run
 
 Given = dict[str, str]
 Choice = tuple[Panel, Given]
 _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"}
+_METRICS_BYTES = 120_000
 _FIRST_SHARE = 0.7  # of the room, for panels as they open
 _CHOICES_S = 20.0
 _CHOICE_SHARE = 1 / 16  # of the room left for choices, for one of them,
@@ -99,14 +101,16 @@ def gather(
 
 def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None]) -> None:
     """Every panel as it opens; the largest ones are thinned where they do not fit together."""
-    found: list[tuple[int, Panel, Columns]] = []
+    found: list[tuple[int, Panel, Rows]] = []
     for panel in PANELS.values():
-        if panel.chart != "findings" and not _is_about_one_client(panel):
+        if panel.chart not in ("findings", "media") and not _is_about_one_client(panel):
             try:
-                columns = _rounded_columns(evaluate(run, panel))
+                columns = _rounded_rows(evaluate(run, panel))
             except QueryError as error:
                 bag.failed.append(f"{panel.title}: {error.message}")
                 continue
+            if panel.chart == "metrics":
+                columns = thin(panel, columns, _METRICS_BYTES)
             found.append((_size(_part(panel, {}, columns)), panel, columns))
         advance(1)
     room = int(bag.room_bytes * _FIRST_SHARE)
@@ -172,7 +176,7 @@ def _pack_choice(run: Run, bag: _Bag, choices: Sequence[Choice], most_bytes: int
     parts = []
     for panel, given in choices:
         try:
-            columns = thin(panel, _rounded_columns(evaluate(run, panel, **given)), most_bytes)
+            columns = thin(panel, _rounded_rows(evaluate(run, panel, **given)), most_bytes)
         except QueryError:
             return False
         parts.append(_part(panel, given, columns))
@@ -182,7 +186,7 @@ def _pack_choice(run: Run, bag: _Bag, choices: Sequence[Choice], most_bytes: int
 def _other_options() -> Iterator[Choice]:
     """Every panel with every choice that is not the one it opens with."""
     for panel in PANELS.values():
-        choices = [parameter for parameter in panel.parameters if parameter.kind == "choice"]
+        choices = [one for one in panel.parameters if one.kind == "choice" and panel.chart != "metrics"]
         for chosen in list(product(*(parameter.options for parameter in choices)))[1:]:
             yield panel, {parameter.name: key for parameter, key in zip(choices, chosen, strict=True)}
 
@@ -206,27 +210,26 @@ def _is_about_one_client(panel: Panel) -> bool:
     return any(parameter.name == "client" for parameter in panel.parameters)
 
 
-def thin(panel: Panel, columns: Columns, most_bytes: int) -> Columns:
+def thin(panel: Panel, columns: Rows, most_bytes: int) -> Rows:
     """So few rows that the panel is at most `most_bytes` large: every n-th point of a curve, the top of a table."""
     size = _size(_part(panel, {}, columns))
     every = 1
-    while size > most_bytes and columns.rows:
+    while size > most_bytes and columns.values:
         every = max(every + 1, math.ceil(size / max(1, most_bytes)))
         columns = _fewer(panel, columns, every)
         size = _size(_part(panel, {}, columns))
     return columns
 
 
-def _fewer(panel: Panel, columns: Columns, every: int) -> Columns:
-    rows: Sequence[int] = range(columns.rows // every)
-    if panel.chart in ("line", "stack", "heat") and panel.x in columns.names:
+def _fewer(panel: Panel, columns: Rows, every: int) -> Rows:
+    rows: Sequence[int] = range(len(columns.values) // every)
+    if panel.chart in ("line", "stack", "heat", "metrics") and panel.x in columns.columns:
         places = columns.column(panel.x)
         points = sorted({place for place in places if place is not None})
         if len(points) >= 2 * every:
             kept = set(points[::every])
             rows = [row for row, place in enumerate(places) if place in kept]
-    values = tuple([column[row] for row in rows] for column in columns.values)
-    return replace(columns, values=values, is_cut=True)
+    return replace(columns, values=[columns.values[row] for row in rows], is_cut=True)
 
 
 def _notes(bag: _Bag, left_out: Sequence[str], *, is_live: bool) -> Iterator[str]:
@@ -240,7 +243,7 @@ def _notes(bag: _Bag, left_out: Sequence[str], *, is_live: bool) -> Iterator[str
         yield f"Left out: {failure[:200]}."
 
 
-def _part(panel: Panel, given: Given, columns: Columns) -> str:
+def _part(panel: Panel, given: Given, columns: Rows) -> str:
     return _text({"panel": panel.name, "given": given, "columns": columns.as_dict()})
 
 
@@ -253,8 +256,8 @@ def _size(part: str) -> int:
     return len(part.encode()) + 1
 
 
-def _rounded_columns(columns: Columns) -> Columns:
-    return replace(columns, values=tuple(_rounded(column) for column in columns.values))
+def _rounded_rows(columns: Rows) -> Rows:
+    return replace(columns, values=[tuple(_rounded(row)) for row in columns.values])
 
 
 def _rounded(value: Any) -> Any:
@@ -289,7 +292,7 @@ def _flat(findings: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _values(run: Run, panel: str, parameter: str) -> list[str]:
     sql = next(one.values for one in PANELS[panel].parameters if one.name == parameter)
     try:
-        return [str(value) for value in ask(run, sql, limit_rows=5_000, timeout_s=10.0).values[0] if value is not None]
+        return [str(value) for value, *_ in run.rows(sql, limit_rows=5_000, timeout_s=10.0).values if value is not None]
     except QueryError:
         return []
 

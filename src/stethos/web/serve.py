@@ -1,32 +1,48 @@
-"""Runs the server: one process, one port, a token of its own."""
+"""Runs the server: one process, one port, a token of its own, and TLS where it has keys."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
 import uvicorn
 
 from stethos.errors import UsageError
+from stethos.web.access import GuardedRoute
 from stethos.web.app import make_app
-from stethos.web.door import new_token
+from stethos.web.connections import BoundedListener
+from stethos.web.keys import Keys, new_token
 
 DEFAULT_PORT = 8780
-_STEPS_BACK = 5
+_NICE = 5
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def listen(host: str, port: int | None) -> socket.socket:
+class _Server(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def listen(host: str, port: int | None, most_unknown: int | None = None) -> BoundedListener:
     """A socket at that address; without a port the usual one, or any other if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for tried in (DEFAULT_PORT, 0) if port is None else (port,):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = BoundedListener(family, most_unknown)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, tried))
@@ -42,11 +58,11 @@ def listen(host: str, port: int | None) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """What a browser on this machine calls the server."""
+    """HOST:PORT of the server, as a client on this machine writes it."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_open_to_others(host: str) -> bool:
@@ -55,47 +71,52 @@ def is_open_to_others(host: str) -> bool:
 
 
 def serve(
-    directory: Path, listener: socket.socket, *, names: tuple[str, ...] = (), token: str | None = None,
-    ready: Callable[[str], None], opens: bool = False,
+    directory: Path, listener: BoundedListener, *, keys: Keys | None = None, names: tuple[str, ...] = (),
+    ready: Callable[[str], None], opens: bool = False, routes: Sequence[GuardedRoute] = (),
+    edits: bool = False,
 ) -> None:  # fmt: skip
     """Serve until interrupted; `ready` is called with the address, token included, once the server answers.
 
-    The process steps back a little, so that a training on the same machine goes first.
+    With `edits` those who have that address may label and delete runs.
+
+    `routes` are further ones, beside the dashboard's.
+
+    The process lowers its priority a little, so that a training on the same machine goes first.
     """
-    os.nice(_STEPS_BACK)
-    token = token or new_token()
+    os.nice(_NICE)
+    token = new_token()
     config = uvicorn.Config(
-        make_app(directory, token, names=names),
-        log_level="warning",
+        make_app(
+            directory, {token: "edit" if edits else "read"}, keys=keys, names=names, on_pass=listener.trust, more=routes
+        ),
+        http="h11",
+        log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
+        backlog=64,  # as many are accepted in a row, before others have their turn
         timeout_graceful_shutdown=1,
         timeout_keep_alive=30,
-        limit_concurrency=400,
+        callback_notify=listener.cut_late,
+        timeout_notify=1,
     )
-    url = f"{address_of(listener)}/#token={token}"
-    server = uvicorn.Server(config)
-    asyncio.run(_serve(server, listener, lambda: _announce(url, ready, opens)))
+    config.load()
+    config.ssl = keys.server_context() if keys is not None else None
+    url = f"{'http' if keys is None else 'https'}://{address_of(listener)}/#token={token}"
+    server = _Server(config, lambda: _announce(url, ready, opens))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it has stopped
+    asyncio.run(server.serve(sockets=[listener]))
     if server.should_exit:  # Ctrl-C, which asyncio passes on only if it comes to its turn before the server's end
         raise KeyboardInterrupt
-
-
-async def _serve(server: uvicorn.Server, listener: socket.socket, announce: Callable[[], None]) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
-    if server.started:
-        announce()
-    await serving
 
 
 def _announce(url: str, ready: Callable[[str], None], opens: bool) -> None:
     ready(url)
     if opens:
-        webbrowser.open(_doorway(url).as_uri())
+        webbrowser.open(_redirect_page(url).as_uri())
 
 
-def _doorway(url: str) -> Path:
+def _redirect_page(url: str) -> Path:
     """A private file that leads to the page: a token on a command line could be read by every user of the machine."""
     descriptor, name = tempfile.mkstemp(prefix="stethos-", suffix=".html")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -13,7 +13,7 @@ import html
 import re
 
 from stethos.errors import UsageError
-from stethos.web.bundle import Bundle
+from stethos.web.page_files import PageFiles
 from stethos.web.report import Report
 
 # What would end, or confuse, the element that a script or style stands in; the same to JavaScript and CSS.
@@ -44,12 +44,12 @@ _PAGE = """\
 """
 
 
-def frame_bytes(bundle: Bundle, text: str) -> int:
+def frame_bytes(bundle: PageFiles, text: str) -> int:
     """How large a report is without its numbers."""
     return len(page_of(Report("", "", 0, ()), bundle, text))
 
 
-def page_of(report: Report, bundle: Bundle, text: str) -> bytes:
+def page_of(report: Report, bundle: PageFiles, text: str) -> bytes:
     """The whole file; `text` is shown where scripts are not allowed. UsageError if the page has not been built."""
     if not bundle.is_built:
         raise UsageError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from stethos.errors import StethosError
 from stethos.live.registry import live_processes
-from stethos.live.stack import ThreadStack, capture
+from stethos.live.stack import ThreadStack, thread_stacks
 from stethos.live.tree import merge, odd_ones
 from stethos.record.place import RunPlace
 
@@ -20,7 +20,7 @@ def stacks_of(place: RunPlace) -> dict[str, Any]:
     errors: dict[str, str] = {}
     for process in processes[:MOST_PROCESSES]:
         try:
-            stacks[process.title] = capture(process.pid)
+            stacks[process.title] = thread_stacks(process.pid)
         except StethosError as error:
             errors[process.title] = str(error)
     root = merge(stacks)

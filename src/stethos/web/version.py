@@ -6,8 +6,8 @@ import os
 import zlib
 from pathlib import Path
 
-from stethos.store.captures import FILE as STACKS_FILE
 from stethos.store.findings import FILE as FINDINGS_FILE
+from stethos.store.stack_file import FILE as STACKS_FILE
 
 # A ring's content changes without its size; what counts is what has been collected from it.
 _LEFT_OUT = ("ring",)
@@ -29,6 +29,17 @@ def version_of(run: Path, *, with_findings: bool = True) -> str:
         ):
             parts.append(_mark(entry))
     return f"{zlib.crc32('|'.join(sorted(parts)).encode('utf-8', 'surrogateescape')):08x}"
+
+
+def findings_time_ns(run: Path) -> int:
+    """When the findings of a run were last written; 0 where there are none."""
+    times = [0]
+    for name in (FINDINGS_FILE, f"{FINDINGS_FILE}-wal"):
+        try:
+            times.append(os.lstat(run / name).st_mtime_ns)
+        except OSError:
+            continue
+    return max(times)
 
 
 def _files(directory: str) -> list[str]:

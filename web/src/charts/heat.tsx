@@ -120,7 +120,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
   const said = value === EMPTY ? "no value" : scale === "category" ? (STATUS[Math.round(value)] ?? "?") : measured(value, "", unit);
   return (
     <div class="heat" ref={place}>
-      <Legend shade={shade} unit={unit} title={title} scale={scale} hasBroken={grid.cells.some(Number.isNaN)} />
+      <Legend shade={shade} unit={unit} title={title} scale={scale} hasBroken={grid.cells.some(Number.isNaN)} hasGaps={grid.cells.includes(EMPTY)} />
       <canvas
         ref={canvas}
         style={{ width: "100%", height: `${height}px` }}
@@ -175,7 +175,13 @@ function draw(ctx: CanvasRenderingContext2D, grid: Grid, shade: Shading, look: L
   grid.rows.forEach((_, row) => {
     grid.xs.forEach((__, x) => {
       const value = grid.cells[row * grid.xs.length + x] as number;
-      if (value === EMPTY) return;
+      if (value === EMPTY) {
+        // A dash: what was not measured is not a zero.
+        const long = Math.min(5, cellWidth - 1);
+        ctx.fillStyle = themeColour("muted");
+        if (gap === 1) ctx.fillRect(left + (x + 0.5) * cellWidth - long / 2, top + (row + 0.5) * rowHeight - 0.5, long, 1);
+        return;
+      }
       ctx.fillStyle = shade.colour(value);
       ctx.fillRect(left + x * cellWidth, top + row * rowHeight, Math.max(0.6, cellWidth - gap), rowHeight - gap);
     });
@@ -222,9 +228,10 @@ interface Legended {
   title: string;
   scale: Scale;
   hasBroken: boolean;
+  hasGaps: boolean;
 }
 
-function Legend({ shade, unit, title, scale, hasBroken }: Legended) {
+function Legend({ shade, unit, title, scale, hasBroken, hasGaps }: Legended) {
   if (shade.isStepped) {
     return (
       <div class="legend-steps">
@@ -250,6 +257,7 @@ function Legend({ shade, unit, title, scale, hasBroken }: Legended) {
       <span class="muted">
         {title}
         {scale === "log" && shade.ticks.length > 0 ? ", logarithmic" : ""}
+        {hasGaps ? "; – not measured" : ""}
       </span>
       {shade.ticks.length > 0 && <div>
         <i style={{ background: `linear-gradient(to right, ${shade.stops.join(",")})` }} />

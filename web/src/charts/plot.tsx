@@ -1,13 +1,21 @@
 // Lines and stacks over a dense x axis, drawn by uPlot.
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { BROKEN, faded, phaseColour, seriesColour, themeColour } from "../colour";
 import { clock, heading, label as nameOf, measured, moment, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel } from "../model";
 
+export type Range = [number, number];
+
 export interface Curve {
   name: string;
-  values: (number | null)[];
+  /** Null where nothing is known, which interrupts the line; undefined where another curve has a place of its own. */
+  values: (number | null | undefined)[];
+  colour?: string;
+  /** Behind the smoothed one. */
+  isRaw?: boolean;
+  /** Samples: dots, and no line between them. */
+  isDots?: boolean;
   low?: (number | null)[];
   high?: (number | null)[];
   isFaint?: boolean;
@@ -81,13 +89,21 @@ interface Drawn {
   label: string;
   /** Whether a single curve is named, too. */
   isNamed?: boolean;
+  /** What is shown of the x axis; null is all. Without `onZoom` the drawing remembers it by itself. */
+  zoom?: Range | null;
+  onZoom?: (range: Range | null) => void;
+  /** Limits of the y axis; null where the values decide. */
+  limits?: [number | null, number | null];
 }
 
-export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label, isNamed = false }: Drawn) {
+export function Plot({ panel, data, findings = [], height = 230, theme, onPick, label, isNamed = false, zoom, onZoom, limits = [null, null] }: Drawn) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const latest = useRef({ findings, data, onPick });
-  latest.current = { findings, data, onPick };
+  const [own, setOwn] = useState<Range | null>(null);
+  const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
+  const shownRange = onZoom === undefined ? own : (zoom ?? null);
+  const latest = useRef<Latest>({ findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits });
+  latest.current = { findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits };
   const isStack = panel.chart === "stack";
   const shape = [theme, panel.x, isStack, panel.scale, data.curves.map((one) => one.name).join("|")].join();
 
@@ -99,6 +115,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
     plot.current = made;
     const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
     watcher.observe(element);
+    made.over.addEventListener("dblclick", () => latest.current.onZoom(null));
     const clicked = (): void => {
       const picked = made.cursor.idx;
       if (picked !== null && picked !== undefined) latest.current.onPick?.(latest.current.data.x[picked] as number);
@@ -112,11 +129,18 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
   }, [shape, height]);
 
   useEffect(() => {
-    plot.current?.setData(tableOf(data, isStack, panel.x));
-  }, [data, findings]);
+    plot.current?.setData(tableOf(data, isStack, panel.x)); // scales keep to what is zoomed
+  }, [data, findings, JSON.stringify([shownRange, limits])]);
 
-  const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack) }));
-  const isBare = !data.curves.some((one) => one.values.some((value) => value !== null));
+  const toggle = (name: string): void => {
+    const next = new Set(hidden);
+    if (!next.delete(name)) next.add(name);
+    setHidden(next);
+    plot.current?.series.forEach((one, index) => index > 0 && plot.current?.setSeries(index, { show: !next.has(String(one.label)) }));
+  };
+
+  const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack), isRaw: one.isRaw })).filter((one) => !one.isRaw);
+  const isBare = !data.curves.some((one) => one.values.some((value) => value != null));
   return (
     <div class="plot-frame">
       {data.broken.length > 0 && (
@@ -131,20 +155,35 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
       {(names.length > 1 || (isNamed && names.length === 1)) && (
         <div class="legend-steps">
           {names.slice(0, 16).map(({ name, colour }) => (
-            <span key={name}>
+            <button type="button" key={name} aria-pressed={!hidden.has(name)} title="show or hide" onClick={() => toggle(name)} disabled={isStack}>
               <i style={{ background: colour }} />
-              {name}
-            </span>
+              {nameOf(name)}
+            </button>
           ))}
           {names.length > 16 && <span class="muted">and {names.length - 16} more</span>}
         </div>
       )}
       <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" aria-label={label} />
+      {shownRange !== null && (
+        <button type="button" class="unzoom" onClick={() => latest.current.onZoom(null)}>
+          Show all
+        </button>
+      )}
     </div>
   );
 }
 
+interface Latest {
+  findings: Finding[];
+  data: Curves;
+  onPick: ((x: number) => void) | undefined;
+  zoom: Range | null;
+  onZoom: (range: Range | null) => void;
+  limits: [number | null, number | null];
+}
+
 function colourOf(curve: Curve, index: number, isStack: boolean): string {
+  if (curve.colour !== undefined) return curve.colour;
   if (curve.isFaint) return themeColour("muted");
   return isStack ? phaseColour(curve.name, index) : seriesColour(index);
 }
@@ -162,7 +201,7 @@ function tableOf(data: Curves, isStack: boolean, x: string): uPlot.AlignedData {
 
 function optionsOf(
   panel: Drawn["panel"],
-  latest: { current: { findings: Finding[]; data: Curves } },
+  latest: { current: Latest },
   width: number,
   height: number,
   isStack: boolean,
@@ -193,11 +232,12 @@ function optionsOf(
       const colour = colourOf(one, index, false);
       series.push({
         label: one.name,
-        stroke: colour,
-        width: one.isFaint ? 1.5 : 2,
+        stroke: one.isRaw ? faded(colour, 0.35) : colour,
+        width: one.isRaw ? 1 : one.isFaint ? 1.5 : 2,
         ...(one.isFaint ? { dash: [5, 4] } : {}),
-        points: { show: data.x.length <= 60, size: 5, fill: colour },
-        spanGaps: true,
+        ...(one.isDots ? { paths: () => null } : {}),
+        points: { show: one.isDots === true || (data.x.length <= 60 && !one.isRaw), size: 5, fill: colour },
+        spanGaps: one.isRaw === undefined && one.isDots === undefined,
       });
       if (one.low && one.high) {
         const hidden = { width: 0, points: { show: false }, spanGaps: true };
@@ -213,21 +253,31 @@ function optionsOf(
     series,
     bands,
     padding: [12, panel.x.endsWith("_ns") ? 26 : 14, 0, 0],
-    cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
+    cursor: {
+      points: { size: 7 }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 },
+      sync: { key: `stethos ${panel.x}`, setSeries: false },
+    },
     legend: { show: false },
     plugins: [tip(panel, latest, isStack)],
     scales: {
       x: {
         time: panel.x.endsWith("_ns"),
-        range: (_, low, high) => (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
+        range: (_, low, high) => latest.current.zoom ?? (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
       },
-      y: !data.curves.some((one) => one.values.some((value) => value !== null)) ? { range: [0, 1] } : panel.scale === "log" ? { distr: 3 } : isStack ? { range: (_, __, high) => [0, high * 1.05 || 1] } : {},
+      y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(low, high, panel.scale, isStack, latest.current.limits) },
     },
     axes: [
-      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
+      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
       { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => fewer(ticks, panel.scale).map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
     ],
     hooks: {
+      setSelect: [
+        (plot) => {
+          const { left, width: wide } = plot.select;
+          if (wide > 3) latest.current.onZoom([plot.posToVal(left, "x"), plot.posToVal(left + wide, "x")]);
+          plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+        },
+      ],
       drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
       draw: [
         (plot) => {
@@ -237,6 +287,14 @@ function optionsOf(
       ],
     },
   };
+}
+
+/** The y axis: what was asked for, else around the values; where there are none, from 0 to 1. */
+function yRange(low: number | null, high: number | null, scale: Panel["scale"], isStack: boolean, [least, most]: [number | null, number | null]): Range {
+  let found: uPlot.Range.MinMax = [0, 1];
+  if (low !== null && high !== null) found = scale === "log" ? uPlot.rangeLog(low, high, 10, false) : isStack ? [0, high * 1.05 || 1] : uPlot.rangeNum(low, high, 0.1, true);
+  const [from, to] = [least !== null && (scale !== "log" || least > 0) ? least : (found[0] ?? 0), most ?? found[1] ?? 1];
+  return from < to ? [from, to] : [from, from + (Math.abs(from) || 1)];
 }
 
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8, 1e9];
@@ -294,7 +352,7 @@ function tip(panel: Drawn["panel"], latest: { current: { data: Curves } }, isSta
         title.textContent = panel.x.endsWith("_ns") ? moment(data.x[idx] ?? 0) : `${heading(panel.x)} ${xText(panel.x, data.x[idx] ?? null)}`;
         const rows = data.curves
           .map((one, index) => ({ one, index }))
-          .filter(({ one }) => one.values[idx] !== null && one.values[idx] !== undefined)
+          .filter(({ one }) => !one.isRaw && one.values[idx] !== null && one.values[idx] !== undefined)
           .slice(0, 12)
           .map(({ one, index }) => line(one.name, shown(one.values[idx], panel.y[0] ?? "", panel.unit), colourOf(one, index, isStack)));
         box.replaceChildren(title, ...rows);
@@ -332,7 +390,7 @@ function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean)
     const from = Math.max(bbox.left, plot.valToPos(one.first, "x", true));
     const to = one.last === null ? bbox.left + bbox.width : Math.min(bbox.left + bbox.width, plot.valToPos(one.last, "x", true));
     if (from > bbox.left + bbox.width || to < bbox.left) continue;
-    const colour = themeColour(one.severity);
+    const colour = themeColour(one.open ? one.severity : "warning");
     if (isBehind) {
       ctx.fillStyle = faded(colour, 0.08);
       ctx.fillRect(from, bbox.top, Math.max(0, to - from), bbox.height);

@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { phaseColour, seriesColour } from "../colour";
 import { useAround } from "../context";
 import { ago, cell, heading, label, measured, moment } from "../format";
-import { column, number, type Cell, type Columns, type Panel } from "../model";
+import { column, number, type Cell, type Columns, type Evidence, type Panel } from "../model";
 
 export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Columns; onPick?: ((name: string) => void) | undefined }) {
   const values = column(columns, panel.x).map((value) => number(value) ?? 0);
@@ -94,10 +94,12 @@ interface Tabled {
   raw?: boolean;
   selected?: string | undefined;
   selects?: string | undefined;
+  /** Whom findings accuse: they come first, in red. */
+  accused?: Set<string> | undefined;
   onPick?: ((value: string) => void) | undefined;
 }
 
-export function DataTable({ columns, raw = false, selected, selects, onPick }: Tabled) {
+export function DataTable({ columns, raw = false, selected, selects, accused, onPick }: Tabled) {
   const when = useWhen();
   const [order, setOrder] = useState<{ index: number; isDown: boolean } | null>(null);
   const [shown, setShown] = useState(SHOWN);
@@ -105,11 +107,15 @@ export function DataTable({ columns, raw = false, selected, selects, onPick }: T
   const rows = useMemo(() => {
     const numbers = Array.from({ length: columns.rows }, (_, row) => row);
     const values = order === null ? undefined : columns.values[order.index];
+    const names = columns.values[columns.names.indexOf(selects ?? "")];
+    if (order === null && accused !== undefined && names !== undefined) {
+      numbers.sort((a, b) => Number(accused.has(String(names[b]))) - Number(accused.has(String(names[a]))));
+    }
     if (order !== null && values !== undefined) {
       numbers.sort((a, b) => compare(values[a], values[b]) * (order.isDown ? -1 : 1));
     }
     return numbers;
-  }, [columns, order]);
+  }, [columns, order, accused?.size]);
   const kept = columns.names.map((_, index) => raw || columns.rows === 0 || columns.values[index]?.some((value) => value !== null));
   const selecting = columns.names.indexOf(selects ?? "");
   const text = (value: Cell | undefined, name: string): string => {
@@ -139,7 +145,7 @@ export function DataTable({ columns, raw = false, selected, selects, onPick }: T
           {rows.slice(0, shown).map((row) => {
             const mine = selecting < 0 ? undefined : String(columns.values[selecting]?.[row]);
             return (
-              <tr key={row} class={mine !== undefined && mine === selected ? "is-selected" : ""}>
+              <tr key={row} class={`${mine !== undefined && mine === selected ? "is-selected" : ""}${mine !== undefined && accused?.has(mine) ? " is-accused" : ""}`}>
                 {columns.names.map((name, index) => {
                   if (!kept[index]) return null;
                   const value = columns.values[index]?.[row];
@@ -183,11 +189,12 @@ function compare(a: Cell | undefined, b: Cell | undefined): number {
 }
 
 /** Two small curves in one frame: a subject and what it is compared with. */
-export function Spark({ series, others, names }: { series: Cell[]; others: Cell[]; names: [string, string] }) {
+export function Spark({ series, others, names }: Pick<Evidence, "series" | "others" | "names">) {
   const lines = [others, series].map((one) => one.map((value) => number(value)));
   const finite = lines.flat().filter((value): value is number => value !== null && Number.isFinite(value));
-  if (finite.length < 2) return null;
+  if (finite.length === 0) return null;
   const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  const place = (index: number, count: number): number => (index / Math.max(1, count - 1)) * 296 + 2;
   const path = (values: (number | null)[]): string => {
     let isBegun = false;
     return values
@@ -196,26 +203,28 @@ export function Spark({ series, others, names }: { series: Cell[]; others: Cell[
         const command = isBegun ? "L" : "M";
         isBegun = isPoint; // a gap, and a new beginning after it
         if (!isPoint) return "";
-        const x = (index / Math.max(1, values.length - 1)) * 296 + 2;
+        const x = place(index, values.length);
         const y = 46 - ((value - low) / (high - low || 1)) * 42;
-        return `${command}${x.toFixed(1)} ${y.toFixed(1)}`;
+        return `${command}${x.toFixed(1)} ${y.toFixed(1)}h0`; // a point alone is a dot
       })
       .join("");
   };
-  const last = (values: Cell[]): string => cell(values.at(-1), "");
+  const known = (values: Cell[]): Cell[] => (others.length > 0 ? values.filter((value) => Number.isFinite(number(value))) : values); // a gap beside others
+  const [first, last] = [(values: Cell[]): string => cell(known(values).at(0), ""), (values: Cell[]): string => cell(known(values).at(-1), "")];
   return (
     <figure class="spark">
       <svg viewBox="0 0 300 50" preserveAspectRatio="none" role="img" aria-label={`${names[0]} ends at ${last(series)}, ${names[1]} at ${last(others)}`}>
         {others.length > 1 && <path d={path(lines[0] ?? [])} class="others" />}
         <path d={path(lines[1] ?? [])} class="subject" />
+        {others.length === 0 && lines[1]?.map((value, index) => Number.isFinite(value) || <path key={index} d={`M${place(index, series.length)} 4V46`} class="broken" />)}
       </svg>
       <figcaption>
         <span class="subject">
-          {names[0]} {cell(series[0], "")} → {last(series)}
+          {names[0]} {first(series)} → {last(series)}
         </span>
         {others.length > 1 && (
           <span class="others">
-            {names[1]} {cell(others[0], "")} → {last(others)}
+            {names[1]} {first(others)} → {last(others)}
           </span>
         )}
       </figcaption>

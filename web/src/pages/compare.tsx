@@ -3,12 +3,12 @@ import { useMemo, useState } from "preact/hooks";
 import { curvesOf, Plot, type Curves } from "../charts/plot";
 import { seriesColour } from "../colour";
 import { useAround, useAsked } from "../context";
+import { StateMark } from "../findings";
 import { cell, measured, plain } from "../format";
 import type { Columns, Comparison, Pair, Panel, Quantity, RunRow } from "../model";
 import { Code, JsonLink, Trouble } from "../panel";
 import { go, type Route } from "../route";
 import { compareAddress } from "../source";
-import { HealthMark } from "./runs";
 
 const MOST = 8;
 const FACTS: [keyof RunRow, string][] = [
@@ -45,11 +45,11 @@ export function ComparePage({ route }: { route: Route }) {
         <header>
           <h2>Compare runs</h2>
         </header>
-        <p class="note">Every further run is compared with the first one that was chosen.</p>
+        <p class="note">All other runs are compared with the first one you chose.</p>
         {complaint !== null && <Trouble complaint={complaint} />}
         {answer === null && complaint === null && <div class="skeleton" />}
         <div class="chosen-runs" role="group" aria-label="Runs to compare">
-          {known.slice(0, 40).map((name) => (
+          {[...chosen, ...known.filter((name) => !chosen.includes(name))].slice(0, 40).map((name) => (
             <label key={name} class={chosen.includes(name) ? "is-on" : ""}>
               <input type="checkbox" checked={chosen.includes(name)} onChange={() => toggle(name)} />
               <i style={{ background: chosen.includes(name) ? seriesColour(chosen.indexOf(name)) : "transparent" }} />
@@ -57,11 +57,11 @@ export function ComparePage({ route }: { route: Route }) {
             </label>
           ))}
         </div>
-        {answer !== null && known.length < 2 && <p class="nothing">There are not two runs here. Record another one to compare it with.</p>}
+        {answer !== null && known.length < 2 && <p class="nothing">You need two runs to compare. Record another one.</p>}
         {answer !== null && known.length >= 2 && chosen.length < 2 && <p class="nothing">Choose another one to compare it with.</p>}
       </section>
       {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isFirst)} />}
-      {chosen.length >= 2 && <h2 class="divider is-wide">How they got there</h2>}
+      {chosen.length >= 2 && <h2 class="divider is-wide">Curves</h2>}
       {chosen.length >= 2 && comparable.filter((panel) => !isFirst(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
       {rows.length > 0 && <Facts rows={rows} />}
     </div>
@@ -130,11 +130,11 @@ function Quantities({ comparison }: { comparison: Comparison }) {
   const judged = pairs.flatMap((pair) => pair.quantities.filter((one) => one.verdict !== "not judged"));
   const widest = Math.max(0.01, ...judged.map(reach));
   return (
-    <section class="card panel is-wide" aria-label="What was measured" data-panel="quantities">
+    <section class="card panel is-wide" aria-label="Results" data-panel="quantities">
       <header>
-        <h2>What was measured</h2>
+        <h2>Results</h2>
       </header>
-      <p class="note">Medians, and the relative change with the interval that holds it in 95 of 100 cases; the bar shows it around “no change”.</p>
+      <p class="note">Medians, and the relative change with its 95 % interval; the bar shows it around “no change”.</p>
       <div class="table-frame">
         <table class="quantities">
           <thead>
@@ -219,11 +219,11 @@ function Settings({ comparison }: { comparison: Comparison }) {
   const same = settings.filter((one) => !one.differs).length;
   const shown = settings.filter((one) => one.differs || isOpen);
   return (
-    <section class="card panel is-wide" aria-label="What they were started with" data-panel="settings">
+    <section class="card panel is-wide" aria-label="Settings" data-panel="settings">
       <header>
-        <h2>What they were started with</h2>
+        <h2>Settings</h2>
       </header>
-      {shown.length === 0 && <p class="nothing">Nothing that was recorded differs.</p>}
+      {shown.length === 0 && <p class="nothing">No recorded setting differs.</p>}
       {shown.length > 0 && (
         <div class="table-frame">
           <table class="settings">
@@ -277,10 +277,10 @@ function Facts({ rows }: { rows: RunRow[] }) {
           </thead>
           <tbody>
             <tr>
-              <th>health</th>
+              <th>what is wrong</th>
               {rows.map((row) => (
                 <td key={row.run}>
-                  <HealthMark health={row.health} />
+                  <StateMark conclusion={row.health} />
                 </td>
               ))}
             </tr>

@@ -2,10 +2,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { Branches, type Frame } from "../charts/tree";
 import { useAround, useAsked, type Asked } from "../context";
-import { FindingCard, Verdict } from "../findings";
+import { FindingCard, inOrder, StateMark, Verdict } from "../findings";
 import { label, moment } from "../format";
 import type { Diagnosis } from "../model";
 import { PanelCard, Trouble } from "../panel";
+import { MetricsPreview } from "./metrics";
 import type { Route } from "../route";
 import { Report } from "../source";
 
@@ -18,19 +19,20 @@ interface Shown {
 
 export function RunPage({ route, version, state, diagnosis }: Shown) {
   const { catalogue, source } = useAround();
-  const panels = catalogue.panels.filter((panel) => panel.page === route.page && panel.chart !== "findings");
+  const panels = catalogue.panels.filter((panel) => panel.page === route.page && !["findings", "metrics", "media"].includes(panel.chart));
   const isAboutOne = route.page === "clients";
   const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
   const hasClient = (route.given.client ?? "") !== "";
   return (
     <div class="grid">
-      {route.page === "overview" && (diagnosis.answer !== null || diagnosis.complaint?.status !== 0) && <Verdict diagnosis={diagnosis.answer} run={route.run} state={state} />}
+      {route.page === "overview" && (diagnosis.answer !== null || diagnosis.complaint?.status !== 0) && <Verdict diagnosis={diagnosis.answer} run={route.run} />}
       {route.page === "overview" && source instanceof Report && <Made report={source} />}
       {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
       {panels.map((panel) => {
         if (needsClient(panel.name) && !hasClient) return null;
         return (
           <>
+            {panel.name === "hyperparameters" && <MetricsPreview route={route} version={version} />}
             {needsClient(panel.name) && panel.name === "client-norm" && (
               <h2 class="divider is-wide" id="one-client">
                 {label(route.given.client ?? "")} <span class="muted">beside the others</span>
@@ -61,13 +63,14 @@ function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string
   return (
     <section class="card is-wide findings" aria-label="Findings">
       <header>
-        <h2>What was found</h2>
+        <h2>
+          What was found <StateMark conclusion={answer.conclusion} />
+        </h2>
         <p class="note">
-          {answer.is_under_way ? "Listening …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : answer.checked.length === 0 && answer.not_checked.length > 0 ? "No check was possible." : `${answer.checked.length || "All"} checks made.`}
+          {answer.is_under_way ? "Diagnosing …" : answer.error !== "" ? `Not diagnosed: ${answer.error}` : `${answer.checked.length} checks made.`}
         </p>
       </header>
-      {answer.findings.length === 0 && <p class="nothing">{answer.is_diagnosed ? (answer.checked.length > 0 || answer.not_checked.length === 0 ? "Nothing wrong found." : "Nothing could be checked: there are no rows to look at.") : "Nobody has looked yet; a diagnosis is under way."}</p>}
-      {answer.findings.map((one) => (
+      {inOrder(answer.findings).map((one) => (
         <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} />
       ))}
       {answer.not_checked.length > 0 && (
@@ -104,7 +107,7 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
   return (
     <section class="card is-wide" aria-label="Stacks" data-panel="stacks">
       <header>
-        <h2>Where every process is right now</h2>
+        <h2>Stacks of all processes now</h2>
         {isLive && (
           <button type="button" class="button" disabled={isAsking} onClick={() => setTurn(turn + 1)}>
             {turn === 0 ? "Take the stacks" : "Take them again"}
@@ -113,7 +116,7 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
       </header>
       <p class="note">Read from outside; the training is not touched. The same as stethos backtrace -t {run}</p>
       {complaint !== null && <Trouble complaint={complaint} />}
-      {!isLive && <p class="nothing">The run is over: no process to look into.</p>}
+      {!isLive && <p class="nothing">The run has ended: there is no live process to inspect.</p>}
       {isLive && captured === null && complaint === null && <p class="nothing">Stacks are taken only when you ask.</p>}
       {captured !== null && captured.processes === 0 && <p class="nothing">No process of this run is alive on this machine.</p>}
       {captured !== null &&

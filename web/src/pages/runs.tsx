@@ -1,15 +1,23 @@
-// All runs of the directory.
-import { useEffect, useState } from "preact/hooks";
+// All runs of the directory as a workspace: a table that is sorted, filtered and grouped, and drawings over many runs.
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { State } from "../charts/small";
 import { useAround, useAsked } from "../context";
-import { ago, cell, duration, share } from "../format";
-import { number, type Health, type RunRow } from "../model";
+import { StateMark } from "../findings";
+import { ago, cell, label, plain } from "../format";
+import { keep, kept } from "../kept";
+import { number, type RunRow } from "../model";
 import { Trouble } from "../panel";
-import { address } from "../route";
+import { address, go, type Route } from "../route";
+import { RunCurves } from "./curves";
+import { LabelDialog } from "./labels";
+import { columnsOf, columnTitle, differing, filterOf, FIRST_COLUMNS, groupsOf, sorted, titleOf, valueOf } from "./run_rows";
+import { Sweep } from "./sweep";
 
 const AGAIN_MS = 2500;
+const ROW_PX = 38;
+const COLUMNS = "stethos-run-columns";
 
-export function RunsPage() {
+export function RunsPage({ route }: { route: Route }) {
   const { source, catalogue } = useAround();
   const [turn, setTurn] = useState(0);
   const { answer, complaint } = useAsked(() => source.runs(), "runs", String(turn));
@@ -18,91 +26,242 @@ export function RunsPage() {
     return () => clearInterval(timer);
   }, []);
   useEffect(() => {
-    if (answer?.some((row) => !row.is_known)) setTurn((before) => before + 1);
+    if (answer?.some((row) => !row.is_known && row.error === undefined)) setTurn((before) => before + 1);
   }, [answer]);
-  const [wanted, setWanted] = useState("");
-  const rows = (answer ?? []).filter((row) => row.run.toLowerCase().includes(wanted.toLowerCase()));
+  const { q = "", sort = "", group = "", ticked = "" } = route.given;
+  const [columns, setColumns] = useColumns(route);
+  const set = (changes: Record<string, string>): void => go({ ...route, given: { ...route.given, ...changes } }, true);
+  const [sortKey, isDown] = sort.startsWith("-") ? [sort.slice(1), true] : [sort, false];
+  const all = answer ?? [];
+  const chosen = useMemo(() => new Set(ticked.split(",").filter((name) => name !== "")), [ticked]);
+  const rows = useMemo(() => {
+    const found = all.filter((row) => (route.given.archived === "1" || !row.is_archived)).filter(filterOf(q));
+    return sortKey === "" ? found : sorted(found, sortKey, isDown);
+  }, [answer, q, sort, route.given.archived]);
+  const toggle = (name: string): void => {
+    const next = new Set(chosen);
+    if (!next.delete(name)) next.add(name);
+    set({ ticked: [...next].join(",") });
+  };
+  const [editing, setEditing] = useState<RunRow | null>(null);
+  const [copied, setCopied] = useState(false);
+  const picked = rows.filter((row) => chosen.has(row.run));
+  const shown = (picked.length > 0 ? picked : rows).filter((row) => row.is_known);
+  const mayEdit = catalogue.may?.includes("edit") ?? false;
+  const link = (): void => void navigator.clipboard?.writeText(location.href).then(() => setCopied(true));
   return (
-    <section class="card is-wide runs" aria-labelledby="runs-title">
-      <header>
-        <h2 id="runs-title">Runs in {catalogue.directory}</h2>
-        <label class="search">
-          <span class="sr-only">Filter by name</span>
-          <input type="search" placeholder="filter by name" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
-        </label>
-      </header>
-      {complaint !== null && <Trouble complaint={complaint} />}
-      {answer === null && complaint === null && <div class="skeleton" />}
-      {answer !== null && answer.length === 0 && (
-        <p class="nothing">
-          No runs here yet. Record one: <code>stethos run train.py</code>, or try <code>stethos demo</code>.
-        </p>
-      )}
-      {rows.length > 0 && (
-        <div class="table-frame">
-          <table class="runs-table">
-            <thead>
-              <tr>
-                <th>run</th>
-                <th>state</th>
-                <th>health</th>
-                <th class="is-number">last round</th>
-                <th class="is-number">steps</th>
-                <th class="is-number">loss</th>
-                <th class="is-number">accuracy</th>
-                <th class="is-number">overhead</th>
-                <th class="is-number">duration</th>
-                <th>started</th>
-                <th class="is-number">size</th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map((row) => (
-                <Row key={row.run} row={row} />
+    <>
+      <section class="card is-wide runs" aria-labelledby="runs-title">
+        <header>
+          <h2 id="runs-title">Directory {catalogue.directory}</h2>
+          <span class="muted" aria-live="polite">
+            {rows.length === all.length ? `${plain(all.length)} runs` : `${plain(rows.length)} of ${plain(all.length)} runs`}
+          </span>
+        </header>
+        <div class="run-tools">
+          <label class="search">
+            <span class="sr-only">Filter runs</span>
+            <input type="search" placeholder="name, state:ended, verdict:NaN, tag:best, lr<0.01 …" value={q} onInput={(event) => set({ q: event.currentTarget.value })} />
+          </label>
+          <Picker all={all} rows={shown} columns={columns} setColumns={setColumns} />
+          <label>
+            group by{" "}
+            <select value={group} onChange={(event) => set({ group: event.currentTarget.value })}>
+              <option value="">nothing</option>
+              {columnsOf(all).filter((key) => key.startsWith("config:") || ["tags", "state", "verdict", "host"].includes(key)).map((key) => (
+                <option key={key} value={key}>{label(columnTitle(key))}</option>
               ))}
-            </tbody>
-          </table>
+            </select>
+          </label>
+          <label>
+            <input type="checkbox" checked={route.given.archived === "1"} onChange={(event) => set({ archived: event.currentTarget.checked ? "1" : "" })} /> archived too
+          </label>
+          <button type="button" class="button" onClick={link}>{copied ? "Link copied" : "Copy link"}</button>
+          {picked.length >= 2 && (
+            <a class="button" href={address({ page: "compare", run: "", given: { runs: picked.map((row) => row.run).join(",") } })}>
+              Compare {picked.length}
+            </a>
+          )}
+          {picked.length > 0 && <button type="button" class="button" onClick={() => set({ ticked: "" })}>Untick</button>}
         </div>
-      )}
+        {complaint !== null && <Trouble complaint={complaint} />}
+        {answer === null && complaint === null && <div class="skeleton" />}
+        {answer !== null && answer.length === 0 && (
+          <p class="nothing">
+            No runs here yet. Record one: <code>stethos run train.py</code>, or try <code>stethos demo</code>.
+          </p>
+        )}
+        {answer !== null && answer.length > 0 && rows.length === 0 && <p class="nothing">No run fits the filter.</p>}
+        {rows.length > 0 && (
+          <Rows rows={rows} columns={columns} sortKey={sortKey} isDown={isDown} chosen={chosen} toggle={toggle} edit={mayEdit ? setEditing : undefined} set={set} />
+        )}
+      </section>
+      {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); setTurn((before) => before + 1); }} />}
+      {group !== "" && shown.length > 0 && <Groups rows={shown} by={group} />}
+      {shown.length > 1 && <RunCurves route={route} rows={shown} group={group} set={set} />}
+      {shown.length > 2 && <Sweep rows={shown} route={route} set={set} />}
+    </>
+  );
+}
+
+/** The columns that are shown: from the address, else as this browser remembers them. */
+function useColumns(route: Route): [string[], (columns: string[]) => void] {
+  const given = route.given.columns ?? kept(COLUMNS) ?? "";
+  const columns = given === "" ? FIRST_COLUMNS : given.split("|");
+  return [
+    columns,
+    (next) => {
+      keep(COLUMNS, next.join("|"));
+      go({ ...route, given: { ...route.given, columns: next.join("|") } }, true);
+    },
+  ];
+}
+
+function Picker({ all, rows, columns, setColumns }: { all: RunRow[]; rows: RunRow[]; columns: string[]; setColumns: (columns: string[]) => void }) {
+  const [wanted, setWanted] = useState("");
+  const [isOpen, setOpen] = useState(false);
+  const known = isOpen ? columnsOf(all).filter((key) => columnTitle(key).toLowerCase().includes(wanted.toLowerCase())).slice(0, 200) : [];
+  const toggle = (key: string): void => setColumns(columns.includes(key) ? columns.filter((one) => one !== key) : [...columns, key]);
+  const first = (key: string): void => setColumns([key, ...columns.filter((one) => one !== key)]);
+  return (
+    <details class="column-picker" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary class="button">Columns</summary>
+      <div class="card">
+        <input type="search" aria-label="Search columns" placeholder="search columns" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
+        <p>
+          <button type="button" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>{" "}
+          <button type="button" onClick={() => setColumns(FIRST_COLUMNS)}>Reset</button>
+        </p>
+        <ul class="plain">
+          {known.map((key) => (
+            <li key={key}>
+              <label>
+                <input type="checkbox" checked={columns.includes(key)} onChange={() => toggle(key)} /> {label(columnTitle(key))}
+              </label>
+              {columns.includes(key) && columns[0] !== key && <button type="button" title="pin as the first column" onClick={() => first(key)}>pin</button>}
+            </li>
+          ))}
+        </ul>
+      </div>
+    </details>
+  );
+}
+
+interface Listed {
+  rows: RunRow[];
+  columns: string[];
+  sortKey: string;
+  isDown: boolean;
+  chosen: Set<string>;
+  toggle: (name: string) => void;
+  edit?: ((row: RunRow) => void) | undefined;
+  set: (changes: Record<string, string>) => void;
+}
+
+/** The table; of many rows only those in sight are in the page. */
+function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Listed) {
+  const frame = useRef<HTMLDivElement>(null);
+  const [top, setTop] = useState(0);
+  const isLong = rows.length > 80;
+  const inSight = isLong ? Math.ceil(900 / ROW_PX) : rows.length;
+  const from = isLong ? Math.max(0, Math.min(rows.length - inSight, Math.floor(top / ROW_PX) - 6)) : 0;
+  const shown = rows.slice(from, from + inSight + 12);
+  const below = rows.length - from - shown.length;
+  const heading = (key: string): preact.JSX.Element => {
+    const isThis = sortKey === key;
+    const next = !isThis ? `-${key}` : isDown ? key : "";
+    return (
+      <th key={key} class={isNumber(key) ? "is-number" : ""} aria-sort={!isThis ? "none" : isDown ? "descending" : "ascending"}>
+        <button type="button" onClick={() => set({ sort: next })}>
+          {label(columnTitle(key))} {isThis ? (isDown ? "▾" : "▴") : ""}
+        </button>
+      </th>
+    );
+  };
+  return (
+    <div class={`table-frame${isLong ? " is-long" : ""}`} ref={frame} tabIndex={0} role="region" aria-label="Runs" onScroll={(event) => isLong && setTop(event.currentTarget.scrollTop)}>
+      <table class="runs-table" aria-rowcount={rows.length}>
+        <thead>
+          <tr>
+            <th><span class="sr-only">compare</span></th>
+            {heading("run")}
+            {columns.map(heading)}
+            {edit !== undefined && <th><span class="sr-only">edit</span></th>}
+          </tr>
+        </thead>
+        <tbody>
+          {from > 0 && <tr class="filler" aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: `${from * ROW_PX}px` }} /></tr>}
+          {shown.map((row) => (
+            <tr key={row.run} aria-busy={!row.is_known && row.error === undefined}>
+              <td>
+                <input type="checkbox" aria-label={`compare ${label(row.run)}`} checked={chosen.has(row.run)} onChange={() => toggle(row.run)} />
+              </td>
+              <td>
+                <a class="run-name" href={address({ run: row.run, page: "overview", given: {} })} title={row.run}>
+                  {label(titleOf(row))}
+                </a>
+              </td>
+              {columns.map((key) => <Value key={key} row={row} name={key} />)}
+              {edit !== undefined && (
+                <td>
+                  <button type="button" aria-label={`edit ${label(row.run)}`} disabled={!row.is_known} onClick={() => edit(row)}>edit</button>
+                </td>
+              )}
+            </tr>
+          ))}
+          {below > 0 && <tr class="filler" aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: `${below * ROW_PX}px` }} /></tr>}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function isNumber(key: string): boolean {
+  return key.startsWith("metric:") || ["last_round", "steps", "loss", "accuracy", "overhead_share", "duration_ms", "size_bytes"].includes(key);
+}
+
+function Value({ row, name }: { row: RunRow; name: string }) {
+  const value = valueOf(row, name);
+  if (name === "state") return <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>;
+  if (name === "verdict") return <td><StateMark conclusion={row.health} /></td>;
+  if (name === "tags") return <td>{(row.tags ?? []).map((tag) => <span class="tag" key={tag}>{label(tag)}</span>)}</td>;
+  if (name === "started_ns") return <td title={cell(value, name)}>{number(value) === null ? "–" : ago(number(value) as number)}</td>;
+  const isBroken = isNumber(name) && !Number.isFinite(number(value) ?? 0);
+  return <td class={`${isNumber(name) ? "is-number" : ""}${isBroken ? " is-broken" : ""}`} title={typeof value === "string" ? value : undefined}>{cell(value, name.startsWith("metric:") ? "" : name)}</td>;
+}
+
+/** Each group's number of runs, and the mean and spread of its losses. */
+function Groups({ rows, by }: { rows: RunRow[]; by: string }) {
+  const groups = [...groupsOf(rows, by)].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })).slice(0, 200);
+  const spread = (members: RunRow[], key: string): string => {
+    const values = members.map((row) => number(valueOf(row, key))).filter((value): value is number => value !== null && Number.isFinite(value));
+    if (values.length === 0) return "–";
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / Math.max(1, values.length - 1));
+    return values.length === 1 ? plain(mean) : `${plain(mean)} ± ${plain(deviation)}`;
+  };
+  return (
+    <section class="card is-wide" aria-label="Groups" data-panel="groups">
+      <header>
+        <h2>By {label(columnTitle(by))}</h2>
+      </header>
+      <p class="note">Mean and standard deviation over the runs of each group.</p>
+      <div class="table-frame" tabIndex={0}>
+        <table>
+          <thead>
+            <tr><th>{label(columnTitle(by))}</th><th class="is-number">runs</th><th class="is-number">loss</th><th class="is-number">accuracy</th><th class="is-number">steps</th></tr>
+          </thead>
+          <tbody>
+            {groups.map(([name, members]) => (
+              <tr key={name}>
+                <td>{label(name)}</td>
+                <td class="is-number">{members.length}</td>
+                {["loss", "accuracy", "steps"].map((key) => <td class="is-number" key={key}>{spread(members, key)}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </section>
   );
-}
-
-function Row({ row }: { row: RunRow }) {
-  const started = number(row.started_ns ?? null);
-  const ended = number(row.ended_ns ?? null) ?? Date.now() * 1e6;
-  return (
-    <tr aria-busy={!row.is_known}>
-      <td>
-        <a class="run-name" href={address({ run: row.run, page: "overview", given: {} })}>
-          {row.run}
-        </a>
-      </td>
-      <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>
-      <td>
-        {row.rows_stored === 0 ? <span class="muted">nothing recorded</span> : <HealthMark health={row.health} />}
-      </td>
-      <td class="is-number">{cell(row.last_round ?? null, "")}</td>
-      <td class="is-number">{cell(row.steps ?? null, "")}</td>
-      <Measured value={row.loss} name="loss" />
-      <Measured value={row.accuracy} name="accuracy" />
-      <td class="is-number">{row.overhead_share == null ? "–" : share(row.overhead_share)}</td>
-      <td class="is-number">{started === null ? "–" : duration((ended - started) / 1e6)}</td>
-      <td title={cell(row.started_ns ?? null, "started_ns")}>{started === null ? "–" : ago(started)}</td>
-      <td class="is-number">{cell(row.size_bytes ?? null, "size_bytes")}</td>
-    </tr>
-  );
-}
-
-/** A number that stands out where it is NaN or infinite. */
-function Measured({ value, name }: { value: number | string | null | undefined; name: string }) {
-  const isBroken = !Number.isFinite(number(value ?? null) ?? 0);
-  return <td class={`is-number${isBroken ? " is-broken" : ""}`}>{cell(value ?? null, name)}</td>;
-}
-
-export function HealthMark({ health }: { health: Health | null | undefined }) {
-  if (health === null || health === undefined) return <span class="muted">not diagnosed</span>;
-  if (health.error > 0) return <span class="severity is-error">{health.error === 1 ? "1 error" : `${health.error} errors`}</span>;
-  if (health.warning > 0) return <span class="severity is-warning">{health.warning === 1 ? "1 warning" : `${health.warning} warnings`}</span>;
-  return <span class="severity is-ok">healthy</span>;
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from stethos.adapters.flower.observer import Choices, Observer, observer_of
+from stethos.adapters.flower.observer import FlowerChoices, Observer, observer_of
 from stethos.federate.round import Round
 from stethos.settings import CaptureMode, Preset
 
@@ -49,7 +49,7 @@ class ObservedGrid(Grid):
     ) -> None:  # fmt: skip
         self._grid = grid
         self._observer = observer_of(strategy) or Observer(
-            Choices(name, dir, run, preset, overhead, config, (), capture, capture_bytes)
+            FlowerChoices(name, dir, run, preset, overhead, config, (), capture, capture_bytes)
         )
 
     # Rounds of an own loop ------------------------------------------------------------------------

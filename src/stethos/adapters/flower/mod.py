@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message
 
 from stethos.adapters.flower.content import KEY, take_ours
+from stethos.collect.ride import ACKS, reply_of, take_acks
 from stethos.federate.invitation import Invitation
 from stethos.federate.site import Site
 from stethos.guard import attempt
@@ -32,7 +34,9 @@ def client_mod(message: Message, context: Context, call_next: Callable[[Message,
         return call_next(message, context)
     if not message.metadata.message_type.startswith("train"):
         with _evaluating(invitation, message.metadata.message_type):
-            return call_next(message, context)
+            reply = call_next(message, context)
+        attempt(_put_into, reply, {})
+        return reply
     site = Site(invitation, side="client")
     label = attempt(lambda: context.node_config.get("partition-id"))
     if label is not None:
@@ -48,14 +52,22 @@ def client_mod(message: Message, context: Context, call_next: Callable[[Message,
 
 def _invitation_in(message: Message, context: Context) -> Invitation | None:
     fields = take_ours(message.content) if message.has_content() else None
+    if fields is not None:
+        attempt(take_acks, fields.get(ACKS))
     return replace(Invitation.from_fields(fields), client=str(context.node_id)) if fields is not None else None
 
 
 def _add_report(reply: Message, site: Site, start_ns: int, end_ns: int) -> None:
     """Send what is known of the turn back with the reply; the server's side takes it out again."""
-    if reply.has_content():
-        clock: dict[str, int | str] = {"host": boot_id() or "", "start_ns": start_ns, "end_ns": end_ns}
-        reply.content[KEY] = ConfigRecord({**site.report(), **clock})
+    clock: dict[str, int | str] = {"host": boot_id() or "", "start_ns": start_ns, "end_ns": end_ns}
+    _put_into(reply, {**site.report(), **clock})
+
+
+def _put_into(reply: Message, report: dict[str, Any]) -> None:
+    """Add what a site's policy lets through, and what its spool holds."""
+    told = reply_of(report) if reply.has_content() else {}
+    if told:
+        reply.content[KEY] = ConfigRecord(told)
 
 
 @contextlib.contextmanager

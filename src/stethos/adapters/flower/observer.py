@@ -33,7 +33,9 @@ from stethos.adapters.flower.content import (
     take_ours,
     words_of,
 )
-from stethos.adapters.flower.result import take_results
+from stethos.adapters.flower.legacy_results import take_results
+from stethos.adapters.remote_site import RemoteSites
+from stethos.collect.ride import ACKS
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.federation import Federation, federation
 from stethos.federate.invitation import Invitation
@@ -51,7 +53,7 @@ Clocks = tuple[int, int]  # monotonic and wall-clock time, ns
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class FlowerChoices:
     """What the user chose; as in `stethos.federation`. `layers` are the names of legacy parameters."""
 
     name: str = "flower"
@@ -77,7 +79,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentMessage:
     """A message on its way: to whom, for what, and when it left."""
 
     client: str
@@ -88,7 +90,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Turn:
+class FlowerRound:
     """The round that is open, and what it still waits for."""
 
     rnd: Round
@@ -97,7 +99,7 @@ class Turn:
     base: dict[str, Any] | None
     arrays: ArrayRecord | None = None
     selected: int = 0
-    asked: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, SentMessage] = field(default_factory=dict)
     evaluation: ExitStack = field(default_factory=ExitStack)
 
 
@@ -107,14 +109,15 @@ class Observer:
     Called by the server's main thread, and for legacy strategies by one thread per client.
     """
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: FlowerChoices) -> None:
         choices.check()
         self._choices = choices
         self._federation: Federation | None = None
-        self._turn: Turn | None = None
+        self._turn: FlowerRound | None = None
         self.connected: int | None = None
         self.asked: list[str] = []  # clients of a legacy strategy
         self.has_central_evaluation = False
+        self._sites = RemoteSites()
 
     @property
     def current_round(self) -> Round | None:
@@ -153,7 +156,7 @@ class Observer:
         stack = ExitStack()
         rnd = stack.enter_context(self._federation.round(number, base=base))
         ours = ConfigRecord(dict(rnd.invite("").to_fields()))
-        self._turn = Turn(rnd, stack, ours, base, records[0] if len(records) == 1 else None)
+        self._turn = FlowerRound(rnd, stack, ours, base, records[0] if len(records) == 1 else None)
 
     def close_round(self, error: BaseException | None = None) -> None:
         """The round is over; whoever has not answered did not do so in time."""
@@ -163,7 +166,7 @@ class Observer:
             self._guarded(turn.evaluation.close)
             self._guarded(_leave, turn.stack, error)
 
-    def _note_silent(self, turn: Turn) -> None:
+    def _note_silent(self, turn: FlowerRound) -> None:
         for asked in turn.asked.values():
             if asked.is_train:
                 site = turn.rnd.receive(asked.client)
@@ -178,10 +181,12 @@ class Observer:
         if self._turn is not None:
             self._guarded(self._invite, self._turn, messages)
 
-    def _invite(self, turn: Turn, messages: Sequence[Message]) -> None:
+    def _invite(self, turn: FlowerRound, messages: Sequence[Message]) -> None:
         for message in messages:
             if message.has_content():  # a strategy gives all of its messages the same content: ours is a new one
-                message.content = RecordDict({**message.content, KEY: turn.ours})
+                acks = self._sites.acks(str(message.metadata.dst_node_id))
+                ours = ConfigRecord({**turn.ours, ACKS: acks}) if acks else turn.ours
+                message.content = RecordDict({**message.content, KEY: ours})
 
     @staticmethod
     def clocks() -> Clocks:
@@ -192,7 +197,7 @@ class Observer:
         if self._turn is not None:
             self._guarded(self._note_sent, self._turn, messages, sent_at)
 
-    def _note_sent(self, turn: Turn, messages: Sequence[Message], sent_at: Clocks) -> None:
+    def _note_sent(self, turn: FlowerRound, messages: Sequence[Message], sent_at: Clocks) -> None:
         sizes: dict[tuple[int, ...], int] = {}
         for message in messages:
             is_train = message.metadata.message_type.startswith("train")
@@ -200,7 +205,7 @@ class Observer:
             if records not in sizes:
                 sizes[records] = bytes_in(message.content)
             client = str(message.metadata.dst_node_id)
-            turn.asked[message.metadata.message_id] = Asked(client, is_train, sizes[records], *sent_at)
+            turn.asked[message.metadata.message_id] = SentMessage(client, is_train, sizes[records], *sent_at)
             turn.selected += is_train
             capture = self._federation.capture if self._federation is not None else None
             if is_train and capture is not None:
@@ -211,13 +216,17 @@ class Observer:
         """A reply has arrived: take our record out of it and note the rest."""
         arrived = self.clocks()
         report = attempt(take_ours, reply.content) if reply.has_content() else None
+        if report:
+            self._guarded(self._sites.take, str(reply.metadata.src_node_id), report)
         turn = self._turn
         asked = turn.asked.pop(reply.metadata.reply_to_message_id, None) if turn is not None else None
         if turn is not None and asked is not None:
             take = self._take_update if asked.is_train else self._take_evaluation
             self._guarded(take, turn, asked, reply, dict(report or {}), arrived)
 
-    def _take_update(self, turn: Turn, asked: Asked, reply: Message, report: dict[str, Any], arrived: Clocks) -> None:
+    def _take_update(
+        self, turn: FlowerRound, asked: SentMessage, reply: Message, report: dict[str, Any], arrived: Clocks
+    ) -> None:
         site = turn.rnd.receive(asked.client, report=report, arrived_ns=arrived[0])
         site.note(received_bytes=asked.message_bytes)
         if reply.has_error():
@@ -248,7 +257,7 @@ class Observer:
             take = functools.partial(self._take_state, turn)
             self._guarded(take_results, turn.rnd, self.asked, results, failures, self._choices.layers, records_of, take)
 
-    def _take_state(self, turn: Turn, site: Site, state: dict[str, Any]) -> None:
+    def _take_state(self, turn: FlowerRound, site: Site, state: dict[str, Any]) -> None:
         with _as_client(site.client, turn.rnd.number):
             try:
                 site.update(state)
@@ -269,7 +278,7 @@ class Observer:
                 )  # fmt: skip
 
     def _take_evaluation(
-        self, turn: Turn, asked: Asked, reply: Message, report: dict[str, Any], arrived: Clocks
+        self, turn: FlowerRound, asked: SentMessage, reply: Message, report: dict[str, Any], arrived: Clocks
     ) -> None:
         session = boot.current_session()
         with _as_client(asked.client, turn.rnd.number):
@@ -321,7 +330,7 @@ class Observer:
         turn = self._turn
         correcting = self._federation.correcting if self._federation is not None else None
         state = attempt(state_in, [arrays], self._choices.layers)
-        return correcting.is_spoilt(turn.rnd, state) if turn and correcting and state else False
+        return correcting.must_roll_back(turn.rnd, state) if turn and correcting and state else False
 
     def open_evaluation(self) -> None:
         if self._turn is not None:
@@ -336,7 +345,7 @@ class Observer:
         if self._turn is not None:
             self._guarded(self._result, self._turn, arrays)
 
-    def _result(self, turn: Turn, arrays: Iterable[ArrayRecord] | None) -> None:
+    def _result(self, turn: FlowerRound, arrays: Iterable[ArrayRecord] | None) -> None:
         state = turn.base if arrays is None else state_in(arrays, self._choices.layers)
         if state is not None and _shapes(state) == _shapes(turn.base or {}):
             turn.rnd.result(state)
@@ -346,7 +355,7 @@ class Observer:
         if self._turn is not None and numbers:
             self._guarded(self._evaluated, self._turn, numbers, is_central)
 
-    def _evaluated(self, turn: Turn, numbers: Mapping[str, object], is_central: bool) -> None:
+    def _evaluated(self, turn: FlowerRound, numbers: Mapping[str, object], is_central: bool) -> None:
         left = plain_numbers(numbers.items())
         loss, accuracy = take_first(left, LOSSES), take_first(left, ACCURACIES)
         known = {"loss": loss, "accuracy": accuracy, **left}
@@ -373,7 +382,9 @@ def _as_client(client: str, number: int) -> Iterator[None]:
         yield
 
 
-def _transfer(asked: Asked, report: Mapping[str, Any], arrived: Clocks, numbers: dict[str, float]) -> dict[str, float]:
+def _transfer(
+    asked: SentMessage, report: Mapping[str, Any], arrived: Clocks, numbers: dict[str, float]
+) -> dict[str, float]:
     """Times on the way: apart where both ends read the same clock, else together, among the further numbers."""
     if not {"start_ns", "end_ns"} <= set(report):
         return {}

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from stethos.act.action import Mode
 from stethos.adapters.flower.correct import corrected_replies, corrected_results, median_of
 from stethos.adapters.flower.grid import ObservedGrid
-from stethos.adapters.flower.observer import Choices, Observer, observer_of
+from stethos.adapters.flower.observer import FlowerChoices, Observer, observer_of
 from stethos.adapters.flower.waiting import said
 from stethos.errors import UsageError
 from stethos.guard import attempt
@@ -48,7 +48,7 @@ def observe_strategy(
     of `stethos.federation`. Where strategies are wrapped in each other, observe the outermost.
     """
     layers = tuple(model.state_dict()) if hasattr(model, "state_dict") else ()
-    choices = Choices(name, dir, run, preset, overhead, config, layers, capture, capture_bytes, correct)
+    choices = FlowerChoices(name, dir, run, preset, overhead, config, layers, capture, capture_bytes, correct)
     observer = Observer(choices)
     if observer_of(strategy) is not None:
         return strategy
@@ -59,7 +59,7 @@ def observe_strategy(
         members = _legacy_members(kind, observer)
         atexit.register(observer.close)
     else:
-        raise UsageError(f"a {kind.__name__} is no Flower strategy", hint="pass the strategy, such as FedAvg()")
+        raise UsageError(f"a {kind.__name__} is not a Flower strategy", hint="pass the strategy, such as FedAvg()")
     members.update(stethos_observer=observer, __module__=kind.__module__, __doc__=kind.__doc__)
     strategy.__class__ = type(kind.__name__, (kind,), members)
     return strategy

@@ -17,9 +17,10 @@ from nvflare.widgets.widget import Widget
 
 from stethos.adapters.nvflare.exchange import HEADER, REPORT, bytes_in, failure_of, guarded
 from stethos.adapters.nvflare.script import SCRIPTS, ScriptTurn
-from stethos.federate.carry import CARRIER
+from stethos.collect.ride import ACKS, reply_of, take_acks
 from stethos.federate.invitation import Invitation, current_invitation
 from stethos.federate.site import Site, timed
+from stethos.federate.thread_patch import THREAD_PATCH
 from stethos.observe import boot
 from stethos.observe.context import TURN
 from stethos.observe.spans import Span
@@ -157,8 +158,8 @@ class ClientWatch(Widget):  # type: ignore[misc]
             self._undo.callback(environment.remove)
         SCRIPTS.install()
         self._undo.callback(SCRIPTS.remove)
-        CARRIER.install()
-        self._undo.callback(CARRIER.remove)
+        THREAD_PATCH.install()
+        self._undo.callback(THREAD_PATCH.remove)
 
     def _end(self, fl_ctx: FLContext) -> None:
         if self._turn is not None:
@@ -183,6 +184,8 @@ class ClientWatch(Widget):  # type: ignore[misc]
             self._turn.end()
             self._turn = None
         fields = task.get_header(HEADER) if isinstance(task, Shareable) else None
+        if fields:
+            take_acks(fields.get(ACKS))
         if fields and fl_ctx.get_prop(FLContextKey.TASK_NAME) in self.tasks:
             self._turn = ClientTurn(Invitation.from_fields(fields), task, self._pull_ns)
 
@@ -217,7 +220,7 @@ class ClientWatch(Widget):  # type: ignore[misc]
 
     def _upload_begins(self, fl_ctx: FLContext) -> None:
         if self._turn is not None:
-            fl_ctx.set_prop(REPORT, self._turn.begin_upload(), private=False, sticky=False)
+            fl_ctx.set_prop(REPORT, reply_of(self._turn.begin_upload()), private=False, sticky=False)
 
     def _upload_ends(self, fl_ctx: FLContext) -> None:
         fl_ctx.remove_prop(REPORT)

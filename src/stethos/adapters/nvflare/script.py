@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from stethos.adapters.nvflare.exchange import HEADER, guarded
-from stethos.federate.carry import CARRIER
 from stethos.federate.invitation import Invitation
 from stethos.federate.site import Site
+from stethos.federate.thread_patch import THREAD_PATCH
 from stethos.guard import text_of
 from stethos.observe import boot
-from stethos.observe.context import Tally
+from stethos.observe.context import TurnTotals
 
 _Method = Callable[..., Any]
 
@@ -33,7 +33,7 @@ class ScriptTurn(NamedTuple):
     """A client's turn, as far as its training script is concerned."""
 
     invitation: Invitation
-    tally: Tally | None
+    tally: TurnTotals | None
     site: Site
 
 
@@ -165,7 +165,7 @@ class OwnProcess:
         self._patches.wrap(models, "from_shareable", self._around_from_shareable)
         self._patches.wrap(module.CellClientAPI, "receive", functools.partial(_around_receive, self.enter))
         self._patches.wrap(module.CellClientAPI, "send", functools.partial(_around_send, self.leave))
-        CARRIER.install()
+        THREAD_PATCH.install()
         excepthook = sys.excepthook
 
         def watched_excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

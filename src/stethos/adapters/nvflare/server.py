@@ -29,6 +29,8 @@ from stethos.adapters.nvflare.exchange import (
     take_report,
     weights_in,
 )
+from stethos.adapters.remote_site import RemoteSites
+from stethos.collect.ride import ACKS
 from stethos.errors import UpdateMismatchError
 from stethos.federate.federation import Federation, federation
 from stethos.federate.site import Site
@@ -139,6 +141,7 @@ class ServerWatch(Widget):  # type: ignore[misc]
         self._fed: Federation | None = None
         self._open: OpenRound | None = None
         self._arrived: dict[str, tuple[dict[str, Any], int]] = {}
+        self._sites = RemoteSites()
         self._lock = threading.RLock()
         self._handlers: Mapping[str, Callable[[FLContext], None]] = {
             EventType.START_RUN: self._begin,
@@ -216,12 +219,16 @@ class ServerWatch(Widget):  # type: ignore[misc]
             weights = weights_in(task)
             self._open_round(number, weights.state if weights is not None else None)
         if self._open is not None:
-            task.set_header(HEADER, self._open.invite(client))  # the task is this client's own copy
+            acks = self._sites.acks(client)
+            fields = self._open.invite(client) | ({ACKS: acks} if acks else {})
+            task.set_header(HEADER, fields)  # the task is this client's own copy
 
     def _result_comes_in(self, fl_ctx: FLContext) -> None:
         result, client = fl_ctx.get_prop(FLContextKey.TASK_RESULT), peer_name(fl_ctx)
         if isinstance(result, Shareable) and client is not None:
-            self._arrived[client] = take_report(result, fl_ctx), time.monotonic_ns()
+            report = take_report(result, fl_ctx)
+            self._sites.take(client, report)
+            self._arrived[client] = report, time.monotonic_ns()
 
     def _result_is_processed(self, fl_ctx: FLContext) -> None:
         result, client = fl_ctx.get_prop(FLContextKey.TASK_RESULT), peer_name(fl_ctx)

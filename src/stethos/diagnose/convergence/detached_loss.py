@@ -11,7 +11,8 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, thinned, trainings_of
-from stethos.diagnose.window import Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import is_null
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class DetachedLoss:
     """A loss is given to backward, but no parameter of the optimizer gets a gradient.
 
     What it looks at: the gradients of all layers of an optimizer: missing, or exactly 0, at every sample.
-    Why it matters: the loop runs, the loss is printed, nothing is learned.
+    Why it matters: the loop runs and prints a loss, but nothing is learned.
     Not a fault when: never; an optimizer whose parameters get no gradient does nothing.
     Next step: compare `optimizer.param_groups` with the model that makes the loss (a copy? made before `.to(device)`?),
     and look for `detach`, `.item()`, `no_grad` or a factor of 0 between model and loss.
@@ -67,7 +68,7 @@ class DetachedLoss:
                 Evidence(
                     f"{len(tracks)} layers, {samples} samples, {len(one.losses)} losses given to backward",
                     f"SELECT step, layer, norm FROM layers WHERE kind = 'gradient' AND {one.where} ORDER BY step",
-                    thinned(one.losses),
+                    thinned(one.losses), names=("loss",),
                 ),
             ),
             "compare `optimizer.param_groups` with the parameters of the model that makes the loss; "

@@ -73,7 +73,7 @@ class Divergence:
                 Evidence(
                     f"first {start:.3g}, highest {peak:.3g}",
                     f"SELECT step, loss FROM steps WHERE {one.where} ORDER BY step",
-                    thinned(before[-60:]),
+                    thinned(before[-60:]), names=("loss",),
                 ),
             ),
             "lower the learning rate, or clip gradients (`clip_grad_norm_(parameters, 1.0)`)",

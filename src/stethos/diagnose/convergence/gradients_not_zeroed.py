@@ -10,8 +10,10 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, inspected_of, known
 from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, sureness, thinned, trainings_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class GradientsNotZeroed:
     name: ClassVar[str] = "gradients-not-zeroed"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "grad_norm"})}
-    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "inspections": COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"exploding-gradients", "divergence", "oscillation", "weight-explosion", "learning-rate-too-high", "dead-units",
          "update-to-weight-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}
@@ -43,17 +45,39 @@ class GradientsNotZeroed:
     within: int = 60
     least: int = 6
     sparse: int = 4
+    seen: int = 3
 
     def check(self, window: Window) -> Iterator[Finding]:
+        exact = {one.process: known(one.training, "leftover_norm") for one in inspected_of(window)}
         for one in trainings_of(window):
-            yield from self._check(one)
+            left = exact.get(one.process, np.array([]))
+            if len(left) < self.seen:
+                yield from self._check(one)
+            elif (left > 0).all() and not one.has_rival:
+                yield self._left_over(one, left)
+
+    def _left_over(self, one: Training, left: Array) -> Finding:
+        """The gradients of the step before are still there when the next backward begins."""
+        return Finding(
+            self.code, self.name, self.name, self.severity, "gradients are not zeroed: each step adds to the last ones",
+            one.subject(0), 0.97,
+            (
+                Evidence(
+                    f"before each of {len(left)} inspected backwards the gradients of earlier steps were still there",
+                    "SELECT step, leftover_norm, gradient_norm FROM inspections WHERE phase = 'training'",
+                    thinned(left),
+                ),
+            ),
+            "call `optimizer.zero_grad()` before each `backward()`",
+            {"optimizer": int(one.optimizer[0])},
+        )  # fmt: skip
 
     def _check(self, one: Training) -> Iterator[Finding]:
         since = np.arange(len(one)).astype(float) if one.has_rival else one.since
-        known = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
-        rows, is_sparse = known & (since < self.within), False
+        has_norm = np.isfinite(one.grad_norm) & (one.grad_norm > 0)
+        rows, is_sparse = has_norm & (since < self.within), False
         if rows.sum() < self.least:  # few samples: look farther, ask for more
-            rows, is_sparse = known & (since < 3 * self.within), True
+            rows, is_sparse = has_norm & (since < 3 * self.within), True
         order = np.argsort(since[rows], kind="stable")
         at, norms = since[rows][order] + 1, one.grad_norm[rows][order]
         if len(at) < self.sparse:
@@ -80,7 +104,7 @@ class GradientsNotZeroed:
                 Evidence(
                     f"norm ~ step^{slope:.2f} over the first {int(at[-1])} steps, fit {fit:.2f}",
                     f"SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL AND {one.where} ORDER BY step",
-                    thinned(norms),
+                    thinned(norms), names=("gradient norm",),
                 ),
             ),
             "call `optimizer.zero_grad()` before each `backward()`",

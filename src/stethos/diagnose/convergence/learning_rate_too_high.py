@@ -25,11 +25,11 @@ from stethos.diagnose.window import Window
 
 @dataclass(frozen=True, slots=True)
 class LearningRateTooHigh:
-    """The first steps, or those after the rate was raised, throw the loss far up, and it does not recover.
+    """The loss jumps up in the first steps, or after the rate was raised, and does not recover.
 
     What it looks at: the highest loss soon after the start against the first one, the level at the end, changes of the
     learning rate, and how far the weights moved per step.
-    Why it matters: it is the commonest root of divergence, dead units and losses that are NaN.
+    Why it matters: it is the most common cause of divergence, dead units and NaN losses.
     Not a fault when: the loss jumps at first and then falls below where it began; that is not reported.
     Next step: lower the learning rate, or warm it up.
     """
@@ -102,7 +102,7 @@ class LearningRateTooHigh:
                 Evidence(
                     text,
                     f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step",
-                    thinned(until_broken(one.losses)),
+                    thinned(until_broken(one.losses)), names=("loss",),
                 ),
             ),
             f"lower lr from {rate:g} to about {better}, or warm it up; clip gradients",

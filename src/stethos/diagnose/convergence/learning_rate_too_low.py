@@ -16,12 +16,12 @@ from stethos.diagnose.window import Window
 
 @dataclass(frozen=True, slots=True)
 class LearningRateTooLow:
-    """There are gradients, but the weights hardly move and the loss stays where it was.
+    """Gradients are there, but the weights hardly move and the loss stays where it was.
 
     What it looks at: how far the weights have come from their start per step, against their norm; the learning rate;
     whether the loss fell.
     Why it matters: the training will take a thousand times as long as it needs.
-    Not a fault when: a trained model is only polished (the loss must be above `floor`), or a schedule ends at 0.
+    Not a fault when: a trained model is only fine-tuned (the loss must be above `floor`), or a schedule ends at 0.
     Next step: raise the learning rate; tenfold until the loss falls visibly.
     """
 
@@ -50,6 +50,8 @@ class LearningRateTooLow:
         if not len(rates) or not len(finite) or not one.fall < self.fallen or abs(float(finite[-1])) < self.floor:
             return
         rate = float(np.median(rates))
+        if float(rates.max()) > 100 * rate:  # it was not low from the start: `learning-rate-collapse`
+            return
         moved = _farthest(one)
         if rate == 0:
             title, sure = "the learning rate is 0", 0.98
@@ -67,7 +69,8 @@ class LearningRateTooLow:
             self.code, self.name, self.name, self.severity, title,
             one.subject(0),
             sure,
-            (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses)),),
+            (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses),
+                      names=("loss",)),),
             f"raise lr from {rate:g} to about {better}",
             {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[0])},
         )  # fmt: skip

@@ -12,7 +12,8 @@ from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_
 from stethos.diagnose.detector import CannotTell, Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, sureness
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)

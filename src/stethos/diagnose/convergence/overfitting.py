@@ -15,20 +15,21 @@ from stethos.diagnose.training import (
     STEP_COLUMNS,
     Training,
     column_of,
-    quoted,
     sureness,
     texts_of,
     thinned,
     trainings_of,
 )  # fmt: skip
-from stethos.diagnose.window import Array, Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, is_null
+from stethos.store.literal import literal
 
 _HELD_OUT = re.compile(r"(^|[/_.\- ])(val|valid|validation|test|eval|dev|holdout|held_out)([/_.\- ]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Overfitting:
-    """The loss on held-out data rises while the training loss goes on falling.
+    """The loss on held-out data rises while the training loss keeps falling.
 
     What it looks at: a logged metric with `loss` and one of val, valid, validation, test, eval or dev in its name
     (`stethos.log(val_loss=...)`), or the evaluated loss of federated rounds, against the loss of the steps.
@@ -62,8 +63,8 @@ class Overfitting:
             for one in trainings:
                 rows = (names == name) & (process == one.process)
                 sql = (
-                    f"SELECT step, value FROM metrics WHERE name = {quoted(name)} AND process = {quoted(one.process)} "
-                    "ORDER BY step"
+                    f"SELECT step, value FROM metrics WHERE name = {literal(name)} "
+                    f"AND process = {literal(one.process)} ORDER BY step"
                 )
                 at, value = column_of(frame, "step")[rows], column_of(frame, "value")[rows]
                 order = np.argsort(at, kind="stable")
@@ -109,7 +110,8 @@ class Overfitting:
             f"the training loss fell to {trained:.3g}",
             subject,
             sureness(rise / self.rise),
-            (Evidence(f"{name} over the training", sql, thinned(held), thinned(one.loss[finite])),),
+            (Evidence(f"{name} over the training", sql, thinned(held), thinned(one.loss[finite]),
+                      (name, "training loss")),),
             f"keep the checkpoint of {unit} {int(at[best])}; add data, weight decay, dropout or augmentation",
             {"metric": name, "best": float(held[best]), "best_at": int(at[best]), "last": last, "trained": trained},
         )  # fmt: skip

@@ -21,7 +21,7 @@ class Plateau:
     What it looks at: how much of the first loss was gained, and whether there is any slope beyond the noise. A loss
     that never moved is a warning; one that stopped half-way is only mentioned.
     Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate far off.
-    Not a fault when: a model is trained further that was trained before; a loss below `floor` is never reported.
+    Not a fault when: training continues from a trained model; a loss below `floor` is never reported.
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 

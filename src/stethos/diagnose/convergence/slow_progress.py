@@ -21,7 +21,7 @@ class SlowProgress:
 
     What it looks at: the slope of the loss against its noise, and how much of the first loss was gained so far.
     Why it matters: the model can learn, it only takes steps that are too small, or too few.
-    Not a fault when: the training has just begun, or goes on with a model that was trained before.
+    Not a fault when: the training has just begun, or continues from a trained model.
     Next step: raise the learning rate tenfold, and see whether the loss falls faster.
     """
 

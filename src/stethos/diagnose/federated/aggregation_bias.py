@@ -1,4 +1,4 @@
-"""One client, or a few, that make the model."""
+"""FED012: one client, or a few, that make the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Grid, Turns, column_medians, listed, middle, numbers, turns_of
+from stethos.diagnose.turn import Grid, Turns, column_medians, listed, numbers, turns_of
 from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class AggregationBias:
     Why it matters: an average that follows one client is that client's model. One that scales its update up takes
     over the federation without anybody's loss looking wrong.
 
-    Not a fault when: it holds most of the data. Then it is told as information only; compare `quantity-skew`.
+    Not a fault when: it holds most of the data. Then it is only reported as information; compare `quantity-skew`.
 
     Next step: clip the norm of updates before averaging, or use a robust strategy (median, trimmed mean).
     """
@@ -82,7 +83,7 @@ class AggregationBias:
     def _finding(self, turns: Turns, places: list[int], shares: Grid, fairs: Grid, limit: float) -> Finding:
         share, fair = np.nansum(shares[places], axis=0), np.nansum(fairs[places], axis=0)
         clients, ruling = tuple(turns.clients[place] for place in places), share >= limit
-        own, given = middle(share[ruling]), middle(fair[ruling])
+        own, given = median_of(share[ruling]), median_of(fair[ruling])
         is_norm, is_one = own >= self.excess * given, len(places) == 1
         its, it_holds, who = (
             ("its", "it holds", "client") if is_one else ("their", "they hold", f"{len(places)} clients,")

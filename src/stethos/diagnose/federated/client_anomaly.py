@@ -1,4 +1,4 @@
-"""A client's numbers that leave the other clients' behind."""
+"""FED014: a client's numbers that leave the other clients' behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Grid, Turns, middle, numbers, others_median, sql_text, turns_of
+from stethos.diagnose.turn import Grid, Turns, numbers, others_median, turns_of
 from stethos.diagnose.window import Window
+from stethos.outlier import LEVEL_TIMES
+from stethos.profile.column import median_of
+from stethos.store.literal import literal
 
 _REPORTED = {"entry_loss": "loss of the incoming model", "exit_loss": "loss after training", "samples": "samples"}
 _LEAST = 1e-12
@@ -19,7 +22,7 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class ClientAnomaly:
-    """A client's losses, samples or logged numbers suddenly go another way than the other clients'.
+    """A client's losses, samples or logged numbers suddenly move away from the other clients'.
 
     What it looks at: for each client and number the distance to the other clients' median in the same round. It is
     reported when that distance was steady before, has been many times as far since, and no other client ever went half
@@ -43,7 +46,7 @@ class ClientAnomaly:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    times: float = 10.0
+    times: float = LEVEL_TIMES
     before: int = 5
     after: int = 3
     clients: int = 5
@@ -57,7 +60,7 @@ class ClientAnomaly:
                 sql = f"SELECT round, client, {name} FROM client_rounds {turns.where()}ORDER BY round, client"
                 yield from self._changes(turns, np.where(turns.is_ok, turns.grid(name), np.nan), words, sql)
             for name, grid in _logged(window, turns).items():
-                sql = f"SELECT round, client, value FROM metrics WHERE name = {sql_text(name)} ORDER BY round, client"
+                sql = f"SELECT round, client, value FROM metrics WHERE name = {literal(name)} ORDER BY round, client"
                 yield from self._changes(turns, grid, f"`{name}`", sql)
 
     def _changes(self, turns: Turns, grid: Grid, words: str, sql: str) -> Iterator[Finding]:
@@ -94,8 +97,8 @@ class ClientAnomaly:
         self, turns: Turns, place: int, start: int, grid: Grid, typical: Grid, words: str, sql: str
     ) -> Finding:
         client, first = turns.clients[place], turns.rounds[start]
-        was, now = middle(grid[place, :start]), middle(grid[place, start:])
-        others = middle(typical[place, start:])
+        was, now = median_of(grid[place, :start]), median_of(grid[place, start:])
+        others = median_of(typical[place, start:])
         return Finding(
             self.code,
             self.name,

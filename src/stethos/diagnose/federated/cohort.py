@@ -1,71 +1,60 @@
-"""The clients of some rounds side by side: one matrix per quantity, a row per round, a column per client."""
+"""The clients of some rounds side by side: one matrix per column, a row per round, a column per client."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
+from stethos.schema import COMPARED_REPORTS, UPDATES, Kind
+from stethos.store.frame import Frame
 
 Array = npt.NDArray[np.float64]
+Columns = Mapping[str, Any]
+_NOT_COMPARED = {"base_norm", "cos_error", "size", "coverage"}  # they are the model's, not the client's
+_NUMBERS = tuple(
+    column.name for column in UPDATES.of_kind(Kind.I32, Kind.I64, Kind.F64) if column.name not in _NOT_COMPARED
+)
+_RAGGED = ("confusion", "bias")
+COLUMNS = (*_NUMBERS, "first_ratio", "last_ratio", "odd", "bias", *COMPARED_REPORTS)
 NEEDS = {"updates": frozenset({"round", "client"})}  # sizes and cosines are NULL where all updates are NaN
 READS = {
-    "updates": frozenset(
-        {"federation", "layer", "kind", "norm", "norm_ratio", "cos_centre",
-         "sign_agreement", "cos_last", "cos_self", "cos_back", "back_rounds", "nan", "inf",
-         "zero_share", "input_cos", "input_focus", "input_tail", "output_rows"}
-    ),
-    "client_rounds": frozenset({"federation", "round", "client", "entry_loss", "exit_loss", "samples", "confusion"}),
-}  # fmt: skip
+    "updates": frozenset({"federation", "layer", "kind", "output_rows", *_NUMBERS}),
+    "client_rounds": frozenset({"federation", "round", "client", *COMPARED_REPORTS}),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Matrices of rounds x clients, NaN where a client did not take part or a number is not known.
+    """Matrices of rounds x clients by name, NaN where a client did not take part or a number is not known.
 
-    `confusion` has two more axes, local label and answer of the incoming global
-    model; `bias` and `rows` one, the class. Both may have no classes at all.
+    Each is an attribute, too: `cohort.norm`. Their names are the columns of whole updates and of what clients
+    report, and: `first_ratio` and `last_ratio`, the `norm_ratio` of the first and of the output layer; `odd`, NaN and
+    infinite elements. `confusion` has two more axes, local label and answer of the incoming global
+    model; `bias` one, the class. Both may have no classes at all.
     """
 
     rounds: tuple[int, ...]
     clients: tuple[str, ...]
-    norm: Array
-    norm_ratio: Array
-    first_ratio: Array  # of the first layer's norm to the median client's
-    last_ratio: Array  # of the output layer's
-    cos_centre: Array
-    sign_agreement: Array
-    cos_last: Array
-    cos_self: Array
-    cos_back: Array
-    back_rounds: Array
-    zero_share: Array
-    input_cos: Array
-    input_focus: Array
-    input_tail: Array
-    odd: Array  # NaN and infinite elements
-    entry_loss: Array
-    exit_loss: Array
-    samples: Array
-    confusion: Array
-    bias: Array
+    values: Mapping[str, Array]
+
+    def __getattr__(self, name: str) -> Array:
+        if name not in COLUMNS:
+            raise AttributeError(f"a cohort has no column {name!r}")
+        return self.values[name]
 
     def __len__(self) -> int:
         return len(self.rounds)
 
     def part(self, place: slice) -> Cohort:
         """The same clients, over some of the rounds."""
-        values = {name: getattr(self, name)[place] for name in MATRICES}
-        return Cohort(rounds=self.rounds[place], clients=self.clients, **values)
-
-
-MATRICES = tuple(name for name in Cohort.__dataclass_fields__ if name not in ("rounds", "clients"))
+        return Cohort(self.rounds[place], self.clients, {name: value[place] for name, value in self.values.items()})
 
 
 def cohorts_of(window: Window) -> Iterator[tuple[str | None, Cohort]]:
@@ -73,85 +62,67 @@ def cohorts_of(window: Window) -> Iterator[tuple[str | None, Cohort]]:
     updates, reports = window.frame("updates"), window.frame("client_rounds")
     groups = updates.groups("federation") if "federation" in updates else {}
     if len(groups) < 2:
-        yield None, _cohort_of(updates, reports)
+        yield None, _cohort_in_tables(updates, reports)
         return
     told = reports.groups("federation") if "federation" in reports else {}
     for name, mine in groups.items():
-        yield str(name), _cohort_of(mine, told.get(name, Frame({})))
+        yield str(name), _cohort_in_tables(mine, told.get(name, Frame({})))
 
 
-def _cohort_of(updates: Frame, reports: Frame) -> Cohort:
-    whole = updates.where(np.array([layer is None for layer in updates["layer"]], bool) & _named(updates))
-    rounds = tuple(sorted({int(number) for number in whole["round"] if number == number}))
-    clients = tuple(dict.fromkeys(whole["client"].tolist()))
-    place_r = {number: place for place, number in enumerate(rounds)}
-    place_c = {client: place for place, client in enumerate(clients)}
+def cohort_of(updates: Sequence[Columns], reports: Sequence[Columns] = ()) -> Cohort:
+    """The cohort of all rounds and clients of `updates`, whether held in memory or read from tables.
 
-    def matrix(frame: Frame, column: str) -> Array:
-        values = np.full((len(rounds), len(clients)), math.nan)
-        if column in frame and frame[column].dtype.kind == "f":
-            for number, client, value in zip(frame["round"], frame["client"], frame[column], strict=True):
-                if number in place_r and client in place_c:
-                    values[place_r[number], place_c[client]] = value
-        return values
-
-    first, last = _outer_layers(updates)
-    texts = _texts(whole, "output_rows", place_r, place_c)
+    Both are columns of equal length: `round`, `client`, and any of `COLUMNS`; what `reports` says of others is left
+    out. `bias` is a vector or None each, `confusion` a square matrix, its text, or None.
+    """
+    rounds = tuple(sorted({int(number) for one in updates for number in one["round"] if number == number}))
+    clients = tuple(dict.fromkeys(client for one in updates for client in one["client"]))
+    row_of = {number: place for place, number in enumerate(rounds)}
+    column_of = {client: place for place, client in enumerate(clients)}
+    shape = (len(rounds), len(clients))
+    values = {name: np.full(shape, math.nan) for name in COLUMNS if name not in _RAGGED}
+    ragged: dict[str, dict[tuple[int, int], Array]] = {name: {} for name in _RAGGED}
+    for one in (*updates, *reports):
+        if not one:
+            continue
+        pairs = zip(one["round"], one["client"], strict=True)
+        known = [(at, number, client) for at, (number, client) in enumerate(pairs)
+                 if number in row_of and client in column_of]  # fmt: skip
+        at = [place for place, _, _ in known]
+        rows, columns = [row_of[number] for _, number, _ in known], [column_of[client] for _, _, client in known]
+        for name in COLUMNS:
+            if name in _RAGGED:
+                found = zip(rows, columns, (_array_in(one[name][place]) for place in at) if name in one else (),
+                            strict=False)  # fmt: skip
+                ragged[name] |= {(row, column): value for row, column, value in found if value is not None}
+            elif name in one and np.asarray(one[name]).dtype.kind == "f":
+                values[name][rows, columns] = np.asarray(one[name])[at]
+    values["odd"] = np.nan_to_num(values["nan"]) + np.nan_to_num(values["inf"])
     return Cohort(
-        rounds=rounds,
-        clients=clients,
-        first_ratio=matrix(_of_layer(updates, first), "norm_ratio"),
-        last_ratio=matrix(_of_layer(updates, last), "norm_ratio"),
-        odd=np.nan_to_num(matrix(whole, "nan")) + np.nan_to_num(matrix(whole, "inf")),
-        confusion=_confusions(_texts(reports, "confusion", place_r, place_c), len(rounds), len(clients)),
-        bias=_biases(texts, len(rounds), len(clients)),
-        **{
-            name: matrix(whole, name)
-            for name in (
-                "norm", "norm_ratio", "cos_centre", "sign_agreement", "cos_last", "cos_self", "cos_back",
-                "back_rounds", "zero_share", "input_cos", "input_focus", "input_tail",
-            )
-        },
-        **{name: matrix(reports, name) for name in ("entry_loss", "exit_loss", "samples")},
+        rounds, clients, {**values, "confusion": _confusions(ragged["confusion"], shape),
+                          "bias": _biases(ragged["bias"], shape)},
     )  # fmt: skip
 
 
-def cohort_in(rows: Sequence[Mapping[str, Any]]) -> Cohort:
-    """The cohort of rounds held in memory, the oldest first.
-
-    A row has `round`, `clients`, a vector per quantity in the clients' order, `bias`
-    (a row per client), and `confusion`: a square matrix or None per client.
-    """
-    clients = tuple(dict.fromkeys(client for row in rows for client in row["clients"]))
-    place = {client: number for number, client in enumerate(clients)}
-    shape = (len(rows), len(clients))
-    matrices = {name: np.full(shape, math.nan) for name in MATRICES if name not in ("confusion", "bias")}
-    classes = max((len(one) for row in rows for one in row["confusion"] if one is not None), default=0)
-    confusion = np.full((*shape, classes, classes), math.nan)
-    bias = np.full((*shape, max(row["bias"].shape[1] for row in rows)), math.nan)
-    for number, row in enumerate(rows):
-        places = [place[client] for client in row["clients"]]
-        for name, matrix in matrices.items():
-            matrix[number, places] = row[name]
-        if row["bias"].shape[1] == bias.shape[2]:
-            bias[number, places] = row["bias"]
-        for column, one in zip(places, row["confusion"], strict=True):
-            if one is not None:
-                confusion[number, column] = 0.0
-                confusion[number, column, : len(one), : len(one)] = one
-    return Cohort(
-        rounds=tuple(row["round"] for row in rows), clients=clients, confusion=confusion, bias=bias, **matrices
+def _cohort_in_tables(updates: Frame, reports: Frame) -> Cohort:
+    is_named = np.array([client is not None for client in updates["client"]], bool)
+    layers = updates["layer"]
+    whole = updates.where(np.array([layer is None for layer in layers], bool) & is_named)
+    outer = dict(zip(("first_ratio", "last_ratio"), _outer_layers(updates), strict=True))
+    parts = {name: updates.where(np.array([one == layer for one in layers], bool) & is_named)
+             for name, layer in outer.items() if layer is not None and "norm_ratio" in updates}  # fmt: skip
+    biases = [_bias_in(text) for text in whole["output_rows"]] if "output_rows" in whole else []
+    return cohort_of(
+        [_columns(whole) | ({"bias": biases} if biases else {})],
+        [
+            _columns(reports) if len(reports) else {},
+            *({"round": one["round"], "client": one["client"], name: one["norm_ratio"]} for name, one in parts.items()),
+        ],
     )
 
 
-def _named(frame: Frame) -> npt.NDArray[np.bool_]:
-    return np.array([client is not None for client in frame["client"]], bool)
-
-
-def _of_layer(updates: Frame, layer: str | None) -> Frame:
-    return updates.where(
-        np.array([name is not None and name == layer for name in updates["layer"]], bool) & _named(updates)
-    )
+def _columns(frame: Frame) -> dict[str, Any]:
+    return {name: frame[name] for name in frame.names}
 
 
 def _outer_layers(updates: Frame) -> tuple[str | None, str | None]:
@@ -166,42 +137,73 @@ def _outer_layers(updates: Frame) -> tuple[str | None, str | None]:
     return (matrices[0], matrices[-1]) if matrices else (None, None)
 
 
-_Texts = dict[tuple[int, int], Any]
+def _parsed(text: str) -> Any:
+    """JSON; None for what is not."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
-def _texts(frame: Frame, column: str, place_r: dict[int, int], place_c: dict[str, int]) -> _Texts:
-    """JSON of a text column by round and client; what is no JSON is left out."""
-    found: _Texts = {}
-    if column not in frame:
-        return found
-    for number, client, text in zip(frame["round"], frame["client"], frame[column], strict=True):
-        if isinstance(text, str) and number in place_r and client in place_c:
-            try:
-                found[place_r[number], place_c[client]] = json.loads(text)
-            except ValueError:
-                continue
-    return found
+def _bias_in(text: Any) -> Any:
+    """The change of the output layer's bias in `updates.output_rows`; None if it does not say."""
+    value = _parsed(text) if isinstance(text, str) else None
+    return value.get("bias") if isinstance(value, dict) else None
 
 
-def _confusions(texts: _Texts, rounds: int, clients: int) -> Array:
-    matrices: dict[tuple[int, int], Array] = {}
-    for place, value in texts.items():
-        matrix = np.asarray(value, float) if isinstance(value, list) else np.zeros(0)
-        if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]:
-            matrices[place] = matrix
-    classes = max((len(matrix) for matrix in matrices.values()), default=0)
-    found = np.full((rounds, clients, classes, classes), math.nan)
+def _array_in(value: Any) -> Array | None:
+    """A vector or matrix, given as such or as its text."""
+    value = _parsed(value) if isinstance(value, str) else value
+    try:
+        return np.asarray(value, float) if isinstance(value, list | np.ndarray) else None
+    except (TypeError, ValueError):  # rows of several lengths, or no numbers
+        return None
+
+
+def _confusions(given: Mapping[tuple[int, int], Array], shape: tuple[int, int]) -> Array:
+    matrices = {place: one for place, one in given.items() if one.ndim == 2 and one.shape[0] == one.shape[1]}
+    classes = _longest(matrices.values())
+    found = np.full((*shape, classes, classes), math.nan)
     for place, matrix in matrices.items():
         found[place] = 0.0
         found[place][: len(matrix), : len(matrix)] = matrix
     return found
 
 
-def _biases(texts: _Texts, rounds: int, clients: int) -> Array:
-    rows = {place: value["bias"] for place, value in texts.items() if isinstance(value, dict) and "bias" in value}
-    classes = max((len(row) for row in rows.values()), default=0)
-    found = np.full((rounds, clients, classes), math.nan)
-    for place, row in rows.items():
+def _biases(given: Mapping[tuple[int, int], Array], shape: tuple[int, int]) -> Array:
+    classes = _longest(given.values())
+    found = np.full((*shape, classes), math.nan)
+    for place, row in given.items():
         if len(row) == classes:
             found[place] = row
     return found
+
+
+def _longest(arrays: Iterable[Array]) -> int:
+    return max((len(one) for one in arrays), default=0)
+
+
+# What clients have in common ------------------------------------------------------------------------
+
+_HARDLY = 0.1
+
+
+def shared_labels(cohort: Cohort) -> Array:
+    """For each client, of all samples with its labels, the share that other clients hold.
+
+    A mean over the client's own samples: 0 where it alone holds each of its labels, 0.9 where ten clients hold
+    the same. NaN for clients that did not tell their labels.
+    """
+    counts = np.nansum(cohort.confusion, axis=(0, 3))
+    own = counts.sum(1)
+    if not own.any():
+        return np.full(len(cohort.clients), math.nan)
+    others = 1 - counts / np.maximum(counts.sum(0), 1e-9)
+    shared: Array = np.where(own > 0, (counts * others).sum(1) / np.maximum(own, 1e-9), math.nan)
+    return shared
+
+
+def is_alone_with(cohort: Cohort, place: int, label: int) -> bool:
+    """Whether hardly anybody else has samples of this label, so that nobody can say how they should look."""
+    counts = np.nansum(cohort.confusion, axis=(0, 3))[:, label]
+    return bool(counts.sum() - counts[place] < _HARDLY * counts.sum())

@@ -3,8 +3,13 @@
 Small networks, trained on some thousands of federations of the lab with known faults; `benchmarks/faults/train_*.py`
 make them, and say on which data and seeds. The first ones see the traits of a client over a stretch of rounds:
 numbers without units, compared with the other clients. The reviewers see what the first ones say of several stretches,
-before and after the likely faulty were left out of the comparison, and of the other clients (`opinion.py`). What is
+before and after the likely faulty were left out of the comparison, and of the other clients (`Opinions`). What is
 certain (a NaN, an update of zeros, a copy of the last global change) is judged by exact rules instead.
+
+A backdoor shows best in the first rounds, until the global model has learnt it; a fault that begins late, in the last
+ones. Several faulty clients make each other look ordinary, so those that are most likely faulty are
+left out of what counts as typical, and everybody is looked at again. And faults seldom come in many kinds at once: what
+the others are accused of is part of the evidence.
 """
 
 from __future__ import annotations
@@ -18,11 +23,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.trait import Traits
+from stethos.diagnose.federated.cohort import Cohort
+from stethos.diagnose.federated.trait import Signals, Traits
 
 Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 HONEST = "honest"
 _FAR = 6.0
+PERIOD = 12  # rounds that are looked at together
+_WARM_UP = 2  # rounds before the global model can be relied on
+_SHORT = 4
+_LEFT_OUT = 0.8  # probability from which a client says no longer what is typical
+_EARLY_DOUBT = 0.08  # the first rounds must be so much surer
+_MOST_LEFT_OUT = 0.4  # of the clients
+_LEAST = 1e-3
+_MOST_OTHERS = 8.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +89,7 @@ class Judge:
         return mean
 
     def reviewed(self, signal: Array) -> Array:
-        """The last word, from what `opinion.signal_of` makes of first opinions; rows and columns as above."""
+        """The last word, from what `signal_of` makes of first opinions; rows and columns as above."""
         mean: Array = np.mean([one.shares(signal) for one in self.reviewers], axis=0)
         return mean
 
@@ -96,3 +111,91 @@ def judge_in(value: dict[str, Any]) -> Judge:
 
 def _network_in(layers: list[Any]) -> Network:
     return Network(tuple((np.array(weight), np.array(bias)) for weight, bias in layers))
+
+
+# What it says over several stretches of a period ------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Opinions:
+    """Probabilities of the kinds, honesty first, a row per client; `shorts` has a table per short stretch, last first.
+
+    `traits` are those of the whole period, and `signals` what they were made of.
+    """
+
+    whole: Array
+    early: Array
+    first: Array
+    shorts: Array
+    traits: Traits
+    signals: Signals
+
+    @property
+    def worst(self) -> Array:
+        """What the short stretch says in which a client looks worst."""
+        worst: Array = self.shorts[self.shorts[:, :, 0].argmin(0), np.arange(self.shorts.shape[1])]
+        return worst
+
+    @property
+    def usual(self) -> Array:
+        usual: Array = np.exp(np.log(self.shorts + _LEAST).mean(0))
+        return usual
+
+    @property
+    def suspicion(self) -> Array:
+        """How likely each client is faulty, by the stretch that says most."""
+        settled = np.maximum(1 - self.whole[:, 0], 1 - self.worst[:, 0])
+        return np.maximum(settled, 1 - self.early[:, 0] - _EARLY_DOUBT)
+
+
+def opinions_on(cohort: Cohort, judge: Judge, is_broken: Mask) -> tuple[Opinions, Opinions]:
+    """Of all clients against all, and against those that do not look faulty.
+
+    `is_broken` are clients that broke an exact rule; they never say what is typical.
+    """
+    broken = _some(is_broken.astype(float))
+    before = _opinions(Signals(cohort, ~broken), len(cohort), judge)
+    left_out = _some(np.where(is_broken, 1.0, before.suspicion))
+    if (left_out == broken).all():
+        return before, before
+    return before, _opinions(Signals(cohort, ~left_out), len(cohort), judge)
+
+
+def signal_of(cohort: Cohort, before: Opinions, after: Opinions) -> Array:
+    """What the reviewers see: a row per client."""
+    clients = len(cohort.clients)
+    said = [
+        np.log(np.maximum(table, _LEAST)) / 3
+        for one in (before, after)
+        for table in (one.whole, one.worst, one.usual, one.shorts[0], one.early, one.first)
+    ]
+    of_all = (after.whole + after.worst + after.early + before.worst)[:, 1:] / 4
+    context = [np.log(clients) / 3, np.log(len(cohort)) / 3, float(cohort.rounds[0] <= 1)]
+    return np.concatenate([*said, _others(of_all), np.tile(context, (clients, 1))], axis=1)
+
+
+def _opinions(signals: Signals, rounds: int, judge: Judge) -> Opinions:
+    settled = min(_WARM_UP, rounds - 1)
+    shorts = [(stop - _SHORT, stop) for stop in range(rounds, settled + _SHORT - 1, -_SHORT // 2)]
+    stretches = [(settled, rounds), (0, min(_SHORT, rounds)), (0, min(2, rounds)), *(shorts or [(settled, rounds)])]
+    traits = [signals.over(*stretch) for stretch in stretches]
+    joined = Traits(traits[0].names, np.concatenate([one.values for one in traits]), traits[0].pair)
+    tables = judge.probabilities(joined).reshape(len(traits), -1, len(judge.kinds))
+    return Opinions(tables[0], tables[1], tables[2], tables[3:], traits[0], signals)
+
+
+def _some(suspicion: Array) -> Mask:
+    """Who is left out of what is typical: the likely faulty, but never so many that few are left."""
+    left_out: Mask = suspicion >= _LEFT_OUT
+    most = int(_MOST_LEFT_OUT * len(suspicion))
+    if left_out.sum() > most:
+        left_out = np.zeros(len(suspicion), bool)
+        left_out[np.argsort(-suspicion, kind="stable")[:most]] = True
+    return left_out
+
+
+def _others(shares: Array) -> Array:
+    """For each client and kind, the surest and the sum among the other clients."""
+    ordered = np.sort(shares, axis=0)
+    surest = np.where(shares >= ordered[-1], ordered[-2], ordered[-1])
+    return np.concatenate([surest, np.minimum(shares.sum(0) - shares, _MOST_OTHERS) / 4], axis=1)

@@ -1,4 +1,4 @@
-"""Clients whose labels are distributed unlike the others'."""
+"""FED010: clients whose labels are distributed unlike the others'."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LabelSkew:
     Why it matters: local training pulls the model towards each client's own classes, so that updates disagree and
     progress is slow; and a client that alone holds a class looks odd to every method that compares clients.
 
-    Not a fault when: always. It is told so that an odd but honest client is not taken for a faulty one.
+    Not a fault when: always. It is reported so that an unusual but honest client is not taken for a faulty one.
 
     Next step: fewer local epochs, a proximal term (`lab.FedProx`), or a method made for skewed clients.
     """
@@ -40,6 +40,7 @@ class LabelSkew:
     distance: float = 0.3
     clients: int = 3
     samples: int = 10
+    alone: float = 0.9
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):
@@ -54,7 +55,7 @@ class LabelSkew:
     def _finding(self, turns: Turns, names: list[str], counts: Grid, shares: Grid, distance: Grid) -> Finding:
         order = np.argsort(-distance, kind="stable")
         far = [names[place] for place in order if distance[place] >= self.distance]
-        alone = _alone(names, counts)
+        alone = _alone(names, counts, self.alone)
         also = f"; class {alone[0][0]} is held by {alone[0][1]} alone" if alone else ""
         return Finding(
             self.code,
@@ -111,12 +112,12 @@ def row_sums(text: object) -> Grid | None:
     return matrix.sum(axis=1) if matrix.ndim == 2 and np.isfinite(matrix).all() else None
 
 
-def _alone(names: list[str], counts: Grid) -> list[tuple[int, str]]:
-    """Classes of which one client holds nearly all samples, and that client."""
+def _alone(names: list[str], counts: Grid, share: float) -> list[tuple[int, str]]:
+    """Classes of which one client holds at least this share of the samples, and that client."""
     total = counts.sum(axis=0)
     holders = counts.argmax(axis=0)
     return [
         (number, names[holders[number]])
         for number in range(counts.shape[1])
-        if total[number] > 0 and counts[holders[number], number] >= 0.9 * total[number]
+        if total[number] > 0 and counts[holders[number], number] >= share * total[number]
     ]

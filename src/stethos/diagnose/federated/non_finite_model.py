@@ -1,4 +1,4 @@
-"""A global model that has become NaN or infinite."""
+"""FED016: a global model that has become NaN or infinite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import listed
-from stethos.diagnose.window import Frame, Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame, is_null
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Clients with very different numbers of samples."""
+"""FED011: clients with very different numbers of samples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Turns, middle, numbers, turns_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.turn import Turns, numbers, turns_of
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
-class QuantitySkew:
+class ClientQuantitySkew:
     """The clients hold very different amounts of data.
 
     What it looks at: the samples each client says it trained on, the largest client against the median one.
@@ -23,7 +25,7 @@ class QuantitySkew:
     Why it matters: the average is weighted by samples, so the model becomes that of the few large clients, and the
     round waits for them.
 
-    Not a fault when: always. It tells why a client is slow, or why its update is large.
+    Not a fault when: always. It explains why a client is slow, or why its update is large.
 
     Next step: decide whether small clients should count for more; compare their accuracy.
     """
@@ -41,7 +43,7 @@ class QuantitySkew:
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):
-            samples = np.array([middle(row) for row in turns.grid("samples")])
+            samples = np.array([median_of(row) for row in turns.grid("samples")])
             known = samples > 0
             if known.sum() < self.clients:
                 continue
@@ -66,6 +68,7 @@ class QuantitySkew:
                     f"SELECT client, median(samples) AS samples FROM client_rounds {turns.where()}"
                     "GROUP BY client ORDER BY samples DESC",
                     numbers(np.sort(samples[known])),
+                    names=("samples by client",),
                 ),
             ),
             next_step="compare the accuracy of small and large clients; should small ones count for more?",

@@ -1,4 +1,4 @@
-"""A round that was run twice from the same model, and came out differently."""
+"""FED015: a round that was run twice from the same model, and came out differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server step that undoes what the clients achieved."""
+"""FED013: a server step that undoes what the clients achieved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Turns, numbers, turns_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,11 @@ class ServerInstability:
                     "GROUP BY round ORDER BY round",
                     numbers(level),
                     numbers(reached),
+                    ("before", "after"),
                 ),
             ),
             next_step="lower the server's learning rate or momentum; compare with plain averaging",
-            detail={"series": ["before", "after"], "rounds": [turns.rounds[place] for place in late]},
+            detail={"rounds": [turns.rounds[place] for place in late]},
         )
 
 

@@ -43,11 +43,6 @@ class Traits:
         return self.values[:, self.names.index(name)]
 
 
-def traits_of(cohort: Cohort) -> Traits:
-    """The traits of each client over all rounds of the cohort."""
-    return Signals(cohort).over(0, len(cohort))
-
-
 class Signals:
     """What the traits are means of, round by round: computed once for a cohort, asked for many stretches of it.
 

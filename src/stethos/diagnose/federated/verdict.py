@@ -9,15 +9,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.cohort import Cohort
-from stethos.diagnose.federated.judge import Judge, load_judge
-from stethos.diagnose.federated.opinion import PERIOD, opinions_on, signal_of
-from stethos.diagnose.federated.shared_label import is_alone_with, shared_labels
+from stethos.diagnose.federated.cohort import Cohort, is_alone_with, shared_labels
+from stethos.diagnose.federated.judge import PERIOD, Judge, load_judge, opinions_on, signal_of
 from stethos.diagnose.federated.trait import Signals, Traits
+from stethos.outlier import PLAIN_DEVIATIONS
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -27,16 +27,16 @@ IN_COMPANY = 0.5  # the same, where another is surely accused of the same fault:
 _COPY = 0.999
 _ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
 _NOTHING = 1e-6
+_HUGE = 100.0  # times the median client's update
 _FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
 _FEW_CLIENTS = 6  # the judge never saw rounds of fewer who are not always the same
-_PLAINLY = 6.0  # robust standard deviations between an accused of such rounds and the other clients
 _PLAIN = (
     "norm_ratio", "entry_loss", "exit_loss", "cos_centre", "cos_last", "cos_self", "cos_back", "sign_agreement",
     "input_cos", "input_tail",
 )  # fmt: skip
 _OF_INPUTS = "feature-fault"  # who is merely unlike the others seems to have it, where no first layer shows the inputs
-_OF_DATA = ("label-flip", "label-noise", "backdoor", _OF_INPUTS)
+OF_DATA = ("label-flip", "label-noise", "backdoor", _OF_INPUTS)
 _SHARED = 2 / 3  # of a typical client's labels; in one in a hundred federations that the judge learnt from it is less
 _LEAST_SHARED = 0.5  # else a client has most samples with its labels itself
 _Found = tuple[Array, Traits]  # shares of the kinds, honesty first, and what they were made from
@@ -44,11 +44,12 @@ _OF_SIZE = ("norm_ratio", "entry_loss", "exit_loss")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClientVerdict:
     """A client that is not what it should be; `last` is None while it goes on.
 
     `source` and `target` are the classes of a label flip. `is_certain` where an
-    exact rule was broken.
+    exact rule was broken. `guilt` says on what it stands: "buggy" on what the client's own data, training
+    and sending show, "hostile" on its updates alone.
     """
 
     client: str
@@ -59,9 +60,10 @@ class Verdict:
     source: int | None = None
     target: int | None = None
     is_certain: bool = False
+    guilt: Literal["buggy", "hostile"] = "hostile"
 
 
-def verdicts_on(cohort: Cohort, probability: float, in_company: float | None = None) -> list[Verdict]:
+def verdicts_on(cohort: Cohort, probability: float, in_company: float | None = None) -> list[ClientVerdict]:
     """All verdicts of at least this probability, the surest first; one per client.
 
     Where a client is accused that surely, `in_company` is enough to accuse others of the same fault; unless given,
@@ -72,7 +74,7 @@ def verdicts_on(cohort: Cohort, probability: float, in_company: float | None = N
 
 def verdicts_and_split(
     cohort: Cohort, probability: float, in_company: float | None = None
-) -> tuple[list[Verdict], int]:
+) -> tuple[list[ClientVerdict], int]:
     """All verdicts, and how many clients look faulty against each other where those are most of them, else 0.
 
     What is judged is how a client differs from most others: where most differ, as masked updates of a secure
@@ -114,10 +116,10 @@ def _took_part(cohort: Cohort) -> Mask:
 # What is certain ------------------------------------------------------------------------------------
 
 
-def certain_on(cohort: Cohort) -> Iterable[Verdict]:
+def certain_on(cohort: Cohort) -> Iterable[ClientVerdict]:
     """Verdicts on clients that broke an exact rule."""
     took_part = _took_part(cohort)
-    odd = _own_odd(cohort.odd > 0, took_part)
+    odd, exploded = _own_odd(cohort.odd > 0, took_part, cohort.norm_ratio)
     is_zero = (cohort.norm == 0) & (cohort.odd == 0)  # of NaN alone nothing is left to measure, either
     nothing = ((cohort.norm_ratio < _NOTHING) | is_zero) & took_part & (cohort.samples != 0)  # none, and says so
     with warnings.catch_warnings():
@@ -125,29 +127,39 @@ def certain_on(cohort: Cohort) -> Iterable[Verdict]:
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
     copies = (cohort.cos_last > _COPY) & ~(typical > _ALIKE)
     for place, client in enumerate(cohort.clients):
-        for kind, broken, fewest in (("nan", odd, 1), ("free-rider", nothing | copies, 2)):
+        for kind, broken, fewest in (("scaling", exploded, 1), ("nan", odd, 1), ("free-rider", nothing | copies, 2)):
             rounds = np.flatnonzero(broken[:, place])
             if len(rounds) >= min(fewest, max(took_part[:, place].sum(), 1)):
                 first, last = rounds[0], rounds[-1]
                 is_over = (took_part & (cohort.odd == 0) & ~broken)[last + 1 :, place].any()
                 end = cohort.rounds[last] if is_over else None
-                yield Verdict(client, kind, 0.99, cohort.rounds[first], end, is_certain=True)
+                yield ClientVerdict(client, kind, 0.99, cohort.rounds[first], end, is_certain=True)
                 break
 
 
-def _own_odd(odd: npt.NDArray[np.bool_], took_part: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """NaN that clients made themselves: once all have it, it has come from the global model."""
-    own = odd.copy()
+def _own_odd(odd: Mask, took_part: Mask, norm_ratio: Array) -> tuple[Mask, Mask]:
+    """NaN that clients made themselves, and updates that made others have it.
+
+    Once most have it, it has come from the global model. Where somebody's update was a hundred times as large as the
+    others' in an earlier round, it has come from there: the global model was finite, but too large to train.
+    """
+    own, exploded = odd.copy(), np.zeros_like(odd)
+    is_huge = np.nan_to_num(norm_ratio) > _HUGE
     for number in range(1, len(odd)):
-        if odd[:number].any() and not (took_part[number] & ~odd[number]).any():
+        if odd[:number].any() and 2 * odd[number].sum() > took_part[number].sum():
             own[number] = False
-    return own
+        if odd[number].any() and is_huge[:number].any():
+            begin = int(is_huge.any(1).argmax())  # who is huge after that may have begun with what they made
+            if 2 * is_huge[begin].sum() < len(is_huge[begin]):
+                own[number] &= is_huge[begin]
+                exploded[begin] = is_huge[begin]
+    return own, exploded
 
 
 # What is judged -------------------------------------------------------------------------------------
 
 
-def _judged(cohort: Cohort, probability: float, in_company: float, broken: Collection[str]) -> Iterable[Verdict]:
+def _judged(cohort: Cohort, probability: float, in_company: float, broken: Collection[str]) -> Iterable[ClientVerdict]:
     if clients_per_round(cohort) < FEWEST_CLIENTS:
         return
     judge = load_judge()
@@ -174,7 +186,7 @@ def _judged(cohort: Cohort, probability: float, in_company: float, broken: Colle
             target, source = (int(one) for one in traits.pair[place])  # labelled target, looks like source
             if is_alone_with(cohort, place, target):
                 continue
-        yield Verdict(
+        yield ClientVerdict(
             cohort.clients[place], kind, 1 - float(shares[0]), cohort.rounds[first],
             None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
@@ -230,7 +242,7 @@ def _is_shown(cohort: Cohort, place: int, kind: str, shared: Array) -> bool:
     `shared` is what clients have in common with others, by `shared_labels`. Where that is little, a client
     differs from the others because its data are others, and what is usual for its labels only it can say.
     """
-    is_foreign = kind in _OF_DATA and _is_little(shared)
+    is_foreign = kind in OF_DATA and _is_little(shared)
     if is_foreign and shared[place] < _LEAST_SHARED:
         return False
     if clients_per_round(cohort) < min(_FEW_CLIENTS, len(cohort.clients)) and not _stands_out(cohort, place, _PLAIN):
@@ -256,9 +268,31 @@ def _stands_out(cohort: Cohort, place: int, names: Iterable[str]) -> bool:
             middle = np.nanmedian(others)
             spread = 1.4826 * np.nanmedian(np.abs(others - middle))
             apart = means[place] - middle
-            if (apart if name == "entry_loss" else abs(apart)) >= _PLAINLY * max(spread, 1e-6):
+            if (apart if name == "entry_loss" else abs(apart)) >= PLAIN_DEVIATIONS * max(spread, 1e-6):
                 return True
     return False
+
+
+def standing_apart(cohort: Cohort) -> Array:
+    """For each client, how many times as far it is from the median of the others as the second farthest of them.
+
+    In the plain number in which that is most. The second farthest, so that two faulty clients do not hide each other.
+    """
+    most = np.zeros(len(cohort.clients))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
+        for name in _PLAIN:
+            values = getattr(cohort, name)
+            values = np.log(np.maximum(values, 1e-9)) if name in _OF_SIZE else values
+            means = np.nanmean(values - np.nanmedian(values, axis=1, keepdims=True), axis=0)
+            for place in np.flatnonzero(np.isfinite(means)):
+                others = np.delete(means, place)
+                others = others[np.isfinite(others)]
+                if len(others) >= FEWEST_CLIENTS - 1:
+                    middle = float(np.median(others))
+                    far = float(np.sort(np.abs(others - middle))[-2])
+                    most[place] = max(most[place], abs(float(means[place]) - middle) / max(far, 1e-6))
+    return most
 
 
 def _periods(rounds: int) -> list[tuple[int, int]]:

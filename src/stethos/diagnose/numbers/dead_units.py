@@ -10,18 +10,18 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
 @dataclass(frozen=True, slots=True)
 class DeadUnits:
-    """Nearly all units of a layer answer 0 to everything, and so get no gradient (dead ReLU).
+    """Nearly all units of a layer output 0 for every input, and so get no gradient (dead ReLU).
 
     What it looks at: the share of zeros in a module's outputs (preset deep), or in the gradient of a layer's biases: a
-    bias without gradient belongs to a unit that no sample of the batch has woken.
+    bias without a gradient belongs to a unit that no sample of the batch activates.
     Why it matters: a dead unit stays dead, since nothing can move its weights.
-    Not a fault when: the loss falls all the same, as with sparse features; then it is only mentioned.
+    Not a fault when: the loss still falls, as with sparse features; then it is only mentioned.
     Next step: lower the learning rate, start biases at 0, or use LeakyReLU or GELU.
     """
 
@@ -37,6 +37,7 @@ class DeadUnits:
     of_outputs: float = 0.97
     of_biases: float = 0.9
     learned: float = 0.5
+    nearly_all: float = 0.95
     least: int = 2
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -44,7 +45,7 @@ class DeadUnits:
             yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
-        found: list[tuple[float, float, Track]] = []  # share, first step, layer
+        found: list[tuple[float, float, LayerTrack]] = []  # share, first step, layer
         for track in one.layers.get("activation", []):
             found.extend(_dead(track, self.of_outputs, self.least))
         is_seen = bool(found)
@@ -62,7 +63,7 @@ class DeadUnits:
         before = one.losses[np.isfinite(one.losses)]
         stays = not one.fall > self.learned and len(after) > 0 and len(before) > 0
         yield Finding(
-            self.code, self.name, self.name, self.severity if stays else Severity.INFO,
+            self.code, self.name, self.name, self.severity if stays or share >= self.nearly_all else Severity.INFO,
             f"{share:.0%} of {track.layer} is dead: "
             + ("outputs are 0" if is_seen else "biases get no gradient"),
             one.subject(place, layers=[other.layer for _, _, other in found][:8]),
@@ -72,7 +73,7 @@ class DeadUnits:
                     "share of zeros over the samples",
                     f"SELECT step, zero_share FROM layers WHERE layer = '{track.layer}' AND kind = "
                     f"'{'activation' if is_seen else 'gradient'}' AND {one.where} ORDER BY step",
-                    thinned(track["zero_share"]),
+                    thinned(track["zero_share"]), names=("share of zeros",),
                 ),
             ),
             "lower the learning rate, start biases at 0, or use `nn.LeakyReLU` or `nn.GELU`",
@@ -80,7 +81,7 @@ class DeadUnits:
         )  # fmt: skip
 
 
-def _dead(track: Track, bound: float, least: int) -> Iterator[tuple[float, float, Track]]:
+def _dead(track: LayerTrack, bound: float, least: int) -> Iterator[tuple[float, float, LayerTrack]]:
     """Whether a layer is dead to the end, and since which sample."""
     known = np.flatnonzero(np.isfinite(track["zero_share"]))
     shares = track["zero_share"][known]
@@ -92,11 +93,11 @@ def _dead(track: Track, bound: float, least: int) -> Iterator[tuple[float, float
         yield float(np.median(shares[since:])), float(track.step[known[since]]), track
 
 
-def _is_zero(track: Track) -> bool:
+def _is_zero(track: LayerTrack) -> bool:
     return bool((track["norm"] == 0).all())
 
 
-def _is_starved(later: list[Track]) -> bool:
+def _is_starved(later: list[LayerTrack]) -> bool:
     """Whether a later layer gets inputs of 0 alone: its weights have no gradient, its bias has."""
     zero = {track.layer.rpartition(".")[0] for track in later if track.is_matrix and _is_zero(track)}
     return any(track.layer.rpartition(".")[0] in zero and not _is_zero(track) for track in later)

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -73,7 +73,7 @@ class ExplodingGradients:
                     f"at most {first:.3g} at first, {norms.max():.3g} later"
                     + (f"; most in {layers[0]}" if layers else ""),
                     f"SELECT step, grad_norm FROM steps WHERE grad_norm IS NOT NULL AND {one.where} ORDER BY step",
-                    thinned(norms),
+                    thinned(norms), names=("gradient norm",),
                 ),
             ),
             f"clip gradients before each step: `clip_grad_norm_(parameters, {2 * np.median(norms[:place]):.2g})`",
@@ -99,7 +99,7 @@ class ExplodingGradients:
                     "gradient per element at the first samples, from the first layer to the last",
                     f"SELECT layer, norm / sqrt(size) AS rms FROM layers WHERE kind = 'gradient' AND {one.where} "
                     f"AND step = {int(tracks[0].step[0])}",
-                    thinned(sizes),
+                    thinned(sizes), names=("gradient by layer",),
                 ),
             ),
             "initialise with the gain of the activation, or put a norm layer between",
@@ -107,13 +107,13 @@ class ExplodingGradients:
         )  # fmt: skip
 
 
-def _early_size(track: Track) -> float:
+def _early_size(track: LayerTrack) -> float:
     """The gradient per element at the first few samples."""
     norms = track["norm"][np.isfinite(track["norm"])][:5]
     return float(np.median(norms)) / track.size**0.5 if len(norms) else 0.0
 
 
-def _most_grown(tracks: list[Track], step: float) -> tuple[str, ...]:
+def _most_grown(tracks: list[LayerTrack], step: float) -> tuple[str, ...]:
     """The layers whose gradients grew most at a step, the first one first."""
     grown = []
     for track in tracks:

@@ -11,7 +11,8 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, trainings_of
-from stethos.diagnose.window import Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import is_null
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class FrozenLayers:
     """Layers that the optimizer holds get no gradient at all, while others do.
 
     What it looks at: the gradient of each layer at every sample: missing (frozen with `requires_grad`, unused, or cut
-    off by `detach`) or exactly 0. A gradient that is small but not 0 is no such case: see vanishing-gradients.
-    Why it matters: these layers stay as they are; that may be meant, or a slip.
+    off by `detach`) or exactly 0. A gradient that is small but not 0 does not count: see vanishing-gradients.
+    Why it matters: these layers never change; that may be intended, or a mistake.
     Not a fault when: layers are frozen on purpose. Missing gradients are therefore only mentioned; leave those layers
     out of the optimizer to silence it.
     Next step: look for `detach`, `no_grad`, a branch that is not used, or a factor of 0 before the named layer.

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.numbers.chronology import Onset, findings_of
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
+from stethos.diagnose.numbers.chronology import READS, Onset, findings_of
 from stethos.diagnose.window import Window
 
 
@@ -17,8 +16,8 @@ from stethos.diagnose.window import Window
 class NonFiniteGradients:
     """A gradient became NaN or infinite although the loss was finite: the backward pass is to blame.
 
-    What it looks at: NaN and infinite elements of each layer's gradient at sampled steps, the norm of all gradients,
-    and the loss of the same step.
+    What it looks at: NaN and infinite elements of each layer's gradient at sampled steps (on a GPU nearly all), the
+    norm of all gradients, the loss of the same step, and what the optimizer has kept of it when the next loss breaks.
     Why it matters: the next optimizer step writes it into the weights.
     Not a fault when: a gradient scaler leaves such steps out.
     Next step: `torch.autograd.set_detect_anomaly(True)` names the operation: a root or norm at 0, a `where` that hides
@@ -32,7 +31,7 @@ class NonFiniteGradients:
         "steps": frozenset({"step"}),
         "layers": frozenset({"kind", "nan", "inf"}),
     }
-    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = READS
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-weights", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers", "non-finite-model"}
@@ -43,7 +42,9 @@ class NonFiniteGradients:
 
 
 def _advice(onset: Onset) -> str:
+    step, layers = int(onset.training.step[onset.place]), onset.layers
+    where = f"what changes the gradient of {layers[0]} (hooks, scaling)" if len(layers) == 1 else "the loss"
     return (
-        f"run to step {int(onset.training.step[onset.place])} under `torch.autograd.set_detect_anomaly(True)`: "
-        "it names the operation"
+        f"go back to a checkpoint before step {step}; look for a root, norm, logarithm or division at 0 in {where}; "
+        f"`torch.autograd.set_detect_anomaly(True)` names the operation"
     )

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.numbers.chronology import Onset, findings_of
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
+from stethos.diagnose.numbers.chronology import READS, Onset, findings_of
 from stethos.diagnose.window import Window
 
 
@@ -17,18 +16,20 @@ from stethos.diagnose.window import Window
 class NonFiniteLoss:
     """The loss became NaN or infinite while the weights were still finite: data or the forward pass are to blame.
 
-    What it looks at: the loss of every step, and whether weights were finite as that step began. With the deep preset,
-    the first module whose output was not finite is named.
+    What it looks at: the loss of every step, and whether weights were finite as that step began. In CPU memory what
+    the graph of the loss has saved is read before its backward: it names the input, target, layer or loss function that
+    was not finite first.
     Why it matters: the gradients of such a step destroy every weight they reach.
     Not a fault when: a gradient scaler leaves such steps out.
-    Next step: look at the batch of that step: NaN in the inputs, a logarithm or division of 0, an overflow of float16.
+    Next step: the finding says where it begins; else look at the batch of that step: NaN in the inputs, a logarithm or
+    division of 0, an overflow of float16.
     """
 
     code: ClassVar[str] = "NUM001"
     name: ClassVar[str] = "non-finite-loss"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = READS
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-gradients", "non-finite-weights", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers", "non-finite-model", "exploding-gradients"}
@@ -40,7 +41,21 @@ class NonFiniteLoss:
 
 def _advice(onset: Onset) -> str:
     step = int(onset.training.step[onset.place])
+    kind = onset.origin.get("kind")
+    if kind == "input":
+        return f"look at the batch of step {step}: `assert torch.isfinite(inputs).all()`; clean or skip such samples"
+    if kind == "label":
+        return f"look at the targets of step {step}: `assert torch.isfinite(targets).all()`; clean or skip such samples"
+    if kind == "activation":
+        layer = onset.layers[0] if onset.layers else "the first layer"
+        return (
+            f"look at what is computed on the output of {layer}: a logarithm, root or division of 0, or an overflow; "
+            f"inputs and weights of step {step} are finite"
+        )
+    if kind == "loss":
+        return f"look for a logarithm, root or division of 0 in the loss: inputs and weights of step {step} are finite"
     return (
         f"look at the batch of step {step}: `assert torch.isfinite(inputs).all()`; "
-        "then for a logarithm, division or root of 0 in the loss"
+        "then for a logarithm, division or root of 0 in the loss; "
+        "on a GPU `stethos run --explain-nan` says where it begins"
     )

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.numbers.chronology import Onset, findings_of
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS
+from stethos.diagnose.numbers.chronology import READS, Onset, findings_of
 from stethos.diagnose.window import Window
 
 
@@ -31,7 +32,7 @@ class NonFiniteWeights:
         "steps": frozenset({"step"}),
         "layers": frozenset({"kind", "nan", "inf"}),
     }
-    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = READS
     explains: ClassVar[frozenset[str]] = frozenset(
         {"non-finite-gradients", "non-finite-loss", "divergence", "plateau", "dead-units", "series-anomaly",
          "frozen-layers", "non-finite-model"}
@@ -48,7 +49,14 @@ def _advice(onset: Onset) -> str:
             'see who sent it: `stethos query "SELECT client, round, layer, nan, inf FROM updates '
             'WHERE nan > 0 OR inf > 0 ORDER BY round"`; leave such updates out of the average'
         )
+    before = onset.training.loss[onset.place - 1] if onset.place else float("nan")
+    if np.isfinite(before):
+        return (
+            f"go back to a checkpoint before step {step}: after a finite loss the gradients of step {step - 1} were "
+            "most likely NaN, which clipping does not mend; look for sqrt, norm, log or a division at 0 in the loss, "
+            "and run that step under `torch.autograd.detect_anomaly()`"
+        )
     return (
-        f"go back to a checkpoint before step {step}; clip gradients, and check what writes into "
+        f"go back to a checkpoint before step {step}; check what writes into "
         f"{onset.layers[0] if onset.layers else 'the weights'} between steps {step - 1} and {step}"
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 _DENSE = 0.9  # of all elements, at least, are stored
@@ -90,7 +90,7 @@ class PoorInitialisation:
                         f"{int(track.size)} elements",
                         f"SELECT layer, mean, std, size FROM layers WHERE kind = 'weight' AND {one.where} "
                         f"AND step = {int(track.step[0])}",
-                        thinned(np.log10(np.maximum(scales, 1e-12))),
+                        thinned(np.log10(np.maximum(scales, 1e-12))), names=("log10 by layer",),
                     ),
                 ),
                 "initialise with `nn.init.kaiming_normal_` (ReLU) or `nn.init.xavier_uniform_` (tanh), "
@@ -100,11 +100,11 @@ class PoorInitialisation:
             return
 
 
-def _is_standard_normal(track: Track) -> bool:
+def _is_standard_normal(track: LayerTrack) -> bool:
     return abs(float(track["std"][0]) - 1) < 0.1 and abs(float(track["mean"][0])) < 0.1
 
 
-def _is_embedding(track: Track, gradient: Track | None) -> bool:
+def _is_embedding(track: LayerTrack, gradient: LayerTrack | None) -> bool:
     """Whether it begins as torch begins an embedding, and a batch reaches some of its rows only."""
     if gradient is None or not _is_standard_normal(track):
         return False

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -42,7 +42,7 @@ class SaturatedUnits:
             yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
-        found: list[tuple[float, float, Track]] = []
+        found: list[tuple[float, float, LayerTrack]] = []
         for track in one.layers.get("activation", [])[:-1]:
             inside = _inside(track)
             known = inside[np.isfinite(inside)]
@@ -65,7 +65,7 @@ class SaturatedUnits:
                     f"between {np.nanmin(track['min']):.3g} and {np.nanmax(track['max']):.3g}",
                     f"SELECT step, min, max, mean, std FROM layers WHERE kind = 'activation' "
                     f"AND layer = '{track.layer}' AND {one.where} ORDER BY step",
-                    thinned(_inside(track)),
+                    thinned(_inside(track)), names=("room to the ends",),
                 ),
             ),
             "scale the inputs to unit variance, start with smaller weights, or put a norm layer before it",
@@ -73,7 +73,7 @@ class SaturatedUnits:
         )  # fmt: skip
 
 
-def _inside(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _inside(track: LayerTrack) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """How far outputs lie from the ends of tanh or sigmoid: 0 at the ends, about 1 in the middle; NaN for others."""
     square = np.square(track["mean"]) + np.square(track["std"])
     low, high, mean = track["min"], track["max"], track["mean"]

@@ -15,13 +15,14 @@ from stethos.diagnose.training import (
     Training,
     column_of,
     level_at_start,
-    quoted,
     sureness,
     texts_of,
     thinned,
     trainings_of,
 )  # fmt: skip
-from stethos.diagnose.window import Array, Window, is_null
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, is_null
+from stethos.store.literal import literal
 
 _MOST_SPIKES = 3
 _STILL = 0.8  # of the values are as the one before: a setting, such as a learning rate or an epoch
@@ -88,7 +89,7 @@ class SeriesAnomaly:
             self.code, self.name, kind, self.severity, f"the loss {words} at step {int(one.step[known[place]])}",
             one.subject(int(known[place])),
             sureness(margin),
-            (Evidence(words, sql, thinned(losses)),),
+            (Evidence(words, sql, thinned(losses), names=("loss",)),),
             f"look at the batch and the settings of step {int(one.step[known[place]])}",
             {"kind": kind, "step": int(one.step[known[place]])},
         )  # fmt: skip
@@ -150,7 +151,7 @@ class SeriesAnomaly:
             return
         place, kind, margin, words = found
         where = "".join(
-            f" AND {column} = {quoted(one)}" for column, one in (("process", key[1]), ("client", key[2])) if one
+            f" AND {column} = {literal(one)}" for column, one in (("process", key[1]), ("client", key[2])) if one
         )
         yield Finding(
             self.code, self.name, kind, self.severity, f"{name} {words} at step {int(at[place])}",
@@ -158,8 +159,8 @@ class SeriesAnomaly:
             sureness(margin),
             (
                 Evidence(
-                    words, f"SELECT step, value FROM metrics WHERE name = {quoted(name)}{where} ORDER BY step",
-                    thinned(values),
+                    words, f"SELECT step, value FROM metrics WHERE name = {literal(name)}{where} ORDER BY step",
+                    thinned(values), names=(name,),
                 ),
             ),
             f"look at what changed at step {int(at[place])}: `stethos query \"SELECT * FROM logs\"`",

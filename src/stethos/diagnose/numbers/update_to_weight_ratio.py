@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -22,7 +22,7 @@ class UpdateToWeightRatio:
     0.001 is usual. Too small means a thousandth of what the median layer does, and no gradient that is 0.
     Why it matters: large steps forget what was learned; a layer that hardly moves is not trained.
     Not a fault when: the loss falls all the same, or the rates of layers differ on purpose; then it is only mentioned.
-    Next step: another learning rate for the layer (a parameter group of its own), or another initialisation.
+    Next step: another learning rate for the layer (a separate parameter group), or another initialisation.
     """
 
     code: ClassVar[str] = "NUM010"
@@ -65,9 +65,10 @@ class UpdateToWeightRatio:
                     f"SELECT step, layer, drift / norm AS moved FROM layers WHERE kind = 'weight' AND {one.where} "
                     f"AND layer = '{names[0]}' ORDER BY step",
                     thinned(next(t["drift"] for t in one.layers["weight"] if t.layer == names[0])),
+                    names=("drift",),
                 ),
             ),
-            f"give {names[0]} a {'lower' if kind == 'large' else 'higher'} learning rate: a parameter group of its own",
+            f"give {names[0]} a {'lower' if kind == 'large' else 'higher'} learning rate: a separate parameter group",
             {"kind": kind, "ratio": layers[names[0]], "fall": one.fall},
         )  # fmt: skip
 
@@ -78,7 +79,7 @@ class UpdateToWeightRatio:
         return float(track.step[int(np.argmax((gaps > 0) & (gaps <= 5)))])
 
 
-def _ratio(track: Track) -> float | None:
+def _ratio(track: LayerTrack) -> float | None:
     """The typical move per step between neighbouring samples, a lower bound; None if too few are near each other."""
     finite = np.isfinite(track["drift"]) & np.isfinite(track["norm"]) & (track["norm"] > 1e-3 * track.size**0.5)
     since, drift, norm = track.since[finite], track["drift"][finite], track["norm"][finite]

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -71,7 +71,7 @@ class VanishingGradients:
                     f"gradient per element {sizes[small].min():.1e} in {layers[0]}, {sizes.max():.1e} at most",
                     "SELECT layer, median(norm / sqrt(size)) AS rms FROM layers WHERE kind = 'gradient' "
                     f"AND {one.where} GROUP BY layer",
-                    thinned(np.log10(np.maximum(sizes[is_matrix], 1e-30))),
+                    thinned(np.log10(np.maximum(sizes[is_matrix], 1e-30))), names=("log10 by layer",),
                 ),
             ),
             "use ReLU-like activations, norm layers or residual connections, or initialise with the activation's gain",
@@ -79,6 +79,6 @@ class VanishingGradients:
         )  # fmt: skip
 
 
-def _norms(track: Track) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _norms(track: LayerTrack) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     norms: np.ndarray[tuple[int], np.dtype[np.float64]] = track["norm"][np.isfinite(track["norm"])]
     return norms

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Track, Training, sureness, thinned, trainings_of
+from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -43,7 +43,7 @@ class WeightExplosion:
             yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
-        grown: list[tuple[float, int, Track]] = []
+        grown: list[tuple[float, int, LayerTrack]] = []
         for track in one.layers.get("weight", []):
             sizes = track["norm"] / track.size**0.5
             finite = np.flatnonzero(np.isfinite(sizes))
@@ -69,7 +69,7 @@ class WeightExplosion:
                     f"{len(grown)} layers more than {self.times:g} times their first size",
                     f"SELECT step, layer, norm / sqrt(size) AS rms FROM layers WHERE kind = 'weight' AND {one.where} "
                     f"AND layer = '{track.layer}' ORDER BY step",
-                    thinned(sizes[np.isfinite(sizes)]),
+                    thinned(sizes[np.isfinite(sizes)]), names=("size of a weight",),
                 ),
             ),
             "check the sign and size of the weight decay, lower the learning rate, or add norm layers",

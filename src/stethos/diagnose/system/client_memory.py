@@ -1,4 +1,4 @@
-"""Clients that need far more memory than the others, or ever more."""
+"""SYS011: clients that need far more memory than the others, or ever more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, middle, numbers, others_median, turns_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, numbers, others_median, turns_of
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class ClientMemory:
     What it looks at: `peak_bytes` of each turn against the median of the others in the same round, and against the
     client's own first rounds.
 
-    Why it matters: the client will be killed when its machine has no more; the others train the same model with less.
+    Why it matters: the client will be killed when its machine runs out; the others train the same model with less.
 
     Not a fault when: it trains with a larger batch or on a GPU while the others do not.
 
@@ -40,6 +42,7 @@ class ClientMemory:
     rounds: int = 2
     growth: float = 1.5
     growing_rounds: int = 8
+    rising: float = 0.8
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):
@@ -50,7 +53,7 @@ class ClientMemory:
             for place in range(len(peak)):
                 if large[place].sum() >= self.rounds:
                     first = int(np.flatnonzero(large[place])[0])
-                    own, usual = middle(peak[place][large[place]]), middle(others[place][large[place]])
+                    own, usual = median_of(peak[place][large[place]]), median_of(others[place][large[place]])
                     title = f"needs {bytes_words(own)} at its peak, the others {bytes_words(usual)}"
                     yield self._finding(turns, place, peak, first, title)
                 elif (since := self._growing_since(peak[place], others[place])) is not None:
@@ -65,8 +68,8 @@ class ClientMemory:
             return None
         late = known[len(known) // 2 :]
         grown = own[late[-1]] - own[known[0]]
-        is_steady = (np.diff(own[late]) > 0).mean() >= 0.8
-        others_grew = middle(others[late[-2:]]) - middle(others[known[:2]])
+        is_steady = (np.diff(own[late]) > 0).mean() >= self.rising
+        others_grew = median_of(others[late[-2:]]) - median_of(others[known[:2]])
         if is_steady and own[late[-1]] > self.growth * own[known[0]] and grown > self.at_least_bytes / 4:
             return None if others_grew > grown / 2 else int(known[0])
         return None

@@ -1,4 +1,4 @@
-"""Training that waits for its data."""
+"""SYS008: training that waits for its data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import numbers
-from stethos.diagnose.window import Array, Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class DataLoaderStall:
 
     What it looks at: the share of `data_ms` in `step_ms`, per process, without the first steps.
 
-    Why it matters: the device idles meanwhile; a faster model or a larger machine changes nothing.
+    Why it matters: the device is idle while it waits; a faster model or a larger machine would not help.
 
     Not a fault when: steps are so short that nothing is gained (waits below `at_least_ms` are not counted).
 
@@ -29,7 +30,7 @@ class DataLoaderStall:
 
     code: ClassVar[str] = "SYS008"
     name: ClassVar[str] = "data-loader-stall"
-    severity: ClassVar[Severity] = Severity.WARNING
+    severity: ClassVar[Severity] = Severity.INFO
     needs: ClassVar[Needs] = {"steps": frozenset({"process", "step_ms", "data_ms"})}
     reads: ClassVar[Needs] = {"steps": frozenset({"step", "rank"})}
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation", "rank-straggler"})
@@ -69,10 +70,11 @@ class DataLoaderStall:
                     "avg(backward_ms) AS backward_ms FROM steps GROUP BY process",
                     numbers(data_ms),
                     numbers(step_ms),
+                    ("waiting", "whole step"),
                 ),
             ),
             next_step="give the DataLoader more workers (num_workers=, persistent_workers=True), or cache samples",
-            detail={"share": share, "series": ["waiting", "whole step"]},
+            detail={"share": share},
         )
 
 

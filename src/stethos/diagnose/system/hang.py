@@ -1,4 +1,4 @@
-"""A training that hangs, as the watchdog saw it."""
+"""SYS016: a training that hangs, as the watchdog saw it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame
 
 _NEXT = {
     "missing-rank": "make every rank call the same collectives in the same order; see its stack: {stacks}",
@@ -18,7 +19,7 @@ _NEXT = {
     "lock": "find who holds the lock: {stacks}",
     "disk": "look at the disk and at the network file system (`iostat`, `dmesg`)",
     "client": "see whether the client is alive, and give the wait a time limit",
-    "gil": "let the C code release the GIL, or run it in a process of its own",
+    "gil": "let the C code release the GIL, or run it in a separate process",
     "busy": "see whether it computes or loops: {stacks}",
     "unknown": "look at its stack: {stacks}",
 }
@@ -26,7 +27,7 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A training makes no progress any more: the watchdog says which process is the cause, and where it stands.
+    """A training has stopped making progress: the watchdog says which process is the cause, and where it is stuck.
 
     What it looks at: the rows of `hangs`, which the watchdog writes when no step, no batch, no collective and no data
     moved for longer than `at_least_s` and `times` the usual step (twice the longest pause so far), and two looks at
@@ -69,7 +70,9 @@ class Hang:
         ),
         "steps": frozenset({"process", "t_ns", "step"}),
     }
-    explains: ClassVar[frozenset[str]] = frozenset({"stalled-process", "low-utilisation", "process-failure"})
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"stalled-process", "low-utilisation", "process-failure", "rank-straggler"}
+    )
 
     at_least_s: float = 30.0
     times: float = 30.0

@@ -1,4 +1,4 @@
-"""Processes that mostly wait."""
+"""SYS014: processes that mostly wait."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import middle, numbers, sql_text
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.turn import numbers
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Frame
+from stethos.store.literal import literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +55,26 @@ class LowUtilisation:
             times_ns = steps[process]["t_ns"]
             during = (frame["t_ns"] >= times_ns.min()) & (frame["t_ns"] <= times_ns.max())
             share = frame["cpu_share"][during & np.isfinite(frame["cpu_share"])]
-            if len(share) < self.samples or middle(share) >= self.cores:
+            if len(share) < self.samples or median_of(share) >= self.cores:
                 continue
             machine = frame["machine_cpu_share"][during] if _has(frame, "machine_cpu_share") else np.array([])
-            if middle(machine) >= self.machine:  # others take the cores: it would use more if it got more
+            if median_of(machine) >= self.machine:  # others take the cores: it would use more if it got more
                 continue
             yield Finding(
                 self.code,
                 self.name,
                 self.name,
                 self.severity,
-                f"process {process} uses {middle(share):.0%} of one core while it trains: it mostly waits",
+                f"process {process} uses {median_of(share):.0%} of one core while it trains: it mostly waits",
                 Subject(process=str(process), first=0, unit="step"),
                 confidence=0.8,
                 evidence=(
                     Evidence(
                         f"{len(share)} samples between its first and its last step",
-                        f"SELECT t_ns, cpu_share, machine_cpu_share FROM host WHERE process = {sql_text(str(process))} "
+                        f"SELECT t_ns, cpu_share, machine_cpu_share FROM host WHERE process = {literal(str(process))} "
                         "ORDER BY t_ns",
                         numbers(share),
+                        names=("busy",),
                     ),
                 ),
                 next_step="see where a step's time goes: avg(data_ms), avg(forward_ms), avg(backward_ms) FROM steps",

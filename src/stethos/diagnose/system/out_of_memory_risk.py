@@ -1,4 +1,4 @@
-"""A machine that will run out of memory."""
+"""SYS010: a machine that will run out of memory."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import ClassVar
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.system.trend import trend_of
-from stethos.diagnose.turn import middle, numbers, sql_text
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.turn import numbers
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Frame
+from stethos.store.literal import literal
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryRisk:
-    """The machine or a GPU has little memory left, or will have at the present rate.
+    """The machine or a GPU is running out of memory, now or soon at the current rate.
 
     What it looks at: the memory available on the machine, sampled each second, and the growth of the process. On a
     GPU: the growth of the tensor memory of its steps, and how much the GPU has beyond what is in use.
 
-    Why it matters: the system kills a process without a word when memory is gone.
+    Why it matters: when memory runs out, the system kills a process without a message.
 
     Not a fault when: the last samples show a peak that is over, such as a checkpoint being written.
 
@@ -42,6 +45,7 @@ class OutOfMemoryRisk:
     free_share: float = 0.05
     within_s: float = 3600.0
     growth: float = 0.1
+    rising: float = 0.8
 
     def check(self, window: Window) -> Iterator[Finding]:
         worst: Finding | None = None
@@ -61,8 +65,8 @@ class OutOfMemoryRisk:
         if steps is None:
             return
         trend = trend_of(Frame({"t_ns": steps["t_ns"], "rss_bytes": steps["allocated_bytes"]}), self.samples)
-        total = middle(frame["total_bytes"][-5:])
-        if trend is None or trend.rising < 0.8 or trend.grown_bytes <= self.growth * trend.start_bytes:
+        total = median_of(frame["total_bytes"][-5:])
+        if trend is None or trend.rising < self.rising or trend.grown_bytes <= self.growth * trend.start_bytes:
             return
         left = total - trend.end_bytes
         left_s = left / trend.bytes_per_s if trend.bytes_per_s > 0 else math.inf
@@ -82,7 +86,7 @@ class OutOfMemoryRisk:
                     f"its tensors grew from {trend.start_bytes / 1e9:.2f} to {trend.end_bytes / 1e9:.2f} GB "
                     f"in {trend.duration_s:,.0f} s",
                     f"SELECT t_ns, allocated_bytes, peak_bytes FROM steps "
-                    f"WHERE process = {sql_text(process)} ORDER BY step",
+                    f"WHERE process = {literal(process)} ORDER BY step",
                     trend.series,
                 ),
             ),
@@ -93,11 +97,11 @@ class OutOfMemoryRisk:
     def _of_process(self, process: str, frame: Frame, *, is_live: bool) -> Finding | None:
         frame = frame.sorted_by("t_ns")
         free, rss = frame["machine_free_bytes"], frame["rss_bytes"]
-        recent = middle(free[-5:])
-        total = recent + middle(rss[-5:])
+        recent = median_of(free[-5:])
+        total = recent + median_of(rss[-5:])
         trend = trend_of(frame, self.samples)
         left_s = math.inf
-        if trend is not None and trend.bytes_per_s > 0 and trend.rising >= 0.8:
+        if trend is not None and trend.bytes_per_s > 0 and trend.rising >= self.rising:
             left_s = recent / trend.bytes_per_s if trend.grown_bytes > self.growth * trend.start_bytes else math.inf
         is_low = len(free) >= 5 and recent < self.free_share * total
         if not is_low and not (is_live and left_s < self.within_s):
@@ -113,10 +117,11 @@ class OutOfMemoryRisk:
             confidence=0.9 if is_low else 0.8,
             evidence=(
                 Evidence(
-                    f"{recent / 1e9:.2f} GB are available; process {process} has {middle(rss[-5:]) / 1e9:.2f} GB",
+                    f"{recent / 1e9:.2f} GB are available; process {process} has {median_of(rss[-5:]) / 1e9:.2f} GB",
                     f"SELECT t_ns, rss_bytes, machine_free_bytes FROM host "
-                    f"WHERE process = {sql_text(process)} ORDER BY t_ns",
+                    f"WHERE process = {literal(process)} ORDER BY t_ns",
                     numbers(free),
+                    names=("free memory",),
                 ),
             ),
             next_step="write a checkpoint now; then a smaller batch, fewer data-loader workers, or the leak",

@@ -1,4 +1,4 @@
-"""Updates that are larger than the others'."""
+"""SYS007: updates that are larger than the others'."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, middle, numbers, others_median, turns_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, numbers, others_median, turns_of
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class OversizeUpdate:
         client = turns.clients[place]
         first, last = (turns.rounds[at] for at in np.flatnonzero(large)[[0, -1]])
         is_open = bool(large[np.flatnonzero(~np.isnan(size[place]))[-self.rounds :]].any())
-        own, usual = middle(size[place][large]), middle(others[place][large])
+        own, usual = median_of(size[place][large]), median_of(others[place][large])
         return Finding(
             self.code,
             self.name,

@@ -1,4 +1,4 @@
-"""Processes that ended badly."""
+"""SYS013: processes that ended badly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import sql_text
 from stethos.diagnose.window import Window
+from stethos.store.literal import literal
 
 _LONGEST = 100  # of an ending, in a title
 _TOGETHER_NS = 600e9  # after the first of them the other processes of a job have given up
@@ -26,6 +26,8 @@ _ADVICE = {
     "exit status": "it ended by itself (`sys.exit`, `os._exit`): read what it printed last",
 }
 
+_LAST = 1 << 30  # behind all that a launcher has reported
+
 Row = dict[str, Any]
 
 
@@ -33,14 +35,14 @@ Row = dict[str, Any]
 class ProcessFailure:
     """A process of the run ended with an uncaught exception, a signal or a bad exit status.
 
-    What it looks at: how each process ended: its own last word, and its exit status. Of the ranks of a job the first
-    to fail is told, with those that ended because of it: they lost their connection, were stopped by the launcher, or
-    are the launcher.
+    What it looks at: how each process ended: what it reported itself, and its exit status. Of the ranks of a job, the
+    first to fail is named, with those that ended because of it: they lost their connection, were stopped by the
+    launcher, or are the launcher.
 
     Why it matters: whatever else is found, this is what stopped the training.
 
-    Not a fault when: somebody stopped it: SIGINT and SIGTERM are told, but are no warning. Nor is a worker of federated
-    clients that was killed between their turns, as Ray does when a simulation is over.
+    Not a fault when: it was stopped on purpose: SIGINT and SIGTERM are reported, but not as a warning. Nor is a worker
+    of federated clients that was killed between turns, as Ray does at the end of a simulation.
 
     Next step: read the traceback; after SIGKILL look at `memory-growth` and the system's log for the OOM killer.
     """
@@ -50,7 +52,7 @@ class ProcessFailure:
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
     reads: ClassVar[Needs] = {
-        "processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns"}),
+        "processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns", "failure_order"}),
         "client_reports": frozenset({"process", "side", "steps"}),
     }
     explains: ClassVar[frozenset[str]] = frozenset()
@@ -77,7 +79,7 @@ class ProcessFailure:
             Evidence(
                 (f"after {steps:,} step{'s' * (steps != 1)}" if steps else "before its first step") + where,
                 f"SELECT process, state, ending, exit_code, traceback FROM processes "
-                f"WHERE process = {sql_text(process)}",
+                f"WHERE process = {literal(process)}",
             )
         ]
         if others:
@@ -91,7 +93,7 @@ class ProcessFailure:
         return Finding(
             self.code,
             self.name,
-            "stopped" if is_stopped else str(row["state"]),
+            "stopped" if is_stopped else "lost-peer" if _is_consequence(row) else str(row["state"]),
             Severity.INFO if is_stopped else self.severity,
             f"{who} {'was stopped' if is_stopped else 'ended badly'}: {shown}",
             Subject(ranks=() if rank is None else (rank,), process=process, first=steps, unit="step"),
@@ -116,7 +118,14 @@ def _failures(rows: Sequence[Row]) -> list[list[Row]]:
             jobs.append([row])
         else:
             alone.append([row])
-    return [sorted(job, key=lambda row: (_whole(row, "rank") is None, _is_consequence(row))) for job in jobs] + alone
+    return [sorted(job, key=_precedence) for job in jobs] + alone
+
+
+def _precedence(row: Row) -> tuple[bool, bool, int]:
+    """The rank that failed first comes first: its launcher knows, the time of its last row says little."""
+    order = _whole(row, "failure_order")
+    is_victim = _is_consequence(row) or "SIGTERM" in _ending(row)
+    return _whole(row, "rank") is None, is_victim, _LAST if order is None else order
 
 
 def _is_consequence(row: Row) -> bool:
@@ -126,6 +135,8 @@ def _is_consequence(row: Row) -> bool:
 def _told(row: Row) -> str:
     if _whole(row, "rank") is None:
         return f"its launcher, {_who(row)}"
+    if "SIGTERM" in _ending(row):
+        return f"{_who(row)} (stopped by the launcher)"
     return f"{_who(row)} (lost its connection)" if _is_consequence(row) else _who(row)
 
 

@@ -1,4 +1,4 @@
-"""A rank that the others of a distributed job wait for."""
+"""SYS002: a rank that the others of a distributed job wait for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import middle, numbers
-from stethos.diagnose.window import Array, Frame, Window
+from stethos.diagnose.turn import numbers
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
+from stethos.store.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,12 @@ class RankStraggler:
         ranks = {int(rank): frame for rank, frame in window.frame("steps").groups("rank").items()}
         if len(ranks) < 2 or min(map(len, ranks.values())) < self.steps:
             return
-        own = {rank: middle(_own_ms(frame)) for rank, frame in ranks.items()}
-        backward = {rank: middle(frame["backward_ms"]) for rank, frame in ranks.items()}
+        own = {rank: median_of(_own_ms(frame)) for rank, frame in ranks.items()}
+        backward = {rank: median_of(frame["backward_ms"]) for rank, frame in ranks.items()}
         culprit = max(own, key=lambda rank: own[rank])
         victims = [rank for rank in own if rank != culprit]
-        usual, waited = middle(np.array([own[rank] for rank in victims])), min(backward[rank] for rank in victims)
-        step_ms = middle(np.concatenate([frame["step_ms"] for frame in ranks.values()]))
+        usual, waited = median_of(np.array([own[rank] for rank in victims])), min(backward[rank] for rank in victims)
+        step_ms = median_of(np.concatenate([frame["step_ms"] for frame in ranks.values()]))
         score = min(own[culprit] - usual, waited - backward[culprit]) / step_ms if step_ms > 0 else 0.0
         if score < self.share:
             return
@@ -89,9 +91,10 @@ def _longest_part(ranks: dict[int, Frame], culprit: int) -> tuple[str, float, fl
     found = []
     for column, words in (("data_ms", "its data"), ("forward_ms", "forward"), ("optimizer_ms", "the optimizer")):
         if all(_is_number(frame, column) for frame in ranks.values()):
-            own = middle(ranks[culprit][column])
-            usual = middle(np.array([middle(frame[column]) for rank, frame in ranks.items() if rank != culprit]))
-            found.append((own - usual, words, own, usual))
+            own = median_of(ranks[culprit][column])
+            usual = median_of(np.array([median_of(frame[column]) for rank, frame in ranks.items() if rank != culprit]))
+            if np.isfinite(own - usual):
+                found.append((own - usual, words, own, usual))
     _, words, own, usual = max(found)
     return words, own, usual
 

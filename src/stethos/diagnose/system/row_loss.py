@@ -1,4 +1,4 @@
-"""Rows that the recording itself lost."""
+"""SYS015: rows that the recording itself lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.window import Frame, Window
+from stethos.diagnose.window import Window
+from stethos.store.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A process that runs and does nothing."""
+"""SYS012: a process that runs and does nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.turn import numbers, sql_text
-from stethos.diagnose.window import Array, Frame, Window
+from stethos.diagnose.turn import numbers
+from stethos.diagnose.window import Window
+from stethos.store.frame import Array, Frame
+from stethos.store.literal import literal
 
 
 @dataclass(frozen=True, slots=True)
 class StalledProcess:
-    """A process is running, but its training has not made a step for long.
+    """A process is running, but its training has made no step for a long time.
 
     What it looks at: the time since the last optimizer step, against the longest pause that this process made before
     and against its usual steps. In a live run the samples of the machine are the clock; in a killed one its end is.
@@ -78,9 +80,10 @@ class StalledProcess:
             evidence=(
                 Evidence(
                     f"its {steps:,} steps were {np.median(pauses):.3g} s apart, {pauses.max():.3g} s at most",
-                    f"SELECT step, t_ns, step_ms FROM steps WHERE process = {sql_text(process)} "
+                    f"SELECT step, t_ns, step_ms FROM steps WHERE process = {literal(process)} "
                     "ORDER BY t_ns DESC LIMIT 5",
                     numbers([*pauses[-40:], silent_s]),
+                    names=("seconds per step",),
                 ),
             ),
             next_step=f"look at its stack: stethos {pid} backtrace"

@@ -1,4 +1,4 @@
-"""Clients that keep the others waiting."""
+"""SYS001: clients that keep the others waiting."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.performance.path import ROUNDS_READ, rounds_in
-from stethos.diagnose.turn import Grid, Turns, column_medians, middle, numbers, others_median, turns_of
-from stethos.diagnose.window import Array, Window
+from stethos.diagnose.time_parts import ROUNDS_READ, rounds_in
+from stethos.diagnose.turn import Grid, Turns, column_medians, numbers, others_median, turns_of
+from stethos.diagnose.window import Window
+from stethos.profile.column import median_of
 from stethos.profile.what_if import slowness_of
+from stethos.store.frame import Array
 
 _PHASES = {"its training": ("compute_ms",), "its link": ("download_ms", "upload_ms")}
 
@@ -25,7 +27,7 @@ class Straggler:
     What it looks at: the duration of each client's turn against the median of the others in the same round, and
     against what its number of samples would lead one to expect. Where the phases were recorded it names the slow one.
 
-    Why it matters: a synchronous round lasts as long as its slowest client; everybody else idles.
+    Why it matters: a synchronous round lasts as long as its slowest client; all others are idle.
 
     Not a fault when: the client simply has more data. What its samples explain is not counted; compare
     `quantity-skew`.
@@ -69,7 +71,7 @@ class Straggler:
     ) -> Finding:
         place = turns.clients.index(client)
         first, last = (turns.rounds[at] for at in np.flatnonzero(late)[[0, -1]])
-        own_ms, usual_ms = middle(duration[place][late]), middle(others[place][late])
+        own_ms, usual_ms = median_of(duration[place][late]), median_of(others[place][late])
         is_open = bool(late[np.flatnonzero(~np.isnan(duration[place]))[-self.rounds :]].any())
         cause = _slow_phase(turns, place, late)
         waited_s = float(np.nansum(np.where(late, duration[place] - others[place], 0))) / 1000
@@ -125,7 +127,7 @@ def _slow_phase(turns: Turns, place: int, late: Array) -> str:
     excess = {}
     for words, columns in _PHASES.items():
         grid = np.where(turns.is_ok, sum(turns.grid(column) for column in columns), np.nan)
-        over = middle((grid - others_median(grid))[place][late])
+        over = median_of((grid - others_median(grid))[place][late])
         if over > 0:
             excess[words] = over
     if not excess:

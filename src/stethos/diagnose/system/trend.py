@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stethos.diagnose.window import Frame
+from stethos.store.frame import Frame
 
 _STRETCHES = 10
 _SHOWN = 60

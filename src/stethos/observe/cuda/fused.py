@@ -49,6 +49,11 @@ class Kernels:
             thread.start()
         return thread.is_alive()
 
+    def wait(self, seconds: float) -> None:
+        """The process ends: a compiler that is torn down at its work would abort it."""
+        for thread in self._threads.values():
+            thread.join(seconds)
+
     def compile(self, dtype: torch.dtype) -> None:
         """Compile now, in the calling thread; Triton may be missing, or find no C compiler."""
         import triton
@@ -98,6 +103,11 @@ class Fused:
         `pinned` takes the addresses on their way to the device: it must not be touched before the work is done.
         None while the kernel is not compiled.
         """
+        launch = self.prepare(tensors, pinned)
+        return None if launch is None else launch()
+
+    def prepare(self, tensors: Sequence[torch.Tensor], pinned: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """Send the addresses to the device; what is returned launches the kernel over them, at each call."""
         first = tensors[0]
         launch = self._kernels.of(first.dtype)
         if launch is None:
@@ -106,14 +116,19 @@ class Fused:
         heads = tuple(head_of(address, first.element_size()) for address in addresses)
         sizes = tuple(tensor.numel() for tensor in tensors)
         prepared = self._prepare(first, sizes, heads)
-        pinned.copy_(torch.tensor(addresses, dtype=torch.int64, device="cpu"))
+        pinned.numpy()[:] = addresses
         prepared.pointers.copy_(pinned, non_blocking=True)
         chunks = prepared.chunks.shape[0]
-        launch(
+        arguments = (
             chunks, prepared.pointers, prepared.chunks, prepared.spans, prepared.finished, prepared.partials,
             prepared.results, chunks, len(sizes),
         )  # fmt: skip
-        return prepared.results
+
+        def start() -> torch.Tensor:
+            launch(*arguments)
+            return prepared.results
+
+        return start
 
     def _prepare(self, like: torch.Tensor, sizes: tuple[int, ...], heads: tuple[int, ...]) -> _Prepared:
         device = like.device

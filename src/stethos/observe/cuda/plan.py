@@ -12,7 +12,7 @@ ALIGNMENT = 16  # bytes; what one load reads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class ChunkPlan:
     """`chunks` has a row of tensor, first element and length for each program, `spans` first chunk and number of
     chunks for each tensor."""
 
@@ -20,7 +20,7 @@ class Plan:
     spans: npt.NDArray[np.int64]
 
 
-def plan_of(sizes: Sequence[int], heads: Sequence[int], block: int) -> Plan:
+def plan_of(sizes: Sequence[int], heads: Sequence[int], block: int) -> ChunkPlan:
     """Cut tensors of these sizes into chunks of `block` elements.
 
     `heads` are the elements before the first one that lies on an alignment: a
@@ -36,7 +36,7 @@ def plan_of(sizes: Sequence[int], heads: Sequence[int], block: int) -> Plan:
         chunks.append(np.stack([np.full(len(starts), tensor), starts, lengths], axis=1))
         spans.append((first, len(starts)))
         first += len(starts)
-    return Plan(np.concatenate(chunks), np.array(spans, np.int64))
+    return ChunkPlan(np.concatenate(chunks), np.array(spans, np.int64))
 
 
 def head_of(address: int, element_bytes: int) -> int:

@@ -1,0 +1,14 @@
+"""One training program: python -m benchmarks.wildtraining.program NAME bug|fixed [SEED]."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from benchmarks.wildtraining.table import CASES
+
+if __name__ == "__main__":
+    name, variant, seed = (*sys.argv[1:], "0")[:3]
+    torch.manual_seed(int(seed))
+    CASES[name].program(variant == "bug")

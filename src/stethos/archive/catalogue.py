@@ -1,0 +1,178 @@
+"""The list of an archive's runs: one small Delta table, which every archiver adds to and which is read in one go.
+
+A row says everything that a list shows. The newest row of a run counts; one whose state is `deleted` ends it. It is an
+index: `rebuild` makes it anew from the runs themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stethos.archive.address import Address
+from stethos.archive.delta import DeltaFile, DeltaLog
+from stethos.archive.objects import Objects
+from stethos.archive.place import CATALOGUE, parquet_bytes, read_parquet
+from stethos.archive.snapshot import Snapshot
+from stethos.errors import ArchiveError, StethosError
+from stethos.record.place import RunPlace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stethos.diagnose.engine import Diagnosis
+    from stethos.store.run import Run
+
+DELETED = "deleted"
+_MOST_FILES = 24  # of the table; then they become one
+_LISTED_FILES = 400  # of a run, in its row; of a larger one the snapshot is read
+_LISTED_PROCESSES = 256
+_DIAGNOSED_ROWS = 5_000_000  # of a larger run the diagnosis takes gigabytes: it is listed as not diagnosed
+_LAST_VALUES = 64
+_LAST_METRICS = (
+    "SELECT name, arg_max(value, t_ns) FROM metrics WHERE value IS NOT NULL GROUP BY name ORDER BY name LIMIT 64"
+)
+_LAST_ROUND = "SELECT round, loss, accuracy FROM rounds ORDER BY t_ns DESC LIMIT 1"
+Row = dict[str, Any]
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    return pa.schema(
+        [
+            ("run", text), ("sequence", whole), ("archived_ns", whole), ("state", text), ("verdict", text),
+            ("colour", text), ("problems", whole), ("command", text), ("host", text), ("git_commit", text),
+            ("started_ns", whole), ("duration_s", real), ("processes", whole), ("steps", whole), ("last_loss", real),
+            ("rows_stored", whole), ("rows_dropped", whole), ("rows_lost", whole), ("overhead_share", real),
+            ("size_bytes", whole), ("hyperparameters", text), ("last_values", text), ("findings", text),
+            ("members", text), ("files", text),
+        ]
+    )  # fmt: skip
+
+
+def catalogue_row(place: RunPlace, snapshot: Snapshot) -> Row:
+    """What a list says of a run, from its directory."""
+    from stethos.diagnose.engine import Conclusion
+    from stethos.diagnose.life import rows_of
+    from stethos.store.run import Run
+
+    with Run(place) as run:
+        summary = run.summary()
+        diagnosis = _diagnosed(run) if snapshot.rows <= _DIAGNOSED_ROWS else None
+        processes = run.processes()
+        values = {str(name): _number(value) for name, value in run.rows(_LAST_METRICS).values[:_LAST_VALUES]}
+        for number, loss, accuracy in run.rows(_LAST_ROUND).values:
+            values |= {"round": number, "round_loss": _number(loss), "round_accuracy": _number(accuracy)}
+    conclusion = Conclusion() if diagnosis is None else diagnosis.conclusion
+    config = next((row["config"] for row in processes if row["config"] not in (None, "{}")), None)
+    files = [(file.path, file.table, file.rows, file.bytes, file.rounds) for file in snapshot.files]
+    found = [] if diagnosis is None else rows_of(diagnosis)
+    facts = snapshot.documents.get("run.json", {})
+    return {
+        **{name: summary.get(name) for name in _schema().names},
+        "run": snapshot.run, "sequence": snapshot.sequence, "archived_ns": snapshot.archived_ns,
+        "verdict": conclusion.text, "colour": conclusion.colour, "problems": conclusion.problems,
+        "host": facts.get("host"), "git_commit": facts.get("git_commit"), "size_bytes": snapshot.bytes,
+        "last_loss": _number(summary.get("last_loss")), "hyperparameters": config, "last_values": json.dumps(values),
+        "findings": json.dumps(found), "members": json.dumps([_member(row) for row in processes[:_LISTED_PROCESSES]]),
+        "files": json.dumps(files) if len(files) <= _LISTED_FILES else None,
+    }  # fmt: skip
+
+
+def _diagnosed(run: Run) -> Diagnosis | None:
+    """What is wrong with a run; None where that cannot be said, which is no reason not to archive it."""
+    from stethos.view.finding import findings_of
+
+    try:
+        return findings_of(run)
+    except StethosError:
+        return None
+
+
+def _member(process: Row) -> Row:
+    """A process, without its long texts."""
+    return {name: value for name, value in process.items() if not isinstance(value, str) or len(value) <= 200}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class Catalogue:
+    """The list of the runs in one archive."""
+
+    def __init__(self, archive: Address) -> None:
+        self.archive = archive
+        self._objects = Objects(archive / CATALOGUE)
+        self._log = DeltaLog(archive / CATALOGUE)
+
+    @property
+    def exists(self) -> bool:
+        return self._log.exists
+
+    def rows(self) -> list[Row]:
+        """The runs, the latest first."""
+        newest = self._newest(read_parquet(self._objects, [file.path for file in self._log.files()]))
+        rows = [row for row in newest.values() if row["state"] != DELETED]
+        return sorted(rows, key=lambda row: (row["started_ns"] or 0, row["run"]), reverse=True)
+
+    def sequence_of(self, run: str) -> int | None:
+        """Which snapshot of a run is listed; None if it is not."""
+        files = [file.path for file in self._log.files() if _may_hold(file, run)]
+        row = self._newest(read_parquet(self._objects, files)).get(run)
+        return None if row is None or row["state"] == DELETED else int(row["sequence"])
+
+    def put(self, row: Row) -> None:
+        """Add a row; where many small files have gathered, make one of them."""
+        self._write([row])
+        if len(self._log.files()) > _MOST_FILES:
+            self.merge()
+
+    def forget(self, run: str) -> None:
+        """List a run no more."""
+        row = dict.fromkeys(_schema().names) | {"run": run, "state": DELETED, "archived_ns": time.time_ns()}
+        self.put(row | {"sequence": (self.sequence_of(run) or 0) + 1})
+
+    def merge(self) -> None:
+        """Make one file of all; if another archiver adds to them meanwhile, that is left to the next one."""
+        old = self._log.files()
+        newest = self._newest(read_parquet(self._objects, [file.path for file in old]))
+        try:
+            self._write([row for row in newest.values() if row["state"] != DELETED], old)
+        except ArchiveError:
+            self._log.refresh()
+            return
+        for file in old:
+            self._objects.delete(file.path)
+
+    def replace(self, rows: Sequence[Row]) -> None:
+        """Make the table hold just these rows."""
+        self._write(rows, self._log.files())
+
+    def _write(self, rows: Sequence[Row], old: Sequence[DeltaFile] = ()) -> None:
+        import pyarrow as pa
+
+        content = parquet_bytes(pa.Table.from_pylist(list(rows), schema=_schema()))
+        path = f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}.parquet"
+        self._objects.put(path, content)
+        names = sorted(str(row["run"]) for row in rows) or [""]
+        new = DeltaFile(path, len(content), len(rows), {"run": names[0]}, {"run": names[-1]})
+        self._log.commit([new], old, schema=_schema(), is_shared=not old)
+
+    @staticmethod
+    def _newest(rows: Sequence[Row]) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for row in sorted(rows, key=lambda row: row["archived_ns"] or 0):
+            found[row["run"]] = row
+        return found
+
+
+def _may_hold(file: DeltaFile, run: str) -> bool:
+    low, high = file.lowest.get("run"), file.highest.get("run")
+    return not (isinstance(low, str) and isinstance(high, str)) or low <= run <= high

@@ -1,0 +1,145 @@
+"""Whole objects below an address: read, put, listed and deleted; none is ever seen half-written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from stethos.archive.address import Address
+from stethos.errors import ArchiveError
+from stethos.record.border import make_directory, map_file, version_of
+from stethos.record.whole_file import whole_file
+from stethos.redact import redact
+
+_LONGEST_REASON = 300
+# What an object store's error says, and what to do about it.
+_HINTS = {
+    ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID", "EXPIRED_TOKEN",
+     "InvalidAccessKeyId", "SignatureDoesNotMatch", "HTTP status 403", "HTTP status 401", "Forbidden", "status: 403",
+     "status: 401"): "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they are allowed to do",
+    ("No credential", "CredentialsNotLoaded", "no providers in chain", "InstanceMetadata", "169.254.169.254"):
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ("NO_SUCH_BUCKET", "NoSuchBucket", "does not exist"): "check the bucket's name and the endpoint",
+    ("NETWORK_CONNECTION", "onnection refused", "onnect error", "dns error", "curlCode", "error sending request"):
+        "check the network and AWS_ENDPOINT_URL",
+}  # fmt: skip
+
+
+class Listed(NamedTuple):
+    """An object below an address: its path there, and its size."""
+
+    path: str
+    bytes: int
+
+
+@contextmanager
+def explained(address: Address, doing: str) -> Iterator[None]:
+    """Turn an object store's errors into ours; nothing secret is repeated. FileNotFoundError passes."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise trouble(address, doing, error) from None
+
+
+def trouble(address: Address, doing: str, error: Exception) -> ArchiveError:
+    """What went wrong with an archive, in one line, and what to check."""
+    text = redact(" ".join(str(error).split()))
+    hint = next((hint for words, hint in _HINTS.items() if any(word in text for word in words)), "try again later")
+    if address.is_local and isinstance(error, OSError):
+        hint, text = "check the directory and its permissions", error.strerror or text
+    return ArchiveError(f"cannot {doing} {address}: {text[:_LONGEST_REASON]}", hint=hint)
+
+
+class Objects:
+    """The objects below one address."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        with explained(address, "reach"):
+            self._files = address.file_system()
+
+    def _full(self, path: str) -> str:
+        return f"{self.address.path}/{path}" if path else self.address.path
+
+    def read(self, path: str) -> bytes:
+        """An object's content; FileNotFoundError if there is none."""
+        with explained(self.address, "read"), self._files.open_input_file(self._full(path)) as file:
+            return bytes(file.read())
+
+    def size_of(self, path: str) -> int | None:
+        """An object's size; None if there is none."""
+        import pyarrow.fs as fs
+
+        with explained(self.address, "read"):
+            found = self._files.get_file_info(self._full(path))
+        return int(found.size) if found.type == fs.FileType.File else None
+
+    def put(self, path: str, content: bytes | memoryview) -> None:
+        """Write an object as a whole: after any failure or kill, it is not there."""
+        full = self._full(path)
+        with explained(self.address, "write to"):
+            if self.address.is_local:
+                make_directory(Path(full).parent)
+                with whole_file(Path(full)) as file:
+                    file.write(content)
+                return
+            with self._files.open_output_stream(full) as stream:
+                stream.write(content)
+        if self.size_of(path) != len(content):
+            raise ArchiveError(f"{self.address} has not kept {path} as it was written", hint="try again later")
+
+    def put_file(self, path: str, source: Path) -> None:
+        """As `put`, from a file of a run."""
+        with explained(self.address, "archive to"):
+            content = map_file(source, parts=2)
+        self.put(path, content)
+
+    def fetch(self, path: str, target: Path) -> None:
+        """Copy an object into a file, whole or not at all; on one file system it costs no space."""
+        full = self._full(path)
+        with explained(self.address, "read"):
+            if self.address.is_local:
+                if not version_of(Path(full)):
+                    raise FileNotFoundError(full)  # a link or a device is not a file of an archive
+                with suppress(OSError):  # another file system
+                    target.unlink(missing_ok=True)
+                    os.link(full, target, follow_symlinks=False)
+                    return
+            with whole_file(target, is_synced=False) as file, self._files.open_input_stream(full) as stream:
+                shutil.copyfileobj(stream, file, 4 << 20)
+
+    def listed(self, path: str = "", *, deep: bool = True) -> list[Listed]:
+        """The objects below a path, by name."""
+        return sorted(Listed(name, size) for name, size, is_file in self._entries(path, deep=deep) if is_file)
+
+    def directories(self) -> list[str]:
+        """The names right below that have something below themselves."""
+        return sorted(name for name, _, is_file in self._entries("", deep=False) if not is_file)
+
+    def _entries(self, path: str, *, deep: bool) -> Iterator[tuple[str, int, bool]]:
+        import pyarrow.fs as fs
+
+        root = self.address.path
+        with explained(self.address, "list"):
+            try:
+                found = self._files.get_file_info(fs.FileSelector(self._full(path), recursive=deep))
+            except FileNotFoundError:
+                return
+        for one in found:
+            yield one.path[len(root) + 1 :], int(one.size or 0), one.type == fs.FileType.File
+
+    def delete(self, path: str) -> None:
+        """Delete an object; it is no error if it is gone."""
+        with explained(self.address, "delete from"), suppress(FileNotFoundError):
+            self._files.delete_file(self._full(path))
+
+    def delete_below(self, path: str) -> None:
+        """Delete everything below a path."""
+        with explained(self.address, "delete from"), suppress(FileNotFoundError):
+            self._files.delete_dir(self._full(path))

@@ -1,0 +1,132 @@
+"""Give a client a name and a key, so that it may send rows to a collector.
+
+    stethos enroll --new hospital-a                    at the collector: writes hospital-a.token, to be carried there
+    stethos enroll HOST:7468 --token-file hospital-a.token --site SITE    at the client, once
+    stethos enroll --local hospital-a --site SITE      a site whose rows leave in the federation's own messages
+    stethos enroll --through hospital-a.token          at a relay: makes it a token for enrolling through this relay
+    stethos enroll --list                              at the collector: who may send
+    stethos enroll --revoke hospital-a                 at the collector: take nothing more from it
+
+The token works once, within a week. The client's key is made in its own directory and never leaves it. Afterwards
+`stethos run --site SITE train.py`, or STETHOS_SITE=SITE before any program, records there and sends what
+SITE/policy.toml lets through; see `stethos policy`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stethos.cli.collect import add_keys, keys_dir
+from stethos.errors import UsageError
+
+if TYPE_CHECKING:
+    from stethos.collect.enrolment import EnrolmentToken
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="at a client: the collector")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="at a client: the token, which works once")
+    parser.add_argument("--site", type=Path, metavar="DIR", help="at a client: where its key and policy are kept")
+    parser.add_argument("--local", metavar="NAME", help="at a client: make a site without a collector")
+    parser.add_argument("--new", metavar="NAME", help="at the collector: a token for a client of this name")
+    parser.add_argument(
+        "--as",
+        dest="aliases",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --new: a further name; repeatable",
+    )
+    parser.add_argument("--through", type=Path, metavar="FILE", help="at a relay: a collector's token, for its clients")
+    parser.add_argument("--list", action="store_true", help="at the collector: its clients")
+    parser.add_argument("--revoke", metavar="NAME", help="at the collector: take nothing more from a client")
+    add_keys(parser)
+    parser.add_argument("--json", action="store_true", help="with --list: print objects")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    at_client = arguments.address is not None or arguments.local is not None
+    chosen = (at_client, arguments.new is not None, arguments.through is not None, arguments.list, arguments.revoke)
+    if sum(map(bool, chosen)) != 1:
+        raise UsageError("say what to do", hint="--new NAME, --list or --revoke NAME; at a client HOST:PORT or --local")
+    return _enrol_here(arguments) if at_client else _at_collector(arguments)
+
+
+def _enrol_here(arguments: argparse.Namespace) -> int:
+    from stethos.collect.enrol_client import enrol_site, write_default_policy
+    from stethos.collect.site import make_site, own_key
+
+    if arguments.site is None:
+        raise UsageError("a client needs a directory", hint="say where with --site DIR")
+    path = arguments.site.absolute()
+    if arguments.local is not None:
+        site = make_site(path, arguments.local)
+        own_key(path)
+        write_default_policy(site)
+    else:
+        if arguments.token_file is None:
+            raise UsageError("an enrolment needs a token", hint="--token-file FILE, from `stethos enroll --new NAME`")
+        site = enrol_site(path, arguments.address, _token_of(arguments.token_file))
+    sys.stdout.write(f"this site is {site.name}; what leaves is decided by {site.policy_path}\n")
+    sys.stdout.write(f"record with: stethos run --site {arguments.site} train.py\n")
+    return 0
+
+
+def _token_of(path: Path) -> EnrolmentToken:
+    from stethos.collect.enrolment import token_in
+    from stethos.record.border import read_file
+
+    try:
+        return token_in(read_file(path, 4096).decode("ascii", "replace"))
+    except OSError as error:
+        raise UsageError(f"no token in {path}: {error.strerror}") from None
+
+
+def _at_collector(arguments: argparse.Namespace) -> int:
+    from stethos.collect.enrolment import Enrolment, EnrolmentToken
+    from stethos.record.whole_file import whole_file
+    from stethos.web.keys import open_keys
+
+    keys = open_keys(keys_dir(arguments.keys))
+    enrolment = Enrolment(keys.directory)
+    if arguments.new is not None:
+        token = enrolment.invite(arguments.new, keys.fingerprint, tuple(arguments.aliases))
+        path = Path(f"{arguments.new}.token").absolute()
+        with whole_file(path) as file:
+            file.write(token.line().encode())
+        sys.stdout.write(f"carry {path.name} to the client over a way you trust; it works once, within a week\n")
+        sys.stdout.write(f"there: stethos enroll HOST:PORT --token-file {path.name} --site SITE\n")
+    elif arguments.through is not None:
+        token = EnrolmentToken(keys.fingerprint, _token_of(arguments.through).secret)
+        path = arguments.through.absolute().with_suffix(".relay.token")
+        with whole_file(path) as file:
+            file.write(token.line().encode())
+        sys.stdout.write(f"carry {path.name} to the client, which enrols at the address of this relay\n")
+    elif arguments.revoke is not None:
+        enrolment.revoke(arguments.revoke)
+        sys.stdout.write(f"nothing more is taken from {arguments.revoke}\n")
+    else:
+        _list(enrolment, is_json=arguments.json)
+    return 0
+
+
+def _list(enrolment: object, *, is_json: bool) -> None:
+    from stethos.cli.screen.jsontext import print_json
+    from stethos.collect.enrolment import Enrolment
+
+    assert isinstance(enrolment, Enrolment)
+    clients = [
+        {"name": one.name, "key": one.key, "aliases": list(one.aliases), "revoked": one.is_revoked}
+        for one in enrolment.clients().values()
+    ]
+    if is_json:
+        print_json({"clients": clients})
+        return
+    for one in clients:
+        state = "revoked" if one["revoked"] else "may send"
+        sys.stdout.write(f"{one['name']}  {state}  key {str(one['key'])[:16]}...\n")
+    if not clients:
+        sys.stdout.write("no clients yet; `stethos enroll --new NAME` makes a token for one\n")

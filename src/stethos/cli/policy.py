@@ -1,0 +1,111 @@
+"""Show what leaves a site, and what has left.
+
+    stethos policy --site SITE                    what the site's policy.toml lets through, and what waits
+    stethos policy --level L2                     what a level means
+    stethos policy --site SITE --grant-hours 8    everything, for some hours (L4), as long as you need help
+
+Only the site can change its policy: edit SITE/policy.toml. L0 sends nothing, L1 (the default) how long things took and
+how they ended, L2 also losses and gradient norms, rounded, L4 everything. L1 and L2 give no formal guarantee of
+privacy. See docs/privacy.md for the whole table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stethos.errors import UsageError
+
+if TYPE_CHECKING:
+    from stethos.collect.policy import Policy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--site", type=Path, metavar="DIR", help="the site's directory (default: STETHOS_SITE)")
+    parser.add_argument("--level", metavar="LEVEL", help="L0, L1, L2 or L4: what it lets through")
+    parser.add_argument("--grant-hours", type=float, metavar="H", help="let everything through for so long, at most 24")
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from stethos.collect.policy import parse_policy
+    from stethos.collect.site import open_site
+    from stethos.record.border import read_file
+    from stethos.settings import site_dir
+
+    if arguments.level is not None:
+        until = f"until = {_stamp(time.time() + 3600)}\n" if arguments.level == "L4" else ""
+        _show(parse_policy(f"level = {arguments.level!r}\n{until}"), {}, is_json=arguments.json)
+        return 0
+    directory = arguments.site or site_dir()
+    if directory is None:
+        raise UsageError("which site?", hint="say --site DIR, or --level L1 for what a level means")
+    site = open_site(directory)
+    if arguments.grant_hours is not None:
+        _grant(site, arguments.grant_hours)
+    try:
+        text = read_file(site.policy_path, 1 << 20).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{site.policy_path} cannot be read: {error}", hint="nothing leaves until it can") from None
+    _show(parse_policy(text), _books(site.spool), is_json=arguments.json, name=site.name)
+    return 0
+
+
+def _grant(site: Any, hours: float) -> None:
+    from stethos.record.whole_file import whole_file
+
+    if not 0 < hours <= 24:
+        raise UsageError(f"--grant-hours {hours:g}", hint="at most 24 hours; afterwards L1 holds again")
+    with whole_file(site.policy_path) as file:
+        file.write(f'level = "L4"\nuntil = {_stamp(time.time() + hours * 3600 - 1)}\n'.encode())
+    site.note(what="policy", outcome=f"L4 granted for {hours:g} h")
+
+
+def _stamp(at_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
+
+
+def _books(spool: Path) -> dict[str, Any]:
+    """What waits, by process."""
+    from stethos.collect.spool import books_of, read_spool, spools_in
+
+    found = {}
+    for path in spools_in(spool):
+        one = read_spool(path)
+        found[f"{path.parent.name}/{path.name}"] = {
+            **books_of(one), "waiting_rows": one.waiting_rows, "waiting_bytes": one.size_bytes,
+        }  # fmt: skip
+    return found
+
+
+def _show(policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "") -> None:
+    from stethos.collect.policy import MEANS
+
+    if is_json:
+        from stethos.cli.screen.jsontext import print_json
+
+        tables = {
+            table: {column: rule.way for column, rule in rules.items() if rule.way != "drop"}
+            for table, rules in policy.tables.items()
+            if policy.allows(table)
+        }
+        print_json({"site": name, "level": policy.level, "min_count": policy.min_count, "leaves": tables,
+                    "withholds": policy.withholds(), "waiting": books})  # fmt: skip
+        return
+    lines = [f"{name}: level {policy.level}" if name else f"level {policy.level}"]
+    for table, rules in policy.tables.items():
+        if not policy.allows(table):
+            continue
+        lines.append(f"  {table}")
+        for way, words in MEANS.items():
+            columns = [column for column, rule in rules.items() if rule.way == way]
+            if columns and way != "drop":
+                lines.append(f"    {words}: {', '.join(columns)}")
+    if not any(map(policy.allows, policy.tables)):
+        lines.append("  nothing leaves")
+    for process, one in books.items():
+        lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
+    sys.stdout.write("\n".join(lines) + "\n")

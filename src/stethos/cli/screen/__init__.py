@@ -1,0 +1,1 @@
+"""What commands show with: tables, curves, reports, JSON."""

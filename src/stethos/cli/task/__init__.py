@@ -1,0 +1,1 @@
+"""What commands have in common beside what they show: targets, options, launching, capturing."""

@@ -1,0 +1,109 @@
+"""Work on a Ray cluster: independent calls side by side, each with a time limit, lost workers made good.
+
+Without a cluster the calls run here, one after the other, and give the same results.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from stethos.errors import StethosError, UsageError
+from stethos.guard import tried
+from stethos.settings import clean_environment, cluster_variables
+
+Result = TypeVar("Result")
+LOCAL = "local"
+_RETRIES = 3
+_POLL_S = 0.5
+
+
+class ClusterError(StethosError):
+    """A cluster cannot be reached, or a call on it failed or took too long."""
+
+    exit_code = 9
+
+
+def check_place(where: str) -> str:
+    """The cluster's address, if it is one: `local`, `ray://HOST:PORT` or `HOST:PORT`."""
+    if where in (LOCAL, "ray", "auto"):
+        return LOCAL if where == "ray" else where
+    if not where.startswith("ray://") or "@" in where:
+        raise UsageError("not the address of a Ray cluster", hint="write ray://HOST:PORT, auto or local")
+    return where
+
+
+def connect(where: str) -> Any:
+    """Ray, connected; `local` starts one on this machine that ends with this process."""
+    ray, error = tried(import_module, "ray")
+    if error is not None or ray is None:
+        raise UsageError("this needs ray, which is not installed", hint="pip install 'stethos[ray]'")
+    if ray.is_initialized():
+        return ray
+    with cluster_variables():
+        quiet = {"configure_logging": False, "log_to_driver": False, "logging_level": logging.ERROR}
+        place = check_place(where)
+        options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else {"address": place}
+        _, error = tried(ray.init, runtime_env={"env_vars": _shared_variables()}, **options, **quiet)
+    if error is not None:
+        raise ClusterError(f"cannot reach the Ray cluster at {where}: {error}", hint="check the address; is it up?")
+    return ray
+
+
+def _shared_variables() -> dict[str, str]:
+    """What workers need of our environment: one thread each, and where the object store is."""
+    names = ("AWS_", "STETHOS_", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+    return {name: value for name, value in clean_environment().items() if name.startswith(names)}
+
+
+def run_calls(
+    function: Callable[..., Result],
+    calls: Sequence[tuple[Any, ...]],
+    where: str | None = None,
+    *,
+    timeout_s: float | None = None,
+) -> Iterator[tuple[int, Result]]:
+    """Make independent calls; yield each one's number and result as it ends.
+
+    On a cluster, at most as many run at once as it has CPUs. A call whose worker is lost is made again, up to three
+    times. StethosErrors of a call are raised here; so is ClusterError for one that fails otherwise, or takes longer
+    than `timeout_s`, which is then stopped. What has not begun by then never does.
+    """
+    if where is None:
+        for number, arguments in enumerate(calls):
+            yield number, function(*arguments)
+        return
+    ray = connect(where)
+    remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(function)
+    width = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting = list(enumerate(calls))[::-1]
+    running: dict[Any, tuple[int, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < width:
+                number, arguments = waiting.pop()
+                running[remote.remote(*arguments)] = number, time.monotonic()
+            done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_S)
+            for one in done:
+                number, _ = running.pop(one)
+                yield number, _result_of(ray, one)
+            late = [n for n, began in running.values() if timeout_s and time.monotonic() - began > timeout_s]
+            if late:
+                raise ClusterError(f"a call took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS")
+    finally:
+        for one in running:
+            tried(ray.cancel, one, force=True)
+
+
+def _result_of(ray: Any, one: Any) -> Any:
+    result, error = tried(ray.get, one)
+    if error is None:
+        return result
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, StethosError):
+        raise cause
+    lines = str(error).strip().splitlines()
+    raise ClusterError(f"a call on the cluster failed: {lines[-1] if lines else type(error).__name__}")

@@ -1,0 +1,1 @@
+"""Rows of other machines: a site's policy and spool, and the collector that puts them into a run directory."""

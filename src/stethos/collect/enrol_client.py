@@ -1,0 +1,59 @@
+"""A site's side of the enrolment: makes its key, shows the token, and writes down what it is called."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+from stethos.collect.enrolment import EnrolmentToken
+from stethos.collect.policy import DEFAULT_LEVEL
+from stethos.collect.site import SiteHome, make_site, own_key, public_hex
+from stethos.errors import LiveError, UsageError
+from stethos.record.border import make_directory
+from stethos.record.whole_file import whole_file
+from stethos.web.remote import PinnedConnection, headers_for
+
+ENROL_PATH = "/api/collect/enrol"
+_MOST_ANSWER_BYTES = 4096
+_POLICY = f"""# What may leave this site; see docs/privacy.md. `stethos policy --site DIR` shows what comes of it.
+level = "{DEFAULT_LEVEL}"
+"""
+
+
+def enrol_site(path: Path, address: str, token: EnrolmentToken) -> SiteHome:
+    """Take the name of a token at the collector there; LiveError if it refuses."""
+    make_directory(path)
+    name = ask_to_enrol(address, token.fingerprint, token.secret, public_hex(own_key(path)))
+    site = make_site(path, name, address, token.fingerprint)
+    write_default_policy(site)
+    return site
+
+
+def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str) -> str:
+    """The name that the collector, or a relay on the way to it, binds to a key; LiveError if it refuses."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT")
+    connection = PinnedConnection(host.strip("[]"), int(port), fingerprint)
+    body = json.dumps({"token": secret, "key": key})
+    try:
+        connection.connect()
+        connection.request("POST", ENROL_PATH, body, headers_for({"Content-Type": "application/json"}))
+        reply = connection.getresponse()
+        answer = json.loads(reply.read(_MOST_ANSWER_BYTES))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LiveError(f"no collector at {address}: {error}", hint="start one there: `stethos collect`") from None
+    finally:
+        connection.close()
+    if reply.status != 200 or not isinstance(answer, dict):
+        why = answer.get("error") if isinstance(answer, dict) else None
+        raise LiveError(f"the collector refuses: {why or reply.status}", hint="ask for a new token")
+    return str(answer.get("name"))
+
+
+def write_default_policy(site: SiteHome) -> None:
+    """A policy to begin with, unless the site has one."""
+    if not site.policy_path.exists():
+        with whole_file(site.policy_path) as file:
+            file.write(_POLICY.encode())

@@ -1,0 +1,109 @@
+"""Applies a policy to rows: the one place through which everything that leaves a site goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stethos.collect.policy import FACTS, ColumnRule, Policy
+from stethos.collect.report import error_type, frames_of
+from stethos.record.arrow import arrow_type, number_array, segment_schema, stored_columns, text_array
+from stethos.schema import NULL_F64, NULL_I32, NULL_I64, Column, Kind, Table
+
+_DTYPES = {Kind.I32: np.int32, Kind.I64: np.int64, Kind.F64: np.float64}
+_NULLS: dict[Kind, Any] = {Kind.I32: NULL_I32, Kind.I64: NULL_I64, Kind.F64: NULL_F64}
+_SECOND_NS = 10**9
+Vector = npt.NDArray[Any]
+
+
+def filtered(policy: Policy, table: Table, rows: pa.RecordBatch) -> pa.RecordBatch | None:
+    """The rows as they may leave, in the schema of their table; None if none may."""
+    if not policy.allows(table.name):
+        return None
+    enough = _has_enough(policy, rows)
+    columns = [_column(policy.rule(table.name, column.name), column, rows, enough) for column in stored_columns(table)]
+    return pa.RecordBatch.from_arrays(columns, schema=segment_schema(table))
+
+
+def filtered_facts(policy: Policy, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be told about a process."""
+    if policy.level == "L4":
+        return {name: value for name, value in facts.items() if name not in ("host_key", "scratch", "origin", "site")}
+    told: dict[str, Any] = {}
+    for name, rule in FACTS.items():
+        value = facts.get(name)
+        if value is None:
+            continue
+        match rule.way:
+            case "second":
+                told[name] = int(value) // _SECOND_NS * _SECOND_NS
+            case "error-type":
+                told[name] = error_type(str(value))
+            case "frames":
+                told[name] = frames_of(str(value))
+            case _:
+                told[name] = value
+    return told
+
+
+def _has_enough(policy: Policy, rows: pa.RecordBatch) -> Vector:
+    """Which rows are about enough samples to tell numbers of their data; those that do not say are not."""
+    if "samples" not in rows.schema.names:
+        return np.zeros(rows.num_rows, bool)
+    values, nulls = _numbers(rows.column("samples"))
+    return ~nulls & (values >= policy.min_count)
+
+
+def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vector) -> pa.Array:
+    if rule.way == "drop" or column.name not in rows.schema.names:
+        return pa.nulls(rows.num_rows, arrow_type(column.kind))
+    found = rows.column(column.name)
+    match rule.way:
+        case "keep":
+            return found
+        case "error-type":
+            return _texts(found, error_type)
+        case "frames":
+            return _texts(found, frames_of)
+    values, nulls = _numbers(found)
+    match rule.way:
+        case "bucket":
+            changed = _bucketed(values, 30 if column.kind is Kind.I32 else 61)
+        case "second":
+            changed = values // _SECOND_NS * _SECOND_NS
+        case _:
+            changed, nulls = _rounded(values, rule), nulls | ~enough
+    made = changed.astype(_DTYPES[column.kind])
+    made[nulls] = _NULLS[column.kind]
+    return number_array(made, column.kind)
+
+
+def _numbers(array: pa.Array) -> tuple[Vector, Vector]:
+    """The values of a column and which of them are NULL; a copy."""
+    values = np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype(), len(array) + array.offset)[array.offset :]
+    nulls = np.zeros(len(array), bool)
+    if array.null_count:
+        bits = np.frombuffer(array.buffers()[0], np.uint8)
+        nulls = np.unpackbits(bits, bitorder="little")[array.offset : array.offset + len(array)] == 0
+    return np.where(nulls, values.dtype.type(0), values), nulls
+
+
+def _bucketed(values: Vector, most: int) -> Vector:
+    plain = np.where(np.isfinite(values) & (values > 0), values, 0).astype(np.float64)
+    return np.where(plain > 0, np.exp2(np.minimum(np.ceil(np.log2(np.where(plain > 0, plain, 1.0))), most)), 0.0)
+
+
+def _rounded(values: Vector, rule: ColumnRule) -> Vector:
+    """To some significant digits, within bounds; what is not finite becomes NaN."""
+    plain = np.clip(values.astype(np.float64), rule.low, rule.high)
+    size = np.where((plain != 0) & np.isfinite(plain), np.abs(plain), 1.0)
+    scale = 10.0 ** (rule.digits - 1 - np.floor(np.log10(size)))
+    return np.where(np.isfinite(values), np.round(plain * scale) / scale, np.nan)
+
+
+def _texts(array: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    return text_array([None if text is None else change(text) for text in array.to_pylist()])

@@ -1,0 +1,225 @@
+"""What may leave a site: an allowlist of columns for each level, which the site's own file can change.
+
+    level = "L1"                 L0 nothing, L1 operational, L2 health, L4 everything, for at most a day
+    min_count = 32               fewer samples than this: numbers about the data stay
+    [tables.steps]
+    lr = "keep"                  or "drop", "bucket", or a number of digits with bounds:
+    loss = {digits = 2, clip = [-10.0, 10.0]}
+
+Nobody else can raise a level: the file is read from the site's directory, and no answer of a collector is looked at
+for it. What is not listed is not sent; a file that cannot be understood lets nothing through.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from stethos.errors import UsageError
+from stethos.schema import RECORDED, Kind, Table
+
+Level = Literal["L0", "L1", "L2", "L4"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+DEFAULT_LEVEL: Level = "L1"
+LONGEST_GRANT_S = 24 * 3600.0
+Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "drop"]
+MEANS: dict[Way, str] = {
+    "keep": "as it is",
+    "bucket": "rounded up to a power of two",
+    "round": "rounded and clipped; only with enough samples",
+    "second": "to the second",
+    "error-type": "the exception's type, without its message",
+    "frames": "function, file name and line, without messages, code or directories",
+    "drop": "stays",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRule:
+    """What becomes of a column; the default keeps it back."""
+
+    way: Way = "drop"
+    digits: int = 2
+    low: float = -1e6
+    high: float = 1e6
+
+
+KEEP, BUCKET, ROUND, SECOND = ColumnRule("keep"), ColumnRule("bucket"), ColumnRule("round"), ColumnRule("second")
+DROP, ERROR_TYPE, FRAMES = ColumnRule("drop"), ColumnRule("error-type"), ColumnRule("frames")
+Rules = Mapping[str, ColumnRule]
+
+
+def _rules(**ways: str) -> dict[str, ColumnRule]:
+    """`keep="a b", bucket="c"`: the columns by what becomes of them."""
+    made = {"keep": KEEP, "bucket": BUCKET, "round": ROUND}
+    return {column: made[way] for way, columns in ways.items() for column in columns.split()}
+
+
+_CONTEXT = {"client": KEEP, "round": KEEP, "optimizer": KEEP, "step": BUCKET, "t_ns": SECOND}
+_MACHINE = "cpu_share rss_bytes threads machine_cpu_share machine_free_bytes"
+_L1: dict[str, Rules] = {
+    "client_reports": {
+        **_CONTEXT,
+        **_rules(
+            keep="side federation turn status base_round",
+            bucket="samples steps duration_ms download_ms compute_ms upload_ms wait_ms samples_per_s peak_bytes "
+            "sent_bytes received_bytes raw_bytes",
+        ),
+        "error": ERROR_TYPE,
+        "traceback": FRAMES,
+    },
+    "gaps": {**_CONTEXT, "what": KEEP},
+    "host": {"t_ns": SECOND, **_rules(keep="machine_cores", bucket=_MACHINE)},
+    "gpu": {"t_ns": SECOND, **_rules(keep="device", bucket="busy_share process_bytes used_bytes total_bytes")},
+    "hangs": {"t_ns": SECOND, **_rules(keep="hang role cause limit_s", bucket="silent_s")},
+}  # fmt: skip
+_TIMES = "step_ms data_ms forward_ms backward_ms optimizer_ms"
+_L2: dict[str, Rules] = {
+    **_L1,
+    "client_reports": {**_L1["client_reports"], **_rules(round="loss accuracy entry_loss exit_loss")},
+    "steps": {
+        **_CONTEXT,
+        **_rules(
+            keep="step local_step model lr backwards skipped", bucket=f"{_TIMES} samples allocated_bytes peak_bytes",
+            round="loss grad_norm",
+        ),
+    },
+    "modules": {**_CONTEXT, **_rules(keep="module stage", bucket="duration_ms allocated_bytes alive_bytes")},
+    "memory": {**_CONTEXT, **_rules(keep="class device", bucket="bytes peak_bytes allocated_bytes freed_bytes")},
+}  # fmt: skip
+_TABLES: dict[str, Table] = {table.name: table for table in RECORDED.values()}
+_L4: dict[str, Rules] = {
+    table.name: {column.name: KEEP for column in table.all_columns if column.name not in ("process", "rank")}
+    for table in _TABLES.values()
+}
+PRESETS: dict[Level, dict[str, Rules]] = {"L0": {}, "L1": _L1, "L2": _L2, "L4": _L4}
+# Facts of a process that leave, and what becomes of them; host, command, directory and configuration stay below L4.
+FACTS: dict[str, ColumnRule] = {
+    **_rules(keep="rank world_size python torch versions preset overhead_budget callbacks"),
+    "started_ns": SECOND, "error": ERROR_TYPE, "traceback": FRAMES,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may leave: rules by table and column. `level` is what the file says, or what is left of it in time."""
+
+    level: Level = DEFAULT_LEVEL
+    min_count: int = 32
+    tables: Mapping[str, Rules] = field(default_factory=lambda: PRESETS[DEFAULT_LEVEL])
+
+    def rule(self, table: str, column: str) -> ColumnRule:
+        return self.tables.get(table, {}).get(column, DROP)
+
+    def allows(self, table: str) -> bool:
+        """Whether rows of a table leave at all: some column does beside the shared ones."""
+        shared = set(_CONTEXT)
+        return any(rule.way != "drop" for name, rule in self.tables.get(table, {}).items() if name not in shared)
+
+    def withholds(self) -> dict[str, list[str]]:
+        """The columns that stay, by table; ["*"] where no row of it leaves."""
+        found: dict[str, list[str]] = {}
+        for table in _TABLES.values():
+            if not self.allows(table.name):
+                found[table.name] = ["*"]
+                continue
+            kept = [one.name for one in table.columns if self.rule(table.name, one.name).way == "drop"]
+            if kept:
+                found[table.name] = kept
+        return found
+
+
+NOTHING = Policy("L0", 32, {})
+
+
+def parse_policy(text: str, now_s: float | None = None) -> Policy:
+    """Read a site's file; UsageError, with the word that is wrong, if it cannot be understood."""
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"the policy is not TOML: {error}", hint="see docs/privacy.md") from None
+    unknown = sorted(set(content) - {"level", "min_count", "tables", "until"})
+    if unknown:
+        raise UsageError(f"the policy has no setting {unknown[0]!r}", hint="settings: level, min_count, tables, until")
+    level = _level_in(content, time.time() if now_s is None else now_s)
+    min_count = content.get("min_count", 32)
+    if type(min_count) is not int or not 1 <= min_count <= 10**9:
+        raise UsageError(f"min_count = {min_count!r}", hint="write a number of samples, as 32")
+    tables = {name: dict(rules) for name, rules in PRESETS[level].items()}
+    changes = content.get("tables", {})
+    if not isinstance(changes, dict):
+        raise UsageError("`tables` is not a table", hint='write [tables.steps], then column = "keep"')
+    for name, rules in changes.items():
+        _change(tables, name, rules)
+    return Policy(level, min_count, tables)
+
+
+def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
+    given = content.get("level", DEFAULT_LEVEL)
+    if given == "L3":
+        raise UsageError("L3 needs noise with a ledger, or secure aggregation", hint="this version has neither")
+    if given not in LEVELS:
+        raise UsageError(f"no level {given!r}", hint=f"levels: {', '.join(LEVELS)}")
+    if given != "L4":
+        return given  # type: ignore[no-any-return]
+    until = content.get("until")
+    if until is None or not hasattr(until, "timestamp"):
+        raise UsageError("level L4 needs `until`, a date and time", hint="`stethos policy --grant-hours 8` writes it")
+    left_s = until.timestamp() - now_s
+    if left_s > LONGEST_GRANT_S:
+        raise UsageError("level L4 is for at most 24 hours", hint="choose an earlier `until`")
+    return "L4" if left_s > 0 else DEFAULT_LEVEL
+
+
+def _change(tables: dict[str, dict[str, ColumnRule]], name: str, rules: Any) -> None:
+    table = _TABLES.get(name)
+    if table is None:
+        raise UsageError(f"no table {name!r} is sent", hint=f"tables: {', '.join(sorted(_TABLES))}")
+    if rules == "drop":
+        tables.pop(name, None)
+        return
+    if not isinstance(rules, dict):
+        raise UsageError(f"[tables.{name}] is not a table", hint='write column = "keep"')
+    kinds = {column.name: column.kind for column in table.all_columns}
+    own = tables.setdefault(name, dict(_CONTEXT if "client" in kinds else {"t_ns": SECOND}))
+    for column, words in rules.items():
+        if column not in kinds:
+            raise UsageError(f"`{name}` has no column {column!r}", hint=f"columns: {', '.join(kinds)}")
+        own[column] = _rule_of(f"{name}.{column}", kinds[column], words)
+
+
+def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:
+    hint = 'write "keep", "drop", "bucket" or {digits = 2, clip = [-10.0, 10.0]}'
+    is_number = kind not in (Kind.NAME, Kind.TEXT)
+    match words:
+        case "keep" | "drop":
+            return ColumnRule(words)
+        case "bucket" if is_number:
+            return BUCKET
+        case {"digits": int() as digits, **rest} if is_number and 1 <= digits <= 6 and set(rest) <= {"clip"}:
+            clip = rest.get("clip", [-1e6, 1e6])
+            if isinstance(clip, list) and len(clip) == 2 and all(isinstance(one, int | float) for one in clip):
+                return ColumnRule("round", digits, float(clip[0]), float(clip[1]))
+    raise UsageError(f"{where} = {words!r} is not a rule", hint=hint)
+
+
+def leaves_page() -> str:
+    """What leaves at each level, as a table of Markdown; the page about privacy holds it."""
+    lines = ["| table | column | " + " | ".join(LEVELS) + " |", "|---|---|" + "---|" * len(LEVELS)]
+    for table in _TABLES.values():
+        for column in table.all_columns:
+            if column.name in ("process", "rank"):
+                continue
+            ways = [PRESETS[level].get(table.name, {}).get(column.name, DROP).way for level in LEVELS]
+            if any(way != "drop" for way in ways[:-1]):
+                lines.append(f"| `{table.name}` | `{column.name}` | " + " | ".join(map(_cell, ways)) + " |")
+    closed = [f"`{name}`" for name in _TABLES if not any(name in PRESETS[level] for level in LEVELS[:-1])]
+    lines += ["", f"Rows of these tables leave at L4 only: {', '.join(closed)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(way: Way) -> str:
+    return "-" if way == "drop" else way

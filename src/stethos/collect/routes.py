@@ -1,0 +1,77 @@
+"""The collector's routes: a batch of rows, and the enrolment of a client.
+
+They need no token: a batch is signed by its client, and an enrolment shows its own token, which works once.
+"""
+
+from __future__ import annotations
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stethos.collect.batch import MOST_BATCH_BYTES, BatchError
+from stethos.collect.enrol_client import ENROL_PATH, ask_to_enrol
+from stethos.collect.enrolment import Enrolment, NotEnrolledError
+from stethos.collect.receiver import BusyError, Receiver
+from stethos.collect.relay import Relay
+from stethos.collect.sender import BATCH_PATH
+from stethos.errors import LiveError, StethosError, UsageError
+from stethos.web.access import GuardedRoute
+from stethos.web.body import read_body, read_object
+
+_MOST_ENROL_BYTES = 4096
+_LONGEST_WAIT_S = 300.0
+
+
+class CollectRoutes:
+    """What clients reach of a collector."""
+
+    def __init__(self, receiver: Receiver | Relay, enrolment: Enrolment) -> None:
+        self._receiver = receiver
+        self._enrolment = enrolment
+
+    def routes(self) -> list[GuardedRoute]:
+        return [
+            GuardedRoute(BATCH_PATH, self._batch, None, "POST"),
+            GuardedRoute(ENROL_PATH, self._enrol, None, "POST"),
+        ]
+
+    async def _batch(self, request: Request) -> Response:
+        try:
+            return JSONResponse(await self._receiver.take(await read_body(request, MOST_BATCH_BYTES)))
+        except BusyError as error:
+            return _complaint(error, error.status, error.wait_s)
+        except NotEnrolledError as error:
+            self._receiver.refused += 1
+            return _complaint(error, 403)
+        except BatchError as error:
+            self._receiver.refused += 1
+            return _complaint(error, 400)
+        except UsageError as error:  # too large, or too slow
+            return _complaint(error, 413 if "larger" in error.message else 408)
+
+    async def _enrol(self, request: Request) -> Response:
+        content = await read_object(request, _MOST_ENROL_BYTES)
+        token, key = content.get("token"), content.get("key")
+        if not isinstance(token, str) or not isinstance(key, str):
+            raise UsageError("an enrolment has a token and a key")
+        try:
+            return JSONResponse({"name": await to_thread.run_sync(self._enrol_anywhere, token, key)})
+        except (NotEnrolledError, LiveError) as error:
+            return _complaint(error, 403)
+
+    def _enrol_anywhere(self, token: str, key: str) -> str:
+        """Bind a key to a name: a relay asks the collector to, and learns who may send through it."""
+        if not isinstance(self._receiver, Relay):
+            return self._enrolment.enrol(token, key)
+        upstream = self._receiver.site
+        name = ask_to_enrol(upstream.address, upstream.fingerprint, token, key)
+        self._enrolment.add(name, key)
+        return name
+
+
+def _complaint(error: StethosError, status: int, wait_s: float = 0.0) -> Response:
+    content: dict[str, object] = {"error": error.message, "hint": error.hint}
+    if wait_s:
+        content["wait_s"] = round(min(max(wait_s, 0.05), _LONGEST_WAIT_S), 2)
+    return JSONResponse(content, status)

@@ -1,0 +1,243 @@
+"""What waits to be sent: batches of one process in files, bounded, and gone only when acknowledged or dropped.
+
+Three lanes, one file set each: lane 0 holds `client_reports` and is never dropped, lane 1 other tables, lane 2 the
+bulk ones. When the spool is full, the oldest files of lane 2 go first, then those of lane 1; their rows are counted.
+The state is replaced as a whole after each write, and what stands behind it is cut off, so a killed drainer neither
+loses a batch nor writes one twice. Standard library only: a federated client reads batches from here for its reply.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stethos.collect.batch import LANES
+from stethos.record.border import checked_books, directories_in, make_directory, open_file, read_file, read_json
+from stethos.record.place import write_json
+
+STATE_FILE, ACKS_FILE = "state.json", "acks.json"
+SPOOL_BYTES = 64 << 20
+FILE_BYTES = 1 << 20
+_ENTRY = struct.Struct("<IIQI")  # bytes, checksum, number, rows
+_MOST_FILE_BYTES = 64 << 20
+_COUNT = range(2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolEntry:
+    """One batch in the spool."""
+
+    lane: int
+    number: int
+    rows: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class SpoolFile:
+    """A file of a lane: its batches are numbered `first` to `last`."""
+
+    first: int
+    last: int
+    bytes: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Spool:
+    """The spool of one process; written by its drainer alone."""
+
+    path: Path
+    epoch: str = ""
+    source: tuple[int, int] = (1, 0)  # segment, and bytes of it, that have been taken
+    next_numbers: list[int] = field(default_factory=lambda: [1 for _ in LANES])
+    acked: list[int] = field(default_factory=lambda: [0 for _ in LANES])  # all up to this number
+    files: list[list[SpoolFile]] = field(default_factory=lambda: [[] for _ in LANES])
+    dropped_rows: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)  # of the owner: its books and what it has told
+    attempted: list[int] = field(default_factory=lambda: [0 for _ in LANES])  # sent, perhaps, and so not to be dropped
+
+    @classmethod
+    def load(cls, path: Path) -> Spool:
+        """The spool in a directory, made if there is none; what a killed drainer had begun is cut off."""
+        make_directory(path)
+        spool = cls(path)
+        state = read_json(path / STATE_FILE, is_needed=True)
+        if state.get("version") == 1:
+            spool.epoch, spool.source = str(state["epoch"]), (int(state["source"][0]), int(state["source"][1]))
+            spool.next_numbers, spool.acked = list(state["next"]), list(state["acked"])
+            spool.files = [[SpoolFile(*one) for one in lane] for lane in state["files"]]
+            spool.dropped_rows, spool.kept = int(state["dropped_rows"]), dict(state["kept"])
+            spool.attempted = list(state["attempted"])
+            spool._tidy()
+        else:
+            spool.epoch = os.urandom(8).hex()
+            spool.save()
+        return spool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.bytes for lane in self.files for file in lane)
+
+    @property
+    def waiting_rows(self) -> int:
+        return sum(file.rows for lane in self.files for file in lane)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.files)
+
+    # Writing ----------------------------------------------------------------------------------------
+
+    def append(self, lane: int, number: int, rows: int, data: bytes, *, is_synced: bool = False) -> None:
+        """Add a batch behind the others of its lane; it is there once `save` has returned."""
+        files = self.files[lane]
+        if not files or files[-1].bytes >= FILE_BYTES:
+            files.append(SpoolFile(number, number - 1, 0, 0))
+        file = files[-1]
+        descriptor = open_file(self._file(lane, file.first), os.O_WRONLY | os.O_CREAT)
+        try:
+            entry = _ENTRY.pack(len(data), _checksum(number, rows, data), number, rows) + data
+            view, at = memoryview(entry), file.bytes
+            while view:
+                written = os.pwrite(descriptor, view, at)
+                view, at = view[written:], at + written
+            if is_synced:
+                os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        file.bytes, file.last, file.rows = at, number, file.rows + rows
+        self.next_numbers[lane] = number + 1
+
+    def save(self) -> None:
+        """Make what was appended part of the spool."""
+        files = [[[one.first, one.last, one.bytes, one.rows] for one in lane] for lane in self.files]
+        write_json(
+            self.path / STATE_FILE,
+            {
+                "version": 1, "epoch": self.epoch, "source": list(self.source), "next": self.next_numbers,
+                "acked": self.acked, "files": files, "dropped_rows": self.dropped_rows, "kept": self.kept,
+                "attempted": self.attempted,
+            },
+        )  # fmt: skip
+
+    def make_room(self, over_bytes: int) -> int:
+        """Drop the oldest files of bulk tables, then of others, until so many bytes are free; the bytes that went."""
+        freed = 0
+        for lane in reversed(LANES[1:]):
+            unsent = [file for file in self.files[lane] if file.first > self.attempted[lane]]
+            for file in unsent:
+                if freed >= over_bytes:
+                    break
+                self.files[lane].remove(file)
+                freed += file.bytes
+                self.dropped_rows += file.rows
+                self._file(lane, file.first).unlink(missing_ok=True)
+        return freed
+
+    def acknowledge(self, acked: Mapping[int, int]) -> bool:
+        """All batches of a lane up to a number are stored elsewhere: let their files go. Whether that is news."""
+        is_news = False
+        for lane, number in acked.items():
+            if lane in LANES and self.acked[lane] < number < self.next_numbers[lane]:
+                self.acked[lane] = number
+                is_news = True
+                while self.files[lane] and self.files[lane][0].last <= number:
+                    self._file(lane, self.files[lane].pop(0).first).unlink(missing_ok=True)
+        return is_news
+
+    def take_told_acks(self) -> bool:
+        """Acknowledgements that a reply brought, which the training process has written down."""
+        return self.acknowledge(told_acks(self.path, self.epoch))
+
+    # Reading ----------------------------------------------------------------------------------------
+
+    def entries(self, lane: int, beyond: int) -> Iterator[SpoolEntry]:
+        """The batches of a lane with numbers beyond one, in order; damaged ones are left out."""
+        for file in list(self.files[lane]):
+            if file.last > beyond:
+                yield from _entries_of(self._file(lane, file.first), lane, file.bytes, beyond)
+
+    def _file(self, lane: int, first: int) -> Path:
+        return self.path / f"{lane}-{first:09d}.spool"
+
+    def _tidy(self) -> None:
+        known = {self._file(lane, file.first).name for lane in LANES for file in self.files[lane]}
+        for path in self.path.glob("*.spool"):
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+
+def _entries_of(path: Path, lane: int, size: int, beyond: int) -> Iterator[SpoolEntry]:
+    try:
+        content = read_file(path, _MOST_FILE_BYTES)[:size]
+    except OSError:
+        return
+    at = 0
+    while at + _ENTRY.size <= len(content):
+        length, checksum, number, rows = _ENTRY.unpack_from(content, at)
+        data = content[at + _ENTRY.size : at + _ENTRY.size + length]
+        at += _ENTRY.size + length
+        if len(data) == length and number > beyond and _checksum(number, rows, data) == checksum:
+            yield SpoolEntry(lane, number, rows, data)
+
+
+def _checksum(number: int, rows: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(b"%d %d" % (number, rows)))
+
+
+def spools_in(directory: Path) -> list[Path]:
+    """The spools of a site: one for each process that has something to send, or has had."""
+    return [path for run in directories_in(directory) for path in directories_in(run) if (path / STATE_FILE).exists()]
+
+
+# Beside the drainer: a federated client's reply --------------------------------------------------------
+
+
+def told_acks(path: Path, epoch: str) -> dict[int, int]:
+    """What a reply's acknowledgement says of this spool: the last number of each lane."""
+    told = read_json(path / ACKS_FILE).get(epoch)
+    if not isinstance(told, dict):
+        return {}
+    return {
+        int(lane): number
+        for lane, number in told.items()
+        if lane in ("0", "1", "2") and type(number) is int and number in _COUNT
+    }
+
+
+def peek(directory: Path, most_bytes: int) -> list[bytes]:
+    """Batches that wait in the spools of a site, the most important first, as many as fit; nothing is changed."""
+    found: list[bytes] = []
+    spools = [read_spool(path) for path in spools_in(directory)]
+    for lane in LANES:
+        for spool in spools:
+            beyond = max(spool.acked[lane], told_acks(spool.path, spool.epoch).get(lane, 0))
+            for entry in spool.entries(lane, beyond):
+                if len(entry.data) > most_bytes:
+                    break  # in order: those behind it wait, too
+                found.append(entry.data)
+                most_bytes -= len(entry.data)
+    return found
+
+
+def read_spool(path: Path) -> Spool:
+    """A spool as its state says, for reading alone; an empty one where the state is damaged."""
+    spool, state = Spool(path), read_json(path / STATE_FILE)
+    try:
+        spool.epoch, spool.acked = str(state["epoch"]), [int(number) for number in state["acked"]]
+        spool.files = [[SpoolFile(*map(int, one)) for one in lane] for lane in state["files"]]
+        spool.dropped_rows, spool.kept = int(state["dropped_rows"]), dict(state["kept"])
+    except (KeyError, TypeError, ValueError):
+        return Spool(path)
+    return spool
+
+
+def books_of(spool: Spool) -> dict[str, Any]:
+    """The client's books as they stand with its spool."""
+    return checked_books(spool.kept.get("books"))

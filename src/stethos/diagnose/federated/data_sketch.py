@@ -1,0 +1,120 @@
+"""A client's data as its sketches tell: how its samples look, class by class."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+_LARGEST_TEXT = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """What `evidence` rows of kind `data` say. `scatter` is the sum of outer products around the class means.
+
+    The last `targets` features are what a regression is to answer. `classes` are None where samples have none.
+    """
+
+    number: int  # of the round
+    kind: str
+    width: int
+    n: float
+    targets: int
+    classes: tuple[int, ...] | None
+    counts: Array
+    means: Array
+    scatter: Array
+    atoms: Array | None = None
+    atom_shares: Array | None = None
+    atom_labels: Array | None = None  # of the samples with that value, the share with the commonest label
+    middle: Array | None = None
+    deviation: Array | None = None
+    zeros: Array | None = None
+    tokens: dict[int, float] | None = None
+
+    @property
+    def features(self) -> int:
+        return int(self.means.shape[1])
+
+    def can_join(self, other: Sketch) -> bool:
+        return (self.kind, self.targets, self.features, self.classes is None) == (
+            other.kind, other.targets, other.features, other.classes is None,
+        )  # fmt: skip
+
+
+def sketch_in(text: str, number: int) -> Sketch | None:
+    """Read a sketch; None where the text is not one."""
+    try:
+        known = json.loads(text)
+        means = _unpacked(known["means"], "<f4")
+        counts = np.array(known["counts"], float)
+        means = means.reshape(len(counts), -1)
+        spread = _unpacked(known["spread"], "<f4")
+        together = np.zeros((len(spread), len(spread)))
+        together[np.triu_indices(len(spread))] = _unpacked(known["together"], "<f2")
+        together = together + np.triu(together, 1).T
+        columns = {
+            name: _unpacked(known[name], kind) / scale
+            for name, kind, scale in (
+                ("atoms", "<f4", 1), ("atom_shares", "<u1", 255), ("atom_labels", "<u1", 255),
+                ("middle", "<f4", 1), ("deviation", "<f4", 1),
+                ("zeros", "<u1", 255),
+            )
+            if name in known
+        }  # fmt: skip
+        for name in ("atoms", "atom_shares", "atom_labels"):
+            if name in columns:
+                columns[name] = columns[name].reshape(2, -1)
+        classes = None if known["classes"] is None else tuple(int(one) for one in known["classes"])
+        tokens = {int(token): float(share) for token, share in known["words"]} if "words" in known else None
+        scatter = together * np.outer(spread, spread) * known["n"]
+        if not np.isfinite(scatter).all() or not np.isfinite(means).all():
+            return None
+        return Sketch(
+            number, str(known["kind"]), int(known["width"]), float(known["n"]), int(known["targets"]), classes,
+            counts, means, scatter, tokens=tokens, **columns,
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError, zlib.error):
+        return None
+
+
+def joined(sketches: Sequence[Sketch]) -> Sketch:
+    """Several sketches as one. What cannot be added up is that of the one with most samples."""
+    largest = max(sketches, key=lambda one: one.n)
+    parts = [one for one in sketches if one.can_join(largest)]
+    if len(parts) == 1:
+        return largest
+    classes = (
+        None if largest.classes is None else tuple(sorted({label for one in parts for label in one.classes or ()}))
+    )
+    places = {label: place for place, label in enumerate(classes or (0,))}
+    counts, sums = np.zeros(len(places)), np.zeros((len(places), largest.features))
+    for one in parts:
+        for label, count, mean in zip(one.classes or (0,), one.counts, one.means, strict=True):
+            counts[places[label]] += count
+            sums[places[label]] += count * mean
+    means = sums / counts[:, None]
+    scatter = sum(one.scatter for one in parts)
+    for one in parts:
+        for label, count, mean in zip(one.classes or (0,), one.counts, one.means, strict=True):
+            apart = mean - means[places[label]]
+            scatter = scatter + count * np.outer(apart, apart)
+    return Sketch(
+        min(one.number for one in parts), largest.kind, largest.width, float(counts.sum()), largest.targets, classes,
+        counts, means, np.asarray(scatter), largest.atoms, largest.atom_shares, largest.atom_labels, largest.middle,
+        largest.deviation, largest.zeros, largest.tokens,
+    )  # fmt: skip
+
+
+def _unpacked(text: Any, kind: str) -> Array:
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(base64.b64decode(text), _LARGEST_TEXT)
+    return np.frombuffer(raw, kind).astype(np.float64)

@@ -1,0 +1,202 @@
+"""Verdicts from inside: faults that clients' own data, training and sending show, and how far each stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.diagnose.federated.data_sketch import joined
+from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES, data_margins
+from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_data
+from stethos.diagnose.federated.inside_update import update_margins
+from stethos.diagnose.federated.standing_out import deviations, margins
+from stethos.diagnose.federated.verdict import ClientVerdict
+
+Array = npt.NDArray[np.float64]
+_WARM_UP = 1
+_CHANGED = 0.05  # share of samples that have other labels than before
+_PASSED = 3  # rounds without a sign of it, until a fault is over
+_EXPLAINED = 0.75
+_FEW_SAMPLES = 0.3  # of what the median client has
+_DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
+_WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
+
+
+# What stands out, the surest to be named first: the kind of fault that it means.
+KINDS = {
+    "nan": "nan", "free-rider": "free-rider", "sign-flip": "sign-flip", "scaling": "scaling",
+    "update-noise": "update-noise", "stale": "stale", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
+    "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
+    "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
+    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault",
+    "targets": "target-fault",
+    "labels": "label-noise", "relabelled": "label-noise",
+    "partly": "unknown", "uncleared": "unknown", "training": "unknown",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class InsideMargins:
+    """By kind of fault, how far each client stands out: 1 and more is an accusation. `pairs` are of label flips."""
+
+    clients: tuple[str, ...]
+    kinds: dict[str, Array]
+    pairs: list[tuple[int, int] | None]
+
+
+def inside_margins(inside: InsideEvidence) -> InsideMargins:
+    """Compare the clients of a federation with each other, in everything that they show from inside."""
+    clients = inside.clients
+    whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
+    kinds = dict(update_margins(inside))
+    kinds["duplicates"] = _duplicates(inside)
+    kinds["not-finite"] = _not_finite(inside)
+    kinds |= data_margins(whole)
+    odd = (
+        np.max([kinds[name] for name in kinds if name not in ("training",)], axis=0)
+        if kinds
+        else np.zeros(len(clients))
+    )
+    typical = [one if odd[place] < 1 else None for place, one in enumerate(whole)]
+    witnesses = [by_data(whole, typical), by_answers(inside, inside.rounds[_WARM_UP:])]
+    kinds["labels"], pairs = _labels(witnesses, len(clients))
+    kinds["relabelled"] = _relabelled(inside)
+    return InsideMargins(clients, kinds, pairs)
+
+
+def _duplicates(inside: InsideEvidence) -> Array:
+    distinct = inside.matrix("distinct")
+    rows = inside.matrix("rows")
+    if not np.isfinite(distinct).any():
+        return np.zeros(len(inside.clients))
+    seen = np.nansum(rows, axis=0) >= FEWEST_SAMPLES
+    share = 1 - np.nansum(distinct * rows, axis=0) / np.maximum(
+        np.nansum(np.where(np.isfinite(distinct), rows, 0), axis=0), 1
+    )
+    count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
+    is_few = count <= _FEW_SAMPLES * np.median(count)  # texts may have lines that come often
+    return np.where(is_few, margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03), 0.0)
+
+
+def _not_finite(inside: InsideEvidence) -> Array:
+    odd = np.nan_to_num(inside.matrix("odd_batches")).sum(0) > 0
+    return np.where(odd & (odd.mean() <= 0.4), 5.0, 0.0)
+
+
+def _relabelled(inside: InsideEvidence) -> Array:
+    """The same inputs with other labels than in an earlier round."""
+    share = np.nan_to_num(inside.matrix("relabelled") / np.maximum(inside.matrix("rows"), 1))
+    return margins(share.max(0, initial=0.0), 0.2, 4.0, 0.02)
+
+
+def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple[int, int] | None]]:
+    """Both witnesses together, in standard deviations.
+
+    Where a client's data look unlike the others' for other reasons than wrong labels, nobody can say. What the model
+    answers depends on how many samples of a class it saw: one answer too often counts only as far as there are more
+    errors altogether.
+    """
+    together, known = np.zeros(count), np.zeros(count)
+    found, most = np.zeros(count), np.zeros(count)
+    pairs: list[tuple[int, int] | None] = [None] * count
+    is_other = np.any([np.nan_to_num(one.explained, nan=1.0) < _EXPLAINED for one in witnesses], axis=0)
+    is_denied = np.zeros(count, bool)
+    for witness in witnesses:
+        is_denied |= deviations(witness.share, 0.03, witness.error) < _DENIED
+        cell = np.fmin(witness.cell, witness.share) if witness.is_of_answers else witness.cell
+        for values, errors, least in ((witness.share, witness.error, 0.1), (cell, witness.cell_error, 0.08)):
+            alone = np.where(is_other, 0.0, margins(values, least, 3.0, 0.03, errors))
+            z = np.where(is_other, np.nan, deviations(values, 0.03, errors))
+            together += np.nan_to_num(np.clip(z, -2.0, 6.0))
+            known += np.isfinite(z)
+            most = np.maximum(most, np.nan_to_num(np.where(is_other, 0.0, values)) / least)
+            if values is cell:
+                for place in np.flatnonzero((alone >= _WORTH_NAMING) & (values >= _MOSTLY * witness.share)):
+                    pairs[place] = witness.pairs[place]
+            found = np.maximum(found, alone)
+    mean = np.where(known > 0, together / np.maximum(known, 1), np.nan)
+    found = np.maximum(found, np.minimum(margins(mean, 2.0, 3.0, 0.4), most))
+    return np.where(is_denied, found / _TWICE_AS_SURE, found), pairs
+
+
+# Verdicts ---------------------------------------------------------------------------------------------
+
+_AT_ONE_PERCENT = 1.0  # margin that 1 in 100 clean federations reaches, and how it grows as that share falls
+_PER_E_FOLD = 0.12
+_USUAL_CLIENTS = 10
+_CONFIDENCE = ((2.0, 0.99), (1.5, 0.97), (1.2, 0.9), (1.0, 0.8), (0.8, 0.35), (0.0, 0.05))  # as measured, by margin
+# A site may have other data than the rest and no fault: on families held out four in five of these were right.
+_BY_LOOKS, _MOST_SURE_BY_LOOKS = ("units", "unnormalised", "noise", "fewer-words", "target-units", "targets"), 0.8
+_OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")
+
+
+def margin_for(alarm_rate: float, clients: int = _USUAL_CLIENTS) -> float:
+    """The margin from which a client is accused, so that this share of clean federations has an accusation.
+
+    With more clients one of them stands out more by chance.
+    """
+    per_client = min(alarm_rate, 1.0) * _USUAL_CLIENTS / max(clients, _USUAL_CLIENTS)
+    return float(np.clip(_AT_ONE_PERCENT + _PER_E_FOLD * np.log(0.01 / max(per_client, 1e-6)), 0.7, 3.0))
+
+
+def inside_verdicts(inside: InsideEvidence, found: InsideMargins, alarm_rate: float) -> list[ClientVerdict]:
+    """Accusations that stand on evidence from inside, the surest first."""
+    limit = margin_for(alarm_rate, len(found.clients))
+    verdicts = []
+    for place, client in enumerate(found.clients):
+        named = next((name for name in KINDS if name in found.kinds and found.kinds[name][place] >= limit), None)
+        if named is None:
+            continue
+        most = max(float(values[place]) for values in found.kinds.values())
+        kind, pair = KINDS[named], None
+        if named == "labels" and (pair := found.pairs[place]) is not None:
+            kind = "label-flip"
+        first, last = _span(inside, client, named)
+        sure = min(confidence_of(most / limit), _MOST_SURE_BY_LOOKS if named in _BY_LOOKS else 1.0)
+        verdicts.append(
+            ClientVerdict(
+                client, kind, sure, first, last, guilt="buggy",
+                source=None if pair is None else pair[1], target=None if pair is None else pair[0],
+            )
+        )  # fmt: skip
+    return sorted(verdicts, key=lambda one: -one.probability)
+
+
+def confidence_of(margin: float) -> float:
+    """The share of accusations with such a margin that were right, on federations for development."""
+    return next(sure for least, sure in _CONFIDENCE if margin >= least)
+
+
+def _span(inside: InsideEvidence, client: str, named: str) -> tuple[int, int | None]:
+    """First and last round in which it shows; the last is None while it goes on."""
+    turns = inside.turns.get(client, {})
+    rounds = sorted(turns) or [one.number for one in inside.data.get(client, ())]
+    marked = rounds
+    if named in _OF_SENDING:
+        marked = [number for number in rounds if _is_unfaithful(turns[number])]
+    elif named in ("nan", "stale"):
+        name = {"nan": "odd_sent", "stale": "begin"}[named]
+        marked = [number for number in rounds if (turns[number].get(name) or 0) > 0.02]
+    elif named in ("labels", "relabelled"):  # where labels changed, they were others before
+        changed = [number for number in rounds if _share(turns[number], "relabelled") > _CHANGED]
+        return (changed or rounds)[0], None
+    marked = marked or rounds
+    is_over = sum(number > marked[-1] for number in rounds) >= _PASSED
+    return marked[0], marked[-1] if is_over else None
+
+
+def _share(facts: Mapping[str, Any], name: str) -> float:
+    value, rows = facts.get(name), facts.get("rows")
+    return value / max(rows, 1) if isinstance(value, int | float) and isinstance(rows, int | float) else 0.0
+
+
+def _is_unfaithful(facts: Mapping[str, Any]) -> bool:
+    sent, along = facts.get("sent_sent"), facts.get("way_sent")
+    if not isinstance(sent, int | float) or not isinstance(along, int | float):
+        return False
+    return sent <= 0 or not 0.8 < along / sent < 1.25

@@ -1,0 +1,259 @@
+"""Faults of data, from sketches of them: each client's against those of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.diagnose.federated.data_sketch import Sketch, joined
+from stethos.diagnose.federated.standing_out import margins
+
+Array = npt.NDArray[np.float64]
+FEWEST_SAMPLES = 15
+_FEWEST_OF_CLASS = 5
+_MOST_COLUMNS = 0.55  # on another scale or far away: a shift of some is how a site may differ
+_BY_CHANCE = 1e-3
+_NOVEL = 0.12  # share of samples with a value that others do not have
+_NOVEL_INSIDE, _FEWEST_NOVEL = 0.35, 3  # the same inside of the others' range: in at least so many columns
+_SAME_LABEL = 0.9
+_FAR_DEVIATIONS = 6.0
+_MANY = 0.25  # of the columns: then values are missing, not marked
+_COMMON_TOKENS = 32
+_FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
+_OWN_WORDS = 0.6
+
+
+def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
+    """By kind of fault, how far each client stands out; clients without enough samples do not."""
+    count = len(clients)
+    known = [one if one is not None and one.n >= FEWEST_SAMPLES else None for one in clients]
+    kinds = [one.kind for one in known if one is not None]
+    if len(kinds) < 4:
+        return {}
+    usual = max(set(kinds), key=kinds.count)
+    alike = [one if one is not None and one.kind == usual else None for one in known]
+    found: dict[str, Array] = {}
+    if usual == "numbers":
+        found["units"], found["unnormalised"], found["constant"] = _scales(alike)
+    else:
+        found["fewer-words"] = _words(alike)
+    found["atoms"], found["imputed"] = _novel(alike)
+    found["target-units"] = _target_units(alike)
+    odd = np.max([found[name] for name in found], axis=0) if found else np.zeros(count)
+    typical = [one if odd[place] < 1 else None for place, one in enumerate(alike)]
+    if sum(one is not None for one in typical) >= 3:
+        found["noise"] = _reconstruction(alike, typical)
+        found["targets"] = _target_residual(alike, typical)
+    return found
+
+
+def _others(clients: Sequence[Sketch | None], place: int) -> list[Sketch]:
+    mine = clients[place]
+    return [one for number, one in enumerate(clients) if one is not None and number != place and
+            (mine is None or one.can_join(mine))]  # fmt: skip
+
+
+# Scale -----------------------------------------------------------------------------------------------
+
+
+def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
+    """One input in other units; many inputs on another scale or place; inputs that never change."""
+    largest, shifted, constant = (np.full(len(clients), np.nan) for _ in range(3))
+    for place, mine in enumerate(clients):
+        others = [one for one in _others(clients, place) if one.deviation is not None]
+        if mine is None or mine.deviation is None or mine.middle is None or len(others) < 3:
+            continue
+        sizes = {one.deviation.shape for one in others if one.deviation is not None}
+        if sizes != {mine.deviation.shape}:
+            continue
+        usual = np.median([one.deviation for one in others if one.deviation is not None], axis=0)
+        middle = np.median([one.middle for one in others if one.middle is not None], axis=0)
+        spread = np.median([np.abs(one.middle - middle) for one in others if one.middle is not None], axis=0)
+        floor = max(0.05 * float(np.median(usual)), 1e-9)
+        scale = np.maximum(usual, floor)
+        ratio = np.log10(np.maximum(mine.deviation, floor / 10) / scale)
+        moved = np.abs(mine.middle - middle) / (scale + 3 * spread)
+        is_usual = usual > floor / 5  # what is always the same at all others may be another value elsewhere
+        if not is_usual.any():
+            continue
+        ratio, moved = ratio[is_usual], moved[is_usual]
+        largest[place] = max(float(ratio.max()), float(np.log10(1 + moved.max())))
+        shifted[place] = float(((np.abs(ratio) > 0.6) | (moved > 4)).mean())
+        varies = is_usual & _must_vary(mine, others)
+        constant[place] = float((mine.deviation[varies] < 1e-6).mean()) if varies.any() else 0.0
+    return (
+        margins(largest, 1.5, 4.0, 0.1), margins(shifted, _MOST_COLUMNS, 4.0, 0.05),
+        margins(constant, 0.25, 4.0, 0.05),
+    )  # fmt: skip
+
+
+def _must_vary(mine: Sketch, others: Sequence[Sketch]) -> npt.NDArray[np.bool_]:
+    """Inputs that so many samples hardly have all alike by chance: what is rare at the others may be missing here."""
+    assert mine.deviation is not None
+    known = [one.atom_shares[0] for one in others if one.atom_shares is not None]
+    if not known or len({len(one) for one in known}) != 1:
+        return np.ones(len(mine.deviation), bool)
+    common = np.median(known, axis=0)[:: -(-len(known[0]) // len(mine.deviation))]
+    if len(common) != len(mine.deviation):
+        return np.ones(len(mine.deviation), bool)
+    return np.asarray(common**mine.n < _BY_CHANCE)
+
+
+# Values and words that only one client has -----------------------------------------------------------
+
+
+def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
+    """The share of samples with a value that hardly any sample of the others has: in few columns, and in many.
+
+    A value inside of the others' range may come from other people or a brighter room, unless it is common in many
+    columns. One outside of it is a mark or a number for "missing"; in one column only where its samples share a label.
+    """
+    shares, is_wide = np.full(len(clients), np.nan), np.zeros(len(clients), bool)
+    for place, mine in enumerate(clients):
+        others = _others(clients, place)
+        if mine is None or mine.atoms is None or mine.atom_shares is None or len(others) < 3:
+            continue
+        theirs = [one for one in others if one.atoms is not None and one.atoms.shape == mine.atoms.shape]
+        if len(theirs) < 3:
+            continue
+        atoms = np.stack([one.atoms for one in theirs if one.atoms is not None])
+        weights = np.stack([one.atom_shares for one in theirs if one.atom_shares is not None])
+        best = 0.0
+        for rank in range(2):
+            same = np.where(atoms == mine.atoms[rank], weights, 0.0).max(1)  # client x column
+            bound = np.where(same > 0, same, weights[:, 1])
+            own, is_far = mine.atom_shares[rank], _is_far(mine, others, rank)
+            often = np.sort(bound, axis=0)[-2] if len(bound) > 3 else bound.max(0)
+            usual = np.median(bound, axis=0)
+            is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
+            is_novel &= is_far | (own >= _NOVEL_INSIDE)
+            if is_novel.sum() < _FEWEST_NOVEL or is_novel.mean() <= _MANY:
+                is_novel &= is_far & (own < 0.9)  # that one input is always the same says whom a client has
+                if is_novel.sum() == 1 and mine.atom_labels is not None:
+                    is_novel &= mine.atom_labels[rank] >= _SAME_LABEL
+            if is_novel.any():
+                best = max(best, float(own[is_novel].max()))
+                is_wide[place] |= is_novel.mean() > _MANY
+        shares[place] = best
+    found = margins(shares, _NOVEL, 4.0, 0.02)
+    return np.where(is_wide, 0.0, found), np.where(is_wide, found, 0.0)
+
+
+def _is_far(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
+    """Which of a client's common values lie far from all that others have; one other may have them, too."""
+    assert mine.atoms is not None
+    width = mine.atoms.shape[1]
+    known = [one for one in others if one.middle is not None and one.deviation is not None]
+    if len(known) < 3 or len({one.middle.shape for one in known if one.middle is not None}) != 1:
+        return np.zeros(width, bool)
+    middle = np.median([one.middle for one in known if one.middle is not None], axis=0)
+    deviation = np.sort([one.deviation for one in known if one.deviation is not None], axis=0)[-2]
+    again = -(-width // len(middle))  # of wide inputs every so-many-th column is known
+    middle, deviation = (np.repeat(one, again)[:width] for one in (middle, deviation))
+    return np.asarray(np.abs(mine.atoms[rank] - middle) > _FAR_DEVIATIONS * deviation + 1e-9)
+
+
+def _words(clients: Sequence[Sketch | None]) -> Array:
+    """How much less of the others' common words a client has.
+
+    Which words a client has says whom it serves: it must have fewer common words of its own, too, as with random ones.
+    """
+    fewer = np.full(len(clients), np.nan)
+    for place, mine in enumerate(clients):
+        others = [one.tokens for one in _others(clients, place) if one.tokens]
+        if mine is None or not mine.tokens or len(others) < 3:
+            continue
+        total: dict[int, list[float]] = {}
+        for tokens in others:
+            for token, share in tokens.items():
+                total.setdefault(token, []).append(share)
+        common = sorted(total, key=lambda token: -sum(total[token]))[:_COMMON_TOKENS]
+        usual = sum(sum(total[token]) for token in common) / len(others)
+        shared = -np.log10(max(sum(mine.tokens.get(token, 0.0) for token in common), 1e-3) / max(usual, 1e-3))
+        own = -np.log10(_commonest(mine.tokens) / float(np.median([_commonest(tokens) for tokens in others])))
+        fewer[place] = min(shared, own / _OWN_WORDS)
+    return margins(fewer, 0.2, 4.0, 0.03)
+
+
+def _commonest(tokens: dict[int, float]) -> float:
+    """How many of its own commonest words a sample has, on average."""
+    return max(sum(sorted(tokens.values(), reverse=True)[:_COMMON_TOKENS]), 1e-3)
+
+
+def _target_units(clients: Sequence[Sketch | None]) -> Array:
+    """The spread of what a regression is to answer, on a logarithmic scale."""
+    spread = np.full(len(clients), np.nan)
+    for place, mine in enumerate(clients):
+        if mine is not None and mine.targets:
+            variance = np.diag(mine.scatter)[-mine.targets :] / mine.n
+            spread[place] = float(np.log10(np.maximum(np.sqrt(variance), 1e-9))[0])
+    middle = np.nanmedian(spread) if np.isfinite(spread).any() else 0.0
+    return margins(np.abs(spread - middle), 1.0, 4.0, 0.05)
+
+
+# Relations between inputs ----------------------------------------------------------------------------
+
+
+def covariance_of(sketch: Sketch) -> Array:
+    """Within classes, shrunk towards its diagonal."""
+    size = sketch.features
+    raw = sketch.scatter / max(sketch.n - len(sketch.counts), 1)
+    share = size / (size + sketch.n)
+    diagonal = np.diag(raw)
+    floor = 1e-3 * float(np.mean(diagonal)) + 1e-9
+    return (1 - share) * raw + np.diag(share * diagonal + floor)
+
+
+def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> Array:
+    """How much worse a feature follows from the others, within classes, than it does at the other clients.
+
+    Both as a distance and as a share of its own variance, as noise makes it: inputs on another scale, or that vary more
+    or less, are how a site may differ.
+    """
+    worse, unexplained = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+    errors = np.zeros(len(clients))
+    for place, mine in enumerate(clients):
+        others = _others(typical, place)
+        if mine is None or len(others) < 3 or not others[0].can_join(mine):
+            continue
+        inputs = mine.features - mine.targets
+        reference = covariance_of(joined(others))[:inputs, :inputs]
+        precision = np.linalg.inv(reference)
+        own = mine.scatter[:inputs, :inputs] / max(mine.n - len(mine.counts), 1)
+        residual = np.einsum("ij,jk,ki->i", precision, own, precision) / np.diag(precision)
+        is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
+        ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
+        spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
+        worse[place] = float(np.mean(np.clip(ratio, -2, 2)))
+        unexplained[place] = float(np.mean(np.clip(ratio - spread, -2, 2)))
+        errors[place] = 0.5 / np.sqrt(mine.n)
+    far, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
+    return np.maximum(np.minimum(far, by_share), far / _FAR_ALONE)
+
+
+def _target_residual(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> Array:
+    """How much worse a regression's answer follows from the inputs, by the others' relation.
+
+    Both as a distance and as a share of its own variance: where targets merely vary more the first grows, where they
+    vary less the second. Differences of level are left out: they are what a curved relation makes of shifted inputs.
+    """
+    worse, unexplained = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+    errors = np.zeros(len(clients))
+    for place, mine in enumerate(clients):
+        others = _others(typical, place)
+        if mine is None or not mine.targets or len(others) < 3:
+            continue
+        whole = joined(others)
+        inputs = mine.features - mine.targets
+        reference = covariance_of(whole)
+        slope = np.linalg.solve(reference[:inputs, :inputs], reference[:inputs, inputs:])
+        moment = mine.scatter / mine.n
+        goal = moment[inputs:, inputs:]
+        own = goal - 2 * slope.T @ moment[:inputs, inputs:] + slope.T @ moment[:inputs, :inputs] @ slope
+        usual = reference[inputs:, inputs:] - slope.T @ reference[:inputs, inputs:]
+        worse[place] = float(np.log10(max(np.trace(own), 1e-12) / max(np.trace(usual), 1e-12)) / 2)
+        unexplained[place] = min(float(np.trace(own) / max(np.trace(goal), 1e-12)), 2.0)
+        errors[place] = 0.5 / np.sqrt(mine.n)
+    return np.minimum(margins(worse, 0.25, 4.0, 0.03, errors), margins(unexplained, 0.35, 4.0, 0.03, errors))

@@ -1,0 +1,180 @@
+"""Faults between training and sending, from what optimizers did and what clients sent."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.standing_out import margins
+
+Array = npt.NDArray[np.float64]
+_FAITHFUL = 0.05
+_FEWEST_ROUNDS = 3
+
+
+def update_margins(inside: InsideEvidence) -> dict[str, Array]:
+    """By kind of fault, how far each client stands out."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _update_margins(inside)
+
+
+def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    sent, along = inside.matrix("sent_sent"), inside.matrix("way_sent")
+    found["nan"] = _odd(inside)
+    found["wrong-lr"] = _rates(inside.matrix("lr"))
+    found["stale"] = _begins(inside.matrix("begin"))
+    found["uncleared"] = _uncleared(inside.matrix("uncleared"), inside.matrix("steps"))
+    if not np.isfinite(sent).any():
+        return found
+    nothing = _nothing(sent, is_sparse=float(np.isfinite(inside.matrix("kept")).mean()) > 0.4)
+    ratio = _scaled(inside, along / np.where(sent > 0, sent, np.nan))
+    if np.nanmedian(np.abs(ratio - 1)) < _FAITHFUL:
+        begins_elsewhere = np.nan_to_num(inside.matrix("begin")) > _FAITHFUL  # a late client, see `_begins`
+        found |= _faithful(np.where(begins_elsewhere, np.nan, ratio), sent, along, inside.matrix("way"))
+    else:
+        found |= _noisy(sent, along, inside.matrix("way"))
+    found["free-rider"] = np.maximum(found["free-rider"], nothing)
+    found["partly"] = _partly(sent, along)
+    found["training"] = _length(inside)
+    return found
+
+
+def _scaled(inside: InsideEvidence, ratio: Array) -> Array:
+    """What was done per what was sent, 1 where clients send what they did.
+
+    Where all send a multiple of it, or their mean step, relative to that.
+    """
+    middle = np.nanmedian(ratio)
+    if abs(middle - 1) < _FAITHFUL or not middle > 0:
+        return ratio
+    by_step = ratio / inside.matrix("steps")
+    plain, steps = ratio / middle, by_step / np.nanmedian(by_step)
+    best = plain if np.nanmean(np.abs(plain - 1)) <= np.nanmean(np.abs(steps - 1)) else steps
+    return best if np.nanquantile(np.abs(best - 1), 0.75) < 0.01 else ratio
+
+
+def _odd(inside: InsideEvidence) -> Array:
+    """NaN or infinite elements sent, though training did not make them."""
+    sent, way = np.nan_to_num(inside.matrix("odd_sent")), np.nan_to_num(inside.matrix("odd_way"))
+    is_of_all = (sent > 0).mean(1, keepdims=True) > 0.5  # the global model has them
+    own = ((sent > 0) & (way == 0) & ~is_of_all).any(0)
+    return np.where(own & (own.mean() <= 0.5), 9.0, 0.0)
+
+
+def _rates(rates: Array) -> Array:
+    """A learning rate that is not the others', where those agree."""
+    middle = np.nanmedian(rates, axis=1, keepdims=True)
+    apart = np.abs(np.log10(rates / middle))
+    agree = np.nanmean(np.where(np.isfinite(apart), apart < 1e-6, np.nan), axis=1, keepdims=True) > 0.6
+    strange = np.nanmax(np.where(agree, apart, 0.0), axis=0)
+    return np.where(np.nan_to_num(strange) > 0.3, np.nan_to_num(strange) / 0.3, 0.0)
+
+
+def _begins(begin: Array) -> Array:
+    """Training that began elsewhere than at the global model, where the others' begins there."""
+    if not np.isfinite(begin).any() or np.nanmedian(begin) > 0.02:
+        return np.zeros(begin.shape[1])
+    is_far = np.nan_to_num(begin) > 0.05
+    seen = np.isfinite(begin).sum(0)
+    often = is_far.sum(0) >= np.maximum(2, 0.25 * seen)
+    is_usual = is_far.any(0).mean() > 0.4  # then it is how this federation works
+    return np.where(often & ~is_usual, 5.0, 0.0)
+
+
+def _nothing(sent: Array, *, is_sparse: bool) -> Array:
+    """Updates of nothing, though the optimizer moved; where all send a few elements, it may have moved others."""
+    is_nothing = sent < 1e-8
+    often = is_nothing.sum(0) >= np.maximum(1, (0.6 if is_sparse else 0.25) * np.isfinite(sent).sum(0))
+    return np.where(often & (often.mean() <= 0.4), 9.0, 0.0)
+
+
+def _faithful(ratio: Array, sent: Array, along: Array, way: Array) -> dict[str, Array]:
+    """Clients send what they did, whole or in part: who does not, in its worst round, and how.
+
+    Who is clipped sends less than it did, and still no less than anybody who is not.
+    """
+    strange = np.where(ratio > 0, np.abs(np.log10(np.maximum(ratio, 1e-6))), 3.0)
+    size = way * np.sqrt(sent)
+    largest = np.nanmax(np.where(np.abs(ratio - 1) < 0.01, size, np.nan), axis=1, keepdims=True)
+    is_clipped = (ratio > 1) & (along / np.sqrt(sent) > 0.99) & (size >= 0.99 * largest)
+    strange = np.where(np.isfinite(ratio), np.where(is_clipped, 0.0, strange), np.nan)
+    worst = np.nanmax(strange, axis=0)
+    is_odd = margins(worst, 0.1, 5.0, 0.01)
+    at = np.nanargmax(np.where(np.isfinite(strange), strange, -1.0), axis=0)
+    places = np.arange(strange.shape[1])
+    cosine = (along / np.sqrt(sent))[at, places]
+    kinds = {name: np.zeros(len(is_odd)) for name in ("sign-flip", "scaling", "update-noise", "free-rider")}
+    for place in places:
+        if is_odd[place] >= 1:
+            kind = (
+                "sign-flip" if cosine[place] < -0.5 else "scaling" if cosine[place] > 0.97
+                else "free-rider" if abs(cosine[place]) < 0.15 and sent[at[place], place] < 4 else "update-noise"
+            )  # fmt: skip
+            kinds[kind][place] = is_odd[place]
+    return kinds
+
+
+def _noisy(sent: Array, along: Array, way: Array) -> dict[str, Array]:
+    """Noise is added to what clients send: over the rounds, how much of what they did is in it, and how much else."""
+    rounds = np.isfinite(along).sum(0)
+    mean = np.nanmean(along, axis=0)
+    error = np.nanstd(along, axis=0) / np.sqrt(np.maximum(rounds - 1, 1)) + 1e-3
+    is_seen = rounds >= _FEWEST_ROUNDS
+    turned = np.where(is_seen & (mean < -0.1), -mean / error / 4.0, 0.0)
+    usual = float(np.nanmedian(mean))
+    cosine = np.nanmean(along / np.sqrt(sent), axis=0)  # of who is clipped it stays
+    is_else = (mean < 0.2 * usual) & (mean >= -0.1) & (cosine < 0.4 * np.nanmedian(cosine))
+    missing = np.where(is_seen & is_else, (usual - mean) / error / 5.0, 0.0)
+    most = 1.1 * max(1.0, usual)
+    large = np.where(is_seen & (mean > most), (mean - most) / error / 4.0, 0.0)
+    rest = 0.5 * np.log10(np.maximum(sent - along**2, 1e-9)) + np.log10(way)  # the noise itself, the same for all
+    rest_error = np.nanstd(rest, axis=0) / np.sqrt(np.maximum(rounds - 1, 1))
+    noise = np.where(is_seen, margins(np.nanmean(rest, axis=0), 0.08, 5.0, 0.01, rest_error), 0.0)
+    few = [np.where((one >= 1).mean() <= 0.4, one, 0.0) for one in (turned, missing, large)]
+    return {"sign-flip": few[0], "free-rider": few[1], "scaling": few[2], "update-noise": noise}
+
+
+def _uncleared(left: Array, steps: Array) -> Array:
+    """Gradients of the step before that were still there, where the others clear theirs."""
+    seen = (np.nan_to_num(steps) > 1).any(0)
+    often = np.nan_to_num(left).sum(0) > 0
+    return np.where(often & (often.sum() <= 0.3 * seen.sum()), 5.0, 0.0)
+
+
+def _partly(sent: Array, along: Array) -> Array:
+    """A part of what the optimizer did, where the others send the whole."""
+    is_part = (np.abs(along - sent) < 1e-3 * np.abs(along)) & (sent < 0.99)
+    often = is_part.sum(0) >= np.maximum(2, 0.5 * np.isfinite(sent).sum(0))
+    is_whole = np.nanquantile(np.abs(sent - 1), 0.6) < 1e-3
+    return np.where(often & is_whole, 5.0, 0.0)
+
+
+def _length(inside: InsideEvidence) -> Array:
+    """How far a step went on average for its learning rate, where its loss or optimizer is not the others', too.
+
+    Alone it must be far more: a site with other data has longer steps until the model has learnt them.
+    """
+    far = np.log10(inside.matrix("way") / inside.matrix("steps") / inside.matrix("lr"))
+    far = np.nanmean(far - np.nanmedian(far, axis=1, keepdims=True), axis=0)
+    alone, otherwise = margins(far, 2.5, 5.0, 0.05), margins(np.abs(far), 0.3, 3.0, 0.05, gap=1.2)
+    return np.where(_unlike(inside, "loss") | _unlike(inside, "setup"), np.maximum(alone, otherwise), alone)
+
+
+def _unlike(inside: InsideEvidence, name: str) -> npt.NDArray[np.bool_]:
+    """Clients in which a fact is not what it is in at least three quarters of them."""
+    told = [
+        next((facts[name] for facts in inside.turns.get(client, {}).values() if name in facts), None)
+        for client in inside.clients
+    ]
+    known = [one for one in told if isinstance(one, str | int)]
+    if not known:
+        return np.zeros(len(told), bool)
+    usual = max(set(known), key=known.count)
+    if known.count(usual) < 0.75 * len(known):
+        return np.zeros(len(told), bool)
+    return np.array([one is not None and one != usual for one in told])

@@ -1,1 +1,0 @@
-"""What makes a training slower than it could be. The sums are done in `profile/`."""

@@ -1,0 +1,119 @@
+"""PRG008: a loss that cannot be, or is too good to be true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, Inspected, inspected_of, known, merge_ranks
+from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, texts_of, thinned
+from stethos.diagnose.window import Window
+
+_NOT_NEGATIVE = frozenset(
+    {"NllLoss", "NllLoss2D", "NllLossNd", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy",
+     "BinaryCrossEntropyWithLogits", "square", "absolute difference"}
+)  # fmt: skip
+_CLASSES = frozenset({"NllLoss", "NllLoss2D", "NllLossNd"})
+
+
+@dataclass(frozen=True, slots=True)
+class ImplausibleLoss:
+    """A loss that cannot be negative is, or a classification is solved almost at once, or stays at chance level.
+
+    What it looks at: the loss function at the root of the graph, the number of classes, and the losses of all steps.
+    Why it matters: a negative cross entropy has the wrong sign or inputs; a loss near 0 after a few steps means that
+    the model sees the answer; a loss at ln(classes) means that it has learned nothing.
+    Not a fault when: the task is trivial.
+    Next step: compare the model's inputs with what it should predict.
+    """
+
+    code: ClassVar[str] = "PRG008"
+    name: ClassVar[str] = "implausible-loss"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = {"inspections": frozenset({"step", "function"}), "steps": frozenset({"step", "loss"})}
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"plateau", "slow-progress", "divergence", "weight-explosion"})
+
+    least: int = 30
+    solved: float = 0.01
+    early: float = 0.03
+    chance: float = 0.02
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        yield from merge_ranks(self._found(window))
+
+    def _found(self, window: Window) -> Iterator[Finding]:
+        for one in inspected_of(window):
+            functions = {name for name in texts_of(one.training, "function").tolist() if name}
+            for training in one.trainings:
+                if len(training.losses) >= self.least and not training.has_rival:
+                    yield from self._check(one, training, functions)
+
+    def _check(self, one: Inspected, training: Training, functions: set[str]) -> Iterator[Finding]:
+        losses = training.losses[np.isfinite(training.losses)]
+        if not len(losses):
+            return
+        start, low = level_at_start(losses), float(losses.min())
+        if functions and functions <= _NOT_NEGATIVE and low < -1e-3:
+            yield self._finding(
+                training, "negative-loss", f"the loss falls to {low:.4g}, though {', '.join(sorted(functions))} "
+                "cannot be negative", losses, 0,
+                "check the sign of the loss, and that targets and log-probabilities are what the loss expects",
+                Severity.ERROR, 0.9,
+            )  # fmt: skip
+        elif _is_bottomless(losses, start):
+            yield self._finding(
+                training, "unbounded-loss", f"the loss falls to {low:.4g} and ever faster: it has no lower bound",
+                losses, 0, "check the sign of the loss, and bound it: a hinge, a logarithm, a square",
+                self.severity, 0.85,
+            )  # fmt: skip
+        elif functions and functions <= _CLASSES:
+            yield from self._classes(one, training, losses, start)
+
+    def _classes(
+        self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float
+    ) -> Iterator[Finding]:
+        outputs = known(one.training, "outputs")
+        soon = max(10, int(self.early * len(losses)))
+        if start > 0.2 and len(losses) > 2 * soon and float(np.median(losses[soon : 2 * soon])) < self.solved * start:
+            yield self._finding(
+                training, "solved-at-once", f"the loss is nearly 0 after {soon} steps: the model may see the answer",
+                losses, soon,
+                "look for labels among the inputs, a missing shift of the targets or a missing mask",
+                self.severity, 0.75,
+            )  # fmt: skip
+        chance = float(np.log(np.median(outputs))) if len(outputs) and np.median(outputs) > 1 else np.nan
+        late = float(np.median(losses[len(losses) // 2 :]))
+        is_at_chance = abs(late - chance) < self.chance * chance and start < 1.5 * chance
+        if is_at_chance and len(losses) >= 4 * self.least and not training.is_relay:
+            yield self._finding(
+                training, "chance-level",
+                f"the loss stays at {late:.3g}, the level of guessing among {np.median(outputs):.0f} classes",
+                losses, len(training) // 2,
+                "try to fit one single batch: if that fails, inputs and labels do not belong together, or nothing is "
+                "updated", self.severity, 0.8,
+            )  # fmt: skip
+
+    def _finding(
+        self, one: Training, kind: str, title: str, losses: np.ndarray[tuple[int], np.dtype[np.float64]], place: int,
+        advice: str, severity: Severity, sure: float,
+    ) -> Finding:  # fmt: skip
+        text = f"{len(losses)} losses from {losses[0]:.4g} to {losses[-1]:.4g}"
+        sql = f"SELECT step, loss FROM steps WHERE {one.where} ORDER BY step"
+        return Finding(
+            self.code, self.name, kind, severity, title, one.subject(place), sure,
+            (Evidence(text, sql, thinned(losses)),), advice,
+        )  # fmt: skip
+
+
+def _is_bottomless(losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float) -> bool:
+    """Whether a loss far below 0 falls no slower at the end than in the middle."""
+    levels = [float(np.median(part)) for part in np.array_split(losses, 8)]
+    falls = -np.diff(levels)
+    is_far = levels[-1] < -10 * max(abs(start), 0.5)
+    return is_far and bool((falls > 0).all()) and float(falls[-1]) > 0.8 * float(np.median(falls))

@@ -1,0 +1,107 @@
+"""PRG002: an optimizer that does not hold what the loss trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.training import STEP_COLUMNS, column_of
+from stethos.diagnose.window import Window
+from stethos.store.frame import is_null
+
+
+@dataclass(frozen=True, slots=True)
+class UnoptimizedParameters:
+    """Parameters get gradients but no optimizer updates them, or an optimizer holds parameters that nothing uses.
+
+    What it looks at: the parameters behind the loss, those of all optimizers, and those that belong to a module.
+    Why it matters: layers that were added or replaced after the optimizer was made never learn.
+    Not a fault when: only the head of a model is trained on purpose (freeze the rest: it also saves time).
+    Next step: make the optimizer after the model is complete, from `model.parameters()`.
+    """
+
+    code: ClassVar[str] = "PRG002"
+    name: ClassVar[str] = "unoptimized-parameters"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[Needs] = NEEDS
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "detached-loss", "frozen-layers", "learning-rate-too-low",
+         "update-to-weight-ratio", "vanishing-gradients", "lost-gradients", "dead-units", "gradients-not-zeroed"}
+    )  # fmt: skip
+
+    least: int = 2
+    cut_share: float = 0.25
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        yield from merge_ranks(self._found(window))
+
+    def _found(self, window: Window) -> Iterator[Finding]:
+        for one in inspected_of(window):
+            rows = one.training.where(~is_null(column_of(one.training, "unoptimized")))
+            if len(rows) >= self.least:
+                yield from self._check(one, rows, details(rows)[-1])
+
+    def _check(self, one: Inspected, rows: Any, last: dict[str, Any]) -> Iterator[Finding]:
+        alone, leaves = column_of(rows, "unoptimized"), column_of(rows, "leaves")
+        first = float(rows["step"][0])
+        if (alone > 0).all() and not is_null(leaves).any():
+            yield self._unoptimized(one, first, int(alone[-1]), int(leaves[-1]), last)
+        unused = column_of(rows, "unused")
+        if not is_null(unused).any() and (unused > 0).all() and np.isfinite(unused).all():
+            count = int(unused[-1])
+            yield Finding(
+                self.code, self.name, "replaced-parameters", Severity.ERROR,
+                f"the optimizer holds {count} parameters that no module owns and the loss does not reach",
+                one.subject(first), 0.95,
+                (one.evidence("a module was replaced after the optimizer was made", "leaves, unoptimized, unused"),),
+                "make the optimizer after the last change to the model, or add the new parameters to it",
+            )  # fmt: skip
+        cut, held = last.get("unreached", ()), last.get("optimized", 0)
+        if cut and held and all(one_row.get("unreached") for one_row in details(rows)):
+            names = ", ".join(cut)
+            count = int(last.get("unreached_count", len(cut)))
+            yield Finding(
+                self.code, self.name, "cut-off", Severity.WARNING if count >= self.cut_share * held else Severity.INFO,
+                f"the loss does not reach {count} of the optimizer's {held} parameters: {names}",
+                one.subject(first, tuple(cut[:1])), 0.88,
+                (one.evidence("they require a gradient and get none", "leaves, detail"),),
+                "look for `detach()`, `.data`, `no_grad()` or `.numpy()` on the way from these layers to the loss",
+            )  # fmt: skip
+        if last.get("shared"):
+            names = ", ".join(last["shared"])
+            yield Finding(
+                self.code, self.name, "two-optimizers", Severity.WARNING,
+                f"two optimizers update the same parameters: {names}", one.subject(first, tuple(last["shared"][:1])),
+                0.85, (one.evidence("each parameter is listed in two optimizers", "detail"),),
+                "give each parameter to one optimizer",
+            )  # fmt: skip
+
+    def _unoptimized(self, one: Inspected, first: float, alone: int, leaves: int, last: dict[str, Any]) -> Finding:
+        names = [name for name in last.get("unoptimized", ()) if name]
+        listed = f": {', '.join(names)}" if names else ""
+        if alone >= leaves:
+            kind, title, severity, sure = (
+                "other-model", "the loss trains none of the optimizer's parameters", Severity.ERROR, 0.95)  # fmt: skip
+        elif last.get("unowned"):
+            kind, severity, sure = "unregistered-parameters", Severity.ERROR, 0.95
+            title = f"{last['unowned']} parameters get gradients but belong to no module and no optimizer"
+        else:
+            kind, title = "not-in-optimizer", f"{alone} parameters get gradients but no optimizer updates them{listed}"
+            severity, sure = (Severity.WARNING, 0.9) if alone <= leaves / 2 else (Severity.INFO, 0.8)
+        advice = "make the optimizer after the model is complete; freeze on purpose with `requires_grad_(False)`"
+        if kind == "other-model":
+            advice = "the optimizer was made from another model, such as a copy: make it from the one that is trained"
+        elif kind == "unregistered-parameters":
+            advice = "keep layers in an `nn.ModuleList` or `nn.ModuleDict`, not in a plain list or dict"
+        text = f"{alone} of {leaves} parameters behind the loss are in no optimizer{listed}"
+        return Finding(
+            self.code, self.name, kind, severity, title, one.subject(first, tuple(names[:1])), sure,
+            (one.evidence(text, "leaves, unoptimized, detail"),), advice,
+        )  # fmt: skip

@@ -1,0 +1,106 @@
+"""PRG003: training in evaluation mode, or evaluating in training mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.training import STEP_COLUMNS, column_of
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class WrongMode:
+    """Dropout and batch statistics are off while the model trains, or on while it is evaluated.
+
+    What it looks at: the mode of dropout and normalisation modules at inspected backwards, and whenever a data loader
+    is read while gradients are off.
+    Why it matters: without `model.train()` there is no regularisation; without `model.eval()` results are noisy, and
+    batch statistics learn from the evaluation data.
+    Not a fault when: statistics are refreshed on purpose, or dropout is kept on to estimate uncertainty.
+    Next step: call `model.train()` at the start of each training pass and `model.eval()` before each evaluation.
+    """
+
+    code: ClassVar[str] = "PRG003"
+    name: ClassVar[str] = "wrong-mode"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = NEEDS
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau"})
+
+    least: int = 2
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        yield from merge_ranks(self._found(window))
+
+    def _found(self, window: Window) -> Iterator[Finding]:
+        for one in inspected_of(window):
+            yield from self._training(one)
+            yield from self._untouched(one)
+            yield from self._evaluation(one)
+            yield from self._dropout(one)
+
+    def _training(self, one: Inspected) -> Iterator[Finding]:
+        rows = one.training.where(column_of(one.training, "stateful") > 0)
+        is_off = (column_of(rows, "stateful_training") == 0) & (column_of(rows, "root_training") == 0)
+        if not len(rows) or not is_off[-1] or is_off.sum() < self.least:
+            return
+        before = np.flatnonzero(~is_off)
+        first = float(rows["step"][before[-1] + 1]) if len(before) else float(rows["step"][0])
+        title = "the model trains in evaluation mode: dropout and batch statistics are off"
+        if len(before):
+            title = f"the model is not switched back to training mode after an evaluation, since step {first:.0f}"
+        text = f"{int(is_off.sum())} of {len(rows)} inspected backwards with all of its modules in evaluation mode"
+        yield Finding(
+            self.code, self.name, "evaluation-mode-in-training", self.severity, title, one.subject(first), 0.93,
+            (one.evidence(text, "stateful, stateful_training, root_training"),),
+            "call `model.train()` before the training loop, and again after each evaluation",
+        )  # fmt: skip
+
+    def _untouched(self, one: Inspected) -> Iterator[Finding]:
+        """Norms in evaluation mode inside a model that trains, with the statistics they were made with."""
+        rows = one.training.where(column_of(one.training, "root_training") > 0)
+        counts = [row.get("untouched", 0) for row in details(rows)]
+        if len(counts) < self.least or not min(counts):
+            return
+        yield Finding(
+            self.code, self.name, "evaluation-mode-in-training", self.severity,
+            f"{counts[-1]} norms are in evaluation mode while the model trains, and have never seen a batch",
+            one.subject(float(rows["step"][0])), 0.9,
+            (one.evidence("their running statistics are those of a new module", "stateful_training, detail"),),
+            "call `model.train()`; freeze statistics only after they were learned",
+        )  # fmt: skip
+
+    def _dropout(self, one: Inspected) -> Iterator[Finding]:
+        """Dropout as a function, always on, in a model that is in evaluation mode."""
+        rows = details(one.evaluation)
+        drops = [row.get("functional_dropouts", 0) for row in rows]
+        modules = column_of(one.evaluation, "dropouts")
+        if len(drops) < self.least or drops[-1] <= drops[0] or (modules > 0).any():
+            return
+        yield Finding(
+            self.code, self.name, "dropout-in-evaluation", self.severity,
+            "dropout stays on in evaluation mode", one.subject(float(one.evaluation["step"][0])), 0.85,
+            (one.evidence(f"{drops[-1]} calls of dropout in {len(drops)} evaluations", "detail", "evaluation"),),
+            "pass `training=self.training` to `functional.dropout`, or use `nn.Dropout`",
+        )  # fmt: skip
+
+    def _evaluation(self, one: Inspected) -> Iterator[Finding]:
+        rows = one.evaluation.where(column_of(one.evaluation, "stateful") > 0)
+        is_on = (column_of(rows, "stateful_training") > 0) & (column_of(rows, "root_training") > 0)
+        if not len(rows) or not is_on.all():
+            return
+        text = f"{int(column_of(rows, 'stateful_training')[-1])} modules in training mode in {len(rows)} evaluations"
+        yield Finding(
+            self.code, self.name, "training-mode-in-evaluation", self.severity,
+            "the model is evaluated in training mode: dropout is on, batch statistics move",
+            one.subject(float(rows["step"][0])), 0.88 if len(rows) > 1 else 0.8,
+            (one.evidence(text, "stateful, stateful_training, root_training", "evaluation"),),
+            "call `model.eval()` before the evaluation and `model.train()` after it",
+        )  # fmt: skip

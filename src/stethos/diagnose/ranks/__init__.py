@@ -1,0 +1,1 @@
+"""Detectors of ranks that should do the same and do not."""

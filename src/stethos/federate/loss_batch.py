@@ -1,0 +1,183 @@
+"""Finds a batch in the graph of its loss: inputs, labels and the model's answers, without a hook in the model.
+
+What a layer needs for its gradient, the graph keeps: the first layer its inputs, the loss its targets. They are read
+just before `backward` runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from stethos.observe.autograd_graph import name_of, nodes_of, saved
+
+Target = Literal["classes", "binary", "values", "residuals"]
+_MOST_NODES = 600
+_LOSSES: dict[str, tuple[Target, str | None, str]] = {  # kind of target, what holds the answers, what the targets
+    "NllLossBackward": ("classes", "self", "target"),
+    "NllLoss2DBackward": ("classes", "self", "target"),
+    "MultiMarginLossBackward": ("classes", "self", "target"),
+    "GatherBackward": ("classes", None, "index"),
+    "BinaryCrossEntropyWithLogitsBackward": ("binary", "self", "target"),
+    "BinaryCrossEntropyBackward": ("binary", "self", "target"),
+    "SoftMarginLossBackward": ("binary", "self", "target"),
+    "MseLossBackward": ("values", "self", "target"),
+    "SmoothL1LossBackward": ("values", "self", "target"),
+    "HuberLossBackward": ("values", "self", "target"),
+}
+_REDUCTIONS = {1: "mean", 2: "sum"}
+_INPUTS: dict[str, tuple[str, ...]] = {
+    "AddmmBackward": ("mat1",), "MmBackward": ("self",), "BmmBackward": ("self",), "MvBackward": ("self",),
+    "BaddbmmBackward": ("batch1",), "LinearBackward": ("input",), "ConvolutionBackward": ("input",),
+    "NativeLayerNormBackward": ("input",), "NativeBatchNormBackward": ("input",),
+    "NativeGroupNormBackward": ("input",), "CudnnBatchNormBackward": ("input",), "CudnnRnnBackward": ("input",),
+    "MkldnnRnnLayerBackward": ("input",), "MulBackward": ("self", "other"), "DivBackward": ("self",),
+}  # fmt: skip
+_TOKENS = {"EmbeddingBackward": "indices", "EmbeddingBagBackward": "indices", "IndexSelectBackward": "index"}
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a loss was computed from, as far as its graph tells.
+
+    `inputs` and `tokens` have a row per sample; a bag of tokens is flat, with its samples' first places in `offsets`.
+    `answers` are log-probabilities, logits or predicted values, a row per sample; where only the differences between
+    values and predictions are known, `labels` are those.
+    """
+
+    rows: int
+    inputs: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    target: Target | None = None
+    answers: torch.Tensor | None = None
+    loss: str = ""  # how the loss is computed, as "NllLoss sum"; empty where it is not one of torch's
+
+
+def batch_of(loss: Any) -> Batch | None:
+    """The batch behind a loss; None where its graph shows neither inputs nor labels."""
+    root = getattr(loss, "grad_fn", None)
+    if root is None:
+        return None
+    goal = _Goal()
+    inputs: list[torch.Tensor] = []
+    tokens: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    for node, _ in nodes_of(root, _MOST_NODES):
+        name = name_of(node)
+        goal.look(node, name)
+        if (attributes := _INPUTS.get(name)) is not None and _is_first(node):
+            inputs += [one for one in (saved(node, each) for each in attributes) if one is not None and _is_data(one)]
+        elif name in _TOKENS:
+            indices = saved(node, _TOKENS[name])
+            if indices is not None and not _is_count(indices):
+                tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
+    return _assembled(goal, inputs, tokens)
+
+
+class _Goal:
+    """What the model is to answer, and what it does, as seen by the nodes next to the loss."""
+
+    def __init__(self) -> None:
+        self.target: Target | None = None
+        self.labels: torch.Tensor | None = None
+        self.answers: torch.Tensor | None = None
+        self.loss = ""
+
+    def look(self, node: Any, name: str) -> None:
+        if (known := _LOSSES.get(name)) is not None:
+            self._take(known[0], saved(node, known[2]), saved(node, known[1]) if known[1] is not None else None)
+            if (reduction := getattr(node, "_saved_reduction", None)) is not None and not self.loss:
+                self.loss = f"{name.removesuffix('Backward')} {_REDUCTIONS.get(reduction, '')}".strip()
+        elif name == "IndexBackward" and self.labels is None:  # log_p[range(n), labels]
+            self._take("classes", _last_index(node), None)
+        elif name == "MulBackward" and self.labels is None:
+            for one, other in (("self", "other"), ("other", "self")):
+                shares = saved(node, one)
+                if shares is not None and _is_one_hot(shares):
+                    self._take("classes", shares.argmax(1), saved(node, other))
+        elif name == "PowBackward" and self.target in (None, "residuals"):
+            self._take("residuals", saved(node, "self"), None)
+
+    def _take(self, target: Target, labels: torch.Tensor | None, answers: torch.Tensor | None) -> None:
+        is_better = self.target == "residuals" != target
+        if labels is not None and (self.labels is None or is_better or labels.numel() > self.labels.numel()):
+            self.target, self.labels, self.answers = target, labels.detach(), answers
+
+
+def _assembled(
+    goal: _Goal, inputs: list[torch.Tensor], tokens: list[tuple[torch.Tensor, torch.Tensor | None]]
+) -> Batch | None:
+    labels, answers = goal.labels, goal.answers.detach() if goal.answers is not None else None
+    rows = labels.shape[0] if labels is not None and labels.dim() else 0
+    indices, offsets = max(tokens, key=lambda pair: pair[0].numel(), default=(None, None))
+    if indices is not None:
+        count = offsets.numel() if offsets is not None else indices.shape[0]
+        if count != rows:  # as in a language model: a label for each token
+            rows, labels, answers = count, None, None
+        flat = indices.detach() if offsets is not None or indices.dim() > 1 else indices.detach()[:, None]
+        return Batch(rows, None, flat, offsets, labels, goal.target, answers, goal.loss)
+    if goal.target == "residuals" and not any(_by_row(one, rows) is not None for one in inputs):
+        rows, labels = 0, None
+    if not rows:
+        rows = max((one.shape[0] for one in inputs), default=0)
+    shaped = [one for one in (_by_row(tensor, rows) for tensor in inputs) if one is not None]
+    wide = max(shaped, key=lambda one: one.numel(), default=None)
+    if wide is None and labels is None:
+        return None
+    return Batch(rows, wide, None, None, labels, goal.target, answers, goal.loss)
+
+
+def _last_index(node: Any) -> torch.Tensor | None:
+    raw = getattr(node, "_raw_saved_indices", None)
+    if not raw or any(one is not None and one.unpack_hook is not None for one in raw):
+        return None
+    indices = [one for one in node._saved_indices if isinstance(one, torch.Tensor)]
+    return indices[-1] if len(indices) == 2 and not indices[-1].is_floating_point() and indices[-1].dim() == 1 else None
+
+
+def _is_one_hot(shares: torch.Tensor) -> bool:
+    if shares.requires_grad or shares.dim() != 2 or shares.shape[1] < 2:
+        return False
+    return bool((shares >= 0).all()) and bool((shares.sum(1) - 1).abs().max() < 1e-3)
+
+
+def _is_first(node: Any) -> bool:
+    """Whether nothing but parameters leads into a node: then what else goes in comes from outside of the model."""
+    for below, _ in node.next_functions:
+        for _ in range(4):  # a transposed or reshaped parameter
+            if below is None or below.name() == "torch::autograd::AccumulateGrad":
+                break
+            if len(below.next_functions) != 1:
+                return False
+            below = below.next_functions[0][0]
+        else:
+            return False
+    return True
+
+
+def _is_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be a batch: nothing leads back from it, and it is more than a number."""
+    return not tensor.requires_grad and tensor.dim() > 0 and tensor.numel() > 1 and tensor.dtype.is_floating_point
+
+
+def _is_count(indices: torch.Tensor) -> bool:
+    """Whether these are places 0, 1, 2, ... as of position embeddings."""
+    last = indices.reshape(-1, indices.shape[-1])[0] if indices.dim() else indices
+    return last.numel() > 1 and bool((last == torch.arange(last.numel(), device=last.device)).all())
+
+
+def _by_row(tensor: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """The tensor with a row per sample; None where it cannot be told which part belongs to which."""
+    tensor = tensor.detach()
+    if not rows or tensor.numel() < rows:
+        return None
+    if tensor.shape[0] == rows:
+        return tensor
+    if tensor.dim() == 3 and tensor.shape[1] == rows:
+        return tensor.transpose(0, 1)
+    if tensor.dim() == 2 and tensor.shape[0] % rows == 0:
+        return tensor.reshape(rows, -1)
+    return None

@@ -1,0 +1,40 @@
+"""Walks an autograd graph and reads the tensors it has saved; computes nothing on it and keeps nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def nodes_of(root: Any, most: int) -> Iterator[tuple[Any, int]]:
+    """The nodes of a graph with their distance from the root, the nearest first; at most so many."""
+    seen = {root}
+    waiting: list[tuple[Any, int]] = [(root, 0)]
+    for node, depth in waiting:  # grows while it is read
+        yield node, depth
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen and len(seen) < most:
+                seen.add(parent)
+                waiting.append((parent, depth + 1))
+
+
+def name_of(node: Any) -> str:
+    """What a node differentiates, without torch's version number: `AddmmBackward`."""
+    return str(node.name()).rstrip("0123456789")
+
+
+def saved(node: Any, name: str) -> torch.Tensor | None:
+    """A tensor that a node has saved; None if it is gone, or a hook would have to bring it back.
+
+    Activation checkpointing has such hooks: reading the tensor would run the forward pass again.
+    """
+    kept = getattr(node, f"_raw_saved_{name}", None)
+    if kept is None or getattr(kept, "unpack_hook", True) is not None:
+        return None
+    try:
+        tensor = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # freed, or changed in place
+        return None
+    return tensor if isinstance(tensor, torch.Tensor) else None

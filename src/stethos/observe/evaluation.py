@@ -1,0 +1,150 @@
+"""Sees evaluations: the model runs inside a `no_grad` block of the program, and perhaps a loss is computed there.
+
+Only while such a block is open are loss functions and dropout wrapped, and is a hook on modules there. A place in the
+program whose blocks never hold a forward pass, such as an update of weights by hand, is left alone after a few times.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from stethos.observe.inspection import Inspector
+    from stethos.observe.session import Session
+
+_TORCH = str(Path(torch.__file__).parent)
+_LOSSES = (
+    "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+_NAME = "eval_loss (seen)"
+_MOST_LOSSES = 10_000  # of one evaluation
+_FRUITLESS = 4
+
+
+class Evaluations:
+    """Watches blocks without gradients, on the main thread, from the first optimizer step on."""
+
+    def __init__(self, session: Session, inspector: Inspector) -> None:
+        self.session = session
+        self._inspector = inspector
+        self._undo: list[Callable[[], object]] = []
+        self.opened: Any = None  # the block that is being watched
+        self._place: tuple[object, int] = (None, 0)
+        self._fruitless: dict[tuple[object, int], int] = {}
+        self._losses: list[float] = []
+        self._at = 0  # the step of these losses
+        self.functional_dropouts = 0
+        self.is_off = False  # compiled code must not meet our hooks
+
+    def entered(self, block: object) -> None:
+        """The program switches gradients off."""
+        is_elsewhere = threading.get_ident() != threading.main_thread().ident
+        if self.opened is not None or not self.session.steps or is_elsewhere or self.is_off:
+            return
+        frame: FrameType | None = sys._getframe(3)
+        if frame is not None and frame.f_code.co_name == "decorate_context":
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_filename.startswith(_TORCH):
+            return
+        place = frame.f_code, frame.f_lineno
+        if self._fruitless.get(place, 0) >= _FRUITLESS:
+            return
+        if self._at != self.session.steps:
+            self.flush()
+            self._at = self.session.steps
+        self.opened, self._place = block, place
+        self._fruitless[place] = self._fruitless.get(place, 0) + 1
+        self._wrap()
+
+    def left(self, block: object) -> None:
+        if self.opened is block:
+            self.opened = None
+            while self._undo:
+                self._undo.pop()()
+
+    def flush(self) -> None:
+        """Write the mean loss of the last evaluation."""
+        if self._losses:
+            self.session.put_metric(_NAME, sum(self._losses) / len(self._losses), self._at)
+            self._losses = []
+
+    def _wrap(self) -> None:
+        for name in _LOSSES:
+            self._replace(name, self._seen_loss)
+        self._replace("dropout", self._seen_dropout)
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(
+            lambda module, inputs: self.session.guard.run("evaluation", self._note_forward, module, inputs)
+        )
+        self._undo.append(handle.remove)
+
+    def _replace(self, name: str, note: Callable[..., None]) -> None:
+        original = getattr(functional, name)
+        run = self.session.guard.run
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            run("evaluation", note, result, args, kwargs)
+            return result
+
+        setattr(functional, name, wrapper)
+
+        def restore() -> None:
+            if getattr(functional, name) is wrapper:
+                setattr(functional, name, original)
+
+        self._undo.append(restore)
+
+    def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        """A forward pass begins; of a module that is trained: note its mode once per evaluation."""
+        if not torch.is_grad_enabled() and self._inspector.is_root(module):
+            self._fruitless[self._place] = 0
+            self._inspector.evaluating()
+
+    def _seen_loss(self, result: Any, args: Any, kwargs: Any) -> None:
+        is_number = type(result) is torch.Tensor and result.is_cpu and result.numel() == 1
+        is_wanted = len(self._losses) < _MOST_LOSSES and not torch.is_grad_enabled()
+        if is_number and is_wanted and self._inspector.is_evaluated():
+            self._losses.append(float(result))
+
+    def _seen_dropout(self, result: Any, args: Any, kwargs: Any) -> None:
+        share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        is_on = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if is_on and share > 0 and not torch.is_grad_enabled() and self._inspector.is_evaluated():
+            self.functional_dropouts += 1
+
+
+def wrap_enter(watch: Evaluations, original: Callable[..., Any]) -> Callable[..., Any]:
+    run = watch.session.guard.run
+
+    def enter(block: Any) -> Any:
+        run(
+            "evaluation", watch.entered, block
+        )  # first: what comes out of it, as Ctrl-C does, finds gradients as they were
+        return original(block)
+
+    return enter
+
+
+def wrap_exit(watch: Evaluations, original: Callable[..., Any]) -> Callable[..., Any]:
+    run = watch.session.guard.run
+
+    def leave(block: Any, *error: Any) -> Any:
+        try:
+            if watch.opened is block:
+                run("evaluation", watch.left, block)
+        finally:  # gradients come back, whatever happens
+            result = original(block, *error)
+        return result
+
+    return leave

@@ -1,0 +1,336 @@
+"""Looks at what the program itself does: on its first backwards, at the start of passes over the data, rarely later.
+
+While nothing is to be inspected nothing of this is in the way: `torch.autograd.backward` is wrapped for the next few
+calls only. Everything is read, nothing is computed on the graph, and no random number is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import zlib
+from collections.abc import Callable
+from time import process_time_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import _disable_current_modes
+
+from stethos.clock import monotonic_ns
+from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts
+from stethos.observe.batch_print import is_readable
+from stethos.observe.budget import NEVER
+from stethos.observe.checksum import checksums_of, crc_of
+from stethos.observe.evaluation import Evaluations
+from stethos.observe.hand_step import HandSteps
+from stethos.observe.kept_graph import KeptGraphs
+from stethos.observe.layer_name import names_under, parameters_of
+from stethos.observe.loss_graph import LossGraph, read_loss_graph
+from stethos.observe.nan_origin import Owner, find_origin
+from stethos.observe.optimizer_facts import decay_of, frozen_share
+from stethos.observe.replica import is_rank, replica_facts
+from stethos.observe.statistic import norm_of
+from stethos.schema import INSPECTIONS, NULL_F64, NULL_I32, Kind
+
+if TYPE_CHECKING:
+    from stethos.observe.session import Session
+    from stethos.observe.step_recorder import StepRecorder
+
+_FIRST_BACKWARDS = 8  # inspected in any case
+_PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared
+_MOST_EVALUATIONS = 64
+_MOST_EXPLAINED = 4
+_SHARE, _ALLOWED_NS = 0.002, 30_000_000  # what inspections may take: of the CPU time so far, and in any case
+_MOST_NAMES = 8
+_MOST_RANK_STEPS = 4096  # ranks can only be compared where all of them look, so until then they look whatever it takes
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NAMES = [column.name for column in INSPECTIONS.of_kind(Kind.NAME)]
+_NUMBERS = [column.name for column in INSPECTIONS.of_kind(Kind.I32, Kind.I64, Kind.F64)]
+
+
+class Inspector:
+    """Inspects backwards of one process and writes a row of `inspections` for each; one per session."""
+
+    def __init__(self, watch: StepRecorder) -> None:
+        self._watch = watch
+        self._session = watch.session
+        self._hand = HandSteps(watch)
+        self._kept = KeptGraphs()
+        self.evaluations = Evaluations(watch.session, self)
+        self._last_leaves: set[int] = set()  # of the last inspected backward, where it left gradients
+        self._pass_facts: Facts = {}
+        self._left = 0
+        self._is_pass_start = False
+        self._inner: Callable[..., Any] | None = None
+        self._ours: Callable[..., Any] | None = None
+        self._began_ns = process_time_ns()
+        self._spent_ns = 0
+        self._look_at = 2 * _FIRST_BACKWARDS  # a step whose number decides it: the same on all ranks
+        self._accounted_at = 0
+        self._evaluations = 0
+        self._evaluated_at = -1
+        self._explained = 0
+
+    # When ------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        self._session.on_pass = self.pass_began
+        if not self._session.steps:
+            self._arm(_FIRST_BACKWARDS)
+
+    def finish(self) -> None:
+        """The recording ends: write the last step that was made by hand, and the last evaluation."""
+        self._hand.finish()
+        self.evaluations.flush()
+
+    def uninstall(self) -> None:
+        """Give torch its own function back."""
+        self._hand.is_needed = False
+        self._left, self._look_at = 0, NEVER
+        self._put_back()
+
+    def pass_began(self, iterator: Any) -> None:
+        """The first batch of a pass over a training loader has come."""
+        self._is_pass_start = True
+        self._pass_facts = self._session.guard.run("inspection", loader_facts, iterator) or {}
+        if self._can_afford():
+            self._arm(_PER_LOOK)
+
+    def account(self) -> None:
+        """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
+        steps = self._session.steps
+        pause, self._accounted_at = steps - self._accounted_at, steps
+        stride = 1 << max(steps.bit_length() - 3, 0)
+        following = steps + stride - steps % stride
+        is_near = self._look_at == NEVER and following - steps <= 4 * pause
+        is_due = following.bit_count() == 1 or self._can_afford() or (steps < _MOST_RANK_STEPS and is_rank())
+        if is_near and is_due:
+            self._look_at = following
+            self._arm(0)
+
+    def _can_afford(self) -> bool:
+        return self._spent_ns < _ALLOWED_NS + _SHARE * (process_time_ns() - self._began_ns)
+
+    def _arm(self, backwards: int) -> None:
+        self._left = max(self._left, backwards)
+        if self._inner is None:
+            self._inner = torch.autograd.backward
+            self._ours = torch.autograd.backward = self._wrapper_of(self._inner)
+
+    def _put_back(self) -> None:
+        """Out of the way again; if somebody has wrapped ours meanwhile it stays inside and only passes on."""
+        is_wanted = self._hand.is_needed or self._look_at != NEVER
+        if self._inner is not None and torch.autograd.backward is self._ours and not is_wanted:
+            torch.autograd.backward, self._inner = self._inner, None
+
+    def _wrapper_of(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        run, hand = self._session.guard.run, self._hand
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._session.steps >= self._look_at:
+                self._look_at, self._left = NEVER, max(self._left, _PER_LOOK)
+            if hand.is_needed or self._left > 0:
+                run("inspection", hand.before_backward)
+            if self._left <= 0 or not self._watch.is_active:
+                return inner(tensors, *args, **kwargs)
+            seen = run("inspection", self._before, tensors)
+            result = inner(tensors, *args, **kwargs)
+            run("inspection", self._after, seen)
+            return result
+
+        return functools.wraps(inner)(backward)
+
+    # What ------------------------------------------------------------------------------------------
+
+    def _before(self, tensors: Any) -> tuple[LossGraph, Facts] | None:
+        start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
+        if self._watch.local.iteration.in_backward:
+            return None
+        self._left -= 1
+        loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors or ()), None)
+        if type(loss) is not torch.Tensor or loss.numel() != 1:
+            return None
+        with torch.no_grad(), _disable_current_modes():
+            graph = read_loss_graph(loss)
+            facts = {**batch_facts(graph), **self._parameter_facts(graph)}
+            facts["detail"] |= {
+                "nodes": graph.nodes, "kept": self._kept.mark(loss), **label_facts(graph), **self._pass_facts,
+                **self._gradient_facts(graph, tensors),
+            }  # fmt: skip
+        facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(self._is_pass_start)}
+        if self._watch.local.iteration.has_stepped and self._session.steps:
+            facts["leftover_norm"] = norm_of([leaf.grad for leaf in graph.leaves if leaf.is_leaf])
+        facts["random_hash"] = float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
+        self._is_pass_start = False
+        self._charge(start_ns, cpu_ns)
+        return graph, facts
+
+    def _after(self, seen: tuple[LossGraph, Facts] | None) -> None:
+        start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
+        if seen is not None:
+            graph, facts = seen
+            gradients = [leaf.grad for leaf in graph.leaves]
+            facts["detail"]["samples"] = self._watch.local.iteration.samples
+            if all(gradient is None or gradient.is_cpu for gradient in gradients):
+                facts["gradient_norm"] = norm_of(gradients)
+            if "weights" in facts["detail"]:
+                facts["gradient_hash"] = float(
+                    crc_of(checksums_of(gradients, map(str, range(len(gradients)))).values())
+                )
+            self._last_leaves = set(map(id, graph.leaves)) if facts.get("gradient_norm", 0.0) > 0 else set()
+            put_inspection(self._session, facts, graph.remarks)
+            self._hand.after_backward(graph.leaves)
+        if self._left <= 0:
+            self._put_back()
+        self._charge(start_ns, cpu_ns)
+
+    def _gradient_facts(self, graph: LossGraph, tensors: Any) -> Facts:
+        """What these gradients are to be divided by, and whether they are added to those of an earlier backward."""
+        iteration = self._watch.local.iteration
+        facts: Facts = {}
+        reference, raw = iteration.scaled.get(id(tensors), (None, None))
+        scaled = reference() if reference is not None else None
+        if scaled is not None and scaled is tensors and isinstance(raw, float) and raw:
+            facts["scale"] = scaled.item() / raw
+        if not iteration.has_stepped and self._last_leaves == set(map(id, graph.leaves)):
+            has_some = any(leaf.grad is not None and bool(leaf.grad.any()) for leaf in graph.leaves if leaf.is_cpu)
+            facts["accumulates"] = has_some or not all(leaf.is_cpu for leaf in graph.leaves)
+        return facts
+
+    def evaluating(self) -> None:
+        """The model is about to run without gradients: once per evaluation, note the mode of the modules."""
+        is_new = self._evaluated_at != self._session.steps
+        if not is_new or self._evaluations >= _MOST_EVALUATIONS or not self._session.steps:
+            return
+        self._evaluated_at = self._session.steps
+        self._evaluations += 1
+        roots = self._roots()
+        detail = {"functional_dropouts": self.evaluations.functional_dropouts}
+        put_inspection(self._session, {"phase": "evaluation", **_mode_facts(roots), "detail": detail}, [])
+
+    def is_root(self, module: torch.nn.Module) -> bool:
+        """Whether a module is one that is trained as a whole."""
+        return any(root is module for root in self._roots())
+
+    def is_evaluated(self) -> bool:
+        """Whether all that is trained is in evaluation mode."""
+        roots = self._roots()
+        return bool(roots) and not any(root.training for root in roots)
+
+    def _roots(self) -> list[torch.nn.Module]:
+        return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+
+    def explain(self, tensors: Any, value: float) -> None:
+        """A loss is not finite: note where that began. Of the first few alone, as all that follow have it from them."""
+        can_wait = self._session.settings.explain_nan
+        if self._explained >= _MOST_EXPLAINED or not isinstance(tensors, torch.Tensor):
+            return
+        if not tensors.is_cpu and not can_wait:
+            return
+        self._explained += 1
+        owners: dict[int, Owner] = {}
+        for watched in self._watch.optimizers.seen():
+            optimizer = watched.optimizer()
+            state = optimizer.state if optimizer is not None else {}
+            for parameter, layer in zip(watched.params, watched.named.layers, strict=False):
+                owners[id(parameter)] = Owner(layer, dict(state.get(parameter) or {}))
+        with torch.no_grad(), _disable_current_modes():
+            origin = find_origin(tensors, value, owners)
+        put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+
+    def _parameter_facts(self, graph: LossGraph) -> Facts:
+        seen = self._watch.optimizers.seen()
+        roots = {id(root): root for root in self._roots()}
+        names: dict[int, str] = {}
+        for root in roots.values():
+            names |= names_under(root)
+        reached = set(map(id, graph.leaves))
+        detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
+        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail, **_mode_facts(list(roots.values()))}
+        is_plain = all(type(leaf) in _PLAIN for leaf in graph.leaves)  # sharded ones are other tensors than those used
+        owners: dict[int, tuple[int, bool]] = {}  # by parameter: in how many optimizers, whether it requires a gradient
+        for watched in seen:
+            optimizer = watched.optimizer()
+            for parameter in parameters_of(optimizer) if optimizer is not None else ():
+                is_plain = is_plain and type(parameter) in _PLAIN
+                owners[id(parameter)] = owners.get(id(parameter), (0, False))[0] + 1, parameter.requires_grad
+            if optimizer is not None:
+                detail |= decay_of(optimizer)
+        detail["frozen"] = frozen_share(roots.values())
+        detail["untouched"] = sum(_is_untouched(module) for root in roots.values() for module in root.modules())
+        if not owners or not is_plain:
+            return facts
+        alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
+        lost = [key for key in owners if key not in names and key not in reached] if names else []
+        if alone:
+            detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
+            detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0
+        shared = [names.get(key, "?") for key, (count, _) in owners.items() if count > 1]
+        if shared:
+            detail["shared"] = shared[:_MOST_NAMES]
+        cut = [
+            names[key] for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached
+        ]
+        if cut and graph.is_complete:
+            detail["unreached"] = cut[:_MOST_NAMES]
+            detail |= {"unreached_count": len(cut), "optimized": len(owners)}
+        facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}
+        return facts
+
+    def _charge(self, start_ns: int, cpu_ns: int) -> None:
+        """What an inspection took is our cost, not the forward pass's; the budget goes by CPU time."""
+        took_ns = monotonic_ns() - start_ns
+        self._spent_ns += thread_time_ns() - cpu_ns
+        self._watch.layers.spent_ns += int(took_ns * (1 - self._watch.hidden.share))
+        iteration = self._watch.local.iteration
+        if iteration.mark_ns:
+            iteration.mark_ns += took_ns
+
+
+def put_inspection(session: Session, facts: Facts, remarks: list[tuple[str, str]]) -> None:
+    """A row for what was seen, and one more for each further remark."""
+    for kind, text in remarks or [("", "")]:
+        row = {**facts, "remark": kind}
+        detail = {**facts.get("detail", {}), **({"seen": text} if kind else {})}
+        ids = [session.name_id(str(row[name])) if row.get(name) else NULL_I32 for name in _NAMES]
+        numbers = [_number(row.get(name)) for name in _NUMBERS]
+        session.put_frame(
+            INSPECTIONS.number, np.array(ids, np.int32).tobytes(), np.array(numbers, np.float64).data.cast("B"),
+            (json.dumps(detail, ensure_ascii=False) if detail else "",),
+        )  # fmt: skip
+
+
+def _number(value: float | str | None) -> float:
+    return value if isinstance(value, float) else NULL_F64
+
+
+def _root_of(named: Any) -> torch.nn.Module | None:
+    return named.root() if named.root is not None else None
+
+
+def _mode_facts(roots: list[torch.nn.Module]) -> Facts:
+    if not roots:
+        return {}
+    stateful = [module for root in roots for module in root.modules() if _depends_on_mode(module)]
+    return {
+        "root_training": float(all(root.training for root in roots)),
+        "stateful": float(len(stateful)),
+        "stateful_training": float(sum(module.training for module in stateful)),
+        "dropouts": float(sum(isinstance(module, _DropoutNd) and module.training for module in stateful)),
+    }
+
+
+def _is_untouched(module: torch.nn.Module) -> bool:
+    """Whether a norm uses running statistics that no batch has ever changed."""
+    counter = getattr(module, "num_batches_tracked", None)
+    return not module.training and is_readable(counter) and counter is not None and not int(counter)
+
+
+def _depends_on_mode(module: torch.nn.Module) -> bool:
+    """Whether a module acts otherwise in training: dropout that drops something, statistics of batches."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _NormBase) and module.track_running_stats

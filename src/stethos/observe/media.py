@@ -1,0 +1,104 @@
+"""Texts, images, tables and histograms by step, small and few: rows of `media`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from typing import Any
+
+from stethos.observe.session import Session
+from stethos.record.layout import LARGEST_TEXT
+from stethos.redact import redact
+from stethos.schema import MEDIA
+
+BUCKETS = 16
+MOST_ROWS = 2_000  # of one process
+LARGEST_SIDE = 160  # pixels of an image
+_MOST_CHARACTERS = 8_000
+_MOST_TABLE_ROWS = 100
+_MOST_NUMBERS = 1 << 20  # of a histogram: above it every n-th
+
+
+class MediaWriter:
+    """Writes rows of `media` for one session; called where the program logs them, never in a step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._count = 0
+
+    def put(self, kind: str, name: str, content: str, step: Any = None) -> None:
+        """A row, unless there are too many already or it is too large: then the run says so."""
+        self._count += 1
+        if self._count > MOST_ROWS or len(content) > LARGEST_TEXT:
+            if self._count == MOST_ROWS + 1 or len(content) > LARGEST_TEXT:
+                why = "too large" if len(content) > LARGEST_TEXT else f"more than {MOST_ROWS:,} rows"
+                self._session.note_gap("media", f"{name}: {why}")
+            return
+        name_id = self._session.name_id
+        ids = b"".join(name_id(text).to_bytes(4, "little", signed=True) for text in (name, kind))
+        at = int(step) if isinstance(step, int) and 0 <= step < 1 << 62 else None
+        self._session.put_frame(MEDIA.number, ids, b"", (content,), step=at)
+
+    def put_text(self, name: str, text: Any, step: Any = None) -> None:
+        self.put("text", name, redact(str(text)[:_MOST_CHARACTERS]), step)
+
+    def put_table(self, name: str, columns: list[str], rows: list[list[Any]], step: Any = None) -> None:
+        shown = [[redact(str(cell)[:200]) for cell in row] for row in rows[:_MOST_TABLE_ROWS]]
+        content = {"columns": [str(column)[:200] for column in columns], "rows": shown, "all_rows": len(rows)}
+        self.put("table", name, json.dumps(content, ensure_ascii=False), step)
+
+    def put_histogram(self, name: str, values: Any, step: Any = None) -> None:
+        """Counts in 16 buckets of equal width between the smallest and the largest finite value."""
+        import numpy as np
+
+        numbers = np.ravel(_array_of(values))
+        numbers = numbers[:: max(1, -(-len(numbers) // _MOST_NUMBERS))].astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        if len(finite) == 0:
+            return
+        counts, edges = np.histogram(finite, BUCKETS)
+        content = {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist(),
+                   "not_finite": len(numbers) - len(finite)}  # fmt: skip
+        self.put("histogram", name, json.dumps(content), step)
+
+    def put_image(self, name: str, image: Any, step: Any = None, order: str = "CHW") -> None:
+        """An image as PNG; a large one is made smaller by leaving pixels out."""
+        import numpy as np
+
+        pixels = _array_of(image)
+        if order == "HW" or pixels.ndim == 2:
+            pixels = pixels[..., None]
+        elif order == "CHW":
+            pixels = np.moveaxis(pixels, 0, -1)
+        if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4) or 0 in pixels.shape:
+            self._session.note_gap("media", f"{name}: not an image of 1, 3 or 4 channels")
+            return
+        every = max(1, -(-max(pixels.shape[:2]) // LARGEST_SIDE))
+        pixels = np.nan_to_num(pixels[::every, ::every].astype(np.float64))
+        if not np.issubdtype(_array_of(image).dtype, np.integer):
+            pixels = pixels * 255
+        self.put("image", name, base64.b64encode(_png(np.clip(pixels, 0, 255).astype(np.uint8))).decode(), step)
+
+
+def _array_of(values: Any) -> Any:
+    import numpy as np
+
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype.is_floating_point else values).numpy()
+    return np.asarray(values)
+
+
+def _png(pixels: Any) -> bytes:
+    """Bytes of height x width x channels as a PNG file."""
+    height, width, channels = pixels.shape
+    kind = {1: 0, 3: 2, 4: 6}[channels]
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 1)) + chunk(b"IEND", b"")

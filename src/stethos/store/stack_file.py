@@ -1,0 +1,45 @@
+"""Stacks that were kept with a run, one row of `stacks` per line: written when something was wrong, read by queries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stethos.errors import RecordingError
+from stethos.record.border import LARGEST_LINES, append_file, read_file
+from stethos.schema import STACKS
+
+FILE = "stacks.jsonl"
+_NAMES = tuple(column.name for column in STACKS.all_columns)
+
+
+def keep_stacks(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows of `stacks` to a run, all in one write."""
+    text = "".join(json.dumps({name: row.get(name) for name in _NAMES}) + "\n" for row in rows)
+    try:
+        append_file(directory / FILE, text.encode())
+    except OSError as error:
+        raise RecordingError(f"stacks are not kept in {directory}: {error.strerror}") from None
+
+
+def read_stacks(directory: Path) -> list[dict[str, Any]]:
+    """Every row that is whole; a torn one at the end, or anything else, is passed over."""
+    try:
+        lines = read_file(directory / FILE, LARGEST_LINES).splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(content, dict):
+            rows.append({name: content.get(name) for name in _NAMES})
+    return rows
+
+
+def count_stacks(directory: Path) -> int:
+    return len(read_stacks(directory))

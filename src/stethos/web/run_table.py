@@ -1,0 +1,191 @@
+"""The table of all runs: rows from their small files at once, numbers from their tables in the background."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stethos.errors import StethosError
+from stethos.record.place import RunPlace
+from stethos.schema import RECORDED
+from stethos.store.catalogue import overhead_share, run_row
+from stethos.store.labels import read_labels
+from stethos.store.run import Run
+from stethos.view.finding import conclusion_of
+from stethos.view.state import METRIC_RANGES
+from stethos.web.encode import encode
+from stethos.web.run_cache import RunCache
+from stethos.web.version import findings_time_ns, version_of
+
+_BUDGET_S = 1.0  # for rows that are not known yet, in one answer
+_RECHECK_S = 20.0  # how often a run that is over is looked at again
+_MOST_SETTINGS = 60
+_END_S = 20.0
+_FIGURES = ("rounds", "steps", "metrics")
+
+
+@dataclass(slots=True)
+class _Known:
+    """A row of the table, of which version of the run, and when that was looked at."""
+
+    row: dict[str, Any]
+    version: str
+    looked_s: float
+    is_measured: bool = False
+    told_ns: int = 0  # when its findings were written
+
+
+class RunTable:
+    """Every run of a directory as a row; used by one thread at a time, with one more that measures."""
+
+    def __init__(self, cache: RunCache) -> None:
+        self._cache = cache
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._wakes = threading.Event()
+        self._worker: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """Stop measuring, and wait for the query under way: no thread may be in the engine when the process ends."""
+        self._closing.set()
+        self._wakes.set()
+        if self._worker is not None:
+            self._worker.join(_END_S)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for every run; those that there was no time to look into have `is_known` false and come next time."""
+        now = time.monotonic()
+        rows = []
+        places = self._cache.places()
+        for place in places:
+            known = self._look(place, now)
+            if known is None:
+                rows.append({"run": place.name, "is_known": False})
+            else:
+                rows.append({**known.row, **read_labels(place.path).as_dict()})
+        with self._lock:
+            for gone in self._known.keys() - {place.name for place in places}:
+                del self._known[gone]
+            is_wanted = any(not one.is_measured for one in self._known.values())
+        if is_wanted:
+            self._wake()
+        return rows
+
+    def answer(self, rows: list[dict[str, Any]], version: str) -> bytes:
+        """The rows as JSON with their version; of a version that is known already only that it is the same."""
+        body = encode(rows)
+        now = f"{zlib.crc32(body):08x}"
+        return encode({"version": now}) if version == now else b'{"version":"%s","runs":%s}' % (now.encode(), body)
+
+    def _look(self, place: RunPlace, began_s: float) -> _Known | None:
+        """What is known of a run, renewed where it may have changed; None if it is not known and there is no time."""
+        known = self._known.get(place.name)
+        now = time.monotonic()
+        told_ns = findings_time_ns(place.path)
+        if (
+            known is not None
+            and known.row["state"] != "running"
+            and now - known.looked_s < _RECHECK_S
+            and known.told_ns == told_ns
+        ):
+            return known
+        if known is None and now - began_s > _BUDGET_S:
+            return None
+        try:
+            version = version_of(place.path)
+            if known is None or known.version != version or known.row["state"] == "running":
+                old = known.row if known is not None else {}
+                known = _Known(_first_row(place, old), version, now)
+                with self._lock:
+                    self._known[place.name] = known
+            known.looked_s, known.told_ns = now, told_ns
+        except (OSError, StethosError) as error:
+            return _Known({"run": place.name, "is_known": False, "error": str(error)[:200]}, "", now, True)
+        return known
+
+    def _wake(self) -> None:
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._measure, name="stethos-run-table", daemon=True)
+            self._worker.start()
+        self._wakes.set()
+
+    def _measure(self) -> None:
+        """In a thread: the numbers of one run after the other."""
+        while not self._closing.is_set():
+            self._wakes.wait()
+            self._wakes.clear()
+            with self._lock:
+                waiting = [(name, one) for name, one in self._known.items() if not one.is_measured]
+            for name, one in waiting:
+                if self._closing.is_set():
+                    return
+                try:
+                    found = self._figures(name, one.row)
+                except (OSError, StethosError):
+                    found = {}
+                with self._lock:
+                    one.row = {**one.row, **found}
+                    one.is_measured = True
+
+    def _figures(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        if not any(row["tables"].get(table) for table in _FIGURES):
+            return {"is_measured": True}
+        opened = self._cache.opened(name)
+        with opened.lock:
+            ranges = METRIC_RANGES.ask(opened.run()).values
+        metrics = {one: list(values) for one, *values in ranges}
+        last = {one: values[0] for one, values in metrics.items()}
+        return {
+            "loss": last.get("rounds/loss", last.get("steps/loss")), "accuracy": last.get("rounds/accuracy"),
+            "last_round": metrics.pop("rounds/round", [None, None, None])[2], "metrics": metrics, "is_measured": True,
+        }  # fmt: skip
+
+
+def _first_row(place: RunPlace, old: Mapping[str, Any]) -> dict[str, Any]:
+    """What the small files of a run say; no table is read. Numbers of its last version stay until there are others."""
+    run = Run(place)
+    try:
+        processes = run.processes()
+        readers = run.readers()
+        counts = dict.fromkeys((table.name for table in RECORDED.values()), 0)
+        for reader in readers:
+            for name, rows in reader.rows_by_table(run.examiner).items():
+                counts[name] += rows
+        row = run_row(place, processes, sum(counts.values()))
+        share = overhead_share([reader.counters for reader in readers if reader.counters])
+    finally:
+        run.close()
+    kept = {name: old.get(name) for name in ("loss", "accuracy", "last_round", "metrics")}
+    return {
+        **row, **kept, "run": place.name, "is_known": True, "overhead_share": share, "is_measured": False,
+        "health": asdict(conclusion_of(place.path)), "config": _config_of(processes), "tables": counts,
+        "rows_missing": sum(one["rows_dropped"] + one["rows_lost"] for one in processes),
+    }  # fmt: skip
+
+
+def _config_of(processes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The hyperparameters by dotted name, of the first process that has some."""
+    for one in processes:
+        try:
+            content = json.loads(one["config"] or "{}")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(content, dict) and content:
+            return dict(list(_flat("", content, 0).items())[:_MOST_SETTINGS])
+    return {}
+
+
+def _flat(prefix: str, content: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping) and depth < 4:
+            found |= _flat(f"{prefix}{name}.", value, depth + 1)
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, bool | int | float) else str(value)[:200]
+    return found

@@ -1,0 +1,168 @@
+"""Archives on a real S3 server in a process of its own: works, fails, vanishes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import RunBuilder
+from object_store import BUCKET, KEYS, environment, failing_proxy, make_bucket, s3_server
+
+import stethos
+from stethos.archive.address import parse_address
+from stethos.archive.committer import archive_run
+from stethos.cli.main import main
+from stethos.errors import ArchiveError, RunNotFoundError
+
+SECRET = "kept-to-ourselves"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty place in the store."""
+    for name, value in (KEYS | {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": server}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def ended(run: RunBuilder) -> RunBuilder:
+    process = run.process("p0", is_alive=False)
+    process.steps(20)
+    process.seal()
+    process.metric("accuracy", 0.5)
+    process.finish()
+    return run
+
+
+def count_in(address: str) -> int:
+    with stethos.open_run(f"{address}/demo") as run:
+        return int(run.rows("SELECT count(*) FROM steps").values[0][0])
+
+
+def test_a_run_goes_to_the_store_and_is_read_there(
+    bucket: str, ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["archive", "-t", str(ended.path), "--to", bucket]
+    child = subprocess.run(
+        [sys.executable, "-m", "stethos.cli.main", *words], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr
+    assert main(["ls", bucket]) == 0
+    assert "demo" in capsys.readouterr().out
+    assert main(["-t", f"{bucket}/demo", "query", "--csv", "SELECT count(*) AS n, max(step) AS last FROM steps"]) == 0
+    assert capsys.readouterr().out == "n,last\n20,19\n"
+    with stethos.open_run(f"{bucket}/demo") as run, stethos.open_run(ended.path) as local:
+        query = "SELECT * FROM steps ORDER BY step"
+        assert run.sql(query).equals(local.sql(query))
+        assert not list((tmp_path / "cache").rglob("*.metrics.parquet"))  # only what was asked for was fetched
+    assert main(["compare", str(ended.path), f"{bucket}/demo"]) == 0
+    assert main(["rm", f"{bucket}/demo", "--yes"]) == 0
+    with pytest.raises(RunNotFoundError):
+        stethos.open_run(f"{bucket}/demo")
+    everything = child.stdout + child.stderr + "".join(capsys.readouterr())
+    kept = [path for place in ("cache", "runs") for path in (tmp_path / place).rglob("*") if path.is_file()]
+    assert SECRET not in everything and not any(SECRET.encode() in path.read_bytes() for path in kept)
+
+
+def test_every_call_of_the_store_may_fail(
+    bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever call fails, and however often it is retried: an error in words or nothing, then the same rows."""
+    calls: list[str] = []
+    with failing_proxy(server, lambda _, method, path: calls.append(method)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        archive_run(ended.place, parse_address(f"{bucket}/counted"))
+    assert len(calls) > 10
+    for first in (3, len(calls) // 2, len(calls) - 12):  # from this call on, six fail: more than are retried
+        where = f"{bucket}/{first}"
+
+        def fails(number: int, method: str, path: str, first: int = first) -> int | None:
+            return (0 if number % 2 else 500) if first <= number < first + 6 else None
+
+        with failing_proxy(server, fails) as proxy:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+            with contextlib.suppress(ArchiveError):
+                archive_run(ended.place, parse_address(where))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+        archive_run(ended.place, parse_address(where))
+        assert count_in(where) == 20
+        assert len(stethos.archive(where).runs()) == 1
+
+
+def test_a_store_that_is_down_is_an_error_in_words(
+    bucket: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert main(["archive", "-t", str(ended.path), "--to", bucket]) == 8
+    said = capsys.readouterr().err
+    assert "hint: check the network" in said and SECRET not in said
+
+
+def test_wrong_credentials_are_an_error_in_words(
+    bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with failing_proxy(server, lambda *_: 403) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        for words in (["archive", "-t", str(ended.path), "--to", bucket], ["ls", bucket]):
+            assert main(words) == 8
+            said = capsys.readouterr().err
+            assert "AWS_ACCESS_KEY_ID" in said and SECRET not in said
+
+
+def test_a_bucket_that_vanishes_is_an_error_in_words(
+    bucket: str, server: str, ended: RunBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = bucket.replace(BUCKET, "stethos-vanishing")
+    assert main(["archive", "-t", str(ended.path), "--to", lost]) == 8
+    assert "bucket" in capsys.readouterr().err
+    make_bucket(server, "stethos-vanishing")
+    assert main(["archive", "-t", str(ended.path), "--to", lost]) == 0
+    capsys.readouterr()
+
+
+def test_the_cache_is_bounded(bucket: str, ended: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive_run(ended.place, parse_address(bucket))
+    sizes = sorted(path.stat().st_size for path in ended.path.glob("*/*.parquet"))
+    monkeypatch.setenv("STETHOS_CACHE_BYTES", str(max(sizes) + 1))
+    assert count_in(bucket) == 20
+    with stethos.open_run(f"{bucket}/demo") as run:
+        assert run.rows("SELECT count(*) FROM metrics").values == [(1,)]
+    here = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.parquet"))
+    assert here <= max(sizes) + 1
+    monkeypatch.setenv("STETHOS_CACHE_BYTES", "10")
+    with stethos.open_run(f"{bucket}/demo") as run, pytest.raises(ArchiveError, match="cache holds"):
+        run.rows("SELECT count(*) FROM steps, metrics")
+
+
+def test_a_run_is_archived_while_it_goes_on(bucket: str, server: str, tmp_path: Path, runs_dir: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import stethos\nfor i in range(5): stethos.log(loss=i)\n")
+    words = ["run", "--name", "followed", "--archive", bucket, str(script)]
+    child = subprocess.run(
+        [sys.executable, "-m", "stethos.cli.main", *words], env=environment(server), check=False, timeout=300
+    )
+    assert child.returncode == 0
+    import time
+
+    until = time.monotonic() + 300
+    while time.monotonic() < until:  # the archiver outlives the command by its last upload
+        try:
+            with stethos.open_run(f"{bucket}/followed") as run:
+                if run.rows("SELECT count(*) FROM metrics").values == [(5,)]:
+                    return
+        except (RunNotFoundError, ArchiveError):
+            pass
+        time.sleep(0.5)
+    pytest.fail("the run was not archived")

@@ -1,0 +1,117 @@
+"""What runs on Ray gives what it gives here: Daft over an object store, diagnoses, proofs, bisections, replays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from builders import RunBuilder
+from object_store import BUCKET, KEYS, s3_server
+from processes import drainers_of, wait_until
+
+import stethos
+from stethos import lab
+from stethos.archive.address import parse_address
+from stethos.archive.committer import archive_run
+from stethos.cli.main import main
+from stethos.cluster import check_place
+from stethos.errors import UsageError
+
+PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "on_ray.py"
+QUERIES = [
+    "SELECT run, max(step) AS steps, avg(loss) AS loss FROM steps GROUP BY run ORDER BY run",
+    "SELECT s.run AS run, count(*) AS n FROM steps s JOIN runs r ON s.run = r.run GROUP BY s.run ORDER BY s.run",
+]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small captured federation in which one client turns its updates."""
+    path = lab.federate(
+        "digits", rounds=4, clients=4, faults=[lab.Fault("sign-flip", clients="c1", start=2, strength=6.0)],
+        capture="all", dir=tmp_path_factory.mktemp("ray"), run="turned", progress=False,
+    ).path  # fmt: skip
+    assert path is not None
+    wait_until(lambda: not drainers_of(path), "the end of packing", deadline_s=240)
+    return path
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Two runs on an S3 server."""
+    with s3_server() as url:
+        for name, value in (KEYS | {"AWS_ENDPOINT_URL": url, "XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, value)
+        address = f"s3://{BUCKET}/fleet"
+        for number, name in enumerate(("one", "two")):
+            with RunBuilder(tmp_path / "runs" / name) as run:
+                process = run.process("p0", is_alive=False)
+                process.steps(8 + number)
+                process.finish()
+                archive_run(run.place, parse_address(address))
+        yield address
+
+
+def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    main(words)
+    return json.loads(capsys.readouterr().out)
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_times(one) for name, one in value.items() if name not in ("duration_s", "duration_ms")}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def test_what_runs_on_ray_is_what_runs_here(
+    stored: str, federation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["-t", str(federation), "--json"]
+    commands = [
+        ["prove", "c1", "--seeds", "2", *target],
+        ["bisect", "--round", "2", *target],
+        ["blame", "--input", "3", *target],
+        ["replay", "--round", "2", "--all", *target],
+    ]
+    job = {"archive": stored, "queries": QUERIES, "commands": commands, "marker": str(tmp_path / "died")}
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", str(PROGRAM), json.dumps(job)], capture_output=True, text=True, check=False,
+        timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-3000:]
+    found = json.loads(child.stdout.strip().splitlines()[-1])
+    for kept in federation.glob("proofs/*"):  # proved again from the beginning
+        kept.unlink()
+    for words, there in zip(commands, found["commands"], strict=True):
+        here = without_times(printed(words, capsys))
+        assert here and without_times(there) == here, words
+    for sql, rows in zip(QUERIES, found["tables"], strict=True):
+        expected = stethos.archive(stored).sql(sql)
+        assert pa.Table.from_pylist(rows, schema=expected.schema).equals(expected)
+        assert stethos.archive(stored).sql(sql, engine="daft").equals(expected)
+    assert found["verdicts"] == {row["run"]: row["verdict"] for row in stethos.archive(stored).runs()}
+    assert found["lost"] == [[0, 42]] and (tmp_path / "died").exists()
+    assert "longer than 1 s" in found["late"]
+
+
+@pytest.mark.parametrize("where", ["spark://host:1", "ray://user:secret@host:1", "somewhere"])
+def test_a_place_that_is_no_cluster_is_refused(where: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_place(where)
+    assert "secret" not in str(caught.value)
+
+
+def test_without_ray_the_command_says_what_to_install(
+    federation: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["blame", "--input", "3", "-t", str(federation), "--on", "local"]) == 2
+    assert "stethos[ray]" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""Bits flip, files are cut, pieces are swapped and repeated: every byte of a small run, and at random."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from builders import RunBuilder
+
+from attack.outcome import Outcome, copy_run, copy_sparse, in_child, place
+from attack.reading import LINES, SLOWEST_S, full_run, own_home, read_with
+from attack.strangers import state_of
+from stethos.errors import StethosError
+from stethos.record.place import RunPlace
+from stethos.store.health import examine
+from stethos.store.run import Run
+
+BATCH = 100
+RING_BYTES = 1 << 14
+Mutation = tuple[str, str, int, int]  # file, what, where, with what
+
+
+def every_byte(run: Path) -> Iterator[Mutation]:
+    """One flipped bit and one cut at every byte of its files; of the ring at those that are used, and some others."""
+    for path in sorted(run.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()[: RING_BYTES if path.name == "ring" else None]
+            for at, byte in enumerate(content):
+                if path.name != "ring" or byte or at % 32 == 0:
+                    yield str(path.relative_to(run)), "flip", at, at % 8
+                if at % 16 == 0 and path.name != "ring":
+                    yield str(path.relative_to(run)), "cut", at, 0
+
+
+def at_random(run: Path, chance: random.Random) -> Iterator[Mutation]:
+    files = [(str(path.relative_to(run)), path.stat().st_size) for path in sorted(run.rglob("*")) if path.is_file()]
+    while True:
+        name, size = chance.choice(files)
+        size = min(size, 1 << 15)
+        what = chance.choice(["flip", "cut", "zero", "noise", "swap", "repeat"])
+        yield name, what, chance.randrange(size), chance.randrange(256)
+
+
+def apply(path: Path, what: str, at: int, extra: int) -> None:
+    if what == "cut":
+        os.truncate(path, at)
+        return
+    with path.open("r+b") as file:
+        file.seek(at)
+        piece = file.read(1 + extra)
+        file.seek(at)
+        match what:
+            case "flip":
+                file.write(bytes([piece[0] ^ (1 << extra % 8)]))
+            case "zero":
+                file.write(bytes(len(piece)))
+            case "noise":
+                file.write(random.Random(at).randbytes(len(piece)))
+            case "swap":
+                file.write(piece[::-1])
+            case "repeat":
+                file.write(piece + piece)
+
+
+def attack(tries: int, seed: int = 1) -> Outcome:
+    """Damage anything in a run with a capture, and read it with one of the commands."""
+    outcome = Outcome(
+        "damaged files, read by a command", "only our own errors; nothing is changed; <= 10 s of CPU, <= 1 GB"
+    )
+    chance = random.Random(seed)
+    with place() as base, own_home(base):
+        clean = full_run(base / "clean")
+        mutations = at_random(clean, chance)
+        while batch := list(itertools.islice(mutations, min(BATCH, tries - outcome.tries))):
+            work = base / f"b{outcome.tries}"
+            in_child(outcome, f"batch at {outcome.tries}", lambda w=work, b=batch: _batch(clean, w, b), 900)  # type: ignore[misc]
+            shutil.rmtree(work, ignore_errors=True)
+            outcome.tries += len(batch)
+    outcome.notes["commands"] = len(LINES)
+    return outcome
+
+
+def _batch(clean: Path, base: Path, mutations: list[Mutation]) -> list[str]:
+    failures = []
+    run, out = base / "run", base / "out"
+    copy_run(clean, run)
+    for mutation in mutations:
+        name, what, at, extra = mutation
+        apply(run / name, what, at, extra)
+        before = state_of(run)
+        out.mkdir()
+        line = random.Random(str(mutation)).choice(LINES)
+        wrong = read_with(line, run, out)
+        if wrong is not None:
+            failures.append(f"{mutation}: {wrong}")
+        if state_of(run) != before:
+            failures.append(f"{mutation}: `{line}` changed something")
+        shutil.rmtree(out)
+        _restore(clean / name, run / name)
+    return failures
+
+
+def _restore(clean: Path, damaged: Path) -> None:
+    if clean.name == "ring":
+        copy_sparse(clean, damaged)
+    else:
+        damaged.write_bytes(clean.read_bytes())
+
+
+def attack_every_byte(tries: int, seed: int = 1) -> Outcome:
+    """One flipped bit at every byte of a small run, and a cut at every sixteenth; `seed` says which piece of them."""
+    outcome = Outcome(
+        "every byte of a small run, flipped and cut", "only our own errors; no row that was not written; books balance"
+    )
+    with place() as base, own_home(base):
+        clean = tiny_run(base / "clean" / "run")
+        mutations = itertools.islice(every_byte(clean), (seed - 1) * tries, seed * tries)
+        while batch := list(itertools.islice(mutations, BATCH)):
+            work = base / f"b{outcome.tries}"
+            in_child(outcome, f"batch at {outcome.tries}", lambda w=work, b=batch: _bytes_batch(clean, w, b), 900)  # type: ignore[misc]
+            shutil.rmtree(work, ignore_errors=True)
+            outcome.tries += len(batch)
+    return outcome
+
+
+def tiny_run(path: Path) -> Path:
+    """One sealed file, an open segment, and rows in the ring."""
+    with RunBuilder(path) as run:
+        process = run.process("100-200", is_alive=False)
+        process.steps(10)
+        process.seal()
+        process.steps(5)
+        process.drain()
+        process.steps(3)
+    for lock in path.glob("*.lock"):
+        lock.unlink()
+    return path
+
+
+def _bytes_batch(clean: Path, base: Path, mutations: list[Mutation]) -> list[str]:
+    failures = []
+    run = base / "run"
+    copy_run(clean, run)
+    for name, what, at, extra in mutations:
+        apply(run / name, what, at, extra)
+        began = time.process_time()
+        try:
+            failures += [f"{name} {what} {at} {extra}: {wrong}" for wrong in _wrong(run, is_ring="ring" in name)]
+        except Exception as error:
+            failures.append(f"{name} {what} {at} {extra}: {error!r}")
+        if time.process_time() - began > SLOWEST_S:
+            failures.append(f"{name} {what} {at} {extra}: {time.process_time() - began:.0f} s")
+        _restore(clean / name, run / name)
+    return failures
+
+
+def _wrong(path: Path, *, is_ring: bool) -> list[str]:
+    """Books that do not balance, rows that nobody wrote. A ring has no checksums: what flips in it is not known to."""
+    run = Run(RunPlace(path))
+    try:
+        run.summary()
+        examine(run)
+        wrong = [
+            f"{row['rows_produced']} != {row['rows_stored']} + {row['rows_dropped']} + {row['rows_lost']}"
+            for row in run.processes()
+            if row["rows_produced"] != row["rows_stored"] + row["rows_dropped"] + row["rows_lost"] and not is_ring
+        ]
+        try:
+            steps = run.rows("SELECT step, loss FROM steps").values
+        except StethosError:
+            return wrong
+        odd = [row for row in steps if row[1] != 1.0 / (row[0] + 1)]
+        return wrong + ([f"rows that nobody wrote: {odd[:3]}"] if odd and not is_ring else [])
+    finally:
+        run.close()

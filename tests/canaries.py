@@ -1,0 +1,72 @@
+"""Secrets of every form that is known, made up: what is searched for in the bytes of a run."""
+
+from __future__ import annotations
+
+import base64
+import random
+import string
+
+_LETTERS = string.ascii_letters + string.digits
+_HEX = "0123456789abcdef"
+
+
+def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
+    """By a name: a text as a program may say it, and the part of it that must not be kept."""
+    chance = random.Random(seed)
+
+    def some(size: int, alphabet: str = _LETTERS) -> str:
+        return "".join(chance.choice(alphabet) for _ in range(size - 2)) + "9z"[-2:]
+
+    def hexed(size: int) -> str:
+        return "".join(chance.choice(_HEX) for _ in range(size))
+
+    def upper(size: int) -> str:
+        return "".join(chance.choice(string.ascii_uppercase + string.digits) for _ in range(size))
+
+    bare = {
+        "aws": "AKIA" + upper(16), "aws temporary": "ASIA" + upper(16), "github": "ghp_" + some(36),
+        "github oauth": "gho_" + some(36), "github app": "ghs_" + some(36), "github user": "ghu_" + some(36),
+        "github refresh": "ghr_" + some(36), "github fine": "github_pat_" + some(22) + "_" + some(59),
+        "gitlab": "glpat-" + some(20), "gitlab runner": "glrt-" + some(20), "google": "AIza" + some(35),
+        "google oauth": "ya29." + some(60), "google client": "GOCSPX-" + some(28), "stripe": "sk_live_" + some(24),
+        "stripe restricted": "rk_live_" + some(24), "stripe webhook": "whsec_" + some(32), "openai": "sk-" + some(48),
+        "openai project": "sk-proj-" + some(48), "anthropic": "sk-ant-api03-" + some(80), "groq": "gsk_" + some(52),
+        "nvidia": "nvapi-" + some(60), "replicate": "r8_" + some(37), "hugging face": "hf_" + some(34),
+        "slack bot": "xoxb-" + "123456789012-" + some(24), "slack user": "xoxp-" + some(40),
+        "slack app": "xapp-1-" + upper(11) + "-" + some(40), "sendgrid": "SG." + some(22) + "." + some(43),
+        "twilio": "SK" + hexed(32), "mailgun": "key-" + hexed(32), "mailchimp": hexed(32) + "-us14",
+        "pypi": "pypi-AgEIcHlwaS5vcmc" + some(60), "npm": "npm_" + some(36), "docker": "dckr_pat_" + some(27),
+        "digital ocean": "dop_v1_" + hexed(64), "shopify": "shpat_" + hexed(32), "grafana": "glsa_" + some(32),
+        "databricks": "dapi" + hexed(32), "vault": "hvs." + some(90), "new relic": "NRAK-" + upper(27),
+        "atlassian": "ATATT3" + some(60), "age": "AGE-SECRET-KEY-1" + upper(58), "telegram": "123456789:AA" + some(33),
+        "jwt": "eyJ" + some(33) + "." + some(40) + "." + some(43),
+    }  # fmt: skip
+    found = {name: (f"failed for {secret} at 10:00", secret) for name, secret in bare.items()}
+    slack, discord = f"T{upper(8)}/B{upper(8)}/{some(24)}", f"{chance.randrange(10**17, 10**18)}/{some(68)}"
+    word, body, account = some(20), "\n".join(some(64) for _ in range(4)), some(86) + "=="
+    login = base64.b64encode(f"me:{some(14)}1".encode()).decode()
+    found |= {
+        "slack webhook": (f"POST https://hooks.slack.com/services/{slack}", slack),
+        "discord webhook": (f"POST https://discord.com/api/webhooks/{discord}", discord),
+        "pem": (f"-----BEGIN RSA PRIVATE KEY-----\n{body}\n-----END RSA PRIVATE KEY-----", body[:64]),
+        "pem cut off": (f"loaded -----BEGIN OPENSSH PRIVATE KEY-----\n{body[:200]}", body[66:120]),
+        "gcp": (f'"private_key": "-----BEGIN PRIVATE KEY-----\\n{body[:64]}\\n-----END PRIVATE KEY-----"', body[:64]),
+        "azure": (f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={account};", account),
+        "azure signature": (f"https://a.blob.core.windows.net/c?sv=2022&sig={some(43)}%3D", ""),
+        "database": (f"postgres://me:{word}@db/x", word),
+        "database with a slash": (f"mysql://me:{word}@{word}@db/x", word),
+        "token in url": (f"git clone https://{some(40)}@host.example/repo", ""),
+        "bearer": (f"Authorization: Bearer {some(40)}", ""),
+        "basic": (f"Authorization: Basic {login}", login),
+        "assigned": (f"password={word}", word),
+        "quoted": (f'"client_secret": "{word} and more"', word),
+        "escaped": (f'{{\\"api_key\\": \\"{word}\\"}}', word),
+        "passphrase": (f"passphrase: {word}", word),
+        "wandb": (f"WANDB_API_KEY={hexed(40)}", ""),
+        "some key": (f"encoder_key={hexed(40)}", ""),
+    }  # fmt: skip
+    return {name: (text, secret or max(_runs(text), key=len)) for name, (text, secret) in found.items()}
+
+
+def _runs(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() else " " for letter in text).split()

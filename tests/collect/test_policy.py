@@ -1,0 +1,162 @@
+"""What may leave a site, and that nothing else does."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stethos.collect.filter import error_type, filtered, filtered_facts, frames_of
+from stethos.collect.policy import DROP, LEVELS, PRESETS, Policy, leaves_page, parse_policy
+from stethos.errors import UsageError
+from stethos.record.arrow import segment_schema, serialize_batch
+from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS, Kind, Table
+
+CANARY = "canary-7391-XQ"
+
+
+def rows_of(table: Table, columns: dict[str, list[Any]], count: int) -> pa.RecordBatch:
+    schema = segment_schema(table)
+    return pa.RecordBatch.from_pydict(
+        {one.name: columns.get(one.name, [None] * count) for one in schema}, schema=schema
+    )
+
+
+def made_up(table: Table, count: int, chance: random.Random) -> pa.RecordBatch:
+    """Rows with a canary in every text, and numbers of every kind."""
+    kinds = {column.name: column.kind for column in table.all_columns}
+    numbers = (0.0, -1.5, 3.25e9, float("nan"), float("inf"), 17.0, None)
+
+    def value(kind: Kind) -> Any:
+        if kind in (Kind.NAME, Kind.TEXT):
+            trace = f'Traceback:\n  File "/home/{CANARY}/train.py", line 3, in fit\n    x = "{CANARY}"\n'
+            return chance.choice((None, CANARY, f"ValueError: {CANARY}", f"{trace}KeyError: {CANARY}"))
+        if kind is Kind.BOOL:
+            return chance.random() < 0.5
+        if kind is Kind.F64:
+            return chance.choice(numbers)
+        return chance.choice((None, 0, 5, 1000, 2**31 - 2))
+
+    names = [one.name for one in segment_schema(table)]
+    return rows_of(table, {name: [value(kinds[name]) for _ in range(count)] for name in names}, count)
+
+
+# Names that Stethos itself or the federation's server gives: no text of the site's.
+ENUMS = {
+    (table, column)
+    for table, columns in {
+        "client_reports": "client side federation status", "gaps": "what client", "steps": "client model",
+        "hangs": "role cause", "modules": "client module stage", "memory": "client class device",
+    }.items()
+    for column in columns.split()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "L2"])
+def test_nothing_leaves_that_is_not_listed(level: str) -> None:
+    chance, policy = random.Random(level), parse_policy(f'level = "{level}"')
+    for table in RECORDED.values():
+        for _ in range(20):
+            found = filtered(policy, table, made_up(table, 20, chance))
+            listed = PRESETS[policy.level].get(table.name, {})
+            assert (found is not None) == policy.allows(table.name)
+            if found is None:
+                continue
+            for name in found.schema.names:
+                column = found.column(found.schema.get_field_index(name))
+                if listed.get(name, DROP).way == "drop":
+                    assert column.null_count == len(column), (table.name, name)
+                elif (table.name, name) not in ENUMS:
+                    assert CANARY not in str(column.to_pylist()), (table.name, name)
+            kept_back = [f for f in found.schema.names if (table.name, f) not in ENUMS]
+            alone = pa.RecordBatch.from_arrays([found.column(f) for f in kept_back], names=kept_back)
+            sent = bytes(serialize_batch(alone))
+            assert CANARY.encode() not in sent and CANARY.encode("utf-16-le") not in sent
+
+
+def test_what_leaves_by_default_does_not_depend_on_the_data() -> None:
+    """The rows of two trainings whose labels are permuted differ in losses and confusion alone."""
+    chance = np.random.default_rng(0)
+    schedule = {
+        "side": ["client"] * 8, "client": ["7"] * 8, "round": list(range(8)), "status": ["ok"] * 8,
+        "samples": [500] * 8, "steps": [40] * 8, "t_ns": [10**18 + 7 * 10**8 * i for i in range(8)],
+        "duration_ms": [float(value) for value in chance.uniform(10, 900, 8)], "raw_bytes": [123_456] * 8,
+    }  # fmt: skip
+
+    def told(losses: list[float], confusion: str) -> bytes:
+        about = {"loss": losses, "entry_loss": losses, "exit_loss": losses, "accuracy": losses,
+                 "confusion": [confusion] * 8, "metrics": [confusion] * 8, "label": [confusion] * 8}  # fmt: skip
+        found = filtered(Policy(), CLIENT_REPORTS, rows_of(CLIENT_REPORTS, {**schedule, **about}, 8))
+        assert found is not None
+        return bytes(serialize_batch(found))
+
+    first = told([0.1 * i for i in range(8)], "[[5, 0], [0, 3]]")
+    assert first == told([2.0 - i for i in range(8)], "[[0, 5], [3, 0]]")
+    assert filtered(Policy(), STEPS, rows_of(STEPS, {"loss": [1.0]}, 1)) is None
+
+
+def test_numbers_are_bucketed_rounded_and_left_out_where_samples_are_few() -> None:
+    policy = parse_policy('level = "L2"\n[tables.steps]\ngrad_norm = {digits = 1, clip = [0, 10]}')
+    rows = {
+        "samples": [32, 31, None, 64, 64], "loss": [1.23456, 1.0, 1.0, float("nan"), -0.0012345],
+        "grad_norm": [123.0, 1.0, 1.0, 0.047, 0.0], "step_ms": [3.1, 0.0, None, 4.0, 0.3], "t_ns": [1_999_999_999] * 5,
+    }  # fmt: skip
+    found = filtered(policy, STEPS, rows_of(STEPS, rows, 5))
+    assert found is not None
+    told = found.to_pydict()
+    assert str(told["loss"]) == "[1.2, None, None, nan, -0.0012]"
+    assert told["grad_norm"] == [10.0, None, None, 0.05, 0.0]
+    assert told["step_ms"] == [4.0, 0.0, None, 4.0, 0.5] and told["samples"] == [32, 32, None, 64, 64]
+    assert told["t_ns"] == [1_000_000_000] * 5
+    buffers = b"".join(bytes(one) for one in found.column("loss").buffers() if one is not None)
+    assert np.float64(1.0).tobytes() not in buffers  # nor does what is NULL leave a trace
+
+
+def test_of_an_error_the_type_and_of_a_traceback_the_frames_leave() -> None:
+    trace = (
+        f'Traceback (most recent call last):\n  File "/home/{CANARY}/a.py", line 7, in fit\n    raise X("{CANARY}")\n'
+    )
+    assert frames_of(trace) == "fit (a.py:7)"
+    assert [error_type(text) for text in ("ValueError: x", "a.b.Odd: y", "what is this", "")] == [
+        "ValueError", "Odd", "error", "error",
+    ]  # fmt: skip
+    facts = {"host": CANARY, "cwd": CANARY, "command": [CANARY], "config": {"x": CANARY}, "error": f"E: {CANARY}",
+             "traceback": trace, "torch": "2.9", "started_ns": 1_999_999_999, "rank": 0}  # fmt: skip
+    told = filtered_facts(Policy(), facts)
+    assert CANARY not in str(told) and told["started_ns"] == 10**9 and told["torch"] == "2.9" and told["error"] == "E"
+
+
+def test_everything_leaves_for_a_day_at_most() -> None:
+    now = time.time()
+    until = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + hours * 3600)) for hours in (8, -1, 25)]
+    assert parse_policy(f'level = "L4"\nuntil = {until[0]}').allows("logs")
+    assert parse_policy(f'level = "L4"\nuntil = {until[1]}').level == "L1"
+    for text in ('level = "L4"', f'level = "L4"\nuntil = {until[2]}'):
+        with pytest.raises(UsageError):
+            parse_policy(text)
+
+
+@pytest.mark.parametrize("text", [
+    "level = 7", 'level = "L9"', 'level = "L3"', "levle = 1", "level", "min_count = 0", "tables = 3",
+    "[tables.nothing]\na = 'keep'", "[tables.steps]\nnothing = 'keep'", "[tables.steps]\nloss = 'maybe'",
+    "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
+])  # fmt: skip
+def test_a_policy_that_cannot_be_understood_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_policy(text)
+
+
+def test_a_site_may_keep_back_or_add_tables_and_columns() -> None:
+    policy = parse_policy(
+        "[tables]\nhost = 'drop'\n[tables.logs]\nlevel = 'keep'\n[tables.client_reports]\nsteps = 'drop'"
+    )
+    assert not policy.allows("host") and policy.allows("logs") and "message" in policy.withholds()["logs"]
+    assert "steps" in policy.withholds()["client_reports"] and policy.withholds()["host"] == ["*"]
+
+
+def test_every_level_has_a_preset_and_stands_on_the_page() -> None:
+    assert set(PRESETS) == set(LEVELS) and all(f" {level} |" in leaves_page() for level in LEVELS)

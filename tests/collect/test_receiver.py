@@ -1,0 +1,250 @@
+"""Batches that a collector must take, and those that it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from collecting import HandMadeClient, blocks_of, metric_rows
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stethos.collect.aliases import note_alias
+from stethos.collect.batch import BatchError, compress, decode_batch, digest_of
+from stethos.collect.enrolment import Enrolment, NotEnrolledError
+from stethos.collect.intervals import Intervals
+from stethos.collect.journal import Journal
+from stethos.collect.receiver import BURST_BATCHES, BusyError, Receiver
+from stethos.record.segment import FLAG_LAST, encode_block
+from stethos.schema import METRICS, ROUNDS
+from stethos.store.health import examine
+from stethos.store.run import open_run
+
+
+@pytest.fixture
+def enrolment(tmp_path: Path) -> Enrolment:
+    (tmp_path / "keys").mkdir()
+    return Enrolment(tmp_path / "keys")
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, enrolment: Enrolment) -> Iterator[Receiver]:
+    made = Receiver(tmp_path / "runs", enrolment)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(enrolment: Enrolment) -> HandMadeClient:
+    return HandMadeClient(enrolment, "a")
+
+
+def send(receiver: Receiver, *batches: bytes) -> list[Any]:
+    """What becomes of batches that are sent at once."""
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(receiver.take(one) for one in batches), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def rows_after(receiver: Receiver, query: str = "SELECT value FROM metrics ORDER BY value") -> list[Any]:
+    """What a run holds once everything is written."""
+    receiver.close()
+    with open_run(receiver.directory / "r") as run:
+        return [row[0] if len(row) == 1 else tuple(row) for row in run.rows(query).values]
+
+
+STORED = {"stored": True}
+
+
+def test_batches_in_any_order_and_again_are_stored_once(receiver: Receiver, client: HandMadeClient) -> None:
+    batches = [client.batch(number, [number]) for number in range(1, 31)]
+    shuffled = batches[10:] + batches[:10] + batches[5:25]
+    assert send(receiver, *shuffled, *shuffled[:7]) == [STORED] * 57
+    assert send(receiver, *batches) == [STORED] * 30
+    assert rows_after(receiver) == list(range(1, 31)) and receiver.taken == 30
+
+
+def test_what_was_acknowledged_is_there_after_a_crash(
+    tmp_path: Path, enrolment: Enrolment, receiver: Receiver, client: HandMadeClient
+) -> None:
+    """The journal alone is left, as after `kill -9` between acknowledgement and writing."""
+    journal = Journal(tmp_path / "other" / ".collector")
+    journal.commit([client.batch(number, [number]) for number in range(1, 6)])
+    journal.commit([client.batch(3, [3])])
+    half = client.batch(6, [6])
+    journal.close()
+    with journal.files()[-1].open("ab") as file:
+        file.write(struct.pack("<II", len(half), 0) + half[:-10])  # killed while writing
+    second = Receiver(tmp_path / "other", enrolment)
+    assert send(second, client.batch(5, [5]), client.batch(6, [6])) == [STORED] * 2
+    assert rows_after(second) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_name_is_taken_with_its_key_alone(receiver: Receiver, client: HandMadeClient, enrolment: Enrolment) -> None:
+    other = HandMadeClient(enrolment, "b")
+    forged = other.batch(1, [1], client="a")
+    unknown = other.batch(1, [1], client="nobody")
+    found = send(receiver, forged, unknown, client.batch(1, [1])[:-1])
+    assert [type(one) for one in found] == [NotEnrolledError, NotEnrolledError, BatchError]
+    enrolment.revoke("a")
+    assert isinstance(send(receiver, client.batch(2, [2]))[0], NotEnrolledError)
+
+
+def test_rows_stand_under_the_clients_own_name(receiver: Receiver, client: HandMadeClient) -> None:
+    (receiver.directory / "r").mkdir()
+    note_alias(receiver.directory / "r", "17", "a")
+    note_alias(receiver.directory / "r", "18", "b")
+    rows = metric_rows([1, 2, 3, 4], client=["a", "17", "18", None])
+    assert send(receiver, client.signed(blocks_of(METRICS, rows), 4, 1)) == [STORED]
+    assert rows_after(receiver, "SELECT client FROM metrics ORDER BY value") == ["a", "17", "a", None]
+
+
+def test_tables_of_the_server_are_not_taken_from_a_client(receiver: Receiver, client: HandMadeClient) -> None:
+    raw = blocks_of(ROUNDS, metric_rows([1]))
+    assert send(receiver, client.signed(raw, 1, 1, books={"produced": 1})) == [STORED]
+    found = rows_after(receiver, "SELECT rows_stored, rows_dropped, rows_pending, drops FROM processes")
+    assert found == [(0, 1, 0, '{"not_allowed": 1}')]
+
+
+def test_what_a_client_says_of_its_process_cannot_mislead_readers(receiver: Receiver, client: HandMadeClient) -> None:
+    facts = {
+        "children": [7], "pid": "x", "daemon_of": 1, "rank": "first", "scratch": "/etc", "host": "server",
+        "versions": 3, "host_key": "here", "torch": ["2"], "started_ns": -5, "process": "p",
+        "counters": {"steps": "many", "state": 99},
+    }  # fmt: skip
+    told = {"facts": facts, "ended": {"t_ns": "later", "state": 7}, "withholds": {"steps": "all", "layers": [1] * 900}}
+    assert send(receiver, client.batch(1, [1], books={"produced": "1", "drops": {"x": -1}}, **told)) == [STORED]
+    found = rows_after(receiver, "SELECT process, pid, host, rank, steps, rows_stored, rows_pending FROM processes")
+    assert found == [("a@p1", None, "a", None, 0, 1, 0)]
+    with open_run(receiver.directory / "r") as run:
+        assert not examine(run).has_problem
+
+
+def test_a_client_of_another_version_is_understood(receiver: Receiver, client: HandMadeClient) -> None:
+    """It lacks a column, has one that we do not know, and one of another type."""
+    schema = pa.schema([("t_ns", pa.int64()), ("name", pa.string()), ("value", pa.int64()), ("new", pa.float64())])
+    rows = pa.RecordBatch.from_pydict({"t_ns": [5], "name": ["i"], "value": [7], "new": [0.5]}, schema=schema)
+    unknown = b"".join(encode_block(999, FLAG_LAST, 3, 0, 0, 0, b"later"))
+    assert send(receiver, client.signed(blocks_of(METRICS, rows) + unknown, 4, 1)) == [STORED]
+    assert rows_after(receiver, "SELECT t_ns, value, step FROM metrics") == [(5, 7.0, None)]
+
+
+def test_a_restarted_epoch_is_not_taken_for_the_one_before(receiver: Receiver, client: HandMadeClient) -> None:
+    assert send(receiver, client.batch(1, [1])) == send(receiver, client.batch(1, [2], epoch="e2")) == [STORED]
+    assert rows_after(receiver) == [1, 2]
+
+
+def test_a_clock_that_is_a_day_off_changes_nothing(receiver: Receiver, client: HandMadeClient) -> None:
+    day_ns = 86_400 * 10**9
+    shifted = [client.batch(number, [number], t_ns=decode_time(client) + way * day_ns)
+               for number, way in ((1, -1), (2, 1), (3, 0))]  # fmt: skip
+    assert send(receiver, *shifted) == [STORED] * 3 and rows_after(receiver) == [1, 2, 3]
+
+
+def decode_time(client: HandMadeClient) -> int:
+    return decode_batch(client.batch(1, [1])).header.t_ns
+
+
+def test_bombs_and_giants_are_refused_before_memory_is_taken(receiver: Receiver, client: HandMadeClient) -> None:
+    bomb = compress(bytes(31 << 20))
+    found = send(
+        receiver,
+        client.signed(b"", 1, 1, body=bomb, raw_bytes=40 << 20),
+        client.signed(b"", 1, 2, body=bomb, raw_bytes=10),  # says less than it holds
+        client.signed(b"", 1, 3, body=bytes(9 << 20)),
+        client.signed(b"", 1, 4, books={"x": "y" * (300 << 10)}),
+        client.signed(b"", 1, 5, run="../../etc"),
+        client.signed(b"", 1, 6, process="a/b"),
+    )
+    assert [type(one) for one in found] == [BatchError, dict, BatchError, BatchError, BatchError, BatchError]
+    found = rows_after(receiver, "SELECT rows_stored FROM processes")
+    assert found == [0]
+
+
+def test_a_client_that_sends_too_much_waits_and_others_do_not(
+    receiver: Receiver, client: HandMadeClient, enrolment: Enrolment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stethos.collect.receiver.RATE_BATCHES", 1e-3)  # on a slow machine, too
+    other = HandMadeClient(enrolment, "b")
+    flood = [client.batch(number, [number]) for number in range(1, int(BURST_BATCHES) + 40)]
+    found = send(receiver, *flood, other.batch(1, [1]))
+    refused = [one for one in found if isinstance(one, BusyError)]
+    assert refused and all(one.status == 429 and one.wait_s > 0 for one in refused) and found[-1] == STORED
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_and_nothing_is_lost(
+    receiver: Receiver, client: HandMadeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+
+    def full(descriptor: int, data: Any, at: int) -> int:
+        if at > 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, bytes(data)[:100], at)  # a part of it fits
+
+    monkeypatch.setattr(os, "pwrite", full)
+    (found,) = send(receiver, client.batch(1, [1]))
+    assert isinstance(found, BusyError) and found.status == 503 and found.wait_s
+    monkeypatch.undo()
+    assert send(receiver, client.batch(1, [1])) == [STORED] and rows_after(receiver) == [1]
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_changed_bytes_are_never_taken(client: HandMadeClient, receiver: Receiver, data: st.DataObject) -> None:
+    whole = client.batch(data.draw(st.integers(1, 10**6)), [1, 2])
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    (found,) = send(receiver, bytes(changed[: data.draw(st.integers(1, len(whole)))]))
+    assert isinstance(found, BatchError | BusyError)
+
+
+@given(numbers=st.lists(st.integers(1, 60), max_size=80), gone=st.lists(st.integers(1, 60), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_intervals_are_sets_of_numbers(numbers: list[int], gone: list[int]) -> None:
+    found, plain = Intervals(), set()
+    for number in numbers:
+        found.add(number)
+        plain.add(number)
+    for number in gone:
+        found.discard(number)
+        plain.discard(number)
+    assert [one for one in range(70) if one in found] == sorted(plain)
+    assert found.runs == sorted(found.runs) == json.loads(json.dumps(Intervals(found.runs).runs))
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda header: replace(header, lane=7),
+    lambda header: replace(header, number=-1),
+    lambda header: replace(header, number=1.5),
+    lambda header: replace(header, facts=[]),
+    lambda header: replace(header, client="a/../b"),
+    lambda header: replace(header, client=["a"]),
+])  # fmt: skip
+def test_headers_are_checked(client: HandMadeClient, spoil: Callable[[Any], Any]) -> None:
+    from stethos.collect.batch import encode_batch
+
+    header = decode_batch(client.batch(1, [1])).header
+    with pytest.raises(BatchError):
+        decode_batch(encode_batch(spoil(replace(header, digest=digest_of(b""), raw_bytes=0)), b"", client.key.sign))
+
+
+def test_a_token_works_once(enrolment: Enrolment) -> None:
+    token = enrolment.invite("a", "0" * 64)
+    assert enrolment.enrol(token.secret, "1" * 64) == "a"
+    for secret in (token.secret, "2" * 64):
+        with pytest.raises(NotEnrolledError, match="was used"):
+            enrolment.enrol(secret, "3" * 64)
+    assert enrolment.clients()["a"].key == "1" * 64

@@ -1,0 +1,115 @@
+"""Batches in the federation's own messages, from a spool to a run, and what a reply may say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from collecting import HandMadeClient, blocks_of, metric_rows
+
+from stethos.collect.batch import decode_batch
+from stethos.collect.enrolment import Enrolment
+from stethos.collect.inbox import Inbox
+from stethos.collect.policy import Policy, parse_policy
+from stethos.collect.report import filtered_report
+from stethos.collect.ride import BATCHES, INBOX_DIR, RIDE_BYTES, InboxWriter, reply_of, take_acks
+from stethos.collect.site import make_site
+from stethos.collect.spool import Spool
+from stethos.diagnose.api import diagnose
+from stethos.record.place import RunPlace
+from stethos.schema import METRICS
+from stethos.store.run import open_run
+
+REPORT = {
+    "status": "failed", "loss": 0.25, "entry_loss": 0.5, "samples": 100, "steps": 17, "duration_ms": 33.0,
+    "label": "ward 7", "confusion": "[[1, 2]]", "error": "KeyError: 'patient 7'", "start_ns": 5, "host": "boot",
+}  # fmt: skip
+
+
+@pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spool:
+    """A site without a collector, with batches of a hand-made client in its spool."""
+    site = make_site(tmp_path / "site", "hospital")
+    monkeypatch.setenv("STETHOS_SITE", str(site.path))
+    client = HandMadeClient(Enrolment(tmp_path), "hospital")
+    spool = Spool.load(site.spool / "fed" / "p1")
+    told = {"lane": 0, "epoch": spool.epoch, "withholds": {"client_reports": ["entry_loss"], "metrics": ["*"]}}
+    spool.append(0, 1, 0, client.signed(b"", 0, 1, **{**told, "books": {"produced": 20, "withheld": {"steps": 15}}}))
+    for number in range(1, 6):
+        data = client.signed(blocks_of(METRICS, metric_rows([number], client=["other"])), 1, number, epoch=spool.epoch)
+        spool.append(1, number, 1, data)
+    spool.save()
+    return spool
+
+
+def test_batches_ride_along_once_and_stand_under_the_federations_name(tmp_path: Path, spool: Spool) -> None:
+    run = RunPlace(tmp_path / "fed")
+    run.create({"run": "fed"})
+    writer, inbox = InboxWriter(run.path), Inbox(run)
+    told = reply_of(REPORT)
+    assert told["site"] == "hospital" and len(told[BATCHES]) == 6
+    writer.put("17", told[BATCHES])
+    writer.put("17", [b"no batch", 7, told[BATCHES][1]])  # sent again, and nonsense
+    writer.put("../x", told[BATCHES])
+    inbox.visit()
+    take_acks(writer.acks("17"))
+    assert BATCHES not in reply_of(REPORT) and spool.take_told_acks() and spool.is_empty
+    again = Inbox(run)  # a drainer that was killed reads everything again
+    again.end()
+    with open_run(run.path) as found:
+        assert found.rows("SELECT value, client FROM metrics ORDER BY value").values == [
+            (float(number), "17") for number in range(1, 6)
+        ]
+        books = found.rows("SELECT rows_produced, rows_stored, rows_withheld, rows_pending FROM processes").values
+        assert books == [(20, 5, 15, 0)]
+
+
+def test_a_diagnosis_says_what_a_site_keeps_back(tmp_path: Path, spool: Spool) -> None:
+    run = RunPlace(tmp_path / "fed")
+    run.create({"run": "fed"})
+    InboxWriter(run.path).put("17", reply_of(REPORT)[BATCHES])
+    Inbox(run).end()
+    with open_run(run.path) as found:
+        reasons = {one.reason for one in diagnose(found).not_checked}
+    assert "the site of client 17 withholds `client_rounds.entry_loss`" in reasons, reasons
+
+
+def test_an_inbox_is_removed_when_its_server_is_gone(tmp_path: Path, spool: Spool) -> None:
+    run = RunPlace(tmp_path / "fed")
+    run.create({"run": "fed"})
+    InboxWriter(run.path).put("17", reply_of(REPORT)[BATCHES])
+    (path,) = (run.path / INBOX_DIR).iterdir()
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    os.rename(path, path.with_name(f"{int(ended.stdout)}-000001.in"))
+    Inbox(run).end()
+    assert not (run.path / INBOX_DIR).exists()
+
+
+def test_a_reply_says_what_the_policy_lets_through(spool: Spool) -> None:
+    by_default = filtered_report(Policy(), REPORT)
+    assert by_default == {"status": "failed", "samples": 128, "steps": 32, "duration_ms": 64.0, "error": "KeyError"}
+    with_losses = filtered_report(parse_policy('level = "L2"'), {**REPORT, "loss": 0.12345})
+    assert with_losses == {**by_default, "loss": 0.12, "entry_loss": 0.5}
+    assert filtered_report(parse_policy('level = "L2"'), {"loss": 0.1, "samples": 3}) == {"samples": 4}
+    site = spool.path.parents[2]
+    (site / "policy.toml").write_text("level = 9")
+    assert reply_of(REPORT) == {}
+    (site / "site.json").write_text("{}")
+    assert reply_of(REPORT) == {}
+
+
+def test_no_reply_is_larger_than_its_bound(tmp_path: Path, spool: Spool) -> None:
+    for number in range(6, 200):
+        spool.append(2, number, 1, bytes(3000))
+    spool.save()
+    assert sum(map(len, reply_of({})[BATCHES])) <= RIDE_BYTES
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "7", None, 3, json.dumps({"x": 1}), "[" * 5000])
+def test_acknowledgements_that_are_none_change_nothing(spool: Spool, text: object) -> None:
+    take_acks(text)
+    assert len(reply_of({})[BATCHES]) == 6 and decode_batch(reply_of({})[BATCHES][0]).header.client == "hospital"

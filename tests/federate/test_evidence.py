@@ -1,0 +1,197 @@
+"""Evidence from inside of clients' turns: what is recorded, what it costs, and that training does not notice."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loop import make_clients, make_model
+from torch import nn
+
+import stethos
+from stethos.federate.update_check import UpdateCheck
+from stethos.store.run import Run
+
+State = dict[str, torch.Tensor]
+Spoil = Callable[[str, int, State, State], State]
+
+
+def honest(_name: str, _number: int, state: State, _base: State) -> State:
+    return state
+
+
+def federate(
+    directory: Path, *, rounds: int = 4, clients: int = 8, spoil: Spoil = honest, faulty: str = "c3",
+    change: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] | None = None,
+    lr: Callable[[str], float] = lambda _: 0.1, is_delta: bool = False, is_recorded: bool = True,
+) -> tuple[Run | None, State]:  # fmt: skip
+    """A loop with the six lines of the docs; `change` spoils the data of the faulty client."""
+    model = make_model()
+    fed = stethos.federation("loop", model=model, dir=directory, run="r", progress=False) if is_recorded else None
+    for number in range(1, rounds + 1):
+        rnd = fed.round(number).__enter__() if fed is not None else None
+        base = {key: value.clone() for key, value in model.state_dict().items()}
+        states = []
+        for client in make_clients(clients):
+            x, y = (
+                (client.x, client.y) if change is None or client.name != faulty else change(client.x, client.y, number)
+            )
+            site = rnd.client(client.name).__enter__() if rnd is not None else None
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), lr=lr(client.name), momentum=0.5)
+            for batch in torch.randperm(len(x)).split(16):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(local(x[batch]), y[batch])
+                loss.backward()
+                optimizer.step()
+            state = {key: value.clone() for key, value in local.state_dict().items()}
+            state = spoil(client.name, number, state, base) if client.name == faulty else state
+            states.append(state)
+            if site is not None:
+                sent = {key: state[key] - base[key] for key in state} if is_delta else state
+                site.update(sent, samples=len(x), delta=is_delta)
+                site.__exit__(None, None, None)
+        model.load_state_dict({key: sum(one[key] for one in states) / len(states) for key in states[0]})
+        if rnd is not None:
+            rnd.end()
+    if fed is None:
+        return None, model.state_dict()
+    fed.close()
+    return fed.run(), model.state_dict()
+
+
+def accused_in(run: Run | None) -> dict[str, tuple[str, str]]:
+    assert run is not None
+    found = [one for one in stethos.diagnose(run).findings if one.name == "faulty-client"]
+    return {one.subject.clients[0]: (one.kind, one.detail["guilt"]) for one in found}
+
+
+def rows_of(run: Run | None, kind: str) -> list[dict[str, Any]]:
+    assert run is not None
+    sql = f"SELECT round, client, value FROM evidence WHERE kind = '{kind}' ORDER BY round, client"
+    return run.sql(sql).to_pylist()
+
+
+def test_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    _, plain = federate(tmp_path, is_recorded=False)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(3)
+    _, observed = federate(tmp_path)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(torch.equal(plain[key], observed[key]) for key in plain)
+
+
+def test_rows_are_small_and_data_are_sketched_once(tmp_path: Path) -> None:
+    run, _ = federate(tmp_path)
+    data, turns = rows_of(run, "data"), rows_of(run, "turn")
+    assert [(row["round"], row["client"]) for row in data] == [(1, f"c{number}") for number in range(8)]
+    assert len(turns) == 4 * 8 and max(len(row["value"]) for row in turns) <= 260
+    assert max(len(row["value"]) for row in data) <= 12_000
+    facts = json.loads(turns[-1]["value"])
+    assert facts["way_sent"] == facts["sent_sent"] == 1.0 and facts["begin"] == 0.0 and facts["new"] == 0
+    assert (facts["lr"], facts["steps"]) == (0.1, 8)
+
+
+def test_nobody_is_accused_without_a_fault(tmp_path: Path) -> None:
+    assert accused_in(federate(tmp_path)[0]) == {}
+
+
+def scaled(_name: str, _number: int, state: State, base: State) -> State:
+    return {key: base[key] + 8 * (state[key] - base[key]) for key in state}
+
+
+def turned(_name: str, _number: int, state: State, base: State) -> State:
+    return {key: 2 * base[key] - state[key] for key in state}
+
+
+def turned_at_times(name: str, number: int, state: State, base: State) -> State:
+    return turned(name, number, state, base) if number % 3 == 0 else state
+
+
+def nothing(_name: str, _number: int, _state: State, base: State) -> State:
+    return base
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [(scaled, "scaling"), (turned, "sign-flip"), (turned_at_times, "sign-flip"), (nothing, "free-rider")],
+)
+def test_what_was_sent_is_compared_with_what_was_done(tmp_path: Path, spoil: Spoil, kind: str) -> None:
+    assert accused_in(federate(tmp_path, spoil=spoil)[0]) == {"c3": (kind, "buggy")}
+
+
+def test_changes_are_compared_as_well_as_weights(tmp_path: Path) -> None:
+    assert accused_in(federate(tmp_path, spoil=turned, is_delta=True)[0]) == {"c3": ("sign-flip", "buggy")}
+
+
+def flipped(x: torch.Tensor, y: torch.Tensor, _number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, torch.where(y == 0, torch.ones_like(y), y)
+
+
+def in_other_units(x: torch.Tensor, y: torch.Tensor, _number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([x[:, :1] * 1000, x[:, 1:]], 1), y
+
+
+def repeated(x: torch.Tensor, y: torch.Tensor, _number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[:3].repeat(20, 1), y[:3].repeat(20)
+
+
+def flipped_later(x: torch.Tensor, y: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return flipped(x, y, number) if number >= 3 else (x, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (flipped, {"label-flip"}),
+        (flipped_later, {"label-flip", "label-noise"}),
+        (in_other_units, {"feature-fault"}),
+        (repeated, {"duplicates"}),
+    ],
+)
+def test_faults_of_data_are_found_where_the_data_are(tmp_path: Path, change: Any, kinds: set[str]) -> None:
+    ((client, (kind, guilt)),) = accused_in(federate(tmp_path, change=change)[0]).items()
+    assert (client, guilt) == ("c3", "buggy") and kind in kinds
+
+
+def test_another_learning_rate_is_named(tmp_path: Path) -> None:
+    run, _ = federate(tmp_path, lr=lambda name: 1.0 if name == "c3" else 0.1)
+    assert accused_in(run) == {"c3": ("wrong-lr", "buggy")}
+
+
+def test_numbers_of_the_comparison_are_those_of_a_plain_one() -> None:
+    model = nn.Linear(5, 2)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    check = UpdateCheck(("r", "f", "c"))
+    for _ in range(3):
+        model(torch.randn(4, 5)).square().mean().backward()
+        check.before_step(optimizer)
+        optimizer.step()
+        check.after_step(optimizer)
+    sent = {key: value + torch.randn_like(value) for key, value in model.state_dict().items()}
+    check.compare(sent, start, is_delta=False)
+    facts = check.facts()
+    way = torch.cat([(model.state_dict()[key] - start[key]).reshape(-1) for key in start]).double().numpy()
+    change = torch.cat([(sent[key] - start[key]).reshape(-1) for key in start]).double().numpy()
+    assert facts["way_sent"] == pytest.approx(way @ change / (way @ way), rel=1e-4)
+    assert facts["sent_sent"] == pytest.approx(change @ change / (way @ way), rel=1e-4)
+    assert facts["way"] == pytest.approx(float(np.linalg.norm(way)), rel=1e-4) and facts["steps"] == 3
+
+
+@pytest.mark.parametrize("state", [{}, [], {"a": "text"}, {"a": np.zeros((3, 3))}, [torch.zeros(7)]])
+def test_what_does_not_fit_is_not_compared(state: Any) -> None:
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    check = UpdateCheck(("r", "f", "c"))
+    check.before_step(optimizer)
+    check.after_step(optimizer)
+    check.compare(state, None, is_delta=False)
+    assert "way_sent" not in check.facts()

@@ -1,0 +1,114 @@
+"""What a loss's graph tells about its batch, for the ways in which people write models and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from stethos.federate.loss_batch import batch_of
+
+X, Y, V = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.randn(8)
+TOKENS = torch.randint(1, 50, (8, 12))
+NET = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+WEIGHT = torch.randn(4, 3, requires_grad=True)
+
+
+class Words(nn.Module):
+    """Embeddings with places, a transformer, a mean: or a recurrent layer instead."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.words, self.places, self.layer, self.head = (
+            nn.Embedding(50, 16),
+            nn.Embedding(12, 16),
+            layer,
+            nn.Linear(16, 3),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.layer(self.words(tokens) + self.places(torch.arange(12)))
+        return self.head((hidden[0] if isinstance(hidden, tuple) else hidden).mean(1))
+
+
+def image_net(images: Tensor) -> Tensor:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))(images)
+
+
+FROZEN, DOWN, UP = nn.Linear(4, 3).requires_grad_(False), nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
+IMAGES = torch.randn(8, 1, 8, 8)
+LOSSES: dict[str, tuple[Callable[[], Tensor], Tensor | None, Tensor | None]] = {
+    "cross entropy": (lambda: F.cross_entropy(NET(X), Y), X, Y),
+    "proximal": (lambda: F.cross_entropy(NET(X), Y) + sum(((p - 1) ** 2).sum() for p in NET.parameters()), X, Y),
+    "smoothed": (lambda: F.cross_entropy(NET(X), Y, label_smoothing=0.1), X, Y),
+    "scaled": (lambda: F.cross_entropy(NET(X), Y) * 1024, X, Y),
+    "images": (lambda: F.cross_entropy(image_net(IMAGES), Y), IMAGES, Y),
+    "adapter": (lambda: F.cross_entropy(FROZEN(X) + UP(DOWN(X)), Y), X, Y),
+    "by index": (lambda: -F.log_softmax(X @ WEIGHT, 1)[range(8), Y].mean(), X, Y),
+    "by gather": (lambda: -F.log_softmax(X @ WEIGHT, 1).gather(1, Y[:, None]).mean(), X, Y),
+    "one-hot": (lambda: -(F.log_softmax(X @ WEIGHT, 1) * F.one_hot(Y, 3)).sum(1).mean(), X, Y),
+    "regression": (lambda: F.mse_loss(NET(X)[:, 0], V), X, V),
+    "huber": (lambda: F.smooth_l1_loss(NET(X)[:, 0], V), X, V),
+    "yes or no": (lambda: F.binary_cross_entropy_with_logits(NET(X)[:, 0], (Y > 0).float()), X, (Y > 0).float()),
+    "no labels": (lambda: NET(X).square().sum().sqrt(), X, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_inputs_and_labels_are_those_that_were_given(name: str) -> None:
+    make, inputs, labels = LOSSES[name]
+    found = batch_of(make())
+    assert found is not None and found.rows == 8
+    assert found.inputs is not None and inputs is not None and torch.equal(found.inputs, inputs)
+    if labels is None:
+        assert found.target in (None, "residuals")
+    else:
+        assert found.labels is not None and torch.equal(found.labels.reshape(-1), labels)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+        nn.LSTM(16, 16, batch_first=True),
+        nn.GRU(16, 16, batch_first=True),
+    ],
+)
+def test_tokens_are_found_below_any_layer_and_places_are_not_taken_for_them(layer: nn.Module) -> None:
+    found = batch_of(F.cross_entropy(Words(layer)(TOKENS), Y))
+    assert found is not None and found.tokens is not None and torch.equal(found.tokens, TOKENS)
+
+
+def test_a_bag_of_tokens_comes_with_its_offsets() -> None:
+    found = batch_of(F.cross_entropy(nn.EmbeddingBag(50, 3)(TOKENS), Y))
+    assert found is not None and found.tokens is not None and found.offsets is not None
+    assert torch.equal(found.tokens, TOKENS.reshape(-1)) and found.offsets.tolist() == list(range(0, 96, 12))
+
+
+def test_a_language_model_has_tokens_and_no_label_per_sample() -> None:
+    answers = nn.Linear(16, 50)(nn.Embedding(50, 16)(TOKENS)).reshape(-1, 50)
+    found = batch_of(F.cross_entropy(answers, TOKENS.reshape(-1)))
+    assert found is not None and found.rows == 8 and found.labels is None
+
+
+def test_what_a_checkpoint_would_have_to_compute_again_is_left_alone() -> None:
+    calls = []
+    layer = nn.Linear(4, 3)
+
+    def part(x: Tensor) -> Tensor:
+        calls.append(1)
+        return layer(x)
+
+    loss = F.cross_entropy(checkpoint(part, X, use_reentrant=False), Y)
+    found = batch_of(loss)
+    assert len(calls) == 1 and found is not None and found.inputs is None
+    loss.backward()
+    assert len(calls) == 2 and layer.weight.grad is not None
+
+
+def test_a_tensor_without_a_graph_is_no_batch() -> None:
+    assert batch_of(torch.ones(())) is None and batch_of(3.0) is None

@@ -1,0 +1,88 @@
+"""A Flower deployment whose clients record at sites of their own: one sends to a collector, one only answers Flower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from collecting import CollectorProcess, everything
+from flower_runs import DEADLINE_S, Rows, deployment
+from processes import command, drainers_of, wait_until
+
+from stethos.collect.enrol_client import write_default_policy
+from stethos.collect.site import make_site
+from stethos.errors import StethosError
+from stethos.store.run import open_run
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sites")
+
+
+def turns_of(path: Path) -> int:
+    """How many rows of the clients' own have come into the server's run."""
+    try:
+        with open_run(path) as run:
+            return int(run.rows("SELECT count(*) FROM client_reports WHERE side = 'client'").values[0][0])
+    except StethosError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def rows(directory: Path) -> Iterator[Rows]:
+    """Two rounds; the collector is killed after the first rows and started again."""
+    collector, observed = CollectorProcess(directory), directory / "observed"
+    collector.runs = directory  # where the server records
+    collector.start()
+    riding = make_site(directory / "riding", "riding")
+    write_default_policy(riding)
+    sending = collector.enrol(directory / "sending", "sending", everything())
+    settings = {"rounds": 2, "fault_round": 9, "clients": 2, "evaluates": False, "parts": ["observed"]}
+    try:
+        with deployment(directory, **settings) as deployed:
+            deployed.add_node(1, STETHOS_SITE=str(riding.path))
+            deployed.add_node(2, STETHOS_SITE=str(sending.path))
+            deployed.submit()
+            try:
+                wait_until(lambda: list(observed.glob("sending@*")), "the first rows by POST", DEADLINE_S)
+                collector.kill()
+                collector.start()
+                wait_until((directory / "observed.npz").exists, "the final arrays", DEADLINE_S)
+                wait_until(lambda: turns_of(observed) >= 2, "the turns of the clients", DEADLINE_S)
+            except AssertionError as error:
+                raise AssertionError(deployed.what_was_said()) from error
+        wait_until(lambda: not drainers_of(directory), "the end of all drainers", DEADLINE_S)
+        assert "everything is sent" in command("collect", "--send", sending.path).stdout
+        yield Rows(open_run(observed))
+    finally:
+        collector.stop()
+
+
+def test_the_turns_of_both_clients_are_in_the_servers_run_under_its_names(rows: Rows) -> None:
+    clients = {row[0] for row in rows("SELECT DISTINCT client FROM client_reports WHERE side = 'server'")}
+    assert len(clients) == 2
+    assert {row[0] for row in rows("SELECT DISTINCT client FROM client_reports WHERE side = 'client'")} == clients
+    found = rows("SELECT round, count(*) FROM client_rounds WHERE status = 'ok' GROUP BY round ORDER BY round")
+    assert found == [(1, 2), (2, 2)]
+
+
+def test_a_site_that_lets_everything_through_has_its_steps_there(rows: Rows) -> None:
+    found = rows("SELECT process LIKE 'sending@%', count(*), count(loss) FROM steps GROUP BY 1")
+    assert found == [(True, 6, 6)]
+
+
+def test_a_site_with_the_default_policy_tells_no_loss_and_no_label(rows: Rows) -> None:
+    (client,) = rows.one("SELECT DISTINCT client FROM client_reports WHERE side = 'client' AND process LIKE '%@%' "
+                         "AND process NOT LIKE 'sending@%'")  # fmt: skip
+    found = rows(f"""SELECT count(entry_loss), count(exit_loss), count(confusion), count(label), count(compute_ms) > 0,
+        bool_and(steps = 4) FROM client_reports WHERE client = '{client}' AND steps IS NOT NULL""")
+    assert found == [(0, 0, 0, 0, True, True)]
+    assert not rows(f"SELECT 1 FROM evidence WHERE client = '{client}'")
+
+
+def test_the_books_of_every_process_elsewhere_balance(rows: Rows) -> None:
+    found = rows("SELECT rows_produced - rows_stored - rows_dropped - rows_lost - rows_withheld - rows_pending, "
+                 "rows_lost, rows_dropped FROM processes WHERE process LIKE '%@%'")  # fmt: skip
+    assert len(found) >= 3 and set(found) == {(0, 0, 0)}

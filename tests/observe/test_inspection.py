@@ -1,0 +1,124 @@
+"""Rows of `inspections`: what is seen of a training, and that it does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from recording import Recording
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+Record = Callable[..., Recording]
+
+
+def train(passes: int = 3, *, evaluate_in_training_mode: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(64, 6), torch.randint(0, 3, (64,))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(passes):
+        model.train()
+        for batch, answer in DataLoader(TensorDataset(inputs, labels), 16, shuffle=True):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(batch), answer).backward()
+            optimizer.step()
+        model.train(evaluate_in_training_mode)
+        with torch.no_grad():
+            for batch, _ in DataLoader(TensorDataset(inputs, labels), 32):
+                model(batch)
+    return model
+
+
+def test_the_first_backwards_are_inspected(record: Record) -> None:
+    recording = record()
+    train()
+    recording.close()
+    rows = recording.rows(
+        "SELECT step, function, leaves, classes, outputs, batch, unoptimized, remark FROM inspections "
+        "WHERE phase = 'training' ORDER BY step LIMIT 8"
+    )
+    assert [row[0] for row in rows] == list(range(8))
+    assert all(row[1:6] == ("NllLoss", 4, 3, 3, 16) and row[7] is None for row in rows)
+    assert [row[6] for row in rows] == [None] + [0] * 7  # before its first step no optimizer is known
+
+
+def test_each_pass_and_each_evaluation_is_noted(record: Record) -> None:
+    recording = record()
+    train(passes=4)
+    recording.close()
+    assert recording.rows("SELECT count(*) FROM inspections WHERE epoch_start = 1") == [(4,)]
+    modes = "SELECT DISTINCT stateful, stateful_training, root_training FROM inspections WHERE phase = "
+    assert recording.rows(f"{modes}'evaluation'") == [(1, 0, 0)]
+    assert recording.rows(f"{modes}'training' AND stateful IS NOT NULL") == [(1, 1, 1)]
+
+
+def test_an_evaluation_in_training_mode_is_seen(record: Record) -> None:
+    recording = record()
+    train(evaluate_in_training_mode=True)
+    recording.close()
+    assert recording.rows("SELECT DISTINCT stateful_training FROM inspections WHERE phase = 'evaluation'") == [(1,)]
+
+
+def test_the_training_does_not_notice(record: Record) -> None:
+    expected = [parameter.clone() for parameter in train().parameters()]
+    state = torch.get_rng_state()
+    recording = record()
+    observed = list(train().parameters())
+    assert all(map(torch.equal, expected, observed)) and torch.equal(state, torch.get_rng_state())
+    recording.close()
+
+
+def test_torch_has_its_own_backward_again(record: Record) -> None:
+    before = torch.autograd.backward
+    recording = record()
+    train()
+    recording.close()
+    assert torch.autograd.backward is before
+
+
+def test_gradients_that_were_left_are_seen(record: Record) -> None:
+    recording = record()
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    recording.close()
+    rows = recording.rows("SELECT leftover_norm FROM inspections ORDER BY step")
+    assert rows[0] == (None,) and all(row[0] > 0 for row in rows[1:])
+
+
+def test_a_parameter_in_a_plain_list_is_seen(record: Record) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [nn.Linear(6, 6)]
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(self.hidden[0](inputs))  # type: ignore[no-any-return]
+
+    recording = record()
+    model = Listed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(torch.randn(8, 6)), torch.randint(0, 3, (8,))).backward()
+        optimizer.step()
+    recording.close()
+    rows = recording.rows("SELECT unoptimized, detail FROM inspections WHERE step = 3")
+    assert rows[0][0] == 2 and '"unowned": 2' in rows[0][1]
+
+
+def test_a_warning_becomes_a_row(record: Record) -> None:
+    import warnings
+
+    recording = record()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("a word of warning", UserWarning, stacklevel=1)
+    recording.close()
+    rows = recording.rows("SELECT level, message FROM logs WHERE logger = 'py.warnings'")
+    assert rows == [("WARNING", "UserWarning: a word of warning")]

@@ -1,0 +1,237 @@
+"""The same run on every screen: each shows the same clients, rounds, critical path and marks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from builders import RunBuilder
+from processes import drainers_of, finish, start_command, wait_until
+
+from stethos import lab
+from stethos.cli.main import main
+from stethos.cli.screen.text import cosine_text, ms_text, short_text
+from stethos.store.run import Run, open_run
+
+RUNS = ("faulty", "over", "empty")
+GUILTY = "c3"
+Say = Callable[..., str]
+Row = dict[str, Any]
+
+
+def rested(path: Path | None) -> None:
+    assert path is not None
+    wait_until(lambda: not drainers_of(path), "the end of its drainer", deadline_s=240)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As the demo, but smaller: one client is `faulty` to the end; its fault is `over`; nothing was trained."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("screens") / "runs"
+    options: dict[str, Any] = {"clients": 6, "progress": False, "dir": directory}
+    rested(lab.federate("digits", rounds=8, faults=[lab.Fault("sign-flip", GUILTY, 3)], run="faulty", **options).path)
+    turned = lab.Fault("sign-flip", GUILTY, start=4, end=8)
+    rested(lab.federate("digits", rounds=14, faults=[turned], engine="stacked", run="over", **options).path)
+    with RunBuilder(directory / "empty") as empty:
+        empty.process(is_alive=False).finish()
+    for name in RUNS:
+        assert main(["diagnose", "-t", str(directory / name)]) in (0, 1)  # kept, for those that show what was kept
+    return directory
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, runs: Path) -> Iterator[Run]:
+    with open_run(runs / request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def say(run: Run, capsys: pytest.CaptureFixture[str]) -> Say:
+    """What a command prints about the run."""
+
+    def said(*words: object) -> str:
+        capsys.readouterr()
+        main([*map(str, words), "-t", str(run.path)])
+        return capsys.readouterr().out
+
+    return said
+
+
+@pytest.fixture(scope="module")
+def site(runs: Path) -> Iterator[httpx.Client]:
+    """A server over these runs, as a browser asks it."""
+    process = start_command("serve", "--dir", runs, "--port", "0", "--json", stderr=None)
+    assert process.stdout is not None
+    text = ""
+    while not text.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "the server did not start"
+        text += line
+    url, _, token = json.loads(text)["url"].partition("/#token=")
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
+        yield client
+    process.terminate()
+    finish(process)
+
+
+def records(columns: Row) -> list[Row]:
+    """A panel's numbers as rows."""
+    return [dict(zip(columns["names"], row, strict=True)) for row in zip(*columns["values"], strict=True)]
+
+
+def panel(site: httpx.Client, run: Run, name: str, **given: object) -> list[Row]:
+    answer = site.get(f"/api/runs/{run.name}/panels/{name}", params={key: str(one) for key, one in given.items()})
+    return records(answer.raise_for_status().json())
+
+
+def carried(run: Run, tmp_path: Path) -> dict[tuple[str, ...], list[Row]]:
+    """The panels in a report, each with what was chosen."""
+    file = tmp_path / "report.html"
+    assert main(["report", "-t", str(run.path), "-o", str(file), "--force"]) == 0
+    data = re.search(r'id="stethos-report">(.*?)</script>', file.read_text(), re.DOTALL)
+    assert data is not None
+    panels = json.loads(data[1])["panels"]
+    return {(one["panel"], *one["given"].values()): records(one["columns"]) for one in panels}
+
+
+def near(one: Any, other: Any) -> bool:
+    """The same number, or missing here as well as there: a report rounds to seven digits."""
+    if one is None or other is None:
+        return one is other
+    return one == other or math.isclose(float(one), float(other), rel_tol=1e-6)
+
+
+def test_a_client_has_the_same_numbers_on_every_screen(run: Run, say: Say, site: httpx.Client, tmp_path: Path) -> None:
+    told = {row["client"]: row for row in json.loads(say("clients", "--json"))}
+    page = {row["client"]: row for row in panel(site, run, "client-table")}
+    report = {row["client"]: row for row in carried(run, tmp_path)["client-table",]}
+    assert set(told) == set(page) == set(report) and bool(told) == (run.name != "empty")
+    shown = say("clients")
+    for client, row in told.items():
+        for column in ("turns", "samples", "entry_loss", "loss", "cosine", "norm_ratio", "duration_ms", "sent_bytes"):
+            assert near(row[column], page[client][column]) and near(row[column], report[client][column]), column
+        (line,) = [line for line in shown.splitlines() if line.split()[:1] == [client]]
+        for text in (short_text(row["loss"]), cosine_text(row["cosine"]), ms_text(row["duration_ms"])):
+            assert text in line
+        beside = {one["measure"]: one for one in json.loads(say("diagnose", "--client", client, "--json"))["measures"]}
+        names = {
+            "cosine": "cosine to the centre of the others' updates",
+            "entry_loss": "loss of the incoming model on its data",
+            "duration_ms": "duration of its turn",
+            "samples": "samples",
+        }
+        for column, name in names.items():
+            assert near(row[column], beside[name]["client"]), column
+        pair = json.loads(say("compare-clients", client, "c0" if client != "c0" else "c1", "--json"))
+        assert near(pair[0]["a"]["entry_loss"], row["entry_loss"]) and near(pair[0]["a"]["loss"], row["loss"])
+        assert near(pair[1]["a"]["cosine"], row["cosine"])
+
+
+def test_what_a_client_was_measured_at_in_each_round_is_the_same(
+    run: Run, say: Say, site: httpx.Client, tmp_path: Path
+) -> None:
+    report = carried(run, tmp_path)
+    for measure in ("cosine", "norm", "entry_loss", "loss", "duration"):
+        cells = {(row["client"], row["round"]): row["value"] for row in panel(site, run, "client-map", measure=measure)}
+        sent = report["client-map",] if measure == "norm" else report["client-map", measure]
+        assert {(row["client"], row["round"]) for row in sent} == set(cells)
+        assert all(near(row["value"], cells[row["client"], row["round"]]) for row in sent)
+        if not cells:
+            continue
+        axis = run.plot.clients(measure).axes[0]
+        clients = [label.get_text() for label in axis.get_yticklabels()]
+        grid = axis.images[0].get_array().filled(math.nan).tolist()
+        numbers = sorted({number for _, number in cells})
+        drawn = {
+            (client, numbers[place]): value
+            for client, values in zip(clients, grid, strict=True)
+            for place, value in enumerate(values)
+            if not math.isnan(value)
+        }
+        assert set(drawn) == {key for key, value in cells.items() if value is not None}
+        assert all(near(value, cells[key]) for key, value in drawn.items()), measure
+
+
+def test_a_round_is_the_same_on_every_screen(run: Run, say: Say, site: httpx.Client) -> None:
+    told = {row["round"]: row for row in json.loads(say("rounds", "--json"))}
+    for column in ("loss", "accuracy"):
+        page = {row["round"]: row[column] for row in panel(site, run, f"round-{column}")}
+        assert set(page) == set(told) and all(near(told[number][column], value) for number, value in page.items())
+    vitals = json.loads(say("top", "--json"))["rounds"]
+    assert len(vitals) == min(8, len(told))
+    for row in vitals:
+        for column in ("loss", "accuracy", "duration_ms", "wait_ms", "selected", "ok", "failed"):
+            assert near(row[column], told[row["round"]][column]), column
+    text, frame = say("rounds", "--last", "4"), say("top", "--once")
+    for number in sorted(told)[-4:]:
+        for text_of in (text, frame):
+            values = short_text(told[number]["loss"]), ms_text(told[number]["duration_ms"])
+            lines = [line for line in text_of.splitlines() if line.split()[:1] == [str(number)]]
+            assert any(all(value in line for value in values) for line in lines)
+    markdown = say("report", "--format", "md")
+    for number in sorted(told)[-4:]:
+        (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {number} |")]
+        assert short_text(told[number]["loss"]) in line and ms_text(told[number]["duration_ms"]) in line
+
+
+def test_a_round_has_one_critical_path(run: Run, say: Say, site: httpx.Client, tmp_path: Path) -> None:
+    told = json.loads(say("rounds", "--json"))
+    if run.name == "empty":
+        assert told == [] and panel(site, run, "waterfall") == [] and panel(site, run, "critical-clients") == []
+        return
+    report = carried(run, tmp_path)
+    markdown = say("report", "--format", "md")
+    for row in (told[0], told[3], told[-1]):
+        number, critical = row["round"], row["critical"]
+        turns = panel(site, run, "waterfall", round=number)
+        (last,) = [turn for turn in turns if turn["is_critical"]]
+        ends = {turn["client"]: turn["start_ms"] + turn["duration_ms"] for turn in turns}
+        assert last["client"] == critical and near(last["duration_ms"], row["critical_ms"])
+        assert last["wait_ms"] == 0 and max(ends, key=lambda client: ends[client]) == critical
+        assert all(near(ends[turn["client"]] + turn["wait_ms"], ends[critical]) for turn in turns)
+        figure = run.plot.waterfall(number).axes[0]
+        assert f"{critical} is the critical path" in figure.get_xlabel()
+        assert max(bar.get_x() + bar.get_width() for bar in figure.patches) == pytest.approx(ends[critical] / 1e3)
+        assert f" {critical} {ms_text(row['critical_ms'])}" in say("rounds", "--all")
+        (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {number} |")]
+        assert f"| {critical} |" in line
+    sent = report["waterfall", str(told[-1]["round"])]
+    assert [turn["client"] for turn in sent if turn["is_critical"]] == [told[-1]["critical"]]
+    counts = {row["client"]: row["rounds"] for row in panel(site, run, "critical-clients")}
+    assert counts == {name: sum(row["critical"] == name for row in told) for name in {row["critical"] for row in told}}
+    (profile,) = json.loads(say("profile", "--json"))["rounds"]
+    measured = told[len(told) - profile["rounds"] :]  # without the first, where that warms up
+    waited = {(one["client"], one["rounds"]) for one in _added(profile["waited_for"])}
+    assert waited == {(name, count) for name in counts if (count := sum(row["critical"] == name for row in measured))}
+
+
+def _added(waited: list[Row]) -> list[Row]:
+    """In how many rounds each client was waited for, whatever its longest phase."""
+    names = dict.fromkeys(one["client"] for one in waited)
+    return [{"client": name, "rounds": sum(one["rounds"] for one in waited if one["client"] == name)} for name in names]
+
+
+def test_findings_alone_mark_clients_and_do_so_on_every_screen(run: Run, say: Say) -> None:
+    told = json.loads(say("clients", "--json"))
+    diagnosis = json.loads(say("diagnose", "--json"))
+    named = {client for one in diagnosis["findings"] if one["severity"] != "info" for client in one["clients"]}
+    accused = [row["client"] for row in told if row["is_accused"]]
+    assert set(accused) == named == (set() if run.name == "empty" else {GUILTY})
+    assert [row["client"] for row in told][: len(accused)] == accused  # they come first
+    markdown, frame = say("report", "--format", "md"), say("top", "--once")
+    conclusion = diagnosis["conclusion"]["text"]
+    assert conclusion in frame and json.loads(say("top", "--json"))["conclusion"] == conclusion
+    for row in told:
+        lines = [line for line in (*markdown.splitlines(), *frame.splitlines()) if row["mark"] and row["mark"] in line]
+        assert bool(lines) == row["is_accused"]
+        assert len(lines) == 2 * row["is_accused"] and all(row["client"] in line for line in lines)
+    if run.name == "over":
+        assert told[0]["mark"].endswith("to 8") and "over since round" in conclusion

@@ -1,0 +1,86 @@
+// One metric of many runs in one drawing: a curve for each run, or the mean and the range of each group.
+import { useMemo } from "preact/hooks";
+import { Plot } from "../charts/plot";
+import { together, type Line } from "../charts/smooth";
+import { seriesColour } from "../colour";
+import { useAround, useAsked } from "../context";
+import { label, plain } from "../format";
+import type { Given, RunRow } from "../model";
+import type { Route } from "../route";
+import { metricsOf, Save, Smoothing } from "./metrics";
+import { groupsOf, titleOf } from "./run_rows";
+
+const MOST = 50;
+
+export function RunCurves({ route, rows, group, set }: { route: Route; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
+  const { source, theme } = useAround();
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
+  const metric = route.given.metric ?? "";
+  const asked = rows.filter((row) => row.metrics?.[metric] !== undefined).slice(0, MOST);
+  const key = `${metric} ${asked.map((row) => row.run).join("/")}`;
+  const exact = metric;
+  const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map((row) => source.panel(row.run, "metrics", { like: exact }).catch(() => null))), key);
+  const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
+  const isLog = route.given.log === "1";
+  const data = useMemo(() => {
+    const each = (answer ?? []).map((columns, index) => {
+      const found = columns === null ? undefined : metricsOf(columns).find((one) => one.name === exact);
+      const line = found?.lines[0];
+      return line === undefined ? null : { ...line, name: titleOf(asked[index] as RunRow), run: asked[index] as RunRow };
+    }).filter((line) => line !== null);
+    const lines: Line[] = group === "" ? each.map(({ name, x, y }, index) => ({ name, x, y, colour: seriesColour(index) })) : means(each, group);
+    return together(lines, weight, isLog);
+  }, [answer, weight, isLog, group, theme]);
+  return (
+    <section class="card panel is-wide" aria-label="Curves of these runs" data-panel="curves">
+      <header>
+        <h2>{group === "" ? "Curves" : "Mean and range of each group"}</h2>
+        <div class="choices">
+          <label>
+            metric{" "}
+            <select value={metric} onChange={(event) => set({ metric: event.currentTarget.value })}>
+              <option value="">choose one</option>
+              {names.map((name) => <option key={name} value={name}>{label(name)}</option>)}
+            </select>
+          </label>
+          <Smoothing given={route.given} set={set} />
+          <label><input type="checkbox" checked={isLog} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale</label>
+        </div>
+      </header>
+      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
+        <Plot panel={{ x: "step", y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed />
+      )}
+      {data.x.length > 0 && <footer><Save title={metric} x="step" data={data} columns={null} isLog={isLog} /></footer>}
+    </section>
+  );
+}
+
+/** For each group the mean of its runs at each of 200 places, and the range. */
+function means(each: (Line & { run: RunRow })[], group: string): Line[] {
+  const members = groupsOf(each.map((line) => line.run), group);
+  return [...members].map(([name, rows], index) => {
+    const lines = each.filter((line) => rows.includes(line.run));
+    const first = Math.min(...lines.map((line) => line.x[0] ?? 0));
+    const last = Math.max(...lines.map((line) => line.x.at(-1) ?? 0));
+    const x = Array.from({ length: 200 }, (_, place) => first + ((last - first) * place) / 199);
+    const at = lines.map((line) => sampledAt(line, x));
+    const rest = (pick: (values: number[]) => number): (number | null)[] => x.map((_, place) => {
+      const values = at.map((line) => line[place]).filter((value): value is number => value != null);
+      return values.length === 0 ? null : pick(values);
+    });
+    return {
+      name: `${name} (${lines.length})`, x, colour: seriesColour(index), y: rest((values) => values.reduce((sum, value) => sum + value, 0) / values.length),
+      low: rest((values) => Math.min(...values)), high: rest((values) => Math.max(...values)),
+    };
+  });
+}
+
+/** A line's values at other places: the last one before each; nothing outside of it. */
+function sampledAt(line: Line, places: number[]): (number | null)[] {
+  let row = 0;
+  return places.map((place) => {
+    while (row + 1 < line.x.length && (line.x[row + 1] as number) <= place) row += 1;
+    const value = line.y[row] ?? null;
+    return place < (line.x[0] ?? 0) || place > (line.x.at(-1) ?? 0) || value === null || !Number.isFinite(value) ? null : value;
+  });
+}

@@ -1,0 +1,238 @@
+// Every metric its own panel, grouped by the part of its name before the last "/".
+import { useMemo, useState } from "preact/hooks";
+import { Plot, type Curves, type Range } from "../charts/plot";
+import { csvOf, saveText, savePng, svgOf } from "../charts/save";
+import { together, type Line } from "../charts/smooth";
+import { seriesColour } from "../colour";
+import { useAround, usePanel } from "../context";
+import { label, plain, share } from "../format";
+import { column, number, type Columns, type Given, type Panel } from "../model";
+import { Behind, Segments, Trouble } from "../panel";
+import { address, go, zoomed, zoomOf, type Route } from "../route";
+import { Media } from "./media";
+
+const MOST_LINES = 40;
+const PREVIEWED = 6;
+const PER_PAGE = 60;
+
+export interface Metric {
+  name: string;
+  lines: Line[];
+  points: number;
+  /** How many steps there were, where only some were sampled. */
+  steps: number | null;
+  columns: Columns;
+}
+
+/** The metrics in an answer, each with its lines. */
+export function metricsOf(columns: Columns): Metric[] {
+  const [names, series, x, y, low, high, broken, points, steps] = ["name", "series", "x", "value", "low_end", "high_end", "broken", "points", "of_steps"].map((name) => column(columns, name)) as Columns["values"];
+  const found = new Map<string, Map<string, Required<Pick<Line, "x" | "y" | "low" | "high">> & { points: number }>>();
+  const rows = new Map<string, number[]>();
+  const of = new Map<string, number | null>();
+  (names ?? []).forEach((value, row) => {
+    const at = number(x?.[row]);
+    if (at === null) return;
+    const name = String(value);
+    const lines = found.get(name) ?? found.set(name, new Map()).get(name);
+    const key = String(series?.[row]);
+    const line = lines?.get(key) ?? { x: [], y: [], low: [], high: [], points: 0 };
+    lines?.set(key, line);
+    line.x.push(at);
+    line.y.push((number(broken?.[row]) ?? 0) > 0 ? Number.NaN : number(y?.[row]));
+    line.low.push(number(low?.[row]));
+    line.high.push(number(high?.[row]));
+    line.points += number(points?.[row]) ?? 0;
+    (rows.get(name) ?? rows.set(name, []).get(name))?.push(row);
+    of.set(name, number(steps?.[row]));
+  });
+  return [...found].map(([name, lines]) => {
+    const total = [...lines.values()].reduce((sum, line) => sum + line.points, 0);
+    const steps = of.get(name) ?? null;
+    const isSampled = steps !== null && total < steps / 2;
+    const mine = rows.get(name) ?? [];
+    return {
+      name,
+      points: total,
+      steps,
+      lines: [...lines].slice(0, MOST_LINES).map(([key, line], index) => ({
+        name: key, x: line.x, y: line.y, colour: seriesColour(index), ...(isSampled ? { isDots: true } : {}),
+        ...(line.points > line.x.length ? { low: line.low, high: line.high } : {}),
+      })),
+      columns: { ...columns, rows: mine.length, values: columns.values.map((values) => mine.map((row) => values[row] ?? null)) },
+    };
+  });
+}
+
+export function groupOf(name: string): string {
+  const end = name.lastIndexOf("/");
+  return end > 0 ? name.slice(0, end) : "";
+}
+
+export function MetricsPage({ route, version }: { route: Route; version: string }) {
+  const { catalogue, source } = useAround();
+  const panel = catalogue.panels.find((one) => one.name === "metrics") as Panel;
+  const { x = "step", like = "", from = "" } = route.given;
+  const asked: Given = source.isReport ? {} : { x: route.given.x ?? "", like, from };
+  const { answer, complaint } = usePanel(route.run, "metrics", asked, version);
+  const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
+  const set = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } }, true);
+  const shown = metrics.filter((one) => one.name.toLowerCase().includes(like.toLowerCase()));
+  const groups = new Map<string, Metric[]>();
+  for (const one of shown) (groups.get(groupOf(one.name)) ?? groups.set(groupOf(one.name), []).get(groupOf(one.name)))?.push(one);
+  const all = answer === null ? 0 : (number(column(answer, "names")[0]) ?? 0);
+  const first = Number(from) || 0;
+  return (
+    <div class="grid metrics-page">
+      <section class="card is-wide controls" aria-label="Controls">
+        <label class="search">
+          <span class="sr-only">Search metrics</span>
+          <input type="search" placeholder={`search ${plain(all)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
+        </label>
+        {!source.isReport && <Segments title="x axis" names={Object.keys(panel.parameters[0]?.options ?? {})} chosen={x} choose={(value) => set({ x: value === "step" ? "" : value })} />}
+        <Smoothing given={route.given} set={set} />
+        <label>
+          <input type="checkbox" checked={route.given.log === "1"} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale
+        </label>
+        <span class="muted">Drag to zoom, double-click to show all.</span>
+      </section>
+      {complaint !== null && <Trouble complaint={complaint} />}
+      {answer === null && complaint === null && <div class="card is-wide"><div class="skeleton" /></div>}
+      {answer !== null && shown.length === 0 && (
+        <p class="card is-wide nothing">{like === "" ? "No metric was logged, and no step was made." : "No metric has that in its name."}</p>
+      )}
+      {[...groups].map(([group, members]) => (
+        <Group key={group} title={group} members={members} route={route} x={x} set={set} />
+      ))}
+      {all > PER_PAGE && !source.isReport && (
+        <nav class="pager is-wide" aria-label="More metrics">
+          <button type="button" class="button" disabled={first === 0} onClick={() => set({ from: String(Math.max(0, first - PER_PAGE) || "") })}>
+            Previous
+          </button>
+          <span>
+            {plain(first + 1)} to {plain(Math.min(all, first + PER_PAGE))} of {plain(all)}
+          </span>
+          <button type="button" class="button" disabled={first + PER_PAGE >= all} onClick={() => set({ from: String(first + PER_PAGE) })}>
+            Next
+          </button>
+        </nav>
+      )}
+      <Media route={route} version={version} like={like} />
+      {answer !== null && (
+        <section class="card panel is-wide">
+          <Behind run={route.run} panel={panel} given={asked} sql={answer.sql} isCut={answer.is_cut} columns={answer} />
+        </section>
+      )}
+    </div>
+  );
+}
+
+export function Smoothing({ given, set }: { given: Given; set: (changes: Given) => void }) {
+  return (
+    <label class="smoothing">
+      smoothing
+      <input type="range" min="0" max="0.99" step="0.01" value={given.smooth ?? "0"} onInput={(event) => set({ smooth: event.currentTarget.value === "0" ? "" : event.currentTarget.value })} />
+      <output>{given.smooth || "0"}</output>
+    </label>
+  );
+}
+
+function Group({ title, members, route, x, set }: { title: string; members: Metric[]; route: Route; x: string; set: (changes: Given) => void }) {
+  const [isOpen, setOpen] = useState(true);
+  return (
+    <>
+      <h2 class="divider is-wide">
+        <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+          {isOpen ? "▾" : "▸"} {title === "" ? "other" : label(title)} <span class="muted">{members.length}</span>
+        </button>
+      </h2>
+      {isOpen && members.map((one) => <MetricCard key={one.name} metric={one} route={route} x={x} set={set} />)}
+    </>
+  );
+}
+
+export function MetricCard({ metric, route, x, set }: { metric: Metric; route: Route; x: string; set?: (changes: Given) => void }) {
+  const { theme } = useAround();
+  const [limits, setLimits] = useState<[number | null, number | null]>([null, null]);
+  const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
+  const isLog = route.given.log === "1";
+  const data = useMemo(() => together(metric.lines, weight, isLog), [metric, weight, isLog, theme]);
+  const name = x === "step" ? "step" : x === "clock" ? "t_ns" : x;
+  const shown: Curves = name === "t_ns" ? { ...data, x: data.x } : data;
+  const zoom = zoomOf(route.given, name);
+  const last = metric.lines[0]?.y.at(-1);
+  const isSampled = metric.lines.some((line) => line.isDots);
+  const title = label(metric.name);
+  const end = set === undefined || groupOf(metric.name) === "" ? title : label(metric.name.slice(groupOf(metric.name).length + 1));
+  return (
+    <section class="card panel is-line" aria-label={title} data-metric={metric.name}>
+      <header>
+        <h3 title={title}>{end}</h3>
+        <span class="muted">{last === undefined || last === null ? "" : `last ${plain(last)}`}</span>
+      </header>
+      {isSampled && (
+        <p class="note">
+          Samples: {plain(metric.points)} of {plain(metric.steps ?? 0)} steps ({share(metric.points / (metric.steps ?? 1))}), as the overhead budget allows.
+        </p>
+      )}
+      <Plot
+        panel={{ x: name, y: ["value"], unit: x === "time" ? "" : "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
+        data={shown} theme={theme} label={`${title}: ${plain(metric.points)} points, last ${last == null ? "unknown" : plain(last)}`}
+        limits={limits} {...(set === undefined ? {} : { zoom, onZoom: (range: Range | null) => set(zoomed({}, name, range)) })}
+      />
+      <footer>
+        <Limits limits={limits} setLimits={setLimits} />
+        <Save title={metric.name} x={name} data={shown} columns={metric.columns} isLog={isLog} />
+      </footer>
+    </section>
+  );
+}
+
+function Limits({ limits, setLimits }: { limits: [number | null, number | null]; setLimits: (limits: [number | null, number | null]) => void }) {
+  const read = (text: string): number | null => (text.trim() === "" || !Number.isFinite(Number(text)) ? null : Number(text));
+  return (
+    <details class="limits">
+      <summary>y axis</summary>
+      <label>
+        from <input type="number" step="any" value={limits[0] ?? ""} onChange={(event) => setLimits([read(event.currentTarget.value), limits[1]])} />
+      </label>
+      <label>
+        to <input type="number" step="any" value={limits[1] ?? ""} onChange={(event) => setLimits([limits[0], read(event.currentTarget.value)])} />
+      </label>
+    </details>
+  );
+}
+
+/** The drawing and its numbers as files. */
+export function Save({ title, x, data, columns, isLog = false }: { title: string; x: string; data: Curves; columns: Columns | null; isLog?: boolean }) {
+  const svg = (): string => svgOf(title, x, data, isLog);
+  return (
+    <span class="save" role="group" aria-label={`Save ${label(title)}`}>
+      <button type="button" onClick={() => void savePng(svg(), `${title}.png`)}>PNG</button>
+      <button type="button" onClick={() => saveText(svg(), `${title}.svg`, "image/svg+xml")}>SVG</button>
+      {columns !== null && <button type="button" onClick={() => saveText(csvOf(columns), `${title}.csv`, "text/csv")}>CSV</button>}
+    </span>
+  );
+}
+
+/** The first few metrics, on the overview. */
+export function MetricsPreview({ route, version }: { route: Route; version: string }) {
+  const { answer } = usePanel(route.run, "metrics", {}, version);
+  const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
+  const logged = metrics.filter((one) => groupOf(one.name) !== "steps");
+  if (logged.length === 0) return null;
+  const all = number(column(answer as Columns, "names")[0]) ?? 0;
+  return (
+    <section class="card is-wide preview" aria-labelledby="title-metrics" data-panel="metrics">
+      <header>
+        <h2 id="title-metrics">Logged values</h2>
+        <a href={address({ ...route, page: "metrics", given: {} })}>All {plain(all)} metrics</a>
+      </header>
+      <div class="grid">
+        {logged.slice(0, PREVIEWED).map((one) => (
+          <MetricCard key={one.name} metric={one} route={{ ...route, given: {} }} x="step" />
+        ))}
+      </div>
+    </section>
+  );
+}

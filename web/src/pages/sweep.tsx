@@ -1,0 +1,129 @@
+// Many runs at once: each a line across its hyperparameters and results, or a dot between two of them.
+import { themeColour } from "../colour";
+import { label, plain, short } from "../format";
+import { number, type Given, type RunRow } from "../model";
+import { Segments } from "../panel";
+import { go, type Route } from "../route";
+import { columnsOf, columnTitle, differing, titleOf, valueOf } from "./run_rows";
+
+const [WIDE, HIGH, EDGE] = [960, 320, 46];
+const MOST_AXES = 8;
+
+interface Axis {
+  key: string;
+  place: (row: RunRow) => number | null;
+  ticks: [number, string][];
+}
+
+export function Sweep({ rows, route, set }: { rows: RunRow[]; route: Route; set: (changes: Given) => void }) {
+  const known = columnsOf(rows).filter((key) => rows.some((row) => valueOf(row, key) !== null));
+  const settings = differing(rows).slice(0, MOST_AXES - 1);
+  const result = route.given.result ?? (known.includes("accuracy") ? "accuracy" : known.includes("loss") ? "loss" : "steps");
+  const kind = route.given.sweep === "scatter" ? "scatter" : "parallel";
+  const across = route.given.across ?? settings[0] ?? "steps";
+  const keys = kind === "scatter" ? [across, result] : [...settings, result];
+  const axes = keys.map((key) => axisOf(key, rows));
+  return (
+    <section class="card panel is-wide" aria-label="Sweep" data-panel="sweep">
+      <header>
+        <h2>{kind === "scatter" ? "Runs between two quantities" : "Runs across what differs"}</h2>
+        <div class="choices">
+          <Segments title="Drawing" names={["parallel", "scatter"]} chosen={kind} choose={(name) => set({ sweep: name === "parallel" ? "" : name })} />
+          {kind === "scatter" && <Choice title="x" value={across} keys={known} choose={(key) => set({ across: key })} />}
+          <Choice title={kind === "scatter" ? "y" : "result"} value={result} keys={known} choose={(key) => set({ result: key })} />
+        </div>
+      </header>
+      {kind === "parallel" && settings.length === 0 ? (
+        <p class="nothing">These runs have the same hyperparameters.</p>
+      ) : kind === "parallel" ? (
+        <Parallel axes={axes} rows={rows} />
+      ) : (
+        <Scatter x={axes[0] as Axis} y={axes[1] as Axis} rows={rows} />
+      )}
+    </section>
+  );
+}
+
+function Choice({ title, value, keys, choose }: { title: string; value: string; keys: string[]; choose: (key: string) => void }) {
+  return (
+    <label>
+      {title}{" "}
+      <select value={value} onChange={(event) => choose(event.currentTarget.value)}>
+        {keys.map((key) => <option key={key} value={key}>{label(columnTitle(key))}</option>)}
+      </select>
+    </label>
+  );
+}
+
+/** An axis from 0 to 1: of numbers between their ends, of anything else by its distinct texts. */
+function axisOf(key: string, rows: RunRow[]): Axis {
+  const values = rows.map((row) => valueOf(row, key)).filter((value) => value !== null && value !== "");
+  const numbers = values.map(number).filter((value): value is number => value !== null && Number.isFinite(value));
+  if (numbers.length === values.length && numbers.length > 0) {
+    const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+    const isLog = low > 0 && high / low > 50;
+    const bend = isLog ? Math.log : (value: number): number => value;
+    const part = (value: number): number => (high === low ? 0.5 : (bend(value) - bend(low)) / (bend(high) - bend(low)));
+    const ticks = [0, 0.5, 1].map((at): [number, string] => [at, short(Number((isLog ? low * (high / low) ** at : low + (high - low) * at).toPrecision(3)), key)]);
+    return { key, ticks: high === low ? [ticks[1] as [number, string]] : ticks, place: (row) => {
+      const value = number(valueOf(row, key));
+      return value === null || !Number.isFinite(value) ? null : part(value);
+    } };
+  }
+  const texts = [...new Set(values.map(String))].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).slice(0, 30);
+  const at = (text: string): number | null => (texts.indexOf(text) < 0 ? null : texts.length === 1 ? 0.5 : texts.indexOf(text) / (texts.length - 1));
+  return { key, ticks: texts.slice(0, 12).map((text) => [at(text) ?? 0, label(text).slice(0, 18)]), place: (row) => {
+    const value = valueOf(row, key);
+    return value === null || value === "" ? null : at(String(value));
+  } };
+}
+
+function colourOf(row: RunRow): string {
+  const colour = row.health?.colour;
+  return themeColour(colour === "red" ? "error" : colour === "amber" ? "warning" : "accent");
+}
+
+const open = (row: RunRow): void => go({ run: row.run, page: "overview", given: {} });
+
+function Parallel({ axes, rows }: { axes: Axis[]; rows: RunRow[] }) {
+  const across = (index: number): number => EDGE + 20 + (index * (WIDE - 2 * EDGE - 40)) / Math.max(1, axes.length - 1);
+  const up = (part: number): number => HIGH - 30 - part * (HIGH - 80);
+  return (
+    <svg class="sweep" viewBox={`0 0 ${WIDE} ${HIGH}`} role="img" aria-label={`${plain(rows.length)} runs across ${axes.map((axis) => columnTitle(axis.key)).join(", ")}; the table above has the numbers`}>
+      {rows.slice(0, 1500).map((row) => {
+        let path = "";
+        axes.forEach((axis, index) => {
+          const part = axis.place(row);
+          if (part !== null) path += `${path === "" ? "M" : "L"}${across(index).toFixed(1)} ${up(part).toFixed(1)}`;
+        });
+        return <path key={row.run} d={path} stroke={colourOf(row)} onClick={() => open(row)}><title>{label(titleOf(row))}</title></path>;
+      })}
+      {axes.map((axis, index) => (
+        <g key={axis.key}>
+          <line x1={across(index)} x2={across(index)} y1={up(0)} y2={up(1)} />
+          <text x={across(index)} y={26} text-anchor="middle" class="axis-name">{label(columnTitle(axis.key)).slice(0, 24)}</text>
+          {axis.ticks.map(([part, text]) => <text key={text} x={across(index) + 6} y={up(part) + 4}>{text}</text>)}
+        </g>
+      ))}
+    </svg>
+  );
+}
+
+function Scatter({ x, y, rows }: { x: Axis; y: Axis; rows: RunRow[] }) {
+  const across = (part: number): number => EDGE + 30 + part * (WIDE - EDGE - 60);
+  const up = (part: number): number => HIGH - 44 - part * (HIGH - 70);
+  return (
+    <svg class="sweep" viewBox={`0 0 ${WIDE} ${HIGH}`} role="img" aria-label={`${plain(rows.length)} runs by ${columnTitle(x.key)} and ${columnTitle(y.key)}; the table above has the numbers`}>
+      <line x1={across(0)} x2={across(1)} y1={up(0) + 8} y2={up(0) + 8} />
+      <line x1={across(0) - 8} x2={across(0) - 8} y1={up(0)} y2={up(1)} />
+      {x.ticks.map(([part, text]) => <text key={text} x={across(part)} y={HIGH - 20} text-anchor="middle">{text}</text>)}
+      {y.ticks.map(([part, text]) => <text key={text} x={across(0) - 14} y={up(part) + 4} text-anchor="end">{text}</text>)}
+      <text x={across(1)} y={HIGH - 4} text-anchor="end" class="axis-name">{label(columnTitle(x.key))}</text>
+      <text x={4} y={16} class="axis-name">{label(columnTitle(y.key))}</text>
+      {rows.slice(0, 3000).map((row) => {
+        const [left, top] = [x.place(row), y.place(row)];
+        return left === null || top === null ? null : <circle key={row.run} cx={across(left)} cy={up(top)} r={4.5} fill={colourOf(row)} onClick={() => open(row)}><title>{label(titleOf(row))}</title></circle>;
+      })}
+    </svg>
+  );
+}
