@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills
+.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills stalls
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -102,3 +102,6 @@ wildbench: hot  ## judge clients in federations that the lab does not have
 
 wildbench-training: hot  ## run known bugs of training programs and their corrected twins (half an hour); WILDTRAINING="--half dev"
 	@$(RUN) -m benchmarks.wildtraining $(WILDTRAINING)
+
+stalls: hot  ## plant stalls in federations (Flower deployment, NVFlare, plain loops) and see which leg is named when; STALLS="--engines plain"
+	@$(RUN) -m benchmarks.stalls $(STALLS)

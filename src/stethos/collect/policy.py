@@ -74,6 +74,7 @@ _L1: dict[str, Rules] = {
     "gaps": {**_CONTEXT, "what": KEEP},
     "host": {"t_ns": SECOND, **_rules(keep="machine_cores", bucket=_MACHINE)},
     "gpu": {"t_ns": SECOND, **_rules(keep="device", bucket="busy_share process_bytes used_bytes total_bytes")},
+    "legs": {**_CONTEXT, **_rules(keep="federation side leg work", bucket="age_s")},
     "hangs": {"t_ns": SECOND, **_rules(keep="hang role cause limit_s", bucket="silent_s")},
 }  # fmt: skip
 _TIMES = "step_ms data_ms forward_ms backward_ms optimizer_ms"

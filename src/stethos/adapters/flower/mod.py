@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message
 from stethos.adapters.flower.content import KEY, take_ours
 from stethos.collect.ride import ACKS, reply_of, take_acks
 from stethos.federate.invitation import Invitation
+from stethos.federate.legs import ClientLegs
 from stethos.federate.site import Site
 from stethos.guard import attempt
 from stethos.observe import boot
@@ -74,12 +75,16 @@ def _put_into(reply: Message, report: dict[str, Any]) -> None:
 def _evaluating(invitation: Invitation, kind: str) -> Iterator[None]:
     """A message that asks for no update: its rows and spans are marked, and a failure is logged."""
     fields = {"client": invitation.client, "round": invitation.round, "message_type": kind}
+    legs = ClientLegs(invitation.federation, invitation.client, invitation.round, "evaluate")
     with invitation.marked(), Span(boot.current_session, f"client_{kind.partition('.')[0]}", fields):
+        legs.begin()
         try:
             yield
         except Exception:
             attempt(_log_failure, invitation, kind)
             raise
+        finally:
+            legs.end()
 
 
 def _log_failure(invitation: Invitation, kind: str) -> None:
