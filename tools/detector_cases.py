@@ -363,6 +363,19 @@ def legs(
     return Window({name: frame_of(given) for name, given in frames.items()}, is_live=is_live)
 
 
+def given_models(odd: Mapping[tuple[str, int], str] | None = None, clients: Sequence[str] = CLIENTS) -> Window:
+    """The digests that clients make of what they received; `odd` by client and round."""
+    odd = {("c2", 4): "f15e"} if odd is None else odd
+    rows = [
+        {"process": "1-1", "t_ns": T0_NS, "federation": "demo", "side": "client", "leg": "replied", "work": "train",
+         "age_s": 1.0, "words": None, "client": client, "round": number,
+         "digest": odd.get((client, number), f"a{number}")}
+        for number in ROUNDS
+        for client in clients
+    ]  # fmt: skip
+    return Window({"legs": frame_of(rows)})
+
+
 CASES: dict[str, Callable[[], Window]] = {
     "PRF001": lambda: stepped(forward_ms=30.0, backward_ms=64.0),
     "PRF002": lambda: paced(linked),
@@ -384,6 +397,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED015": repeated,
     "FED016": broken_model,
     "FED017": legs,
+    "FED018": given_models,
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS007": oversize,

@@ -562,6 +562,7 @@ LEGS = Table(
     work        name  of a client: train or evaluate
     age_s       f64   for how long it has been so
     words       text  of a server: JSON, clients that have not answered as [client, work, sent or turn, seconds]
+    digest      text  of a client that has answered: digest of the model that it was given
     """),
 )
 MEMORY = Table(

@@ -68,5 +68,9 @@ def test_a_federation_that_ends_says_so_and_is_not_accused(start, tmp_path: Path
     with open_run(tmp_path / "run") as run:
         said = run.rows("SELECT DISTINCT side, leg FROM legs WHERE leg <> 'computing' AND side = 'client'").values
         assert sorted(map(tuple, said)) == [("client", "received"), ("client", "replied")]
+        digests = run.rows(
+            "SELECT round, count(*), count(DISTINCT digest) FROM legs WHERE digest <> '' GROUP BY 1 ORDER BY 1"
+        )
+        assert [tuple(row) for row in digests.values] == [(1, 2, 1), (2, 2, 1)]  # both got the same model
         last = run.rows("SELECT leg FROM legs WHERE side = 'server' ORDER BY t_ns DESC LIMIT 1").values
         assert [tuple(row) for row in last] == [("closed",)]

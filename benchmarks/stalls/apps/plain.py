@@ -53,6 +53,7 @@ def client(name: str, pipe: Connection, settings: dict[str, Any]) -> None:
             return
         is_it = invitation.round == settings["round"] and name == VICTIM
         with Site(invitation, side="client") as site:
+            site.received(state)
             burn(0.5)
             work(site, settings, is_it)
             state = {layer: value + 0.01 for layer, value in state.items()}

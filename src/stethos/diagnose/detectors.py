@@ -18,6 +18,7 @@ from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.federated.aggregation_bias import AggregationBias
 from stethos.diagnose.federated.client_anomaly import ClientAnomaly
+from stethos.diagnose.federated.different_models import DifferentModels
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.non_finite_model import NonFiniteModel
@@ -92,7 +93,7 @@ DETECTORS: dict[str, type[Detector]] = {
         ReplicaDivergence, CollectiveMismatch,
         # federated
         FaultyClient, LabelSkew, ClientQuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
-        NonFiniteModel, StalledFederation,
+        NonFiniteModel, StalledFederation, DifferentModels,
         # system
         Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
         OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,

@@ -150,6 +150,7 @@ class ClientLegs:
         self._round = number
         self._work = work
         self._since_ns = time.monotonic_ns()
+        self.digest: str | None = None  # of the model that it was given
 
     def begin(self) -> None:
         self._since_ns = time.monotonic_ns()
@@ -169,5 +170,6 @@ class ClientLegs:
             values = {
                 "federation": self._federation, "side": "client", "leg": leg, "work": self._work,
                 "age_s": (time.monotonic_ns() - self._since_ns) * 1e-9,
+                "digest": self.digest if leg == "replied" else None,
             }  # fmt: skip
             put_row(session, LEGS, values, client=self._client, round=self._round, t_ns=session.now_ns())

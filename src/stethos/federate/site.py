@@ -20,6 +20,7 @@ from stethos.errors import UsageError
 from stethos.federate.confusion import Confusion
 from stethos.federate.invitation import ClientSpan, Invitation
 from stethos.federate.legs import ClientLegs
+from stethos.federate.model_digest import digest_of
 from stethos.federate.row import put_row
 from stethos.federate.structure import State, bytes_of
 from stethos.guard import attempt, text_of
@@ -147,6 +148,11 @@ class Site:
         if order is not None and self._wants_traces:
             later = functools.partial(_digest_or_none, order)
             self.traces["order"] = later if callable(order) else later()
+
+    def received(self, model: Mapping[str, Any]) -> None:
+        """Say which model the client was given: its digest is compared with what others were given in this round."""
+        if self._legs is not None:
+            self._legs.digest = attempt(digest_of, model)
 
     def drop(self, reason: str = "") -> None:
         """The client dropped out of this round."""

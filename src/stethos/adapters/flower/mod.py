@@ -43,6 +43,7 @@ def client_mod(message: Message, context: Context, call_next: Callable[[Message,
     if label is not None:
         site.note(label=str(label))
     start_ns = time.time_ns()
+    attempt(site.received, _layers_in(message))
     with site:
         with site.phase("compute"):
             reply = call_next(message, context)
@@ -56,6 +57,12 @@ def _invitation_in(message: Message, context: Context) -> Invitation | None:
     if fields is not None:
         attempt(take_acks, fields.get(ACKS))
     return replace(Invitation.from_fields(fields), client=str(context.node_id)) if fields is not None else None
+
+
+def _layers_in(message: Message) -> dict[str, bytes]:
+    """The model in a message, as it came."""
+    records = message.content.array_records if message.has_content() else {}
+    return {f"{record}/{layer}": array.data for record, arrays in records.items() for layer, array in arrays.items()}
 
 
 def _add_report(reply: Message, site: Site, start_ns: int, end_ns: int) -> None:

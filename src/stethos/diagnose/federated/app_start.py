@@ -16,6 +16,8 @@ _APPS = {
     "NVFlare job": re.compile(r"nvflare[./]private|nvflare simulator|simulator_runner"),
 }
 
+_RAISED = re.compile(r"(\w+\.)*\w*(Error|Exception|Exit)\b")
+
 
 def never_started(window: Window, code: str, name: str, severity: Severity) -> Iterator[Finding]:
     """Server and client apps that ended with an error while no round was ever recorded.
@@ -54,18 +56,15 @@ def never_started(window: Window, code: str, name: str, severity: Severity) -> I
 
 
 def _error_in(logs: Any, process: str) -> str:
-    """The last line of the last error that a process logged; "" if it logged none."""
+    """The exception that a process logged last, else the last line of its errors; "" if it logged none."""
     if not len(logs) or "level" not in logs:
         return ""
-    said = ""
-    for who, level, message, exception in zip(
-        logs["process"].tolist(),
-        logs["level"].tolist(),
-        logs["message"].tolist(),
-        logs["exception"].tolist(),
-        strict=True,
-    ):
-        if str(who) == process and level in ("ERROR", "CRITICAL"):
-            text = str(exception or message or "").strip()
-            said = text.splitlines()[-1][:200] if text else said
-    return said
+    columns = (logs[name].tolist() for name in ("process", "level", "message", "exception"))
+    texts = [
+        f"{message or ''}\n{exception or ''}".strip()
+        for who, level, message, exception in zip(*columns, strict=True)
+        if str(who) == process and level in ("ERROR", "CRITICAL")
+    ]
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return (raised or lines or [""])[-1][:200]
