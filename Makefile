@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills stalls
+.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills stalls groupbench
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -105,3 +105,6 @@ wildbench-training: hot  ## run known bugs of training programs and their correc
 
 stalls: hot  ## plant stalls in federations (Flower deployment, NVFlare, plain loops) and see which leg is named when; STALLS="--engines plain"
 	@$(RUN) -m benchmarks.stalls $(STALLS)
+
+groupbench: hot  ## name a faulty client from sums over groups alone, as secure aggregation reveals them; GROUPBENCH="--clean 30"
+	@$(RUN) -m benchmarks.group_testing $(GROUPBENCH)
