@@ -1,4 +1,4 @@
-"""Say what is wrong with a run, who causes it, and what to do.
+"""Find what is wrong with a run, its cause, and what to do.
 
     stethos diagnose
     stethos diagnose --live                  follow a live run

@@ -2,7 +2,7 @@
 
     stethos prove                     every open finding about a client
     stethos prove 3                   the finding of that number
-    stethos prove c7                  what is found against a client, or any client you suspect
+    stethos prove c7                  the findings about a client, or any client you suspect
     stethos prove c7 --fast           from the recorded updates alone, nothing is trained
     stethos prove --on local          as tasks of Ray, on all cores; or --on ray://HOST:PORT
 
