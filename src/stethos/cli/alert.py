@@ -151,7 +151,7 @@ def _status(arguments: argparse.Namespace) -> int:
     for sink, subject in delivered:
         sys.stdout.write(clean(f"delivered  {sink}: {subject}") + "\n")
     if not (told or waiting or delivered):
-        sys.stdout.write("nothing was told\n")
+        sys.stdout.write("nothing was sent\n")
     return 0
 
 

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json_rows(one.as_dict() for one in found)
         return 0
     if not found:
-        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what went on")
+        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what happened")
     for index, (federation, clients) in enumerate(by_federation(found).items()):
         if index:
             print()

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with _served(stage, arguments.port, arguments.open) as server:
         _play(stage)
-        stage.say("The dashboard goes on until Ctrl-C.")
+        stage.say("The dashboard stays up until you press Ctrl-C.")
         server.wait()
     return 0
 

@@ -160,7 +160,7 @@ def show_reply(reply: dict[str, Any], *, is_terse: bool = False) -> None:
     if reply["dropped_chars"]:
         _say(f"the output was cut: {count_text(reply['dropped_chars'])} more characters were printed")
     if reply["where"] == "thread" and reply.get("why") and not reply["why"].startswith("asked"):
-        _say(f"{reply['why']}: it ran in a thread beside the training")
+        _say(f"{reply['why']}: it ran in a separate thread")
     for note in reply["notes"]:
         _say(note)
     error = reply["error"]

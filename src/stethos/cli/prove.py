@@ -129,7 +129,7 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
     about = [row for row in rows if row["finding"] in faulty and faulty[row["finding"]] == wanted]
     if about:
         return [case(about[-1])]
-    return [(None, f"client {wanted}, whom nothing was found against", Accusation((wanted,), "", 1))]
+    return [(None, f"client {wanted}, about whom nothing was found", Accusation((wanted,), "", 1))]
 
 
 def _line(arguments: argparse.Namespace) -> Any:
