@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import resource
 import shutil
@@ -23,12 +24,13 @@ from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, sta
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import ROUNDS, STEPS
-from stethos.settings import Settings, child_environment, default_runs_dir
+from stethos.settings import Settings, child_environment, clean_environment, default_runs_dir
 from stethos.wiring import command_line
 
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SUPERVISE_S = 0.5
 _LINGER_S = 0.9
+_VERDICT_S = 15.0  # for the diagnosis at the end
 _PR_SET_PDEATHSIG = 1
 _LOOK = 'query "SELECT step, loss, grad_norm, step_ms FROM steps ORDER BY step DESC LIMIT 5"'
 
@@ -182,10 +184,28 @@ class Launch:
             target = self._place.name if is_usual else shown
             counted = f"{steps:,} steps" if steps else f"{rounds:,} round{'s' if rounds > 1 else ''}"
             self._say(f"{counted} recorded{lost}; look: stethos -t {target} {_LOOK if steps else 'rounds'}")
+            self._say_verdict(target)
         elif waiting:
             self._say("the last rows are still being stored; `stethos doctor` says what was recorded")
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
+
+    def _say_verdict(self, target: str) -> None:
+        """At a terminal: what is wrong with the run, in one line, if that is known within a moment."""
+        if self._place is None or not sys.stderr.isatty():
+            return
+        words = [*command_line(), "diagnose", "-t", str(self._place.path), "--json"]
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, env=clean_environment(), timeout=_VERDICT_S,
+                check=False,
+            )  # fmt: skip
+            found = json.loads(done.stdout)
+            said = str(found["conclusion"]["text"])
+            worst = next((one["title"] for one in found["findings"] if one["severity"] != "info"), "")
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+            return
+        self._say(f"{said}{f': {clean(str(worst))}' if worst else ''}; more: stethos diagnose -t {target}")
 
 
 def _shown(path: Path) -> str:
