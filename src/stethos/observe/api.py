@@ -170,13 +170,23 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
     )
 
 
-def log(step: int | None = None, **values: float) -> None:
-    """Record numbers by name, with this thread's step, round and client; without a recording, do nothing."""
+def log(values: Mapping[str, float] | int | None = None, /, *, step: int | None = None, **named: float) -> None:
+    """Record numbers by name, with this thread's step, round and client; without a recording, do nothing.
+
+    `log(loss=0.3)`, or `log({"eval/loss": 0.3})` for names that are no identifiers. A number in the first place is the
+    step.
+    """
     session = boot.current_session()
     if session is None:
         return
-    for name, value in values.items():
+    if isinstance(values, int):
+        values, step = None, values if step is None else step
+    for name, value in (*(attempt(_pairs_of, values) or ()), *named.items()):
         session.guard.run("metrics", session.put_metric, name, value, step)
+
+
+def _pairs_of(values: Any) -> list[tuple[str, Any]]:
+    return [(str(name), value) for name, value in values.items()] if isinstance(values, Mapping) else []
 
 
 def span(name: str, /, **fields: Any) -> Span:
