@@ -31,7 +31,7 @@ from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
 from stethos.observe.nan_origin import Owner, find_origin
 from stethos.observe.optimizer_facts import decay_of, frozen_share
-from stethos.observe.replica import is_rank, replica_facts
+from stethos.observe.replica import is_rank, replica_facts, unwrapped
 from stethos.observe.statistic import norm_of
 from stethos.schema import INSPECTIONS, NULL_F64, NULL_I32, Kind
 
@@ -183,6 +183,7 @@ class Inspector:
             self._last_leaves = set(map(id, graph.leaves)) if facts.get("gradient_norm", 0.0) > 0 else set()
             put_inspection(self._session, facts, graph.remarks)
             self._hand.after_backward(graph.leaves)
+            self._watch.sampler.want_norm()
         if self._left <= 0:
             self._put_back()
         self._charge(start_ns, cpu_ns)
@@ -213,12 +214,12 @@ class Inspector:
 
     def is_root(self, module: torch.nn.Module) -> bool:
         """Whether a module is one that is trained as a whole."""
-        return any(root is module for root in self._roots())
+        return any(module is root or module is unwrapped(root) for root in self._roots())
 
     def is_evaluated(self) -> bool:
         """Whether all that is trained is in evaluation mode."""
         roots = self._roots()
-        return bool(roots) and not any(root.training for root in roots)
+        return bool(roots) and not any(unwrapped(root).training for root in roots)
 
     def _roots(self) -> list[torch.nn.Module]:
         return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
@@ -316,7 +317,7 @@ def _mode_facts(roots: list[torch.nn.Module]) -> Facts:
         return {}
     stateful = [module for root in roots for module in root.modules() if _depends_on_mode(module)]
     return {
-        "root_training": float(all(root.training for root in roots)),
+        "root_training": float(all(unwrapped(root).training for root in roots)),
         "stateful": float(len(stateful)),
         "stateful_training": float(sum(module.training for module in stateful)),
         "dropouts": float(sum(isinstance(module, _DropoutNd) and module.training for module in stateful)),

@@ -66,7 +66,26 @@ class ProcessFailure:
         for row in idle:
             yield self._finding(row, (), is_idle=True)
         for first, *others in _failures([row for row in bad if row not in idle]):
-            yield self._finding(first, others)
+            gone = _gone_before(first, rows)
+            yield self._ended_early(gone, [first, *others]) if gone else self._finding(first, others)
+
+    def _ended_early(self, gone: Sequence[Row], others: Sequence[Row]) -> Finding:
+        """Ranks that came to their end, as it seems in good order, while the others still needed them."""
+        ranks = tuple(sorted(rank for row in gone if (rank := _whole(row, "rank")) is not None))
+        steps = _whole(gone[0], "steps")
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return Finding(
+            self.code, self.name, "ended-early", self.severity,
+            f"{who} ended after {steps or 0:,} steps, without an error, while other ranks still waited for "
+            f"{'it' if len(ranks) == 1 else 'them'}",
+            Subject(ranks=ranks, process=str(gone[0]["process"]), first=steps, unit="step"), 0.92,
+            (Evidence(
+                f"after it ended {', '.join(map(_told, others))}",
+                "SELECT rank, state, ending, steps, ended_ns FROM processes ORDER BY ended_ns",
+            ),),
+            "give all ranks as many batches (`drop_last`, a DistributedSampler), or use "
+            "`DistributedDataParallel.join()`; look for `sys.exit` and `return` behind a condition of one rank",
+        )  # fmt: skip
 
     def _finding(self, row: Row, others: Sequence[Row], *, is_idle: bool = False) -> Finding:
         process, ending, rank, steps = str(row["process"]), _ending(row), _whole(row, "rank"), _whole(row, "steps")
@@ -119,6 +138,17 @@ def _failures(rows: Sequence[Row]) -> list[list[Row]]:
         else:
             alone.append([row])
     return [sorted(job, key=_precedence) for job in jobs] + alone
+
+
+def _gone_before(first: Row, rows: Sequence[Row]) -> list[Row]:
+    """The ranks that had ended well before the first failure of a job, if that was to lose a connection."""
+    failed_ns = _whole(first, "ended_ns")
+    if _whole(first, "rank") is None or not _is_consequence(first) or failed_ns is None:
+        return []
+    ranked = [row for row in rows if _whole(row, "rank") is not None and _whole(row, "steps")]
+    ended = [row for row in ranked if row["state"] == "ended"]
+    near = [row for row in ended if 0 <= failed_ns - (_whole(row, "ended_ns") or 0) <= _TOGETHER_NS]
+    return sorted(near, key=lambda row: _whole(row, "ended_ns") or 0)
 
 
 def _precedence(row: Row) -> tuple[bool, bool, int]:
