@@ -20,7 +20,7 @@ def is_rank() -> bool:
 
 
 def unwrapped(root: torch.nn.Module) -> torch.nn.Module:
-    """The model inside a wrapper for several ranks or devices: programs switch its mode alone, and evaluate it alone."""
+    """The model inside a wrapper for several ranks or devices: programs switch its mode and evaluate it alone."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     return root.module if isinstance(root, wrappers) else root
 
