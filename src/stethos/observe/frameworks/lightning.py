@@ -14,7 +14,8 @@ def _epoch(loop: Any) -> Facts:
 
 
 def _evaluation(loop: Any) -> Facts:
-    return {"stage": str(getattr(loop._stage, "value", loop._stage)), "by": "Lightning"}
+    stage = "sanity_check" if loop.trainer.sanity_checking else getattr(loop._stage, "value", loop._stage)
+    return {"stage": str(stage), "by": "Lightning"}
 
 
 def _trainer(trainer: Any, *_: Any, **__: Any) -> Facts:
