@@ -269,6 +269,17 @@ def test_a_rank_that_lost_its_connection_to_one_that_ended_later_is_told_itself(
     assert (one.kind, one.subject.ranks) == ("lost-peer", (0,))
 
 
+@pytest.mark.parametrize(("driver", "severity"), [("ended", Severity.INFO), ("failed", Severity.ERROR)])
+def test_workers_that_ray_kills_after_a_job_are_no_failure(driver: str, severity: Severity) -> None:
+    worker = {"command": "python /x/ray/_private/workers/default_worker.py", "ending": "ended without a word: killed"}
+    rows = [
+        cases.process(process="driver", state=driver, steps=0, ending=driver, command="python train.py"),
+        cases.process(process="worker", rank=1, state="killed", steps=30, **worker),
+    ]
+    told = [one for one in found("SYS013", cases.processes(*rows)) if one.subject.process == "worker"]
+    assert [one.severity for one in told] == [severity]
+
+
 def test_a_job_that_failed_again_after_a_restart_is_told_twice() -> None:
     first, again = ({"rank": rank, "ending": "uncaught OSError: broken"} for rank in (0, 0))
     assert len(found("SYS013", job(first, {"rank": 1, "ending": LOST}, again))) == 2

@@ -159,3 +159,22 @@ def test_labels_of_one_step_may_be_the_inputs_of_the_next(record: Record) -> Non
         state = state.detach()
     recording.close()
     assert not any("is_copy" in (detail or "") for detail in recording.column("SELECT detail FROM inspections"))
+
+
+def test_only_the_first_batch_of_a_pass_is_its_start(record: Record) -> None:
+    """A pass whose first batch was not inspected does not give its start to a later one."""
+    recording = record()
+    inspector = recording.steps.inspector
+    train()
+    inspector._spent_ns, inspector._left = 1 << 62, 0  # nothing can be afforded any more
+    inspector.pass_began(None)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        if step == 2:
+            inspector._arm(2)
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    recording.close()
+    assert recording.column("SELECT epoch_start FROM inspections ORDER BY step DESC LIMIT 2") == [0, 0]

@@ -63,7 +63,7 @@ class Inspector:
         self._last_leaves: set[int] = set()  # of the last inspected backward, where it left gradients
         self._pass_facts: Facts = {}
         self._left = 0
-        self._is_pass_start = False
+        self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
         self._inner: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
         self._began_ns = process_time_ns()
@@ -94,7 +94,7 @@ class Inspector:
 
     def pass_began(self, iterator: Any) -> None:
         """The first batch of a pass over a training loader has come."""
-        self._is_pass_start = True
+        self._pass_at = self._session.steps
         self._pass_facts = self._session.guard.run("inspection", loader_facts, iterator) or {}
         if self._can_afford():
             self._arm(_PER_LOOK)
@@ -160,11 +160,12 @@ class Inspector:
                 "nodes": graph.nodes, "kept": self._kept.mark(loss), **label_facts(graph), **self._pass_facts,
                 **self._gradient_facts(graph, tensors),
             }  # fmt: skip
-        facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(self._is_pass_start)}
+        is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
+        facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
             facts["leftover_norm"] = norm_of([leaf.grad for leaf in graph.leaves if leaf.is_leaf])
         facts["random_hash"] = float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
-        self._is_pass_start = False
+        self._pass_at = -1
         self._charge(start_ns, cpu_ns)
         return graph, facts
 
