@@ -148,7 +148,7 @@ STEPS = Table(
     model            name  class of the module that owns the parameters
     loss             f64   sum of the losses whose gradients this step applied, unscaled
     lr               f64   learning rate of the first parameter group
-    grad_norm        f64   2-norm of all gradients; NULL on steps where the budget left it out
+    grad_norm        f64   2-norm of all gradients, 0 where there are none; NULL on steps where the budget left it out
     step_ms          f64   since the previous step of this thread ended
     data_ms          f64   waiting for the data loader
     forward_ms       f64   from the batch's arrival (or the previous step) to backward, without data_ms
