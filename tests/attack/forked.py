@@ -1,7 +1,8 @@
-"""One try, in a process of its own that is forked from one which has imported all there is: many in a second.
+"""Tries in processes of their own, forked from one that has imported all there is: many in a second.
 
-What is measured is that process alone, as the kernel counts it: its CPU time, its largest memory, how it ended, and
-what it left running.
+What is measured is the process alone, as the kernel counts it: its CPU time, its largest memory, how it ended, and
+what it left running. Some tries share a process, since a fork costs as much as a short command; where anything is
+wrong with that process, each of them is tried again alone.
 """
 
 from __future__ import annotations
@@ -15,29 +16,35 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
+from attack.outcome import Outcome
+
+Try = TypeVar("Try")
 MOST_CPU_S = 10.0
 MOST_MB = 1024.0
 LONGEST_S = 300.0  # of waiting, where other processes have the processor
 _BE_PARENT = 36  # PR_SET_CHILD_SUBREAPER
 _SHOWN = 600
+_TELL_EVERY = 200
 
 
 class Forked:
     """A process that did `work`, and what is wrong about how: words that `work` returned, limits that it passed."""
 
-    def __init__(self, work: Callable[[], str | None], *, longest_s: float = LONGEST_S) -> None:
+    def __init__(self, work: Callable[[], str | None], *, tries: int = 1) -> None:
         self.cpu_s = self.most_mb = 0.0
         self.wrong: list[str] = []
+        self._most_cpu_s = MOST_CPU_S * tries
         ctypes.CDLL(None).prctl(_BE_PARENT, 1, 0, 0, 0)  # what it leaves running becomes ours
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            _work(work, writer)
+            _work(work, writer, int(self._most_cpu_s) + 5)
         os.close(writer)
-        self._wait(child, reader, longest_s)
+        self._wait(child, reader, LONGEST_S * tries)
         self._look_for_orphans()
 
     def _wait(self, child: int, reader: int, longest_s: float) -> None:
@@ -67,7 +74,7 @@ class Forked:
             self.wrong.append(told.decode("utf-8", "replace").replace("\n", " "))
         if status:
             self.wrong.append(f"ended with {os.waitstatus_to_exitcode(status)}")
-        if self.cpu_s > MOST_CPU_S:
+        if self.cpu_s > self._most_cpu_s:
             self.wrong.append(f"{self.cpu_s:.1f} s of CPU")
         if self.most_mb > MOST_MB:
             self.wrong.append(f"{self.most_mb:.0f} MB")
@@ -89,11 +96,10 @@ class Forked:
                 os.waitpid(pid, 0)
 
 
-def _work(work: Callable[[], str | None], writer: int) -> None:
+def _work(work: Callable[[], str | None], writer: int, limit_s: int) -> None:
     """Inside the new process, which ends here."""
     try:
-        limit = int(MOST_CPU_S) + 5
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         told = work() or ""
         os.write(writer, told.encode("utf-8", "replace")[:_SHOWN])
@@ -102,6 +108,25 @@ def _work(work: Callable[[], str | None], writer: int) -> None:
         os.write(writer, traceback.format_exc()[-_SHOWN:].encode("utf-8", "replace"))
     finally:
         os._exit(9)
+
+
+def do_together(outcome: Outcome, tries: Sequence[Try], do: Callable[[Try], str | None]) -> None:
+    """Do tries in one process; if it has anything to say, each in a process of its own, and count what those say."""
+
+    def all_of_them() -> str:
+        return "; ".join(told for one in tries if (told := do(one)))
+
+    together = Forked(all_of_them, tries=len(tries))
+    outcome.tries += len(tries)
+    if outcome.tries % _TELL_EVERY < len(tries):
+        sys.stderr.write(f"{outcome.tries:,} tries, {len(outcome.failures)} failures\n")
+    outcome.most("largest MB", together.most_mb)
+    if not together.wrong:
+        return
+    found = [f"{one}: {'; '.join(alone.wrong)}" for one in tries if (alone := Forked(lambda t=one: do(t))).wrong]  # type: ignore[misc]
+    for one in found:
+        sys.stderr.write(f"{one}\n")
+    outcome.failures += found or [f"{tries}, only together: {'; '.join(together.wrong)}"]
 
 
 def import_what(work: Callable[[], object]) -> None:

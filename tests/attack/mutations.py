@@ -12,9 +12,9 @@ from pathlib import Path
 
 from builders import RunBuilder
 
-from attack.forked import Forked
+from attack.forked import do_together
 from attack.outcome import Outcome, copy_run, copy_sparse, in_child, place
-from attack.reading import LINES, SLOWEST_S, own_home, prepared, read_in
+from attack.reading import LINES, SLOWEST_S, any_line, own_home, prepared, read_in
 from attack.strangers import state_of
 from stethos.errors import StethosError
 from stethos.record.place import RunPlace
@@ -22,6 +22,7 @@ from stethos.store.health import examine
 from stethos.store.run import Run
 
 BATCH = 100
+TOGETHER = 10
 RING_BYTES = 1 << 14
 Mutation = tuple[str, str, int, int]  # file, what, where, with what
 
@@ -76,34 +77,34 @@ def attack(tries: int, seed: int = 1) -> Outcome:
     )
     with place() as base, own_home(base):
         clean = prepared(base, is_long=tries >= BATCH)
-        for mutation in itertools.islice(at_random(clean, random.Random(seed)), tries):
-            outcome.tries += 1
-            _try(outcome, clean, base, mutation)
+        mutations = list(itertools.islice(at_random(clean, random.Random(seed)), tries))
+        for at in range(0, tries, TOGETHER):
+            do_together(outcome, mutations[at : at + TOGETHER], lambda mutation: _try(clean, base, mutation))
     outcome.notes["commands"] = len(LINES)
     return outcome
 
 
-def _try(outcome: Outcome, clean: Path, base: Path, mutation: Mutation) -> None:
+def _try(clean: Path, base: Path, mutation: Mutation) -> str | None:
     name, what, at, extra = mutation
     run, out, here = (base / "try" / one for one in ("run", "out", "here"))
+    shutil.rmtree(out, ignore_errors=True)
     if not run.exists():
         copy_run(clean, run)
         here.mkdir()
+    _restore(clean / name, run / name)
     apply(run / name, what, at, extra)
-    line = random.Random(str(mutation)).choice(LINES)
+    line = any_line(random.Random(str(mutation)))
     watched = (base / "try", base / "home")
     before = [state_of(one) for one in watched]
     out.mkdir()
-    done = Forked(lambda: read_in(here, line, run, out))
+    wrong = read_in(here, line, run, out)
     shutil.rmtree(out)
     if [state_of(one) for one in watched] != before:
-        done.wrong.append("something was changed")
+        wrong = f"{wrong or f'`{line}`:'} something was changed"
         shutil.rmtree(base / "try")
     else:
         _restore(clean / name, run / name)
-    outcome.most("largest MB", done.most_mb)
-    outcome.most("longest CPU s", done.cpu_s)
-    outcome.check(not done.wrong, f"{mutation}: `{line}`: {'; '.join(done.wrong)}")
+    return wrong
 
 
 def _restore(clean: Path, damaged: Path) -> None:
