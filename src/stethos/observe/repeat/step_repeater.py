@@ -199,9 +199,7 @@ class StepRepeater:
         put_inspection(self._session, {"phase": "repeated", "detail": facts}, [])
         self._unequal = 0 if facts["outcome"] == "equal" else self._unequal + 1
         if self._unequal >= _MOST_UNEQUAL:
-            self.refuse(
-                f"{_MOST_UNEQUAL} checked steps in a row were not equal when repeated: no more are checked"
-            )
+            self.refuse(f"{_MOST_UNEQUAL} checked steps in a row were not equal when repeated: no more are checked")
 
     def _compared(self, one: RepeatedPass) -> dict[str, Any]:
         """Repeat the pass: once if it is equal, else until there is a majority."""
