@@ -8,7 +8,7 @@
 
 The first line is the verdict: what holds the training up, and how much shorter rounds or steps would be without it.
 Where clients work side by side, a round's download, compute and upload are those of the typical client, and wait is
-what the last one takes beyond that. What was not recorded is said, never shown as 0.
+what the last one takes beyond that. What was not recorded is named, never shown as 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY = ("client", "layer", "module", "rank")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
-    parser.add_argument("--by", choices=BY, help="a table with a line per client, layer, module or rank instead")
+    parser.add_argument("--by", choices=BY, help="show a table with a line per client, layer, module or rank instead")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--sql", action="store_true", help="print the SQL behind it instead")
     add_trace_arguments(parser)

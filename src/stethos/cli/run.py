@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile three steps once they take TIMES as long as usual",
     )
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="send alerts about findings, as this file says")
-    parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it goes on")
+    parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it runs")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
     parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
     parser.add_argument(

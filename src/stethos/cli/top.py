@@ -3,8 +3,8 @@
     stethos top
     stethos top -t RUN --once
 
-It shows rounds, clients, steps, loss, processes, findings and overhead. q or Ctrl-C ends it. It goes on when the run
-ends, and ends when the run is deleted. With --once (or where there is no terminal) one frame is printed.
+It shows rounds, clients, steps, loss, processes, findings and overhead. Press q or Ctrl-C to quit. It stays open when
+the run ends, and closes when the run is deleted. With --once, or without a terminal, it prints one frame.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEYS = "q quits"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--json", action="store_true", help="print one frame as JSON")
 
 
