@@ -46,11 +46,12 @@ def main() -> None:
     parser.add_argument("--faulty", type=int, default=2, help="federations for each of those and each kind of fault")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--splits", default="iid,dirichlet")
+    parser.add_argument("--sizes", default="15:4,30:4,30:6,60:8", help="clients and size of groups")
     given = parser.parse_args()
     began = time.monotonic()
     rows, by_kind = [], defaultdict(list)
     for split in given.splits.split(","):
-        for clients, size in ((15, 4), (30, 4), (30, 6), (60, 8)):
+        for clients, size in (map(int, pair.split(":")) for pair in given.sizes.split(",")):
             seed, right, wrong, tries, false, tops = given.seed, 0, 0, 0, 0, []
             for _ in range(given.clean):
                 seed += 1
