@@ -220,16 +220,17 @@ class _Case:
 
     def last_signs(self, waiting: Sequence[_Wait], rows: Frame) -> list[Evidence]:
         """What each side did last."""
-        told = []
+        told: dict[str, str] = {}
         for wait in waiting[:3]:
             known = _client_rows(rows, wait, any_round=True)
             if not len(known):
-                told.append(f"of client {wait.client} nothing was heard itself; it was asked {wait.age_s:,.0f} s ago")
+                told[wait.client] = f"of client {wait.client} nothing was heard; it was asked {wait.age_s:,.0f} s ago"
                 continue
             last = _Row(known.sorted_by("t_ns"), -1)
             ago = self._signs.ago(float(last["t_ns"]))
-            told.append(f"client {wait.client}: {last['leg']} in round {int(last['round'])}, {ago} ago")
-        return [Evidence(one) for one in told]
+            told[wait.client] = f"client {wait.client}: {last['leg']} in round {int(last['round'])}, {ago} ago"
+        shown = "SELECT t_ns, round, leg, age_s FROM legs WHERE client = {} ORDER BY t_ns DESC LIMIT 10"
+        return [Evidence(words, shown.format(literal(client))) for client, words in told.items()]
 
     def finding(
         self, leg: str, clients: tuple[str, ...], title: str, more: Sequence[Evidence], confidence: float
