@@ -341,6 +341,22 @@ def deadlock() -> Window:
     return Window({"hangs": frame_of(rows), "processes": frame_of(running)}, is_live=True)
 
 
+def corrupted() -> Window:
+    """Of forty steps that two ranks repeat, one of rank 1 differs in one of five executions."""
+    equal = {"outcome": "equal", "executions": 2, "compared": 24}
+    odd = {
+        "outcome": "corrupt", "kind": "gradient", "layer": "body.2.weight", "where": "training", "executions": 5,
+        "compared": 24,
+    }  # fmt: skip
+    rows = [
+        {"process": f"471{rank}-1", "rank": rank, "client": None, "step": step, "phase": "repeated",
+         "detail": json.dumps(odd if (rank, step) == (1, 1200) else equal)}
+        for step in range(100, 2100, 100)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    return Window({"inspections": frame_of(rows)})
+
+
 CASES: dict[str, Callable[[], Window]] = {
     "PRF001": lambda: stepped(forward_ms=30.0, backward_ms=64.0),
     "PRF002": lambda: paced(linked),
@@ -375,6 +391,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
     "SYS016": deadlock,
     "SYS018": killed_for_memory,
+    "SYS019": corrupted,
     "SYS017": lambda: absent("timeout", "no reply within 30 s"),
     **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
 }

@@ -148,7 +148,7 @@ STEPS = Table(
     model            name  class of the module that owns the parameters
     loss             f64   sum of the losses whose gradients this step applied, unscaled
     lr               f64   learning rate of the first parameter group
-    grad_norm        f64   2-norm of all gradients; NULL on steps where the budget left it out
+    grad_norm        f64   2-norm of all gradients, 0 where there are none; NULL on steps where the budget left it out
     step_ms          f64   since the previous step of this thread ended
     data_ms          f64   waiting for the data loader
     forward_ms       f64   from the batch's arrival (or the previous step) to backward, without data_ms
@@ -274,7 +274,7 @@ INSPECTIONS = Table(
     "What the program itself does, looked at on the first steps and now and then later: the graph of its loss, its "
     "batch, the mode of its modules. Values of tensors are looked at in CPU memory only.",
     _columns("""
-    phase             name  training, evaluation (a batch without gradients), not finite (a broken loss), out of memory
+    phase             name  training, evaluation (without gradients), not finite (a loss), out of memory, repeated
     function          name  loss function at the root of the graph
     epoch_start       i32   1 on the first batch of a pass over a data loader
     gradient_norm     f64   2-norm of what this backward has put into the gradients, before anybody changed them

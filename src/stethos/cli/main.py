@@ -88,6 +88,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "alert": "stethos.cli.alert",
         "completion": "stethos.cli.completion",
         "mcp": "stethos.cli.mcp",
+        "link": "stethos.cli.link",
     },
 }
 GROUP_TITLES = {

@@ -72,6 +72,7 @@ from stethos.diagnose.system.oversize_update import OversizeUpdate
 from stethos.diagnose.system.process_failure import ProcessFailure
 from stethos.diagnose.system.rank_straggler import RankStraggler
 from stethos.diagnose.system.row_loss import RowLoss
+from stethos.diagnose.system.silent_corruption import SilentCorruption
 from stethos.diagnose.system.stalled_process import StalledProcess
 from stethos.diagnose.system.straggler import Straggler
 from stethos.errors import UsageError
@@ -96,6 +97,7 @@ DETECTORS: dict[str, type[Detector]] = {
         # system
         Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
         OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,
+        SilentCorruption,
         # performance
         ComputeBound, CommunicationBound, AggregationBound, CriticalClient, SmallBatches, LaunchBound, UnevenRanks,
     )

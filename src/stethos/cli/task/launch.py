@@ -24,7 +24,7 @@ from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, sta
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import ROUNDS, STEPS
-from stethos.settings import Settings, child_environment, default_runs_dir, wants_verdict
+from stethos.settings import Settings, child_environment, clean_environment, default_runs_dir, wants_verdict
 from stethos.wiring import command_line
 
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -161,7 +161,7 @@ class Launch:
         deadline = time.monotonic() + _VERDICT_S
         with contextlib.suppress(OSError):
             asked = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                     stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+                                     stderr=subprocess.DEVNULL, text=True, env=clean_environment())  # fmt: skip
             while asked.poll() is None and time.monotonic() < deadline:
                 if signal.sigtimedwait(_RELAYED, 0.05) is not None:
                     break

@@ -88,7 +88,7 @@ class Oscillation:
 
 def _moving_mean(values: Array, width: int) -> Array:
     width = max(3, width | 1)
-    padded = np.pad(values, width // 2, mode="edge")
+    padded = np.pad(values, width // 2, mode="median", stat_length=5)  # one odd value at an end is not the trend
     mean: Array = np.convolve(padded, np.ones(width) / width, mode="valid")
     return mean
 
