@@ -83,6 +83,7 @@ OPENS = {
     "diagnose/federated/judge.py": "our own package",
     "export/flame.py": "our own package",
     "export/otlp.py": "what it writes",
+    "export/otlp_signals.py": "what it writes",
     "export/perfetto.py": "what it writes",
     "export/prometheus.py": "what it writes",
     "export/speedscope.py": "what it writes",
@@ -113,6 +114,7 @@ OPENS = {
     "web/page_files.py": "our own package",
     "web/commands.py": "its own audit",
     "web/keys.py": "the server's keys",
+    "web/links.py": "the secret of the server's links",
 }
 _OPENING = ("open", "read_text", "read_bytes", "write_text", "write_bytes", "memmap", "fromfile", "ParquetFile", "mmap")
 
