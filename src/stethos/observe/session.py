@@ -69,8 +69,8 @@ _RESTART_S = 5.0
 _MOST_NO_NUMBERS = 100
 
 
-Origin = Literal["found", "arguments", "logger", "user"]
-_ORIGINS: tuple[Origin, ...] = ("found", "arguments", "logger", "user")
+Origin = Literal["found", "framework", "arguments", "logger", "user"]
+_ORIGINS: tuple[Origin, ...] = ("found", "framework", "arguments", "logger", "user")
 _MOST_SETTINGS = 300
 
 
@@ -88,6 +88,7 @@ class Session(SessionFields):
         self.steps = 0
         self.why_closed = ""
         self.is_federated_client = False
+        self.has_told_epochs = False  # a framework says when epochs begin and end: passes over loaders are not counted
         self.sees_turns = False  # evidence from inside of clients' turns, see `federate`
         self.relations = Relations()
         self.federations: dict[str, int] = {}  # of this process, with the last round of each
