@@ -89,6 +89,7 @@ OPENS = {
     "diagnose/federated/judge.py": "our own package",
     "export/flame.py": "our own package",
     "export/otlp.py": "what it writes",
+    "export/otlp_signals.py": "what it writes",
     "export/perfetto.py": "what it writes",
     "export/prometheus.py": "what it writes",
     "export/speedscope.py": "what it writes",
@@ -118,6 +119,7 @@ OPENS = {
     "store/limit.py": "/proc",
     "web/page_files.py": "our own package",
     "web/commands.py": "its own audit",
+    "web/links.py": "the user's own links",
     "web/keys.py": "the server's keys",
 }
 _OPENING = (
