@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=f"how large the page may become, as 2MB (default: {DEFAULT_LIMIT_BYTES:,} bytes)",
     )
-    parser.add_argument("--text", type=Path, metavar="FILE", help="your own words, which stand first (html)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="your own words, below the verdict (html)")
     parser.add_argument(
         "--panel", action="append", default=[], metavar="NAME", help="only this panel; repeatable, in order (html)"
     )
