@@ -4,7 +4,7 @@
     stethos export --to perfetto -o run.json.gz   time line for ui.perfetto.dev
     stethos export --to otlp -o http://localhost:4318    traces; also --to otlp-metrics, --to otlp-logs
 
-Files that exist are kept unless --force is given, and appear only when they are whole. Time lines and series of
+Existing files are kept unless --force is given; new ones appear only when they are complete. Time lines and series of
 more than --limit rows of a table are thinned, and the command says so. Damaged blocks are left out and counted.
 """
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="a header for an OTLP endpoint"
     )
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-t", "--target", metavar="TARGET", help="a run, also one in an archive, and those beside it")
+    parser.add_argument(
+        "-t", "--target", metavar="TARGET", help="a run, also one in an archive; the runs beside it are shown too"
+    )
     add_directory(parser)
     parser.add_argument("--port", type=port, metavar="P", help="port (default: 8780, or any free one)")
     parser.add_argument(

@@ -4,9 +4,8 @@
     stethos top -t RUN --once
 
 It shows rounds, clients, steps, loss, processes, findings and overhead; clients that a finding accuses come first.
-Keys: s sorts, r reverses, / filters, n and p go to other runs, space stops and goes on, ? helps, q or Ctrl-C ends it.
-It goes on when the run ends, and ends when the run is deleted. With --once (or where there is no terminal) one frame
-is printed.
+Keys: s sorts, r reverses, / filters, n and p go to other runs, space pauses, ? shows help, q or Ctrl-C quits. It stays
+open when the run ends, and closes when the run is deleted. With --once, or without a terminal, it prints one frame.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SLOWEST_SHARE = 4  # looking takes at most a quarter of the time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--json", action="store_true", help="print one frame as JSON")
 
 

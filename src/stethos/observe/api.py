@@ -27,6 +27,7 @@ from stethos.settings import (
     from_environment,
     hang_after_s,
     parse_preset,
+    sdc_share,
     site_dir,
 )
 
@@ -101,6 +102,7 @@ def watch(
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
     correct: str = "off",
+    sdc: float | None = None,
 ) -> Watch:
     """Record this process's training from here on; return a handle that undoes everything.
 
@@ -110,8 +112,11 @@ def watch(
     arguments that make no sense; if the directory cannot be written, or
     anything else fails, it says so on stderr and the training goes on.
     `correct` is "off", "dry-run" or "on": what is done about steps whose gradients
-    are not finite or far too large; see `docs/correcting.md`.
+    are not finite or far too large; see `docs/correcting.md`. `sdc` is the share of
+    steps whose forward and backward pass is repeated and compared; see `docs/gpu.md`.
     """
+    if sdc is not None and not 0 <= sdc <= 1:
+        raise UsageError(f"sdc={sdc!r}", hint="a share of the steps from 0 to 1, such as 0.01")
     if correct not in ("off", "dry-run", "on"):
         raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
     recording = boot.current()
@@ -119,7 +124,7 @@ def watch(
     if recording is None:
         settings = from_environment()
         if settings.run_dir is None:
-            chosen = _new_run(name, dir, parse_preset(preset), overhead)
+            chosen = _new_run(name, dir, parse_preset(preset), overhead, sdc_share() if sdc is None else sdc)
             settings = replace(chosen, strict=settings.strict, agent=settings.agent, evaluation=settings.evaluation)
         recording = attempt(boot.begin, settings)
         if recording is None:
@@ -158,7 +163,9 @@ def _correct_steps(mode: str, session: Session) -> Callable[[], None]:
     return corrector.install(lambda function: session.guard.wrap("actions", function))
 
 
-def _new_run(name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None) -> Settings:
+def _new_run(
+    name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None, sdc: float
+) -> Settings:
     base = Path(directory) if directory is not None else default_runs_dir()
     return Settings(
         run_dir=(base / check_name(name or readable_name())).absolute(),
@@ -167,6 +174,7 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
         hang_after_s=hang_after_s(),
         site=site_dir(),
         explain_nan=explains_nan(),
+        sdc=sdc,
     )
 
 
