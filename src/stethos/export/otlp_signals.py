@@ -92,7 +92,7 @@ def write_logs(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Adv
 def protobuf_of(signal: Signal, request: Request) -> bytes:
     """A request as protobuf; UsageError where the package for it is missing."""
     try:
-        from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped, unused-ignore]
+        from google.protobuf.json_format import ParseDict
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
     except ImportError:

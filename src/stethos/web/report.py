@@ -77,8 +77,8 @@ def gather(
 ) -> Report:  # fmt: skip
     """The report of a run as it is now, at most `room_bytes` large; `diagnosis` is one as it is given as JSON.
 
-    `text` stands below the verdict, in the words of whoever composed it. With `chosen` the report has these panels and the
-    summary alone, on one page, in that order.
+    `text` stands below the verdict, in the words of whoever composed it. With `chosen` the report has these panels
+    and the summary alone, on one page, in that order.
     """
     made_ns = time.time_ns()
     is_live = run.is_live

@@ -14,7 +14,9 @@ _LEFT_OUT = ("ring",)
 
 
 def version_of(run: Path, *, with_findings: bool = True) -> str:
-    """A text, the same from wherever the run is looked at, that differs whenever readable rows, the state or (with `with_findings`) the findings of a run do.
+    """A text that differs whenever readable rows, the state or (with `with_findings`) the findings of a run do.
+
+    It is the same by whatever path the run is reached.
 
     OSError if the run is gone.
     """
