@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help hot web browser demo traindemo test check docs dist clean
 .PHONY: bench faultbench wildbench wildbench-training rankbench provebench trainbench profilebench
-.PHONY: attack collectattack archivekills
+.PHONY: attack collectattack archivekills stalls groupbench
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -113,3 +113,9 @@ rankbench: hot  ## run jobs of 2 and 4 ranks with a fault in one of them, and he
 
 wildbench-training: hot  ## run known bugs of training programs and their corrected twins (half an hour); WILDTRAINING="--half dev"
 	@$(RUN) -m benchmarks.wildtraining $(WILDTRAINING)
+
+stalls: hot  ## plant stalls in federations (Flower deployment, NVFlare, plain loops) and see which leg is named when; STALLS="--engines plain"
+	@$(RUN) -m benchmarks.stalls $(STALLS)
+
+groupbench: hot  ## name a faulty client from sums over groups alone, as secure aggregation reveals them; GROUPBENCH="--clean 30"
+	@$(RUN) -m benchmarks.group_testing $(GROUPBENCH)

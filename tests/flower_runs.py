@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import json
 import os
 import shutil
@@ -15,6 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from processes import PROGRAMS, environment, free_port, wait_for_rest, wait_until
 
 from stethos.errors import StethosError
@@ -104,27 +111,59 @@ class Rows:
 # Deployment -------------------------------------------------------------------------------------------
 
 
+def make_certificates(directory: Path) -> tuple[Path, Path, Path]:
+    """A certificate authority, and a certificate of it for 127.0.0.1 with its key; files of PEM."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def builder(whose: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        made = x509.CertificateBuilder().subject_name(name(whose)).issuer_name(name("a test's authority"))
+        made = made.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        return made.not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(2))
+
+    root_key, own_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    root = builder("a test's authority", root_key).add_extension(x509.BasicConstraints(True, None), critical=True)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+    own = builder("localhost", own_key).add_extension(here, critical=False)
+    private = own_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    contents = (
+        root.sign(root_key, hashes.SHA256()).public_bytes(Encoding.PEM),
+        own.sign(root_key, hashes.SHA256()).public_bytes(Encoding.PEM), private,
+    )  # fmt: skip
+    files = directory / "ca.pem", directory / "server.pem", directory / "server.key"
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    return files
+
+
 class Deployment:
     """A SuperLink and SuperNodes on loopback, each with the processes it starts in a group of its own."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, tls: bool = False, **settings: Any) -> None:
         self.directory = directory
         self._environment = flower_environment(directory, **settings)
+        self._secrets = make_certificates(directory) if tls else None
         self._started: list[subprocess.Popen[bytes]] = []
         self._port = free_port()
         address = f"127.0.0.1:{self._port}"
+        how = f'root-certificates = "{self._secrets[0]}"' if self._secrets else "insecure = true"
         (directory / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "{address}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "local"\n[superlink.local]\naddress = "{address}"\n{how}\n'
         )
         self._superlink = address
+        secrets = zip(("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"), self._secrets or (), strict=False)
+        words = [str(word) for pair in secrets for word in pair] or ["--insecure"]
         self._start(
-            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self._port),
+            "superlink", "flower-superlink", *words, "--host", "127.0.0.1", "--port", str(self._port),
             "--disable-runtime-dependency-installation",
         )  # fmt: skip
 
     def add_node(self, partition: int, **environment: str) -> None:
+        words = ["--root-certificates", str(self._secrets[0])] if self._secrets else ["--insecure"]
         self._start_in(
-            environment, f"node-{partition}", "flower-supernode", "--insecure", "--superlink", self._superlink,
+            environment, f"node-{partition}", "flower-supernode", *words, "--superlink", self._superlink,
             "--host", "127.0.0.1", "--port", str(free_port()),
             "--node-config", f"partition-id={partition} num-partitions=3",
         )  # fmt: skip
@@ -172,8 +211,8 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(directory: Path, **settings: Any) -> Iterator[Deployment]:
-    deployed = Deployment(directory, **settings)
+def deployment(directory: Path, *, tls: bool = False, **settings: Any) -> Iterator[Deployment]:
+    deployed = Deployment(directory, tls=tls, **settings)
     try:
         yield deployed
     finally:

@@ -341,6 +341,52 @@ def deadlock() -> Window:
     return Window({"hangs": frame_of(rows), "processes": frame_of(running)}, is_live=True)
 
 
+SERVER, WORKER = "70-1", "71-1"
+
+
+def legs(
+    heard: Sequence[tuple[float, str, int]] = ((-90.0, "received", 2), (-88.0, "replied", 2)), *,
+    stage: str = "waiting", asked_s: float | None = 40.0, silent_s: float = 2.0, busy: Sequence[str] = (),
+    states: Mapping[str, str] | None = None, age_s: float = 40.0, is_live: bool = True,
+) -> Window:  # fmt: skip
+    """Round 3 of a federation; `heard` is what client c1 said: seconds from now, its leg, its round."""
+    now = T0_NS + 1000 * S_NS
+    waits = json.dumps({"open": [["c1", "train", "sent", asked_s]], "count": 1}) if asked_s is not None else None
+    rows: list[dict[str, Any]] = [
+        {"process": SERVER, "t_ns": now - silent_s * S_NS, "federation": "demo", "side": "server", "leg": stage,
+         "work": None, "age_s": age_s, "words": waits, "client": None, "round": 3},
+    ]  # fmt: skip
+    rows += [
+        {"process": WORKER, "t_ns": now + at_s * S_NS, "federation": "demo", "side": "client", "leg": leg,
+         "work": "train", "age_s": 0.0, "words": None, "client": "c1", "round": number}
+        for at_s, leg, number in heard
+    ]  # fmt: skip
+    host_rows = [
+        {"process": process, "t_ns": now - second * S_NS, "cpu_share": 0.9 if process in busy else 0.001}
+        for process in (SERVER, WORKER)
+        for second in range(30)
+    ]
+    known = {SERVER: "running", WORKER: "running", **(states or {})}
+    people = [
+        {"process": one, "state": state, "pid": 70, "ending": "killed by SIGKILL"} for one, state in known.items()
+    ]
+    frames = {"legs": rows, "host": host_rows, "processes": people}
+    return Window({name: frame_of(given) for name, given in frames.items()}, is_live=is_live)
+
+
+def given_models(odd: Mapping[tuple[str, int], str] | None = None, clients: Sequence[str] = CLIENTS) -> Window:
+    """The digests that clients make of what they received; `odd` by client and round."""
+    odd = {("c2", 4): "f15e"} if odd is None else odd
+    rows = [
+        {"process": "1-1", "t_ns": T0_NS, "federation": "demo", "side": "client", "leg": "replied", "work": "train",
+         "age_s": 1.0, "words": None, "client": client, "round": number,
+         "digest": odd.get((client, number), f"a{number}")}
+        for number in ROUNDS
+        for client in clients
+    ]  # fmt: skip
+    return Window({"legs": frame_of(rows)})
+
+
 def corrupted() -> Window:
     """Of forty steps that two ranks repeat, one of rank 1 differs in one of five executions."""
     equal = {"outcome": "equal", "executions": 2, "compared": 24}
@@ -377,6 +423,8 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED014": changed,
     "FED015": repeated,
     "FED016": broken_model,
+    "FED017": legs,
+    "FED018": given_models,
     "FED020": unseen,
     "SYS001": straggler,
     "SYS002": ranks,

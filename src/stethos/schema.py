@@ -547,6 +547,24 @@ HANGS = Table(
     detail        text  further facts as a JSON object
     """),
 )
+LEGS = Table(
+    "legs",
+    52,
+    Source.FRAME,
+    "sign of life of a federation's server or client",
+    "Where a round stands, as each side sees it. A server says every five seconds what it does and who has not "
+    "answered; a client in a process of its own says when it has the model, every five seconds while it works, and "
+    "when it has answered.",
+    _columns("""
+    federation  name  name of the federation
+    side        name  server or client
+    leg         name  select, waiting, aggregate, evaluate, between, closed; of a client received, computing, replied
+    work        name  of a client: train or evaluate
+    age_s       f64   for how long it has been so
+    words       text  of a server: JSON, clients that have not answered as [client, work, sent or turn, seconds]
+    digest      text  of a client that has answered: digest of the model that it was given
+    """),
+)
 MEMORY = Table(
     "memory",
     12,
@@ -778,7 +796,7 @@ TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
-        MEDIA, HOST, GPU, COLLECTIVES, HANGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS,
+        MEDIA, HOST, GPU, COLLECTIVES, HANGS, LEGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS,
         TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE,
     )
 }  # fmt: skip

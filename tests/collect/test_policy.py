@@ -50,7 +50,8 @@ ENUMS = {
     (table, column)
     for table, columns in {
         "client_reports": "client side federation status", "gaps": "what client", "steps": "client model",
-        "hangs": "role cause", "modules": "client module stage", "memory": "client class device",
+        "hangs": "role cause",
+        "legs": "client federation side leg work", "modules": "client module stage", "memory": "client class device",
     }.items()
     for column in columns.split()
 }  # fmt: skip

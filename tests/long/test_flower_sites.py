@@ -1,4 +1,4 @@
-"""A Flower deployment whose clients record at sites of their own: one sends to a collector, one only answers Flower."""
+"""A Flower deployment with TLS, whose clients record at their own sites: one sends to a collector, one only answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(directory: Path) -> Iterator[Rows]:
     sending = collector.enrol(directory / "sending", "sending", everything())
     settings = {"rounds": 2, "fault_round": 9, "clients": 2, "evaluates": False, "parts": ["observed"]}
     try:
-        with deployment(directory, **settings) as deployed:
+        with deployment(directory, tls=True, **settings) as deployed:
             deployed.add_node(1, STETHOS_SITE=str(riding.path))
             deployed.add_node(2, STETHOS_SITE=str(sending.path))
             deployed.submit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from stethos.schema import NULL_F64, NULL_I32, NULL_I64, Column, Kind, Table
 _DTYPES = {Kind.I32: np.int32, Kind.I64: np.int64, Kind.F64: np.float64}
 _NULLS: dict[Kind, Any] = {Kind.I32: NULL_I32, Kind.I64: NULL_I64, Kind.F64: NULL_F64}
 _SECOND_NS = 10**9
+_DIGEST = re.compile("[0-9a-f]{32}")
 Vector = npt.NDArray[Any]
 
 
@@ -69,6 +71,8 @@ def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vect
             return _texts(found, error_type)
         case "frames":
             return _texts(found, frames_of)
+        case "digest":
+            return _texts(found, lambda text: text if _DIGEST.fullmatch(text) else "")
     values, nulls = _numbers(found)
     match rule.way:
         case "bucket":

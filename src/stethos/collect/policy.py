@@ -25,7 +25,7 @@ Level = Literal["L0", "L1", "L2", "L4"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DEFAULT_LEVEL: Level = "L1"
 LONGEST_GRANT_S = 24 * 3600.0
-Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "drop"]
+Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "digest", "drop"]
 MEANS: dict[Way, str] = {
     "keep": "as it is",
     "bucket": "rounded up to a power of two",
@@ -33,6 +33,7 @@ MEANS: dict[Way, str] = {
     "second": "to the second",
     "error-type": "the exception's type, without its message",
     "frames": "function, file name and line, without messages, code or directories",
+    "digest": "a digest of the model that was received; nothing else passes",
     "drop": "stays",
 }
 
@@ -49,6 +50,7 @@ class ColumnRule:
 
 KEEP, BUCKET, ROUND, SECOND = ColumnRule("keep"), ColumnRule("bucket"), ColumnRule("round"), ColumnRule("second")
 DROP, ERROR_TYPE, FRAMES = ColumnRule("drop"), ColumnRule("error-type"), ColumnRule("frames")
+DIGEST = ColumnRule("digest")
 Rules = Mapping[str, ColumnRule]
 
 
@@ -74,6 +76,7 @@ _L1: dict[str, Rules] = {
     "gaps": {**_CONTEXT, "what": KEEP},
     "host": {"t_ns": SECOND, **_rules(keep="machine_cores", bucket=_MACHINE)},
     "gpu": {"t_ns": SECOND, **_rules(keep="device", bucket="busy_share process_bytes used_bytes total_bytes")},
+    "legs": {**_CONTEXT, **_rules(keep="federation side leg work", bucket="age_s"), "digest": DIGEST},
     "hangs": {"t_ns": SECOND, **_rules(keep="hang role cause limit_s", bucket="silent_s")},
 }  # fmt: skip
 _TIMES = "step_ms data_ms forward_ms backward_ms optimizer_ms"

@@ -18,12 +18,14 @@ from stethos.diagnose.convergence.slow_progress import SlowProgress
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.federated.aggregation_bias import AggregationBias
 from stethos.diagnose.federated.client_anomaly import ClientAnomaly
+from stethos.diagnose.federated.different_models import DifferentModels
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.non_finite_model import NonFiniteModel
 from stethos.diagnose.federated.quantity_skew import ClientQuantitySkew
 from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
+from stethos.diagnose.federated.stalled_federation import StalledFederation
 from stethos.diagnose.federated.unseen_federation import UnseenFederation
 from stethos.diagnose.installed import installed_detectors
 from stethos.diagnose.numbers.dead_units import DeadUnits
@@ -93,7 +95,7 @@ DETECTORS: dict[str, type[Detector]] = {
         ReplicaDivergence, CollectiveMismatch,
         # federated
         FaultyClient, LabelSkew, ClientQuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
-        NonFiniteModel, UnseenFederation,
+        NonFiniteModel, StalledFederation, DifferentModels, UnseenFederation,
         # system
         Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
         OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,

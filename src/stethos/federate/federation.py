@@ -28,6 +28,7 @@ from stethos.federate.comparison import History
 from stethos.federate.compression import Compressor
 from stethos.federate.correcting import Correcting
 from stethos.federate.fingerprint import global_row
+from stethos.federate.legs import ServerLegs
 from stethos.federate.naming import place_of
 from stethos.federate.progress import Progress
 from stethos.federate.round import Round
@@ -121,6 +122,7 @@ class Federation:
         self._last = 0  # round, as rows count them
         self.turns: dict[int, int] = {}  # that each round has had of one client at most
         self._is_open = True
+        self.legs = ServerLegs(self.name)
         self.registered: dict[str, Callable[..., Any]] = {}
         self.compressor = Compressor(self.name) if measure_compression else None
         self.responder: Responder | None = None
@@ -337,6 +339,7 @@ class Federation:
         """End the recording, if it began with this federation. Safe to call twice."""
         if self._is_open:
             self._is_open = False
+            self.legs.close()
             if self.capture is not None and self.session is not None:
                 self.session.guard.run("capture", self.capture.close)
             THREAD_PATCH.remove()

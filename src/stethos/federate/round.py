@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import UpdateMismatchError, UsageError
 from stethos.federate.captured import RoundCapture
 from stethos.federate.invitation import Invitation
+from stethos.federate.legs import Work
 from stethos.federate.round_prints import RoundPrints
 from stethos.federate.row import put_row
 from stethos.federate.screening import Screened, accused_in
@@ -78,6 +79,7 @@ class Round:
         self._stack.enter_context(self._span)
         self._traceparent = traceparent()
         self._start_ns = time.monotonic_ns()
+        self._federation.legs.begin_round(self.recorded)
         self._guarded(lambda: self._prints.begin(self.base))
         self._guarded(self._keep_base)
         self._capture.begin(lambda: self.base)
@@ -99,6 +101,7 @@ class Round:
         if self._is_ended:
             return
         self._is_ended = True
+        self._federation.legs.end_round()
         duration_ms = (time.monotonic_ns() - self._start_ns) * 1e-6
         self._facts.setdefault("duration_ms", duration_ms)
         if self._federation.correcting is not None and error is None:
@@ -127,10 +130,24 @@ class Round:
         with self._lock:
             self._working += 1
             self._is_side_by_side |= self._working > 1
+        self._federation.legs.ask(site.client, "turn")
         return site
 
     def invite(self, client: object) -> Invitation:
         """What another process needs to work on this client's turn; can be pickled or sent as strings."""
+        if client != "":
+            self.asked(str(client))
+        return self._invitation(client)
+
+    def asked(self, client: str, work: Work = "train") -> None:
+        """A message has left for a client: from now on its answer is waited for."""
+        self._federation.legs.ask(client, "sent", work)
+
+    def answered(self, client: str, work: Work = "train") -> None:
+        """A client's answer has come, of whatever kind."""
+        self._federation.legs.answered(client, work)
+
+    def _invitation(self, client: object) -> Invitation:
         session = self._federation.session
         settings = session.settings if session is not None else None
         return Invitation(
@@ -155,6 +172,7 @@ class Round:
         the reply came (`time.monotonic_ns`). The row can be added to through the site returned.
         """
         site = self._new_site(str(client))
+        self.answered(site.client)
         if report:
             site.facts.update({name: value for name, value in report.items() if name in NOTABLE})
         if state is not None:
@@ -169,7 +187,7 @@ class Round:
 
     def _new_site(self, client: str) -> Site:
         with self._lock:
-            invitation = self.invite(client)
+            invitation = self._invitation(client)
             self._turns[client] += 1
             federation, used = self._federation, invitation.turn + 1
             federation.turns[self.recorded] = max(federation.turns.get(self.recorded, 0), used)
@@ -183,6 +201,7 @@ class Round:
         with self._lock:
             self._working -= 1
             self._sites.append(site)
+        self.answered(site.client)
         self._show()
 
     def _receive(self, update: Update) -> None:
@@ -209,7 +228,10 @@ class Round:
         """Time a part of the round: select, download, compute, upload, aggregate or evaluate."""
         if name not in PHASES:
             raise UsageError(f"no phase {name!r}", hint=f"phases: {', '.join(PHASES)}")
-        with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}):
+        own = (
+            contextlib.nullcontext() if name in ("download", "compute", "upload") else self._federation.legs.stage(name)
+        )
+        with timed(self._facts, f"{name}_ms"), Span(boot.current_session, name, {}), own:
             yield
 
     def screen(self, probability: float | None = None) -> list[ClientVerdict]:

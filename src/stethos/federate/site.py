@@ -19,6 +19,8 @@ import numpy as np
 from stethos.errors import UsageError
 from stethos.federate.confusion import Confusion
 from stethos.federate.invitation import ClientSpan, Invitation
+from stethos.federate.legs import ClientLegs
+from stethos.federate.model_digest import digest_of
 from stethos.federate.row import put_row
 from stethos.federate.structure import State, bytes_of
 from stethos.guard import attempt, text_of
@@ -80,6 +82,9 @@ class Site:
         self._span: Span | None = None
         self._start_ns = 0
         self._start_rss = 0
+        self._legs: ClientLegs | None = None
+        if side == "client":
+            self._legs = ClientLegs(invitation.federation, invitation.client, invitation.round)
 
     # Telling ---------------------------------------------------------------------------------------
 
@@ -144,6 +149,11 @@ class Site:
             later = functools.partial(_digest_or_none, order)
             self.traces["order"] = later if callable(order) else later()
 
+    def received(self, model: Mapping[str, Any]) -> None:
+        """Say which model the client was given: its digest is compared with what others were given in this round."""
+        if self._legs is not None:
+            self._legs.digest = attempt(digest_of, model)
+
     def drop(self, reason: str = "") -> None:
         """The client dropped out of this round."""
         self.facts["status"] = "dropped"
@@ -175,6 +185,8 @@ class Site:
         self._span.__enter__()
         self._start_rss = _RESIDENT.lately()
         self._mark(is_open=True)
+        if self._legs is not None:
+            self._legs.begin()
         if self._on_start is not None:
             self._on_start(self)
         self._start_ns = time.monotonic_ns()
@@ -205,6 +217,8 @@ class Site:
         duration_ns = time.monotonic_ns() - self._start_ns
         session = boot.current_session()
         self._mark(is_open=False)
+        if self._legs is not None:
+            self._legs.end()
         if error is not None:
             self.failed(error)
         if session is not None:

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message
 from stethos.adapters.flower.content import KEY, take_ours
 from stethos.collect.ride import ACKS, reply_of, take_acks
 from stethos.federate.invitation import Invitation
+from stethos.federate.legs import ClientLegs
 from stethos.federate.site import Site
 from stethos.guard import attempt
 from stethos.observe import boot
@@ -42,6 +43,7 @@ def client_mod(message: Message, context: Context, call_next: Callable[[Message,
     if label is not None:
         site.note(label=str(label))
     start_ns = time.time_ns()
+    attempt(site.received, _layers_in(message))
     with site:
         with site.phase("compute"):
             reply = call_next(message, context)
@@ -55,6 +57,12 @@ def _invitation_in(message: Message, context: Context) -> Invitation | None:
     if fields is not None:
         attempt(take_acks, fields.get(ACKS))
     return replace(Invitation.from_fields(fields), client=str(context.node_id)) if fields is not None else None
+
+
+def _layers_in(message: Message) -> dict[str, bytes]:
+    """The model in a message, as it came."""
+    records = message.content.array_records if message.has_content() else {}
+    return {f"{record}/{layer}": array.data for record, arrays in records.items() for layer, array in arrays.items()}
 
 
 def _add_report(reply: Message, site: Site, start_ns: int, end_ns: int) -> None:
@@ -74,12 +82,16 @@ def _put_into(reply: Message, report: dict[str, Any]) -> None:
 def _evaluating(invitation: Invitation, kind: str) -> Iterator[None]:
     """A message that asks for no update: its rows and spans are marked, and a failure is logged."""
     fields = {"client": invitation.client, "round": invitation.round, "message_type": kind}
+    legs = ClientLegs(invitation.federation, invitation.client, invitation.round, "evaluate")
     with invitation.marked(), Span(boot.current_session, f"client_{kind.partition('.')[0]}", fields):
+        legs.begin()
         try:
             yield
         except Exception:
             attempt(_log_failure, invitation, kind)
             raise
+        finally:
+            legs.end()
 
 
 def _log_failure(invitation: Invitation, kind: str) -> None:

@@ -206,6 +206,7 @@ class Observer:
                 sizes[records] = bytes_in(message.content)
             client = str(message.metadata.dst_node_id)
             turn.asked[message.metadata.message_id] = SentMessage(client, is_train, sizes[records], *sent_at)
+            turn.rnd.asked(client, "train" if is_train else "evaluate")
             turn.selected += is_train
             capture = self._federation.capture if self._federation is not None else None
             if is_train and capture is not None:
@@ -221,6 +222,7 @@ class Observer:
         turn = self._turn
         asked = turn.asked.pop(reply.metadata.reply_to_message_id, None) if turn is not None else None
         if turn is not None and asked is not None:
+            turn.rnd.answered(asked.client, "train" if asked.is_train else "evaluate")
             take = self._take_update if asked.is_train else self._take_evaluation
             self._guarded(take, turn, asked, reply, dict(report or {}), arrived)
 

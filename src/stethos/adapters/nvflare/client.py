@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.widgets.widget import Widget
 
-from stethos.adapters.nvflare.exchange import HEADER, REPORT, bytes_in, failure_of, guarded
+from stethos.adapters.nvflare.exchange import HEADER, REPORT, bytes_in, failure_of, guarded, weights_in
 from stethos.adapters.nvflare.script import SCRIPTS, ScriptTurn
 from stethos.collect.ride import ACKS, reply_of, take_acks
 from stethos.federate.invitation import Invitation, current_invitation
@@ -43,6 +43,9 @@ class ClientTurn:
         self.site = Site(invitation, side="client", on_end=lambda _: None)
         download_ms = (pulled_ns[1] - pulled_ns[0]) * 1e-6 if all(pulled_ns) else None
         self.site.note(download_ms=download_ms, received_bytes=bytes_in(task))
+        weights = weights_in(task)
+        if weights is not None:
+            guarded(self.site.received, weights.state)
         self.site.__enter__()
         inner = current_invitation() or invitation  # spans of the training script belong to the turn's
         SCRIPTS.turns[invitation.client] = ScriptTurn(inner, TURN.get()[2], self.site)

@@ -64,6 +64,7 @@ class OpenRound:
 
     def invite(self, client: str) -> dict[str, str]:
         self.waiting.add(client)
+        self.rnd.asked(client)
         return replace(self._invitation, client=client).to_fields()
 
     def begin_aggregation(self) -> None:
