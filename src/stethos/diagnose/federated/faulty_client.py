@@ -210,6 +210,8 @@ _SHOWN_INSIDE = {
     "labels": "its samples look like other classes than their labels say",
     "partly": "it sends only a part of what its optimizer did",
     "uncleared": "gradients of the step before are still there when the next is computed",
+    "untrained": "it trains fewer of the model's weights than the others",
+    "ascent": "the loss on its own samples rises as it trains, while the others' falls",
     "training": "its steps are far longer than the others', for its learning rate",
 }
 

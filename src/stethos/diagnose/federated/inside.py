@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ _WARM_UP = 1
 _CHANGED = 0.05  # share of samples that have other labels than before
 _PASSED = 3  # rounds without a sign of it, until a fault is over
 _EXPLAINED = 0.75
+_SURE, _FEWEST_LEFT = 1.2, 5
+_OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
+_MOST_COUNTED = 400  # samples of a client that are told apart
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
@@ -36,7 +39,7 @@ KINDS = {
     "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault",
     "targets": "target-fault",
     "labels": "label-noise", "relabelled": "label-noise",
-    "partly": "unknown", "uncleared": "unknown", "training": "unknown",
+    "partly": "unknown", "untrained": "unknown", "ascent": "unknown", "uncleared": "unknown", "training": "unknown",
 }  # fmt: skip
 
 
@@ -50,11 +53,32 @@ class InsideMargins:
 
 
 def inside_margins(inside: InsideEvidence) -> InsideMargins:
-    """Compare the clients of a federation with each other, in everything that they show from inside."""
+    """Compare the clients of a federation with each other, in everything that they show from inside.
+
+    Those who surely stand out are what the others are no longer compared with: they make each other look ordinary, and
+    innocent clients look odd.
+    """
+    first = _compared(inside)
+    most = np.max(list(first.kinds.values()), axis=0, initial=0.0)
+    is_sure = most >= _SURE
+    if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
+        return first
+    left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
+    again = _compared(replace(inside, clients=left))
+    kinds = {name: values.copy() for name, values in first.kinds.items()}
+    pairs = list(first.pairs)
+    for place, at in enumerate(np.flatnonzero(~is_sure)):
+        for name in kinds:
+            kinds[name][at] = again.kinds[name][place] if name in again.kinds else 0.0
+        pairs[at] = again.pairs[place]
+    return InsideMargins(inside.clients, kinds, pairs)
+
+
+def _compared(inside: InsideEvidence) -> InsideMargins:
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
     kinds = dict(update_margins(inside))
-    kinds["duplicates"] = _duplicates(inside)
+    kinds["duplicates"] = np.maximum(_duplicates(inside), _fewer_than_said(inside))
     kinds["not-finite"] = _not_finite(inside)
     kinds |= data_margins(whole)
     odd = (
@@ -62,6 +86,8 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
         if kinds
         else np.zeros(len(clients))
     )
+    looks = np.max([kinds[name] for name in _BY_LOOKS if name in kinds], axis=0, initial=0.0)
+    kinds["ascent"] = np.where(looks >= _OTHER_DATA, np.minimum(kinds["ascent"], 0.9), kinds["ascent"])
     typical = [one if odd[place] < 1 else None for place, one in enumerate(whole)]
     witnesses = [by_data(whole, typical), by_answers(inside, inside.rounds[_WARM_UP:])]
     kinds["labels"], pairs = _labels(witnesses, len(clients))
@@ -81,6 +107,17 @@ def _duplicates(inside: InsideEvidence) -> Array:
     count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
     is_few = count <= _FEW_SAMPLES * np.median(count)  # texts may have lines that come often
     return np.where(is_few, margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03), 0.0)
+
+
+def _fewer_than_said(inside: InsideEvidence) -> Array:
+    """How many times fewer samples it trains on than it says that it has, and than its steps have room for."""
+    said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
+    batch = np.nan_to_num(inside.matrix("batch")).max(0, initial=0.0)
+    used = np.nan_to_num(inside.matrix("steps")).sum(0) * batch
+    seen = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
+    room = np.minimum(np.minimum(said, used), _MOST_COUNTED)
+    times = np.where((said > 0) & (seen > 0), np.log2(np.maximum(room, 1) / np.maximum(seen, 1)), np.nan)
+    return margins(np.maximum(times, 0.0), 1.0, 4.0, 0.1)
 
 
 def _not_finite(inside: InsideEvidence) -> Array:

@@ -129,8 +129,9 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
             usual = np.median(bound, axis=0)
             is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
             is_novel &= is_far | (own >= _NOVEL_INSIDE)
+            is_novel |= _is_marked(mine, others, rank)
             if is_novel.sum() < _FEWEST_NOVEL or is_novel.mean() <= _MANY:
-                is_novel &= is_far & (own < 0.9)  # that one input is always the same says whom a client has
+                is_novel &= (is_far | _is_marked(mine, others, rank)) & (own < 0.9)  # that one input is always the same says whom a client has
                 if is_novel.sum() == 1 and mine.atom_labels is not None:
                     is_novel &= mine.atom_labels[rank] >= _SAME_LABEL
             if is_novel.any():
@@ -139,6 +140,23 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
         shares[place] = best
     found = margins(shares, _NOVEL, 4.0, 0.02)
     return np.where(is_wide, 0.0, found), np.where(is_wide, found, 0.0)
+
+
+def _is_marked(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
+    """Which of a client's common values lie outside of all that others have and come with one label, in two columns."""
+    assert mine.atoms is not None and mine.atom_shares is not None
+    width = mine.atoms.shape[1]
+    known = [one for one in others if one.low is not None and one.high is not None]
+    if len(known) < 3 or mine.atom_labels is None or len({one.low.shape for one in known if one.low is not None}) != 1:
+        return np.zeros(width, bool)
+    low = np.sort([one.low for one in known if one.low is not None], axis=0)[1]  # one other may have them, too
+    high = np.sort([one.high for one in known if one.high is not None], axis=0)[-2]
+    again = -(-width // len(low))
+    low, high = (np.repeat(one, again)[:width] for one in (low, high))
+    room = 0.1 * (high - low) + 1e-9
+    is_out = (mine.atoms[rank] > high + room) | (mine.atoms[rank] < low - room)
+    is_out &= (mine.atom_shares[rank] * mine.n >= 5) & (mine.atom_labels[rank] >= _SAME_LABEL)
+    return is_out if is_out.sum() >= 2 else np.zeros(width, bool)
 
 
 def _is_far(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
@@ -218,7 +236,7 @@ def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch |
         others = _others(typical, place)
         if mine is None or len(others) < 3 or not others[0].can_join(mine):
             continue
-        inputs = mine.features - mine.targets
+        inputs = mine.inputs
         reference = covariance_of(joined(others))[:inputs, :inputs]
         precision = np.linalg.inv(reference)
         own = mine.scatter[:inputs, :inputs] / max(mine.n - len(mine.counts), 1)
