@@ -23,7 +23,7 @@ Vector = npt.NDArray[np.float64]
 _MOST_ELEMENTS = 1 << 15
 _MOST_CLIENTS = 4096
 _ASKED = 2
-_SAME, _SMALL = 0.02, 1e-3  # of the way of a parameter, and of all of them together: rounding
+_SAME, _SMALL = 0.3, 1e-2  # of the way of a parameter, and of all of them together: what rounding may do
 Whose = tuple[str, str, str]  # run, federation, client
 _LAST_STEPS: OrderedDict[Whose, int] = OrderedDict()
 

@@ -204,6 +204,7 @@ _SHOWN_INSIDE = {
     "fewer-words": "it has few of the words that others have most, and few common words of its own",
     "imputed": "many of its inputs share a value that others do not have",
     "atoms": "some of its samples share a value that others do not have",
+    "grain": "values that are common at the others are not at it",
     "noise": "its inputs do not follow from each other as the others' do",
     "targets": "its targets do not follow from its inputs as the others' do",
     "relabelled": "the same samples came with other labels than before",

@@ -36,7 +36,7 @@ KINDS = {
     "update-noise": "update-noise", "stale": "stale", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
-    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault",
+    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
     "targets": "target-fault",
     "labels": "label-noise", "relabelled": "label-noise",
     "partly": "unknown", "untrained": "unknown", "ascent": "unknown", "uncleared": "unknown", "training": "unknown",
@@ -64,7 +64,7 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
     if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
         return first
     left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
-    again = _compared(replace(inside, clients=left))
+    again = _compared(replace(inside, clients=left), sees_answers=False)  # the model learnt from the faulty ones, too
     kinds = {name: values.copy() for name, values in first.kinds.items()}
     pairs = list(first.pairs)
     for place, at in enumerate(np.flatnonzero(~is_sure)):
@@ -74,7 +74,7 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
     return InsideMargins(inside.clients, kinds, pairs)
 
 
-def _compared(inside: InsideEvidence) -> InsideMargins:
+def _compared(inside: InsideEvidence, *, sees_answers: bool = True) -> InsideMargins:
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
     kinds = dict(update_margins(inside))
@@ -89,7 +89,9 @@ def _compared(inside: InsideEvidence) -> InsideMargins:
     looks = np.max([kinds[name] for name in _BY_LOOKS if name in kinds], axis=0, initial=0.0)
     kinds["ascent"] = np.where(looks >= _OTHER_DATA, np.minimum(kinds["ascent"], 0.9), kinds["ascent"])
     typical = [one if odd[place] < 1 else None for place, one in enumerate(whole)]
-    witnesses = [by_data(whole, typical), by_answers(inside, inside.rounds[_WARM_UP:])]
+    witnesses = [by_data(whole, typical)]
+    if sees_answers or not np.isfinite(witnesses[0].share).any():
+        witnesses.append(by_answers(inside, inside.rounds[_WARM_UP:]))
     kinds["labels"], pairs = _labels(witnesses, len(clients))
     kinds["relabelled"] = _relabelled(inside)
     return InsideMargins(clients, kinds, pairs)

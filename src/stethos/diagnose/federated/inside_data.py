@@ -21,6 +21,9 @@ _SAME_LABEL = 0.9
 _FAR_DEVIATIONS = 6.0
 _MANY = 0.25  # of the columns: then values are missing, not marked
 _COMMON_TOKENS = 32
+_COMMON, _NEARLY_ALL, _HARDLY_ANY = 0.12, 0.97, 0.15
+_TILTED, _SUPPORTED = 0.3, 0.6  # of what accuses
+_TABLE = 48  # columns at most
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
 
@@ -40,6 +43,7 @@ def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     else:
         found["fewer-words"] = _words(alike)
     found["atoms"], found["imputed"] = _novel(alike)
+    found["grain"] = _grain(alike)
     found["target-units"] = _target_units(alike)
     odd = np.max([found[name] for name in found], axis=0) if found else np.zeros(count)
     typical = [one if odd[place] < 1 else None for place, one in enumerate(alike)]
@@ -142,6 +146,37 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     return np.where(is_wide, 0.0, found), np.where(is_wide, found, 0.0)
 
 
+def _grain(clients: Sequence[Sketch | None]) -> Array:
+    """The share of columns in which the others have a common value and a client has none that is nearly as common.
+
+    It counts where hardly any of the others' common values is one of the client's. A sensor with another gain has other
+    values that are as common; noise and columns in another order do not. Tables only: in pictures, black and white are
+    common, and a site may have darker ones.
+    """
+    found = np.full(len(clients), np.nan)
+    for place, mine in enumerate(clients):
+        if mine is None or mine.atoms is None or mine.atom_shares is None or mine.width > _TABLE:
+            continue
+        others = [one for one in _others(clients, place) if one.atoms is not None and one.atoms.shape == mine.atoms.shape]
+        if len(others) < 3:
+            continue
+        values = np.stack([one.atoms[0] for one in others if one.atoms is not None])
+        shares = np.stack([one.atom_shares[0] for one in others if one.atom_shares is not None])
+        usual, least = np.median(shares, axis=0), np.sort(shares, axis=0)[1]  # one other may be faulty, too
+        is_common = (usual >= _COMMON) & (usual <= _NEARLY_ALL) & (least * mine.n >= 4)
+        if is_common.sum() < _FEWEST_NOVEL:
+            found[place] = 0.0
+            continue
+        error = np.sqrt(np.maximum(usual * (1 - usual), 0.02) / mine.n)
+        is_rarer = (mine.atom_shares[0] < least / 2) & (mine.atom_shares[0] < least - 3 * error)
+        is_same = ((mine.atoms[0] == values) | (mine.atoms[1] == values)).mean(0) >= 0.5
+        is_agreed = is_common & (np.array([np.unique(one, return_counts=True)[1].max() for one in values.T])
+                                 >= 0.6 * len(others))  # fmt: skip
+        is_other = not is_agreed.any() or float(is_same[is_agreed].mean()) < _HARDLY_ANY
+        found[place] = float((is_rarer & ~is_same)[is_common].mean()) if is_other else 0.0
+    return margins(found, 0.2, 4.0, 0.05)
+
+
 def _is_marked(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
     """Which of a client's common values lie outside of all that others have and come with one label, in two columns."""
     assert mine.atoms is not None and mine.atom_shares is not None
@@ -228,27 +263,41 @@ def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch |
     """How much worse a feature follows from the others, within classes, than it does at the other clients.
 
     Both as a distance and as a share of its own variance, as noise makes it: inputs on another scale, or that vary more
-    or less, are how a site may differ.
+    or less, are how a site may differ. Noise and columns in another order raise the variance most along directions in
+    which the others' data hardly vary; rougher textures of pictures raise it along all, so pictures must show that.
     """
-    worse, unexplained = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+    worse, unexplained, tilt, errors = _residuals(clients, typical)
+    apart, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
+    tilted = margins(tilt, 0.25, 3.5, 0.03, errors)
+    is_rough = np.array([one is not None and one.width > _TABLE for one in clients]) & (tilted < _TILTED)
+    found = np.where(is_rough, 0.0, np.maximum(np.minimum(apart, by_share), apart / _FAR_ALONE))
+    return np.maximum(found, np.minimum(tilted, apart / _SUPPORTED))
+
+
+def _residuals(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> tuple[Array, Array, Array, Array]:
+    """Residuals of features, as distances and shares of their variance; the tilt towards what hardly varies; errors."""
+    worse, unexplained, tilt = np.full((3, len(clients)), np.nan)
     errors = np.zeros(len(clients))
     for place, mine in enumerate(clients):
         others = _others(typical, place)
         if mine is None or len(others) < 3 or not others[0].can_join(mine):
             continue
-        inputs = mine.inputs
-        reference = covariance_of(joined(others))[:inputs, :inputs]
+        reference = covariance_of(joined(others))[: mine.inputs, : mine.inputs]
         precision = np.linalg.inv(reference)
-        own = mine.scatter[:inputs, :inputs] / max(mine.n - len(mine.counts), 1)
+        own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
         residual = np.einsum("ij,jk,ki->i", precision, own, precision) / np.diag(precision)
         is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
         ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
         spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
         worse[place] = float(np.mean(np.clip(ratio, -2, 2)))
         unexplained[place] = float(np.mean(np.clip(ratio - spread, -2, 2)))
+        sizes, ways = np.linalg.eigh(reference[np.ix_(is_used, is_used)])
+        along = np.einsum("ji,jk,ki->i", ways, own[np.ix_(is_used, is_used)], ways) / sizes
+        if (half := len(sizes) // 2) >= 1:
+            small, large = np.median(along[:half]), np.median(along[half:])
+            tilt[place] = float(0.5 * np.log10(max(small, 1e-4) / max(large, 1e-4)))
         errors[place] = 0.5 / np.sqrt(mine.n)
-    far, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
-    return np.maximum(np.minimum(far, by_share), far / _FAR_ALONE)
+    return worse, unexplained, tilt, errors
 
 
 def _target_residual(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> Array:

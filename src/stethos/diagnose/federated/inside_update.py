@@ -26,6 +26,8 @@ def update_margins(inside: InsideEvidence) -> dict[str, Array]:
 def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
     found: dict[str, Array] = {}
     sent, along = inside.matrix("sent_sent"), inside.matrix("way_sent")
+    is_lost = np.isfinite(sent).mean(1) < 0.5 * np.isfinite(inside.matrix("steps")).mean(1)  # to NaN, at most of them
+    sent, along = np.where(is_lost[:, None], np.nan, sent), np.where(is_lost[:, None], np.nan, along)
     found["nan"] = _odd(inside)
     found["wrong-lr"] = _rates(inside.matrix("lr"))
     found["stale"] = _begins(inside.matrix("begin"))
@@ -58,7 +60,7 @@ def _scaled(inside: InsideEvidence, ratio: Array) -> Array:
     by_step = ratio / inside.matrix("steps")
     plain, steps = ratio / middle, by_step / np.nanmedian(by_step)
     best = plain if np.nanmean(np.abs(plain - 1)) <= np.nanmean(np.abs(steps - 1)) else steps
-    return best if np.nanquantile(np.abs(best - 1), 0.75) < 0.01 else ratio
+    return best if np.nanquantile(np.abs(best - 1), 0.65) < 0.01 else ratio
 
 
 def _odd(inside: InsideEvidence) -> Array:
@@ -168,7 +170,7 @@ def _unlike_sent(inside: InsideEvidence, ratio: Array, cosine: Array) -> Array:
         return np.zeros(share.shape[1])
     turns = sees.sum(0)
     often = np.where(turns >= 2, is_other.sum(0) / np.maximum(turns, 1), np.nan)
-    return margins(np.where(is_other.sum(0) == 1, 0.0, often), 0.25, 5.0, 0.02)
+    return margins(np.where(is_other.sum(0) == 1, 0.0, often), 0.3, 5.0, 0.05)
 
 
 def _untrained(trained: Array) -> Array:
