@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,13 @@ Array = npt.NDArray[np.float64]
 _WARM_UP = 1
 _CHANGED = 0.05  # share of samples that have other labels than before
 _PASSED = 3  # rounds without a sign of it, until a fault is over
-_EXPLAINED = 0.75
+_EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
 _MOST_COUNTED = 400  # samples of a client that are told apart
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
+_FAR_LESS, _ALONE = 0.4, 1.5  # of the share that the other sees: that denies it, too; one witness alone must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
 
@@ -64,7 +65,7 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
     if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
         return first
     left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
-    again = _compared(replace(inside, clients=left), sees_answers=False)  # the model learnt from the faulty ones, too
+    again = _compared(replace(inside, clients=left), is_misled=True)
     kinds = {name: values.copy() for name, values in first.kinds.items()}
     pairs = list(first.pairs)
     for place, at in enumerate(np.flatnonzero(~is_sure)):
@@ -74,7 +75,8 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
     return InsideMargins(inside.clients, kinds, pairs)
 
 
-def _compared(inside: InsideEvidence, *, sees_answers: bool = True) -> InsideMargins:
+def _compared(inside: InsideEvidence, *, is_misled: bool = False) -> InsideMargins:
+    """`is_misled` says that the global model learnt from others, who are faulty: its answers alone accuse nobody."""
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
     kinds = dict(update_margins(inside))
@@ -89,10 +91,10 @@ def _compared(inside: InsideEvidence, *, sees_answers: bool = True) -> InsideMar
     looks = np.max([kinds[name] for name in _BY_LOOKS if name in kinds], axis=0, initial=0.0)
     kinds["ascent"] = np.where(looks >= _OTHER_DATA, np.minimum(kinds["ascent"], 0.9), kinds["ascent"])
     typical = [one if odd[place] < 1 else None for place, one in enumerate(whole)]
-    witnesses = [by_data(whole, typical)]
-    if sees_answers or not np.isfinite(witnesses[0].share).any():
-        witnesses.append(by_answers(inside, inside.rounds[_WARM_UP:]))
+    witnesses = [by_data(whole, typical), by_answers(inside, inside.rounds[_WARM_UP:])]
     kinds["labels"], pairs = _labels(witnesses, len(clients))
+    if is_misled and np.isfinite(witnesses[0].share).any():
+        kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     kinds["relabelled"] = _relabelled(inside)
     return InsideMargins(clients, kinds, pairs)
 
@@ -133,7 +135,7 @@ def _relabelled(inside: InsideEvidence) -> Array:
     return margins(share.max(0, initial=0.0), 0.2, 4.0, 0.02)
 
 
-def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple[int, int] | None]]:
+def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[tuple[int, int] | None]]:
     """Both witnesses together, in standard deviations.
 
     Where a client's data look unlike the others' for other reasons than wrong labels, nobody can say. What the model
@@ -144,9 +146,13 @@ def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple
     found, most = np.zeros(count), np.zeros(count)
     pairs: list[tuple[int, int] | None] = [None] * count
     is_other = np.any([np.nan_to_num(one.explained, nan=1.0) < _EXPLAINED for one in witnesses], axis=0)
-    is_denied = np.zeros(count, bool)
+    is_denied, speaking = np.zeros(count, bool), np.zeros(count)
     for witness in witnesses:
-        is_denied |= deviations(witness.share, 0.03, witness.error) < _DENIED
+        most_seen = np.fmax(
+            deviations(witness.share, 0.03, witness.error), deviations(witness.cell, 0.03, witness.cell_error)
+        )
+        is_denied |= most_seen < _DENIED
+        speaking += np.isfinite(most_seen)
         cell = np.fmin(witness.cell, witness.share) if witness.is_of_answers else witness.cell
         for values, errors, least in ((witness.share, witness.error, 0.1), (cell, witness.cell_error, 0.08)):
             alone = np.where(is_other, 0.0, margins(values, least, 3.0, 0.03, errors))
@@ -160,7 +166,12 @@ def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple
             found = np.maximum(found, alone)
     mean = np.where(known > 0, together / np.maximum(known, 1), np.nan)
     found = np.maximum(found, np.minimum(margins(mean, 2.0, 3.0, 0.4), most))
-    return np.where(is_denied, found / _TWICE_AS_SURE, found), pairs
+    claimed = np.fmax.reduce([one.share for one in witnesses])
+    for witness in witnesses:
+        at_most = np.fmax(witness.share + 2 * witness.error, witness.cell + 2 * witness.cell_error)
+        is_denied |= at_most < _FAR_LESS * claimed
+    doubt = np.where(speaking < 2, _ALONE, np.where(is_denied, _TWICE_AS_SURE, 1.0))
+    return found / doubt, pairs
 
 
 # Verdicts ---------------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def _ascent(inside: InsideEvidence) -> Array:
     if not np.nanmedian(mean) < _FALLS:
         return np.zeros(len(mean))
     surely = np.where(mean > 0, mean / (error + 0.01) / 3.0, 0.0)
-    return np.nan_to_num(np.minimum(margins(mean, 0.15, 3.0, 0.03, error, gap=1.4), surely))
+    return np.nan_to_num(np.minimum(margins(mean, 0.2, 3.5, 0.03, error, gap=1.4), surely))
 
 
 def _length(inside: InsideEvidence) -> Array:
