@@ -179,9 +179,10 @@ def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[t
 _AT_ONE_PERCENT = 1.0  # margin that 1 in 100 clean federations reaches, and how it grows as that share falls
 _PER_E_FOLD = 0.12
 _USUAL_CLIENTS = 10
-_CONFIDENCE = ((2.0, 0.99), (1.5, 0.97), (1.2, 0.9), (1.0, 0.8), (0.8, 0.35), (0.0, 0.05))  # as measured, by margin
-# A site may have other data than the rest and no fault: on families held out four in five of these were right.
-_BY_LOOKS, _MOST_SURE_BY_LOOKS = ("units", "unnormalised", "noise", "fewer-words", "target-units", "targets"), 0.8
+_CONFIDENCE = ((2.0, 0.98), (1.2, 0.88), (1.0, 0.8), (0.7, 0.25), (0.0, 0.05))  # as measured, by margin
+# A site may have other data than the rest and no fault, or train otherwise: families held out were less kind to these.
+_BY_LOOKS = ("units", "unnormalised", "noise", "grain", "fewer-words", "target-units", "targets")
+_LESS_SURE, _MOST_SURE = (*_BY_LOOKS, "labels", "ascent", "training", "partly", "untrained"), 0.9
 _OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")
 
 
@@ -207,7 +208,7 @@ def inside_verdicts(inside: InsideEvidence, found: InsideMargins, alarm_rate: fl
         if named == "labels" and (pair := found.pairs[place]) is not None:
             kind = "label-flip"
         first, last = _span(inside, client, named)
-        sure = min(confidence_of(most / limit), _MOST_SURE_BY_LOOKS if named in _BY_LOOKS else 1.0)
+        sure = min(confidence_of(most / limit), _MOST_SURE if named in _LESS_SURE else 1.0)
         verdicts.append(
             ClientVerdict(
                 client, kind, sure, first, last, guilt="buggy",

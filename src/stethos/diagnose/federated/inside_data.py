@@ -12,6 +12,7 @@ from stethos.diagnose.federated.standing_out import margins
 
 Array = npt.NDArray[np.float64]
 FEWEST_SAMPLES = 15
+_FEWEST_SCALED = 8  # samples are enough to see another scale
 _FEWEST_OF_CLASS = 5
 _MOST_COLUMNS = 0.55  # on another scale or far away: a shift of some is how a site may differ
 _BY_CHANCE = 1e-3
@@ -39,7 +40,8 @@ def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     alike = [one if one is not None and one.kind == usual else None for one in known]
     found: dict[str, Array] = {}
     if usual == "numbers":
-        found["units"], found["unnormalised"], found["constant"] = _scales(alike)
+        few = [one if one is not None and one.kind == usual and one.n >= _FEWEST_SCALED else None for one in clients]
+        found["units"], found["unnormalised"], found["constant"] = _scales(few)
     else:
         found["fewer-words"] = _words(alike)
     found["atoms"], found["imputed"] = _novel(alike)
@@ -135,7 +137,8 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
             is_novel &= is_far | (own >= _NOVEL_INSIDE)
             is_novel |= _is_marked(mine, others, rank)
             if is_novel.sum() < _FEWEST_NOVEL or is_novel.mean() <= _MANY:
-                is_novel &= (is_far | _is_marked(mine, others, rank)) & (own < 0.9)  # that one input is always the same says whom a client has
+                # that one input is always the same says whom a client has
+                is_novel &= (is_far | _is_marked(mine, others, rank)) & (own < 0.9)
                 if is_novel.sum() == 1 and mine.atom_labels is not None:
                     is_novel &= mine.atom_labels[rank] >= _SAME_LABEL
             if is_novel.any():
@@ -157,7 +160,9 @@ def _grain(clients: Sequence[Sketch | None]) -> Array:
     for place, mine in enumerate(clients):
         if mine is None or mine.atoms is None or mine.atom_shares is None or mine.width > _TABLE:
             continue
-        others = [one for one in _others(clients, place) if one.atoms is not None and one.atoms.shape == mine.atoms.shape]
+        others = [
+            one for one in _others(clients, place) if one.atoms is not None and one.atoms.shape == mine.atoms.shape
+        ]
         if len(others) < 3:
             continue
         values = np.stack([one.atoms[0] for one in others if one.atoms is not None])
@@ -178,11 +183,19 @@ def _grain(clients: Sequence[Sketch | None]) -> Array:
 
 
 def _is_marked(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
-    """Which of a client's common values lie outside of all that others have and come with one label, in two columns."""
+    """Which of a client's common values lie outside of all that others have and come with one label, in two columns.
+
+    Tables only: bright pictures have more white than others, at places that go with a label.
+    """
     assert mine.atoms is not None and mine.atom_shares is not None
     width = mine.atoms.shape[1]
     known = [one for one in others if one.low is not None and one.high is not None]
-    if len(known) < 3 or mine.atom_labels is None or len({one.low.shape for one in known if one.low is not None}) != 1:
+    if (
+        mine.width > _TABLE
+        or len(known) < 3
+        or mine.atom_labels is None
+        or len({one.low.shape for one in known if one.low is not None}) != 1
+    ):
         return np.zeros(width, bool)
     low = np.sort([one.low for one in known if one.low is not None], axis=0)[1]  # one other may have them, too
     high = np.sort([one.high for one in known if one.high is not None], axis=0)[-2]
