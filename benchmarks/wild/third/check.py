@@ -7,6 +7,7 @@ python -m benchmarks.wild.third.check faults               how far each fault mo
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def learnt(case: Case) -> tuple[float, float]:
 def shift_of(case: Case, rounds: int = 4) -> float:
     """How far the fault moves its client's update from that of a healthy twin, as a share of the twin's norm.
 
-    The most of the first rounds, from the same global model and with the same batches.
+    The most of the first rounds, from the same global model and with the same batches; inf where the fault diverges.
     """
     assert case.fault is not None
     torch.manual_seed(case.seed)
@@ -76,8 +77,12 @@ def shift_of(case: Case, rounds: int = 4) -> float:
                 state = loop.faulty_sending(fault, name, state, start, number)
             sent.append(torch.cat([(state[key] - start[key]).reshape(-1) for key in start]))
         healthy, faulty = sent
-        most = max(most, float((faulty - healthy).norm() / healthy.norm().clamp_min(1e-12)))
+        assert healthy.isfinite().all(), f"honest clients diverge: {case}"
+        shift = float((faulty - healthy).norm() / healthy.norm().clamp_min(1e-12))
+        most = max(most, shift) if math.isfinite(shift) else math.inf
         loop.own[name] = own
+        if math.isinf(most):
+            break
         loop.round(Unwatched(number))
     return most
 

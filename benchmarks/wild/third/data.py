@@ -1,8 +1,8 @@
 """Data sets of the third set; all come inside of packages, and rows keep the order that they have there.
 
 titanic, chess: scikit-learn's tests. glyphs, terrain, eeg: matplotlib. names: Babel. services: botocore. source: files
-of torch, npm, networkx and NumPy. yeast, shuttle: the wheel of river. pigs, demand: the wheel of statsmodels. `groups` is
-1 in the rows of another group, such as passengers of another harbour.
+of torch, npm, networkx and NumPy. yeast, shuttle: the wheel of river. pigs, demand: the wheel of statsmodels.
+`groups` is 1 in the rows of another group, such as passengers of another harbour.
 """
 
 from __future__ import annotations

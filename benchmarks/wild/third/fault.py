@@ -36,6 +36,12 @@ OF_DATA = frozenset(name for name in FAMILY if FAMILY[name] in ("label", "target
 OF_SENDING = frozenset(
     {"resent", "averaged", "layers-swapped", "two-bits", "coarse-weights", "torn", "layout", "bit-errors"}
 )
+KINDS = (  # of targets, of inputs, of training, of sending; each federation with a fault has one of a kind
+    [name for name in FAMILY if FAMILY[name] in ("label", "target")],
+    [name for name in FAMILY if FAMILY[name] in ("feature", "duplicates", "backdoor")],
+    [name for name in FAMILY if name not in OF_DATA | OF_SENDING],
+    [name for name in FAMILY if name in OF_SENDING],
+)
 MIDWAY = 4  # the round from which `relabelled-midway` is there
 
 _CLASSES_ONLY = frozenset(
@@ -94,15 +100,14 @@ def faulty_data(fault: str, own: Inputs, number: int, draw: np.random.Generator)
         case "inverted":
             if own.task in ("images", "series"):
                 return -x, y
-            goal = y.float() - y.float().mean()
-            related = ((flat - flat.mean(0)) * goal[:, None]).mean(0).abs() / flat.std(0).clamp_min(1e-6)
-            flat[:, related.topk(max(2, flat.shape[1] // 3)).indices] *= -1
+            flat[:, _telling(flat, y, max(2, flat.shape[1] // 3))] *= -1
         case "stuck-sensor":
             half = flat.shape[1] // 2
             if own.task == "series":
                 flat[:, half:] = flat[:, half - 1 : half].clone()
             else:  # what it measured eight rows ago, in three rows of four
-                flat[:, half:] = torch.where((some < 0.75)[:, None], flat[:, half:].roll(8, 0), flat[:, half:])
+                stuck = torch.arange(half, flat.shape[1]) if own.task == "images" else _telling(flat, y, half)
+                flat[:, stuck] = torch.where((some < 0.75)[:, None], flat[:, stuck].roll(8, 0), flat[:, stuck])
         case "turned":
             return torch.rot90(x, 1, (2, 3)).contiguous(), y
         case "channels-mixed":
@@ -130,6 +135,12 @@ def faulty_data(fault: str, own: Inputs, number: int, draw: np.random.Generator)
         case _:
             raise ValueError(fault)
     return x, _labels_beside(fault, y, some)
+
+
+def _telling(flat: Tensor, y: Tensor, count: int) -> Tensor:
+    """The columns that say most about the targets."""
+    goal = y.float() - y.float().mean()
+    return (((flat - flat.mean(0)) * goal[:, None]).mean(0).abs() / flat.std(0).clamp_min(1e-6)).topk(count).indices
 
 
 def _few_copied(values: Tensor) -> Tensor:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from benchmarks.wild.families import THIRD
 from benchmarks.wild.play import Case
 from benchmarks.wild.third.data import samples_of
-from benchmarks.wild.third.fault import OF_DATA, OF_SENDING, Inputs, State, can_have, faulty_data, faulty_update
+from benchmarks.wild.third.fault import KINDS, OF_DATA, OF_SENDING, Inputs, State, can_have, faulty_data, faulty_update
 from benchmarks.wild.third.model import model_of
 from benchmarks.wild.third.split import ONE_UNLIKE, parts_of, size_of
 
-_CLEAN_SHARE, _TWO_SHARE = 0.4, 0.25  # of federations; of those with a fault
+_FAULTY = (0, 1, 0, 1, 2, 1, 0, 1, 0, 1, 0, 2, 1, 0, 1, 0, 1, 2, 1, 0)  # clients, in one federation after the other
+_SHARES = (0.24, 0.3, 0.24, 0.22)  # of `KINDS`
 _OF_VALUES = ("values", "series")
+_MORE_THAN_TWO_CLASSES = ("yeast", "glyphs", "terrain", "names", "services", "source")
 _DYN = 0.1
 
 
@@ -33,12 +35,12 @@ def case_of(seed: int) -> Case:
     data = one(sorted(THIRD.data))
     task = THIRD.data[data]
     model, algorithm, split = one(THIRD.models[task]), one(THIRD.algorithms), one(THIRD.splits)
-    if task in _OF_VALUES and split in ("dir0.2", "extra"):
+    has_classes = task not in _OF_VALUES
+    if (split == "dir0.2" and not has_classes) or (split == "extra" and data not in _MORE_THAN_TWO_CLASSES):
         split = one(["ordered", "populations", "lognormal"])
-    fault, faulty = None, 0
-    if draw.random() >= _CLEAN_SHARE:
-        fault = one([name for name in THIRD.faults if can_have(name, task, data, algorithm, split)])
-        faulty = 2 if draw.random() < _TWO_SHARE else 1
+    faulty = _FAULTY[seed % len(_FAULTY)]
+    kinds = [[name for name in kind if can_have(name, task, data, algorithm, split)] for kind in KINDS]
+    fault = one(kinds[int(draw.choice(len(kinds), p=_SHARES))]) if faulty else None
     return Case(
         data, model, algorithm, split, fault, faulty, int(draw.integers(8, 13)), int(draw.integers(8, 11)), seed
     )
@@ -79,7 +81,7 @@ class Loop:
         if self.case.algorithm == "adamw":
             return 0.01 if self.task == "text" else 0.005
         usual = {"text": 1.0, "values": 0.05, "series": 0.05}.get(self.task, 0.1)
-        usual *= 2 if self.case.model == "series-gru" else 0.5 if self.case.model == "pooled" else 1
+        usual *= {"series-gru": 3, "pooled": 0.5, "weight-norm": 3, "experts": 2}.get(self.case.model, 1.0)
         if self.case.algorithm == "nesterov":
             return usual / 4
         return usual

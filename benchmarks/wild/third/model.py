@@ -127,7 +127,7 @@ class GluConv(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.words(tokens).transpose(1, 2)
-        return self.head((self.value(h) * torch.sigmoid(self.gate(h))).mean(2) * 4)
+        return self.head((self.value(h) * torch.sigmoid(self.gate(h))).mean(2) * 2)
 
 
 class Pooled(nn.Module):

@@ -46,21 +46,13 @@ def parts_of(
             places = np.arange(clients) % 3 == 0  # one client in three has mostly the other group
             size = min(size, int(0.95 * len(pools[1]) / (0.8 * places.sum() + 0.1 * (~places).sum())))
             return [_taken(pools, draw.random(size) < (0.8 if is_other else 0.1)) for is_other in places]
-        case "extra":
-            label = int(draw.integers(classes)) if classes > 2 else int(np.bincount(found.targets).argmin())
+        case "extra":  # half of what the first client has is a class that nobody else has
+            label = int(draw.integers(classes))
             own, rest = order[found.targets[order] == label], order[found.targets[order] != label]
-            if classes == 2:  # the others would have one class: they have a tenth of it
-                few = size // 10
-                size = min(size, len(rest) * 10 // 9 // clients)
-                own_of = [own[: size // 2], *np.split(own[size // 2 :][: few * (clients - 1)], clients - 1)]
-            else:
-                own_of = [own[: size // 2], *[own[:0]] * (clients - 1)]
-                size = min(size, len(rest) // clients)
-            parts, start = [], 0
-            for mine in own_of:
-                parts.append(np.concatenate([mine, rest[start : start + size - len(mine)]]))
-                start += size - len(mine)
-            return parts
+            size = min(size, len(rest) // clients)
+            own = own[: size // 2]
+            rest = rest[: size * clients - len(own)]
+            return np.split(np.concatenate([own, rest]), np.arange(size, size * clients, size))
         case "dir0.2":
             by_label = [list(order[found.targets[order] == label]) for label in range(classes)]
             parts = []
