@@ -63,6 +63,8 @@ def shift_of(case: Case, rounds: int = 4) -> float:
     most = 0.0
     for number in range(1, rounds + 1):
         start = {name: value.clone() for name, value in loop.shared_state().items()}
+        if not all(value.isfinite().all() for value in start.values()):
+            return math.inf
         name = loop.faulty[0]
         own = {key: list(value) if isinstance(value, list) else value for key, value in loop.own[name].items()}
         sent = []

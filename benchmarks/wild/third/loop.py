@@ -154,7 +154,7 @@ class Loop:
     def optimizer_of(self, name: str, local: nn.Module, fault: str | None, number: int) -> torch.optim.Optimizer:
         lr = self.lr * self.factor_of(name, number)
         if fault == "runaway-lr":
-            lr *= 1.8**number
+            lr *= 1.4**number
         wanted = [one for one in local.parameters() if one.requires_grad]
         if fault == "kept-momentum":  # and the momentum of the last round goes on
             optimizer = torch.optim.SGD(wanted, lr=lr, momentum=0.95)
