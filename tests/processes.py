@@ -31,7 +31,8 @@ def environment(**more: str) -> dict[str, str]:
     """Ours, with `stethos` importable from where these tests import it, and nothing of an outer run or terminal."""
     outer = ("STETHOS_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "STETHOS_VERDICT": "0", **more}  # fmt: skip
 
 
 def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:

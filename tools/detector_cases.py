@@ -67,6 +67,17 @@ def ranks(slow_ms: float = 30.0) -> Window:
     return Window({"steps": frame_of(rows)})
 
 
+def unseen() -> Window:
+    """Twenty turns of five steps on one model, each with an optimizer of its own, from a loss that falls."""
+    rows = [
+        {"process": "p0", "optimizer": turn + 1, "step": 5 * turn + place, "model": "Net",
+         "loss": 2.3 * 0.96**turn - 0.02 * place}
+        for turn in range(20)
+        for place in range(5)
+    ]  # fmt: skip
+    return Window({"steps": frame_of(rows)})
+
+
 def oversize() -> Window:
     return Window({"client_rounds": turns(lambda client, *_: {"raw_bytes": 12e6} if client == "c5" else {})})
 
@@ -350,6 +361,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED014": changed,
     "FED015": repeated,
     "FED016": broken_model,
+    "FED020": unseen,
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS007": oversize,

@@ -99,6 +99,11 @@ def _evaluation_allowed() -> bool | None:
     return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
 
 
+def wants_verdict() -> bool:
+    """Whether `stethos run` ends with the verdict in one line; `STETHOS_VERDICT=0` says no."""
+    return os.environ.get(_PREFIX + "VERDICT") != "0"
+
+
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:
     """The environment in which `stethos run` starts its command."""
     environment = dict(os.environ)
