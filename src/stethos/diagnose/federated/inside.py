@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,14 @@ _FAR_LESS, _ALONE = 0.4, 1.5  # of the share that the other sees: that denies it
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
 
+# A sensor of another make changes how inputs hang together and which values are common. That alone is no fault: the
+# incoming model's loss on them must be higher, too. Others' schedules, schemes of sending and rows in the order of a
+# file are how honest federations differ: their kinds must stand out so many times farther.
+_UNLIKE, _HARMFUL = ("noise", "grain"), 0.1
+_STRICTER = {
+    "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
+}  # fmt: skip
+
 # What stands out, the surest to be named first: the kind of fault that it means.
 KINDS = {
     "nan": "nan", "free-rider": "free-rider", "sign-flip": "sign-flip", "scaling": "scaling",
@@ -53,19 +62,21 @@ class InsideMargins:
     pairs: list[tuple[int, int] | None]
 
 
-def inside_margins(inside: InsideEvidence) -> InsideMargins:
+def inside_margins(inside: InsideEvidence, harm: Mapping[str, float] = MappingProxyType({})) -> InsideMargins:
     """Compare the clients of a federation with each other, in everything that they show from inside.
+
+    `harm` says by which share the incoming model's loss on a client's data lies above the others', where it is known.
 
     Those who surely stand out are what the others are no longer compared with: they make each other look ordinary, and
     innocent clients look odd.
     """
-    first = _compared(inside)
+    first = _compared(inside, harm)
     most = np.max(list(first.kinds.values()), axis=0, initial=0.0)
     is_sure = most >= _SURE
     if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
         return first
     left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
-    again = _compared(replace(inside, clients=left), is_misled=True)
+    again = _compared(replace(inside, clients=left), harm, is_misled=True)
     kinds = {name: values.copy() for name, values in first.kinds.items()}
     pairs = list(first.pairs)
     for place, at in enumerate(np.flatnonzero(~is_sure)):
@@ -75,7 +86,7 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
     return InsideMargins(inside.clients, kinds, pairs)
 
 
-def _compared(inside: InsideEvidence, *, is_misled: bool = False) -> InsideMargins:
+def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: bool = False) -> InsideMargins:
     """`is_misled` says that the global model learnt from others, who are faulty: its answers alone accuse nobody."""
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
@@ -96,7 +107,27 @@ def _compared(inside: InsideEvidence, *, is_misled: bool = False) -> InsideMargi
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     kinds["relabelled"] = _relabelled(inside)
-    return InsideMargins(clients, kinds, pairs)
+    is_harmless = np.array([harm.get(client, np.nan) < _HARMFUL for client in clients], bool)
+    for name in _UNLIKE:
+        if name in kinds:
+            kinds[name] = np.where(is_harmless, 0.0, kinds[name])
+    return InsideMargins(clients, {name: one / _STRICTER.get(name, 1.0) for name, one in kinds.items()}, pairs)
+
+
+def loss_above_others(entry_loss: Array) -> Array:
+    """By which share the incoming model's loss on each client's data lies above the others', from rounds x clients.
+
+    NaN where it is not known.
+    """
+    rounds = entry_loss[_WARM_UP:] if len(entry_loss) > _WARM_UP else entry_loss
+    found = np.full(rounds.shape[1], np.nan)
+    known = np.flatnonzero(np.isfinite(rounds).any(0))
+    losses = {place: float(np.nanmedian(rounds[:, place])) for place in known.tolist()}
+    for place, loss in losses.items():
+        if others := [one for other, one in losses.items() if other != place]:
+            usual = float(np.median(others))
+            found[place] = (loss - usual) / max(abs(usual), 1e-9)
+    return found
 
 
 def _duplicates(inside: InsideEvidence) -> Array:
@@ -179,10 +210,13 @@ def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[t
 _AT_ONE_PERCENT = 1.0  # margin that 1 in 100 clean federations reaches, and how it grows as that share falls
 _PER_E_FOLD = 0.12
 _USUAL_CLIENTS = 10
-_CONFIDENCE = ((2.0, 0.98), (1.2, 0.88), (1.0, 0.8), (0.7, 0.25), (0.0, 0.05))  # as measured, by margin
+_CONFIDENCE = ((2.0, 0.97), (1.2, 0.8), (1.0, 0.7), (0.7, 0.25), (0.0, 0.05))  # as measured, by margin
 # A site may have other data than the rest and no fault, or train otherwise: families held out were less kind to these.
 _BY_LOOKS = ("units", "unnormalised", "noise", "grain", "fewer-words", "target-units", "targets")
-_LESS_SURE, _MOST_SURE = (*_BY_LOOKS, "labels", "ascent", "training", "partly", "untrained"), 0.9
+_LESS_SURE, _MOST_SURE = (
+    (*_BY_LOOKS, "labels", "relabelled", "atoms", "ascent", "training", "partly", "untrained"),
+    0.85,
+)
 _OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")
 
 
