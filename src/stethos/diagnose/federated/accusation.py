@@ -18,8 +18,8 @@ from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.verdict import OF_DATA, ClientVerdict, certain_on, standing_apart, verdicts_and_split
 
 SURE_OF_UPDATES = 0.99  # on updates alone
-GAP = 3.0  # times as far from the median client as the second farthest of the others
-_MOST_SURE = 0.9  # that updates alone can make us, outside of the lab
+GAP = 5.0  # times as far from the median client as the second farthest of the others
+_MOST_SURE = 0.75  # that updates alone can make us: the share that is right outside of the lab
 _SHOWN = 0.8  # of the clients: then a federation is judged from inside
 
 
