@@ -27,12 +27,15 @@ from stethos.wiring import command_line
 T0_NS = 1_700_000_000_000_000_000
 PATIENCE_MS = 120_000
 CLOCK = """async ([selector, type, text]) => {
-  const before = document.querySelector('.runs-table tbody').textContent;
-  const start = performance.now();
+  const said = () => document.querySelector('.runs-table tbody').textContent;
   const one = document.querySelector(selector);
+  const sorted = () => one.closest('th')?.getAttribute('aria-sort');
+  const before = type === 'click' ? sorted() : said();
+  const start = performance.now();
   if (type === 'click') one.click();
   else { one.value = text; one.dispatchEvent(new Event('input', { bubbles: true })); }
-  while (document.querySelector('.runs-table tbody').textContent === before) await new Promise(requestAnimationFrame);
+  while ((type === 'click' ? sorted() : said()) === before) await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
   return performance.now() - start;
 }"""
 

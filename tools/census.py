@@ -37,6 +37,10 @@ NEW_ABILITIES: dict[str, tuple[str, ...]] = {
         "diagnose/ranks/", "diagnose/system/out_of_memory.py", "observe/replica.py", "observe/nan_origin.py",
         "observe/out_of_memory.py", "observe/cuda/every_step.py", "profile/divergence.py", "cli/diverge.py",
     ),
+    "silent corruption of a step, and GPU time by kind of kernel": (
+        "observe/repeat/", "diagnose/system/silent_corruption.py", "live/device_time.py", "live/kernel_class.py",
+    ),
+    "what Lightning, Transformers, Accelerate, Ray and torchrun tell": ("observe/frameworks/",),
     "evidence from inside clients": (
         "diagnose/federated/inside", "diagnose/federated/data_sketch.py", "diagnose/federated/standing_out.py",
         "federate/data_sketch.py", "federate/loss_batch.py", "federate/batch_rows.py", "federate/turn_evidence.py",
@@ -49,7 +53,9 @@ NEW_ABILITIES: dict[str, tuple[str, ...]] = {
     "labels, tables of runs, notebooks, completion, assistants, detectors of others": (
         "store/labels.py", "store/html.py", "store/listing.py", "web/run_table.py", "profile/api.py", "view/metric.py",
         "cli/completion.py", "cli/task/complete.py", "cli/mcp.py", "cli/task/mcp_server.py", "cli/screen/help_page.py",
-        "diagnose/installed.py", "diagnose/followup.py", "testing.py",
+        "diagnose/installed.py", "diagnose/followup.py", "testing.py", "cli/link.py", "web/links.py",
+        "web/own_panels.py", "web/kept_rows.py", "store/silences.py", "cli/screen/top_keys.py",
+        "export/otlp_signals.py",
     ),
 }  # fmt: skip
 

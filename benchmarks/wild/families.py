@@ -4,6 +4,10 @@
 played; `OPENED` was held out until 20:59 of that day and is for development since. `HELD_OUT` was written down at
 22:57, before any of its federations was played. A federation with at least one member of `HELD_OUT` is looked at once,
 when the rules are frozen; `docs/benchmarks.md` says when, and what was changed afterwards.
+
+`THIRD` was written down on 17 November 2026 at 10:42 UTC, before any of its federations was played, by somebody who had
+not read the rules. Its federations share nothing with the others but plain averaging and two splits
+(`benchmarks/wild/third`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import NamedTuple
 
 
 class Families(NamedTuple):
-    """The members of each axis; `tasks` of data sets are images, tables, text and values (regression)."""
+    """The members of each axis; `tasks` of data sets are images, tables, text, values and series (regressions)."""
 
     data: dict[str, str]
     models: dict[str, tuple[str, ...]]  # by task
@@ -79,8 +83,38 @@ HELD_OUT = Families(
         "slow-lr", "double", "echo", "stuck-batch", "one-layer-turned",
     ),
 )  # fmt: skip
+THIRD = Families(
+    data={
+        "titanic": "tables", "chess": "tables", "yeast": "tables", "shuttle": "tables", "pigs": "values",
+        "demand": "series", "eeg": "series", "glyphs": "images", "terrain": "images", "names": "text",
+        "services": "text", "source": "text",
+    },
+    models={
+        "images": ("vit", "depthwise", "weight-norm"),
+        "tables": ("weight-norm", "deep-fm", "gated", "experts"),
+        "values": ("weight-norm", "deep-fm", "gated", "experts"),
+        "series": ("series-conv", "series-gru", "gated"),
+        "text": ("glu-conv", "pooled", "bi-gru"),
+    },
+    algorithms=(
+        "fedavg", "fedyogi", "feddyn", "nesterov", "lookahead", "adamw", "accumulate", "server-average", "buffered",
+        "uneven-steps", "sign", "random-k", "schedules", "trimmed",
+    ),
+    # Honest: skewed sizes; neighbours in time or in the file; two populations; one client with a class of its own, with
+    # another device, with four times the data, or from another group.
+    splits=("iid", "dir0.2", "lognormal", "ordered", "populations", "extra", "device", "large", "foreign"),
+    faults=(
+        "pair-confused", "annotator", "merged-classes", "relabelled-midway", "targets-mirrored", "targets-lagged",
+        "targets-capped", "inverted", "stuck-sensor", "turned", "channels-mixed", "half-dark", "truncated-text",
+        "unknown-words", "vocabulary-shifted", "normalised-twice", "overflowed", "flaky-sensor", "few-copied",
+        "stamped", "dropout-left", "frozen-head", "kept-momentum", "heavy-decay", "class-weights", "double-softmax",
+        "layer-ascent", "runaway-lr", "smoothed-away", "sent-early", "never-syncs", "resent", "averaged",
+        "layers-swapped", "two-bits", "coarse-weights", "torn", "layout", "bit-errors",
+    ),
+)  # fmt: skip
 OF_LABELS = frozenset({"label-flip", "label-noise", "third-label-noise", "off-by-one", "one-label", "labels-late",
-                       "labels-swapped"})  # fmt: skip
+                       "labels-swapped", "pair-confused", "annotator", "merged-classes", "relabelled-midway",
+                       })  # fmt: skip
 OF_VALUES = frozenset({"target-units"})  # faults that only a regression can have
 NOT_OF_VALUES = OF_LABELS | {"backdoor"}
 OF_NUMBERS = frozenset(

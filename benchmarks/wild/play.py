@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,14 +66,17 @@ def case_of(seed: int, families: list[Families], clean_share: float) -> Case:
     return Case(data, model, algorithm, split, fault, faulty, clients, int(draw.integers(7, 10)), seed)
 
 
-def play(cases: list[Case]) -> Iterator[dict[str, Any]]:
-    """Play federations one after the other in one run; yield what was recorded of each, and whom to accuse."""
+def play(cases: list[Case], loop_of: Callable[[Case], Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Play federations one after the other in one run; yield what was recorded of each, and whom to accuse.
+
+    `loop_of` makes the loop of a federation: a `Loop`, unless a set of federations brings its own.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         played = []
         with stethos.watch(dir=place, name="one") as handle:
             for case in cases:
                 torch.manual_seed(case.seed)
-                loop = Loop(case)
+                loop = (loop_of or Loop)(case)
                 with stethos.federation(f"f{case.seed}", model=loop.shared_state, progress=False) as fed:
                     for rnd in fed.rounds(case.rounds):
                         loop.round(rnd)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from benchmarks.wild.families import OF_LABELS
 from benchmarks.wild.kept import kept, window_of
+from benchmarks.wild.third.fault import FAMILY
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.federated.cohort import Cohort, cohorts_of
 from stethos.diagnose.federated.faulty_client import FaultyClient
@@ -28,6 +29,7 @@ KIND_OF = {
     "sum-loss": "training", "second-of-two": "sent", "double": "sent", "echo": "sent", "one-layer-turned": "sent",
     "swapped-columns": "feature", "saturated": "feature", "log-scale": "feature", "filled": "feature",
     "labels-swapped": "label", "frozen-body": "training", "slow-lr": "training", "stuck-batch": "duplicates",
+    **{fault: family for fault, family in FAMILY.items() if family != "unknown"},
 }  # fmt: skip
 _FAMILY = {
     "label-flip": "label", "label-noise": "label", "feature-fault": "feature", "duplicates": "duplicates",

@@ -267,6 +267,11 @@ def rank_and_world() -> tuple[int | None, int | None]:
     return _first_integer(_RANK_VARIABLES), _first_integer(_WORLD_VARIABLES)
 
 
+def elastic_variables() -> dict[str, str]:
+    """What torchrun tells its workers about restarts."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCHELASTIC_")}
+
+
 def shared_run_name() -> str | None:
     """The name under which all tasks of one batch job meet, each with its own `stethos run`; None outside one."""
     job, tasks = os.environ.get("SLURM_JOB_ID", ""), _first_integer(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))

@@ -57,7 +57,7 @@ def findings_of(path: Path | None) -> list[Finding]:
 @pytest.mark.parametrize(("fault", "kind"), FAULTS, ids=[fault.kind for fault, _ in FAULTS])
 def test_a_faulty_client_is_found_with_its_kind(tmp_path: Path, fault: lab.Fault, kind: str) -> None:
     (found,) = findings_of(federation(tmp_path, fault))
-    assert (found.kind, found.subject.clients) == (kind, ("c3",)) and found.is_open and found.confidence >= 0.9
+    assert (found.kind, found.subject.clients) == (kind, ("c3",)) and found.is_open and found.confidence >= 0.75
     assert found.evidence and found.next_step
     if kind == "label-flip":
         assert found.detail == {"guilt": "hostile", "source": 7, "target": 1} and "class 7 labelled as 1" in found.title

@@ -45,6 +45,7 @@ READING = {
     "archive": ["archive", "--to", "archived"],
     "diverge": ["diverge", "demo", "demo"],
     "policy": ["policy", "--level", "L2"],
+    "link": ["link"],
     "rm": ["rm", "demo", "--yes", "--force"],
 }
 

@@ -148,6 +148,16 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int
     return status, shown.out, shown.err
 
 
+def test_a_link_that_leads_nowhere_is_no_captured_object(
+    lab_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(lab_path, tmp_path / "copy")
+    whole = json.loads(run_command(capsys, "replay", "-t", copy, "--json")[1])
+    (copy / "capture" / "000" / "objects" / f"{'0' * 64}.packed").symlink_to(tmp_path / "nowhere")
+    status, out, err = run_command(capsys, "replay", "-t", copy, "--json")
+    assert (status, err, json.loads(out)["bytes"]) == (0, "", whole["bytes"])
+
+
 def test_the_command_repeats_a_round(lab_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run_command(capsys, "replay", "-t", lab_path)
     assert status == 0 and "rounds 1 to 8, capture='all'" in out

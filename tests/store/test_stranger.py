@@ -83,6 +83,15 @@ def test_a_run_of_ours_is_ours_and_no_copy_is(mailed: Path, tmp_path: Path) -> N
     assert RunPlace(tmp_path / "elsewhere").is_ours()
 
 
+def test_who_only_reads_makes_no_key(mailed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    assert not RunPlace(mailed).is_ours()
+    assert Run(RunPlace(mailed)).summary()["rows_stored"] == 21
+    assert list((tmp_path / "home").iterdir()) == []
+
+
 def test_a_kept_diagnosis_of_a_stranger_is_not_believed(mailed: Path, tmp_path: Path) -> None:
     ours = tmp_path / "theirs" / "run"
     keep_findings(ours, {}, (), time.time_ns(), ("version", '{"findings": []}'))

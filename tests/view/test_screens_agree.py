@@ -270,7 +270,7 @@ def page_json(site: httpx.Client, run: str) -> dict[str, Any]:
         time.sleep(0.05)
         return found if found["is_diagnosed"] and not found["is_under_way"] and found["took_s"] else None
 
-    found = wait_until(done, "a diagnosis", deadline_s=120)
+    found = wait_until(done, "a diagnosis")
     assert found is not None
     rows = site.get("/api/runs").json()["runs"]
     return {**found, "row": next(row for row in rows if row["run"] == run)}

@@ -204,6 +204,8 @@ interface Carried {
   made_ns: string;
   /** What a reader has to know about the report itself: what was thinned or left out. */
   notes: string[];
+  /** What whoever composed it wrote. */
+  text?: string;
   panels: { panel: string; given: Given; columns: Columns }[];
   findings: Diagnosis;
 }

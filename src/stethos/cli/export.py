@@ -117,9 +117,9 @@ def _send_signal(
     one: Run, arguments: argparse.Namespace, headers: dict[str, str], advance: Advance
 ) -> ExportResult:  # fmt: skip
     from stethos.cli.task.otlp_post import endpoint_of, post
-    from stethos.export.otlp_signals import PATHS, Signals, protobuf_of
+    from stethos.export.otlp_signals import PATHS, OtlpSignals, protobuf_of
 
-    signals = Signals(one, "metrics" if arguments.to == "otlp-metrics" else "logs", arguments.limit)
+    signals = OtlpSignals(one, "metrics" if arguments.to == "otlp-metrics" else "logs", arguments.limit)
     endpoint = endpoint_of(arguments.output, PATHS[signals.signal])
     for request in signals.requests(advance):
         post(endpoint, protobuf_of(signals.signal, request), headers)

@@ -22,6 +22,7 @@ from stethos.cli.screen.text import clean
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import add_cluster_arguments, add_trainer_arguments, trainer_for
 from stethos.errors import UsageError
+from stethos.record.border import version_of
 
 if TYPE_CHECKING:
     from stethos.replay.bundle import Bundle
@@ -106,7 +107,7 @@ def _lines(one: Repetition) -> Iterator[str]:
 
 def _overview(bundle: Bundle, name: str, *, as_json: bool) -> int:
     rounds, dropped, settings = bundle.rounds, bundle.dropped, bundle.settings
-    size = sum(path.stat().st_size for path in bundle.place.objects.iterdir())
+    size = sum(version[1] for path in bundle.place.objects.iterdir() if (version := version_of(path)))
     table: dict[str, Any] = {
         "run": name, "federation": settings.get("federation"), "mode": settings.get("mode"), "rounds": list(rounds),
         "dropped": dropped, "bytes": size, "is_finished": bundle.is_finished,

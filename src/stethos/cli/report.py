@@ -3,6 +3,7 @@
     stethos report -o report.html
     stethos report --format md          text for an issue
     stethos report -o report.md
+    stethos report --text words.md --panel round-accuracy --panel client-map    composed by you
 
 It holds the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
 serve` with its numbers in it: it opens offline, makes no requests, and shows the SQL behind every panel. What
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT_BYTES = 5_000_000
 _LEAST_ROOM_BYTES = 120_000
+_MOST_WORDS = 50_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=f"size limit of the page, such as 2MB (default: {DEFAULT_LIMIT_BYTES:,} bytes)",
     )
+    parser.add_argument("--text", type=Path, metavar="FILE", help="your own words, below the verdict (html)")
+    parser.add_argument(
+        "--panel", action="append", default=[], metavar="NAME", help="only this panel; repeatable, in order (html)"
+    )
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
@@ -58,11 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--json says what was written, and -o - writes there", hint="give a file with -o FILE")
     if place != "-" and not arguments.force and Path(place).exists():
         raise UsageError(f"{place} exists", hint="choose another file with -o FILE, or replace it with --force")
+    if is_markdown and (arguments.text or arguments.panel):
+        raise UsageError("--text and --panel are for pages", hint="choose a file that ends with .html")
+    words = _words(arguments.text) if arguments.text else ""
     from stethos.view.finding import findings_of
 
     with open_target(arguments) as one:
         diagnosis = findings_of(one)
-        content, notes = _markdown(one, diagnosis) if is_markdown else _page(one, diagnosis, arguments.limit_bytes)
+        if is_markdown:
+            content, notes = _markdown(one, diagnosis)
+        else:
+            content, notes = _page(one, diagnosis, arguments.limit_bytes, words, arguments.panel)
         name, lost = one.name, one.summary()["rows_lost"]
     if place == "-":
         sys.stdout.flush()
@@ -90,7 +102,20 @@ def _markdown(one: Run, diagnosis: Diagnosis) -> tuple[bytes, tuple[str, ...]]:
     return markdown_of(one, diagnosis).encode("utf-8", "replace"), ()
 
 
-def _page(one: Run, diagnosis: Diagnosis, limit_bytes: int) -> tuple[bytes, tuple[str, ...]]:
+def _words(file: Path) -> str:
+    """What somebody wrote for the report."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {file}: {error}", hint="--text names a file of UTF-8 text") from None
+    if len(text) > _MOST_WORDS:
+        raise UsageError(f"{file} is too long", hint=f"at most {_MOST_WORDS:,} characters")
+    return text
+
+
+def _page(
+    one: Run, diagnosis: Diagnosis, limit_bytes: int, words: str, chosen: list[str]
+) -> tuple[bytes, tuple[str, ...]]:
     from stethos.cli.screen.markdown import markdown_of
     from stethos.web.page_files import PageFiles
     from stethos.web.panels import PANELS
@@ -103,7 +128,7 @@ def _page(one: Run, diagnosis: Diagnosis, limit_bytes: int) -> tuple[bytes, tupl
         least = limit_bytes - room_bytes + _LEAST_ROOM_BYTES
         raise UsageError(f"--limit-bytes {limit_bytes} is too little for a page", hint=f"give at least {least}")
     with progress_bar("panels", len(PANELS)) as advance:
-        report = gather(one, diagnosis.as_dict(), room_bytes=room_bytes, advance=advance)
+        report = gather(one, diagnosis.as_dict(), room_bytes=room_bytes, advance=advance, text=words, chosen=chosen)
     return page_of(report, bundle, text), report.notes
 
 

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let the page label and delete runs, silence findings, save panels and links",
     )
     parser.add_argument(
-        "--panels", type=Path, metavar="FILE", help="your own panels and views (default: stethos.toml, if there is one)"
+        "--panels", type=Path, metavar="FILE", help="your own panels and views (default: the nearest stethos.toml)"
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="keep the token in this file, so that addresses last"
@@ -125,13 +125,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def own_file(given: Path | None) -> Path | None:
-    """The file of the user's own panels: the given one, or `stethos.toml` here."""
+    """The file of the user's own panels: the given one, or the nearest `stethos.toml`, here or above."""
+    from stethos.diagnose.configuration import FILE
     from stethos.errors import UsageError
-    from stethos.web.own_panels import FILE
 
     if given is not None and not given.is_file():
         raise UsageError(f"no file {given}", hint="see docs/dashboard.md for what it holds")
-    return (given or Path(FILE)).absolute()
+    here = Path.cwd()
+    nearest = next((place / FILE for place in (here, *here.parents) if (place / FILE).is_file()), here / FILE)
+    return (given or nearest).absolute()
 
 
 @contextmanager

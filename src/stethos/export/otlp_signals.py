@@ -17,7 +17,7 @@ from stethos.export.output import DEFAULT_LIMIT, ExportResult, compact_json, no_
 from stethos.view.clock import offsets_of
 from stethos.view.plain import fields_of, printable
 from stethos.view.scalar import Scalar, Scalars
-from stethos.view.stream import Advance, share_of, stream
+from stethos.view.stream import Advance, logs_of, share_of
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
@@ -28,7 +28,7 @@ _BATCH = 1000
 _SEVERITIES = {"DEBUG": 5, "INFO": 9, "WARNING": 13, "ERROR": 17, "CRITICAL": 21}
 
 
-class Signals:
+class OtlpSignals:
     """The export requests of one signal of a run; `count` and `notes` are known when all have been taken."""
 
     def __init__(self, run: Run, signal: Signal, limit: int = DEFAULT_LIMIT) -> None:
@@ -66,10 +66,7 @@ class Signals:
         every = share_of(self._run.tables()["logs"], self._limit)
         if every > 1:
             self.notes.append(f"logs thinned: 1 of {every}")
-        query = f"""SELECT process, t_ns, level, logger, message, fields, exception, client, round, step
-            FROM (SELECT *, row_number() OVER (ORDER BY process, t_ns) AS place FROM logs)
-            WHERE (place - 1) % {every} = 0 ORDER BY process, t_ns"""
-        for process, rows in itertools.groupby(stream(self._run, query), key=lambda row: row[0]):
+        for process, rows in itertools.groupby(logs_of(self._run, every), key=lambda row: row[0]):
             while batch := list(itertools.islice(rows, _BATCH)):
                 self.count += len(batch)
                 advance(len(batch) * every)
@@ -81,12 +78,12 @@ class Signals:
 
 def write_metrics(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write metrics as OTLP/JSON lines."""
-    return _write(Signals(run, "metrics", limit), path, advance)
+    return _write(OtlpSignals(run, "metrics", limit), path, advance)
 
 
 def write_logs(run: Run, path: Path, *, limit: int = DEFAULT_LIMIT, advance: Advance = no_progress) -> ExportResult:
     """Write log records as OTLP/JSON lines."""
-    return _write(Signals(run, "logs", limit), path, advance)
+    return _write(OtlpSignals(run, "logs", limit), path, advance)
 
 
 def protobuf_of(signal: Signal, request: Request) -> bytes:
@@ -104,7 +101,7 @@ def protobuf_of(signal: Signal, request: Request) -> bytes:
     return bytes(ParseDict(request, message).SerializeToString())
 
 
-def _write(signals: Signals, path: Path, advance: Advance) -> ExportResult:
+def _write(signals: OtlpSignals, path: Path, advance: Advance) -> ExportResult:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for request in signals.requests(advance):
             file.write(compact_json(request) + "\n")

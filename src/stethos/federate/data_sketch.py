@@ -22,6 +22,8 @@ _SCALED = 64  # columns of which the scale is kept
 _MOST_TOKENS = 48
 _KEPT_ROWS = 512
 _FEWEST_ALIKE = 5
+_MOST_MULTIPLIED, _MOST_PRODUCTS = 24, 32
+_NEAREST = 3
 
 
 class DataSketch:
@@ -44,7 +46,8 @@ class DataSketch:
         features = np.concatenate([rows.features[mask] for rows, mask in parts])
         values = _joined([None if rows.values is None else rows.values[mask] for rows, mask in parts])
         labels = _joined([None if rows.labels is None else rows.labels[mask] for rows, mask in parts])
-        joint = features if values is None else np.column_stack([features, np.nan_to_num(values)])
+        products = products_of(features) if first.kind == "numbers" else features[:, :0]
+        joint = np.column_stack([features, products, *([] if values is None else [np.nan_to_num(values)])])
         groups = np.zeros(len(joint), np.int64) if labels is None else labels
         classes, counts = np.unique(groups, return_counts=True)
         if len(classes) > _MOST_CLASSES:  # too many to say how each looks
@@ -59,6 +62,7 @@ class DataSketch:
             "kind": first.kind,
             "width": first.width,
             "n": len(joint),
+            "products": products.shape[1],
             "targets": 0 if values is None else values.shape[1],
             "classes": classes.tolist() if labels is not None else None,
             "counts": counts.tolist(),
@@ -66,11 +70,35 @@ class DataSketch:
             "spread": _packed(spread, "<f4"),
             "together": _packed(together, "<f2"),
         }
+        if labels is not None and len(classes) > 1:
+            known["near"] = _near(features, groups)
         if columns is not None and columns.shape[1]:
             known |= _columns_of(columns, labels, is_number=first.kind == "numbers")
         if first.kind == "tokens":
             known["words"] = _tokens_of(parts)
         return json.dumps(known, separators=(",", ":"))
+
+
+def products_of(features: Array) -> Array:
+    """Squares and products of neighbouring inputs: where classes differ in shape, not in place. None of many inputs."""
+    width = features.shape[1]
+    if width > _MOST_MULTIPLIED:
+        return features[:, :0]
+    pairs = [(one, one + apart) for apart in range(width) for one in range(width - apart)][:_MOST_PRODUCTS]
+    return np.column_stack([features[:, one] * features[:, other] for one, other in pairs])
+
+
+def _near(features: Array, labels: Array) -> list[float]:
+    """How often a sample's nearest neighbours have its label, and how often they would by chance."""
+    scaled = features[:_KEPT_ROWS] / np.maximum(features.std(0), 1e-9)
+    mine = labels[:_KEPT_ROWS]
+    squares = (scaled**2).sum(1)
+    apart = squares[:, None] + squares[None] - 2 * scaled @ scaled.T
+    np.fill_diagonal(apart, np.inf)
+    count = min(_NEAREST, len(mine) - 1)
+    nearest = np.argpartition(apart, count - 1, axis=1)[:, :count]
+    shares = np.unique(mine, return_counts=True)[1] / len(mine)
+    return [round(float((mine[nearest] == mine[:, None]).mean()), 4), round(float((shares**2).sum()), 4)]
 
 
 def _columns_of(columns: Array, labels: Array | None, *, is_number: bool) -> dict[str, Any]:
@@ -101,6 +129,7 @@ def _columns_of(columns: Array, labels: Array | None, *, is_number: bool) -> dic
         some = np.where(np.isfinite(some), some, 0.0)
         middle = np.median(some, axis=0)
         known["middle"] = _packed(middle, "<f4")
+        known["low"], known["high"] = _packed(some.min(0), "<f4"), _packed(some.max(0), "<f4")
         known["deviation"] = _packed(np.abs(some - middle).mean(0), "<f4")
         known["zeros"] = _packed(np.round((some == 0).mean(0) * 255), "<u1")
     return known

@@ -201,6 +201,7 @@ class Site:
     def _write_evidence(self, session: Session) -> None:
         evidence, self._tally.evidence = self._tally.evidence, None
         if evidence is not None:
+            evidence.samples = self.facts.get("samples")
             mine, t_ns = self.invitation, time.monotonic_ns() + session.offset_ns
             session.guard.run("evidence", evidence.write, session, mine.federation, self.client, mine.round, t_ns)
 

@@ -46,16 +46,22 @@ class TurnEvidence:
         self._batches = self._rows = self._new = self._relabelled = self._odd_batches = 0
         self._is_settled = False
         self._distinct: list[float] = []
+        self._is_negative = False
+        self.samples: Any = None  # as many as the client says that it has
+        self._batch = 0  # rows of the first batch
         self._sketch = DataSketch()
         self._answers: list[tuple[Array, Array, Array]] = []
         self._residuals: list[Array] = []
         self._answered = 0
+        self._last: list[float] = []  # of the last batch: log-probability of its labels, or residual
         self._loss = ""
         self.check = UpdateCheck((run, federation, client))
 
     def before_backward(self, loss: Any) -> None:
         """Look at the batch behind a loss, if this one is looked at."""
         self.check.before_backward()
+        if self.check.is_before_last and isinstance(loss, torch.Tensor) and (last := batch_of(loss)) is not None:
+            self._note_last(last)
         if self._is_settled:
             return
         self._batches += 1
@@ -67,6 +73,8 @@ class TurnEvidence:
             self._is_settled = self._batches >= _FIRST_BATCHES
             return
         self._loss = self._loss or batch.loss
+        if self._batches == 1 and loss.numel() == 1 and batch.target is not None and batch.target != "residuals":
+            self._is_negative = float(loss.detach()) < 0  # none of these losses is
         self._note_answers(batch)
         rows = rows_of(batch, _MOST_ROWS)
         if rows is None:
@@ -88,6 +96,7 @@ class TurnEvidence:
                 self._relabelled += before is not None
                 if before is not None or len(known) < _MOST_KNOWN:
                     known[key] = label
+        self._batch = self._batch or len(keys)
         self._rows += len(keys)
         self._new += int(is_new.sum())
         self._odd_batches += rows.odd_share > 0
@@ -101,26 +110,22 @@ class TurnEvidence:
         """The incoming model's answers to the first batches."""
         if self._answered >= _ANSWERED_ROWS or batch.labels is None or batch.labels.shape[0] != batch.rows:
             return
-        labels, answers = batch.labels[:_MOST_ROWS], batch.answers
-        if batch.target == "residuals":
-            self._residuals.append(labels.reshape(len(labels), -1).to(torch.float64).cpu().numpy())
-        elif answers is None:
+        if (apart := _residuals(batch)) is not None:
+            self._residuals.append(apart)
+        elif (answers := _answers(batch)) is not None:
+            self._answers.append(answers)
+        elif batch.answers is None:
             return
-        elif batch.target == "values" and answers.shape == batch.labels.shape:
-            apart = (answers[:_MOST_ROWS] - labels).reshape(len(labels), -1)
-            self._residuals.append(apart.to(torch.float64).cpu().numpy())
-        elif batch.target == "classes" and answers.dim() == 2 and answers.shape[1] <= _MOST_CLASSES:
-            shown = answers[:_MOST_ROWS].detach()
-            own = shown.gather(1, labels.reshape(-1, 1).clamp(0, shown.shape[1] - 1))[:, 0]
-            self._answers.append((labels.reshape(-1).cpu().numpy(), shown.argmax(1).cpu().numpy(), own.cpu().numpy()))
-        elif batch.target == "binary" and answers.numel() == labels.numel():
-            said = answers[:_MOST_ROWS].reshape(-1)
-            is_logit = bool(((said < 0) | (said > 1)).any())
-            yes = torch.sigmoid(said) if is_logit else said
-            goal = labels.reshape(-1) > 0
-            own = torch.where(goal, yes, 1 - yes).clamp_min(1e-6).log()
-            self._answers.append((goal.long().cpu().numpy(), (yes > 0.5).long().cpu().numpy(), own.cpu().numpy()))
         self._answered += batch.rows
+
+    def _note_last(self, batch: Batch) -> None:
+        """How well the model answers before the turn's last step."""
+        if batch.labels is None or batch.labels.shape[0] != batch.rows:
+            return
+        if (apart := _residuals(batch)) is not None:
+            self._last = [-float(np.abs(apart).mean())]
+        elif (answers := _answers(batch)) is not None:
+            self._last = [float(np.clip(answers[2], -20, 0).mean())]
 
     def write(self, session: Session, federation: str, client: str, number: int, t_ns: int) -> None:
         """Rows of `evidence`: one for the turn, one for samples that were new."""
@@ -140,7 +145,7 @@ class TurnEvidence:
         if self._loss and (self._new or not self._rows):
             known["loss"] = self._loss
         if self._rows:
-            known |= {"rows": self._rows, "new": self._new}
+            known |= {"rows": self._rows, "new": self._new, "batch": self._batch}
             if self._relabelled:
                 known["relabelled"] = self._relabelled
             if self._odd_batches:
@@ -157,7 +162,44 @@ class TurnEvidence:
         if self._residuals and len({one.shape[1] for one in self._residuals}) == 1:
             apart = np.concatenate(self._residuals)
             known["residual"] = [_short(float(np.abs(apart).mean())), _short(float(apart.mean())), len(apart)]
+        if self._new and isinstance(self.samples, int | float) and math.isfinite(self.samples):
+            known["samples"] = self.samples
+        if self._is_negative:
+            known["negative"] = 1
+        if self._last:
+            known["log_p_last"] = _short(self._last[0])
         return known
+
+
+def _residuals(batch: Batch) -> Array | None:
+    """What a regression's answers are off by."""
+    assert batch.labels is not None
+    labels, answers = batch.labels[:_MOST_ROWS], batch.answers
+    if batch.target == "residuals":
+        return labels.reshape(len(labels), -1).to(torch.float64).cpu().numpy()
+    if batch.target == "values" and answers is not None and answers.shape == batch.labels.shape:
+        return (answers[:_MOST_ROWS] - labels).reshape(len(labels), -1).to(torch.float64).cpu().numpy()
+    return None
+
+
+def _answers(batch: Batch) -> tuple[Array, Array, Array] | None:
+    """Labels, what the model says instead, and the log-probability that it gives the labels."""
+    assert batch.labels is not None
+    labels, answers = batch.labels[:_MOST_ROWS], batch.answers
+    if answers is None:
+        return None
+    if batch.target == "classes" and answers.dim() == 2 and answers.shape[1] <= _MOST_CLASSES:
+        shown = answers[:_MOST_ROWS].detach()
+        own = shown.gather(1, labels.reshape(-1, 1).clamp(0, shown.shape[1] - 1))[:, 0]
+        return labels.reshape(-1).cpu().numpy(), shown.argmax(1).cpu().numpy(), own.cpu().numpy()
+    if batch.target == "binary" and answers.numel() == labels.numel():
+        said = answers[:_MOST_ROWS].reshape(-1)
+        is_logit = bool(((said < 0) | (said > 1)).any())
+        yes = torch.sigmoid(said) if is_logit else said
+        goal = labels.reshape(-1) > 0
+        own = torch.where(goal, yes, 1 - yes).clamp_min(1e-6).log()
+        return goal.long().cpu().numpy(), (yes > 0.5).long().cpu().numpy(), own.cpu().numpy()
+    return None
 
 
 def _short(value: float) -> float | None:

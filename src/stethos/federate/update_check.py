@@ -23,6 +23,7 @@ Vector = npt.NDArray[np.float64]
 _MOST_ELEMENTS = 1 << 15
 _MOST_CLIENTS = 4096
 _ASKED = 2
+_SAME, _SMALL = 0.3, 1e-2  # of the way of a parameter, and of all of them together: what rounding may do
 Whose = tuple[str, str, str]  # run, federation, client
 _LAST_STEPS: OrderedDict[Whose, int] = OrderedDict()
 
@@ -58,6 +59,11 @@ class UpdateCheck:
         self._found: dict[str, Any] = {}
         self._has_stepped = False
         self._asked = self._uncleared = 0
+
+    @property
+    def is_before_last(self) -> bool:
+        """Whether the turn's last step is next, if it has as many as the client's turn before."""
+        return self.steps == self._expected - 1 > 0
 
     def before_backward(self) -> None:
         """Whether gradients of the step before are still there; asked twice in a turn, of its smallest parameter."""
@@ -135,6 +141,7 @@ def compared(
     bases = list(base.values()) if base is not None and len(base) == len(named) else None
     by_name = base if isinstance(state, Mapping) else dict(zip(named, bases, strict=True)) if bases else None
     ways, sent, begins, sizes = [], [], [], [0, 0]
+    trained = sum(parameter.numel() for one in followed for parameter in one.parameters)
     for one in followed:
         for parameter, start, end, name in zip(
             one.parameters, one.start, one.end or (), names_of(one, named), strict=False
@@ -155,7 +162,20 @@ def compared(
                 begins.append(start - from_base)
     if not ways:
         return {"shared": 0.0} if sizes[0] else {}
-    return _numbers(np.concatenate(ways), np.concatenate(sent), begins, sizes[1] / max(sizes[0], 1))
+    numbers = _numbers(np.concatenate(ways), np.concatenate(sent), begins, sizes[1] / max(sizes[0], 1))
+    return numbers | {"trained": trained, "unlike": _unlike(ways, sent)}
+
+
+def _unlike(ways: Sequence[Vector], sent: Sequence[Vector]) -> float | None:
+    """The share of parameters, each as a whole, of which something else was sent than the optimizer did."""
+    whole = math.sqrt(sum(float(one @ one) for one in ways))
+    if not 0 < whole < math.inf:
+        return None
+    others = [
+        float(np.linalg.norm(way - given)) > _SAME * (float(np.linalg.norm(way)) + _SMALL * whole)
+        for way, given in zip(ways, sent, strict=True)
+    ]
+    return short(sum(others) / len(others)) or None
 
 
 def _numbers(way: Vector, sent: Vector, begins: list[Vector], shared: float) -> dict[str, Any]:

@@ -183,17 +183,17 @@ def is_scratch(path: Path, process: str) -> bool:
 # Whose run it is -------------------------------------------------------------------------------------
 
 
-def origin_of(directory: Path) -> str | None:
+def origin_of(directory: Path, *, is_new: bool = False) -> str | None:
     """What only this user can know about a directory: kept in `run.json`, it says who recorded here.
 
     It depends on a key of this user and on the inode, so a copy, however it came here, is not ours. None where no
-    key can be kept.
+    key can be kept, or there is none and `is_new` does not ask for one: who only reads makes no key.
     """
     from hashlib import blake2b
 
     for place in (config_dir, registry_dir):
         with suppress(OSError, RuntimeError):  # a read-only home, or none
-            key = _key_in(place())
+            key = _key_in(place()) if is_new else read_file(place() / _KEY_FILE, _KEY_BYTES)
             return blake2b(f"run {os.stat(directory).st_ino}".encode(), key=key, digest_size=16).hexdigest()
     return None
 

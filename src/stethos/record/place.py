@@ -169,7 +169,7 @@ class RunPlace:
         try:
             make_directory(self.path)
             if not self.exists():
-                write_json(self.path / RUN_FILE, {**facts, "origin": origin_of(self.path)})
+                write_json(self.path / RUN_FILE, {**facts, "origin": origin_of(self.path, is_new=True)})
         except OSError as error:
             if is_new:
                 with contextlib.suppress(OSError):

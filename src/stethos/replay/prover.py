@@ -142,11 +142,11 @@ class Prover:
 def _read(file: Path, samples: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """What was trained before; nothing if there is no such file, or it is damaged."""
     try:
-        content = io.BytesIO(read_file(file, _LARGEST_FILE, parts=2))
-        with zipfile.ZipFile(content) as packed:  # it could unfold to any size
+        opened = io.BytesIO(read_file(file, _LARGEST_FILE, parts=2))
+        with zipfile.ZipFile(opened) as packed:  # it could unfold to any size
             if any(entry.file_size > samples + _HEADER_BYTES for entry in packed.infolist()):
                 return {}
-        with np.load(content, allow_pickle=False) as found:
+        with np.load(opened, allow_pickle=False) as found:
             return {
                 key: found[key]
                 for key in found.files

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.diagnose.api import configured_detectors, look, version_of
-from stethos.diagnose.detector import Detector
 from stethos.diagnose.engine import Conclusion, Diagnosis
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis
 
 if TYPE_CHECKING:
+    from stethos.diagnose.detector import Detector
     from stethos.store.run import Run
 
 
@@ -64,6 +63,8 @@ def findings_of(run: Run, detectors: Sequence[Detector] | None = None) -> Diagno
     Of a run that is over the diagnosis that was kept, if it is of these rows and these detectors (default: those of
     `stethos.toml`); else it is made now. Nothing is written.
     """
+    from stethos.diagnose.api import configured_detectors, look, version_of  # all detectors, which lists do not need
+
     detectors = configured_detectors() if detectors is None else detectors
     kept = None if run.is_live else read_diagnosis(run.path, version_of(run, detectors))
     return completed(kept or look(run, detectors), run)

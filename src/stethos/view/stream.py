@@ -18,6 +18,16 @@ def stream(run: Run, query: str) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
+def logs_of(run: Run, every: int) -> Iterator[tuple[Any, ...]]:
+    """One log record of `every`, by process and time."""
+    yield from stream(
+        run,
+        f"""SELECT process, t_ns, level, logger, message, fields, exception, client, round, step
+FROM (SELECT *, row_number() OVER (ORDER BY process, t_ns) AS place FROM logs)
+WHERE (place - 1) % {every} = 0 ORDER BY process, t_ns""",
+    )
+
+
 class Advance(Protocol):
     """Called with the number of rows done since the last call."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from stethos import __version__
 from stethos.record.border import read_file
 from stethos.record.place import write_json
+from stethos.settings import cache_dir
 
 _LARGEST = 64 << 20
 _NEEDED = frozenset({"run", "state", "is_known", "health", "config", "tables"})
@@ -31,9 +32,8 @@ class KeptRows:
     @classmethod
     def of(cls, directory: Path) -> KeptRows:
         """Those of a directory of runs."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:24]
-        return cls(cache / "stethos" / "tables" / f"{name}.json")
+        return cls(cache_dir() / "tables" / f"{name}.json")
 
     def __contains__(self, run: str) -> bool:
         return run in self._rows

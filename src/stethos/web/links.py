@@ -29,7 +29,7 @@ _changing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SharedLink:
     """A link that was given to somebody; `digest` is of its token."""
 
     id: str
@@ -47,14 +47,14 @@ class Links:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._read_of: tuple[int, ...] | None = None
-        self._known: tuple[Link, ...] = ()
+        self._known: tuple[SharedLink, ...] = ()
 
     @classmethod
     def of(cls, directory: Path) -> Links:
         name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:24]
         return cls(config_dir() / "links" / f"{name}.json")
 
-    def all(self) -> tuple[Link, ...]:
+    def all(self) -> tuple[SharedLink, ...]:
         """Those that hold now."""
         version = version_of(self._file)
         if version != self._read_of:
@@ -67,13 +67,13 @@ class Links:
         held = [one for one in self.all() if secrets.compare_digest(one.digest, digest)]
         return "read" if held else None
 
-    def add(self, note: str) -> tuple[Link, str]:
+    def add(self, note: str) -> tuple[SharedLink, str]:
         """A new link and its token, which nobody can tell again."""
         if len(note) > _LONGEST_NOTE:
             raise UsageError("the note is too long", hint=f"at most {_LONGEST_NOTE} characters")
         token = new_token()
         digest = hashlib.sha256(token.encode()).hexdigest()
-        link = Link(secrets.token_hex(4), digest, note, time.time_ns())
+        link = SharedLink(secrets.token_hex(4), digest, note, time.time_ns())
         with _changing:
             known = self.all()
             if len(known) >= _MOST:
@@ -81,7 +81,7 @@ class Links:
             self._write((*known, link))
         return link, token
 
-    def revoke(self, id: str) -> Link:
+    def revoke(self, id: str) -> SharedLink:
         """From now on its token is as good as none; UsageError if there is no such link."""
         with _changing:
             known = self.all()
@@ -91,7 +91,7 @@ class Links:
             self._write(tuple(one for one in known if one.id != id))
         return found
 
-    def _write(self, links: tuple[Link, ...]) -> None:
+    def _write(self, links: tuple[SharedLink, ...]) -> None:
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_json(self._file, {"links": [asdict(one) for one in links]})
@@ -119,7 +119,7 @@ def token_in(file: Path) -> str:
     return token
 
 
-def _read(file: Path) -> tuple[Link, ...]:
+def _read(file: Path) -> tuple[SharedLink, ...]:
     try:
         content = json.loads(read_file(file, _LARGEST))
         return tuple(_link(one) for one in content["links"])
@@ -127,5 +127,5 @@ def _read(file: Path) -> tuple[Link, ...]:
         return ()
 
 
-def _link(told: Mapping[str, Any]) -> Link:
-    return Link(str(told["id"]), str(told["digest"]), str(told["note"]), int(told["made_ns"]))
+def _link(told: Mapping[str, Any]) -> SharedLink:
+    return SharedLink(str(told["id"]), str(told["digest"]), str(told["note"]), int(told["made_ns"]))

@@ -12,8 +12,9 @@
     name = "Smoothed losses"
     address = "#/run/hidden-1/metrics?like=loss&smooth=0.6"
 
-One file, `stethos.toml`, lies where the user keeps code and is only read; another of that name lies in the directory of
-runs and is what the page saves to. An entry that is wrong is an error of its own: the others are shown.
+They stand in the `stethos.toml` that is nearest to where the server was started, which is only read, and in
+`panels.toml` in the directory of runs, which the page saves to. An entry that is wrong is an error
+of its own: the others are shown.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from stethos.record.border import read_file
 from stethos.record.whole_file import whole_file
 from stethos.web.panel import OwnChart
 
-FILE = "stethos.toml"
+FILE = "panels.toml"
 _LARGEST = 1 << 20
 _MOST = 200
 _LONGEST = {"sql": 20_000, "note": 2_000, "address": 4_000}

@@ -66,8 +66,6 @@ _OVERVIEW = (
 )  # fmt: skip
 
 
-_PROGRESS = Panel("progress", "", "Progress", "tiles", machine.PROGRESS, "How far it is, and for how long it goes on.")
-
 _METRICS = (
     Panel(
         "metrics", "metrics", "Metrics", "metrics", metric.METRICS,
@@ -254,6 +252,10 @@ _MEMORY = (
 
 _LIVE = (
     Panel(
+        "progress", "live", "Progress", "tiles", machine.PROGRESS,
+        "Of the rounds, steps or epochs that the hyperparameters plan, and for how long it goes on.", is_wide=True,
+    ),
+    Panel(
         "findings", "findings", "What was found", "findings", machine.FINDINGS,
         "Every problem with its evidence, since when, how sure, and what to do next.",
         is_wide=True, is_optional=False,
@@ -295,5 +297,5 @@ _LIVE = (
 )  # fmt: skip
 
 PANELS: dict[str, Panel] = {
-    panel.name: panel for panel in (_PROGRESS, *_OVERVIEW, *_METRICS, *_CLIENTS, *_LAYERS, *_TIME, *_MEMORY, *_LIVE)
+    panel.name: panel for panel in (*_OVERVIEW, *_METRICS, *_CLIENTS, *_LAYERS, *_TIME, *_MEMORY, *_LIVE)
 }

@@ -72,26 +72,31 @@ class _Bag:
 
 
 def gather(
-    run: Run, diagnosis: dict[str, Any], *, room_bytes: int, advance: Callable[[float], None] | None = None
-) -> Report:
-    """The report of a run as it is now, at most `room_bytes` large; `diagnosis` is one as it is given as JSON."""
+    run: Run, diagnosis: dict[str, Any], *, room_bytes: int, advance: Callable[[float], None] | None = None,
+    text: str = "", chosen: Sequence[str] = (),
+) -> Report:  # fmt: skip
+    """The report of a run as it is now, at most `room_bytes` large; `diagnosis` is one as it is given as JSON.
+
+    `text` stands below the verdict, in the words of whoever composed it. With `chosen` the report has these panels
+    and the summary alone, on one page, in that order.
+    """
     made_ns = time.time_ns()
     is_live = run.is_live
     shown = {"checked": [], "not_checked": [], "is_diagnosed": True, "is_under_way": False, "error": "", **diagnosis}
     shown["findings"] = [_slim(finding) for finding in diagnosis["findings"][:_MOST_FINDINGS]]
     frame = {
         "catalogue": {
-            "version": __version__, "directory": "", "pages": _PAGES, "tables": [],
-            "panels": [panel.as_dict() for panel in PANELS.values()],
+            "version": __version__, "directory": "", "pages": _composed_pages(chosen), "tables": [],
+            "panels": [panel.as_dict() for panel in _composed(chosen)],
         },
-        "run": run.name, "made_ns": str(made_ns), "findings": _rounded(shown),
+        "run": run.name, "made_ns": str(made_ns), "text": text, "findings": _rounded(shown),
     }  # fmt: skip
     head = _text(frame)
     bag = _Bag(room_bytes - len(head.encode()) - _NOTES_BYTES)
     if bag.room_bytes < 0:
         raise UsageError("the findings alone do not fit", hint=f"add {-bag.room_bytes:,} to --limit-bytes")
-    _pack_first(run, bag, advance or (lambda _: None))
-    left_out = _pack_choices(run, bag, diagnosis)
+    _pack_first(run, bag, advance or (lambda _: None), _composed(chosen))
+    left_out = [] if chosen else _pack_choices(run, bag, diagnosis)
     if len(diagnosis["findings"]) > _MOST_FINDINGS:
         left_out.insert(0, f"{_MOST_FINDINGS} of {len(diagnosis['findings']):,} findings")
     notes = tuple(_notes(bag, left_out, is_live=is_live))
@@ -99,10 +104,25 @@ def gather(
     return Report(run.name, data, len(bag.parts), notes)
 
 
-def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None]) -> None:
+def _composed(chosen: Sequence[str]) -> list[Panel]:
+    """The panels of a report: all, or those that were chosen, on its first page; UsageError if there is no such one."""
+    if not chosen:
+        return list(PANELS.values())
+    for name in chosen:
+        if name not in PANELS or PANELS[name].chart in ("media",):
+            shown = [name for name, panel in PANELS.items() if panel.chart != "media" and panel.page]
+            raise UsageError(f"no panel {name!r}", hint=f"panels: {', '.join(shown)}")
+    return [replace(PANELS[name], page="overview") for name in dict.fromkeys(("summary", *chosen))]
+
+
+def _composed_pages(chosen: Sequence[str]) -> dict[str, str]:
+    return {"overview": "Report", "findings": _PAGES["findings"]} if chosen else _PAGES
+
+
+def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None], panels: Sequence[Panel]) -> None:
     """Every panel as it opens; the largest ones are thinned where they do not fit together."""
     found: list[tuple[int, Panel, Rows]] = []
-    for panel in PANELS.values():
+    for panel in panels:
         if panel.chart not in ("findings", "media") and not _is_about_one_client(panel):
             try:
                 columns = _rounded_rows(evaluate(run, panel))

@@ -16,12 +16,14 @@ _LEFT_OUT = ("ring",)
 def version_of(run: Path, *, with_findings: bool = True) -> str:
     """A text that differs whenever readable rows, the state or (with `with_findings`) the findings of a run do.
 
+    It is the same by whatever path the run is reached.
+
     OSError if the run is gone.
     """
     parts: list[str] = []
     for entry in os.scandir(run):
         if entry.is_dir():
-            parts += _files(entry.path)
+            parts += _files(entry.path, entry.name)
         elif (
             entry.name.startswith("launcher-")
             or entry.name in ("run.json", STACKS_FILE)
@@ -43,20 +45,20 @@ def findings_time_ns(run: Path) -> int:
     return max(times)
 
 
-def _files(directory: str) -> list[str]:
+def _files(directory: str, name: str) -> list[str]:
     try:
         return [
-            _mark(entry)
+            f"{name}/{_mark(entry)}"
             for entry in os.scandir(directory)
             if entry.name not in _LEFT_OUT and not entry.name.startswith(".")
         ]
     except OSError:  # retired meanwhile
-        return [directory]
+        return [name]
 
 
 def _mark(entry: os.DirEntry[str]) -> str:
     try:
         found = entry.stat(follow_symlinks=False)
     except OSError:
-        return entry.path
-    return f"{entry.path}:{found.st_size}:{found.st_mtime_ns}"
+        return entry.name
+    return f"{entry.name}:{found.st_size}:{found.st_mtime_ns}"

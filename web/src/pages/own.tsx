@@ -80,7 +80,7 @@ export function OwnPage({ route, version, own, complaint }: { route: Route; vers
         <header><h2 id="own-title">{own.panels.length === 0 ? "No panels of your own yet" : "Add a panel"}</h2></header>
         <p>
           Ask on the <a href={address({ run: route.run, page: "sql", given: {} })}>SQL page</a> and keep the result with its drawing
-          {mayEdit ? " (Save as a panel)" : "; with stethos serve --edit the page can save it"}. Or write a file called stethos.toml where you start stethos serve:
+          {mayEdit ? " (Save as a panel)" : "; with stethos serve --edit the page can save it"}. Or write it into the stethos.toml of your repository:
         </p>
         <Code text={EXAMPLE} />
       </section>

@@ -49,11 +49,35 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
 
 /** When a report was made, and what it leaves out. */
 function Made({ report }: { report: Report }) {
-  const { made_ns: made, notes } = report.carried;
+  const { made_ns: made, notes, text = "" } = report.carried;
   return (
-    <p class="made note is-wide">
-      Report of {moment(Number(made))}. {notes.join(" ")}
-    </p>
+    <>
+      {text.trim() !== "" && <Words text={text} />}
+      <p class="made note is-wide">
+        Report of {moment(Number(made))}. {notes.join(" ")}
+      </p>
+    </>
+  );
+}
+
+/** Somebody's words: headings, lists and paragraphs of plain text, never markup. */
+function Words({ text }: { text: string }) {
+  const blocks = text.split(/\n\s*\n/).map((block) => block.trim()).filter((block) => block !== "");
+  return (
+    <section class="card is-wide words" aria-label="Text">
+      {blocks.map((block, place) => {
+        const [, title] = /^#+\s+([^\n]*)/.exec(block) ?? [];
+        const rest = title === undefined ? block : block.slice(block.indexOf(title) + title.length).trim();
+        const lines = rest.split("\n");
+        const isList = rest !== "" && lines.every((line) => /^\s*[-*] /.test(line));
+        return (
+          <div key={place}>
+            {title !== undefined && <h2>{title}</h2>}
+            {isList ? <ul>{lines.map((line) => <li key={line}>{line.replace(/^\s*[-*] /, "")}</li>)}</ul> : rest !== "" && <p>{rest}</p>}
+          </div>
+        );
+      })}
+    </section>
   );
 }
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stethos.diagnose.federated.cohort import Cohort
-from stethos.diagnose.federated.inside import InsideMargins, inside_margins, inside_verdicts
+from stethos.diagnose.federated.inside import InsideMargins, inside_margins, inside_verdicts, loss_above_others
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.verdict import OF_DATA, ClientVerdict, certain_on, standing_apart, verdicts_and_split
 
 SURE_OF_UPDATES = 0.99  # on updates alone
-GAP = 3.0  # times as far from the median client as the second farthest of the others
-_MOST_SURE = 0.9  # that updates alone can make us, outside of the lab
+GAP = 5.0  # times as far from the median client as the second farthest of the others
+_MOST_SURE = 0.75  # that updates alone can make us: the share that is right outside of the lab
 _SHOWN = 0.8  # of the clients: then a federation is judged from inside
 
 
@@ -34,12 +34,13 @@ class Accusations:
 
 def accusations_in(cohort: Cohort, inside: InsideEvidence | None, probability: float, alarm_rate: float) -> Accusations:
     """All verdicts on the clients of a federation, the surest first; one per client."""
-    margins = inside_margins(inside) if inside is not None else None
+    harm = dict(zip(cohort.clients, loss_above_others(cohort.entry_loss).tolist(), strict=True))
+    margins = inside_margins(inside, harm) if inside is not None else None
     buggy = inside_verdicts(inside, margins, alarm_rate) if inside is not None and margins is not None else []
     found = {one.client: one for one in buggy}
     for one in certain_on(cohort):
-        if not _is_contradicted(one, inside):
-            known = found.get(one.client)
+        known = found.get(one.client)
+        if not _is_contradicted(one, inside, known):
             is_named = known is not None and known.kind != "unknown"  # the inside tells the cause
             kind = known.kind if known is not None and is_named else one.kind
             found[one.client] = replace(one, kind=kind, guilt="hostile" if known is None else "buggy")
@@ -64,9 +65,13 @@ def _who_shows(inside: InsideEvidence | None, clients: Sequence[str]) -> tuple[s
     return sending if len(sending & set(clients)) >= few else set(), data if len(data & set(clients)) >= few else set()
 
 
-def _is_contradicted(one: ClientVerdict, inside: InsideEvidence | None) -> bool:
-    """Whether a client that seems to send a copy or nothing was seen to send what its optimizer did."""
-    if inside is None or one.kind != "free-rider":
+def _is_contradicted(one: ClientVerdict, inside: InsideEvidence | None, known: ClientVerdict | None) -> bool:
+    """Whether a client that seems to send a copy, nothing or too much was seen to send what its optimizer did.
+
+    Where a federation diverges, somebody's update is the first to be huge: that one is at fault only if more is odd
+    about it.
+    """
+    if inside is None or one.kind not in ("free-rider", "scaling") or (one.kind == "scaling" and known is not None):
         return False
     ratios = list(_ratios(inside, one.client))
     return len(ratios) > 0 and float(np.median(np.abs(np.array(ratios) - 1))) < 0.05

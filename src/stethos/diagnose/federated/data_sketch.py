@@ -39,14 +39,23 @@ class Sketch:
     deviation: Array | None = None
     zeros: Array | None = None
     tokens: dict[int, float] | None = None
+    low: Array | None = None
+    high: Array | None = None
+    products: int = 0  # of inputs, behind them
+    near: tuple[float, float] | None = None  # how often neighbours have the same label, and by chance
+
+    @property
+    def inputs(self) -> int:
+        """Features without targets and products."""
+        return self.features - self.targets - self.products
 
     @property
     def features(self) -> int:
         return int(self.means.shape[1])
 
     def can_join(self, other: Sketch) -> bool:
-        return (self.kind, self.targets, self.features, self.classes is None) == (
-            other.kind, other.targets, other.features, other.classes is None,
+        return (self.kind, self.targets, self.features, self.products, self.classes is None) == (
+            other.kind, other.targets, other.features, other.products, other.classes is None,
         )  # fmt: skip
 
 
@@ -66,7 +75,7 @@ def sketch_in(text: str, number: int) -> Sketch | None:
             for name, kind, scale in (
                 ("atoms", "<f4", 1), ("atom_shares", "<u1", 255), ("atom_labels", "<u1", 255),
                 ("middle", "<f4", 1), ("deviation", "<f4", 1),
-                ("zeros", "<u1", 255),
+                ("zeros", "<u1", 255), ("low", "<f4", 1), ("high", "<f4", 1),
             )
             if name in known
         }  # fmt: skip
@@ -80,7 +89,8 @@ def sketch_in(text: str, number: int) -> Sketch | None:
             return None
         return Sketch(
             number, str(known["kind"]), int(known["width"]), float(known["n"]), int(known["targets"]), classes,
-            counts, means, scatter, tokens=tokens, **columns,
+            counts, means, scatter, tokens=tokens, products=int(known.get("products", 0)),
+            near=None if (near := known.get("near")) is None else (float(near[0]), float(near[1])), **columns,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError, zlib.error):
         return None
@@ -110,7 +120,7 @@ def joined(sketches: Sequence[Sketch]) -> Sketch:
     return Sketch(
         min(one.number for one in parts), largest.kind, largest.width, float(counts.sum()), largest.targets, classes,
         counts, means, np.asarray(scatter), largest.atoms, largest.atom_shares, largest.atom_labels, largest.middle,
-        largest.deviation, largest.zeros, largest.tokens,
+        largest.deviation, largest.zeros, largest.tokens, largest.low, largest.high, largest.products, largest.near,
     )  # fmt: skip
 
 

@@ -204,12 +204,15 @@ _SHOWN_INSIDE = {
     "fewer-words": "it has few of the words that others have most, and few common words of its own",
     "imputed": "many of its inputs share a value that others do not have",
     "atoms": "some of its samples share a value that others do not have",
+    "grain": "values that are common at the others are not at it",
     "noise": "its inputs do not follow from each other as the others' do",
     "targets": "its targets do not follow from its inputs as the others' do",
     "relabelled": "the same samples came with other labels than before",
     "labels": "its samples look like other classes than their labels say",
     "partly": "it sends only a part of what its optimizer did",
     "uncleared": "gradients of the step before are still there when the next is computed",
+    "untrained": "it trains fewer of the model's weights than the others",
+    "ascent": "the loss on its own samples rises as it trains, while the others' falls",
     "training": "its steps are far longer than the others', for its learning rate",
 }
 

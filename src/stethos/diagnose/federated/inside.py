@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,23 @@ Array = npt.NDArray[np.float64]
 _WARM_UP = 1
 _CHANGED = 0.05  # share of samples that have other labels than before
 _PASSED = 3  # rounds without a sign of it, until a fault is over
-_EXPLAINED = 0.75
+_EXPLAINED = 0.7
+_SURE, _FEWEST_LEFT = 1.2, 5
+_OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
+_MOST_COUNTED = 400  # samples of a client that are told apart
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
+_FAR_LESS, _ALONE = 0.4, 1.5  # of the share that the other sees: that denies it, too; one witness alone must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
+
+# A sensor of another make changes how inputs hang together and which values are common. That alone is no fault: the
+# incoming model's loss on them must be higher, too. Others' schedules, schemes of sending and rows in the order of a
+# file are how honest federations differ: their kinds must stand out so many times farther.
+_UNLIKE, _HARMFUL = ("noise", "grain"), 0.1
+_STRICTER = {
+    "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
+}  # fmt: skip
 
 # What stands out, the surest to be named first: the kind of fault that it means.
 KINDS = {
@@ -33,10 +46,10 @@ KINDS = {
     "update-noise": "update-noise", "stale": "stale", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
-    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault",
+    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
     "targets": "target-fault",
     "labels": "label-noise", "relabelled": "label-noise",
-    "partly": "unknown", "uncleared": "unknown", "training": "unknown",
+    "partly": "unknown", "untrained": "unknown", "ascent": "unknown", "uncleared": "unknown", "training": "unknown",
 }  # fmt: skip
 
 
@@ -49,12 +62,36 @@ class InsideMargins:
     pairs: list[tuple[int, int] | None]
 
 
-def inside_margins(inside: InsideEvidence) -> InsideMargins:
-    """Compare the clients of a federation with each other, in everything that they show from inside."""
+def inside_margins(inside: InsideEvidence, harm: Mapping[str, float] = MappingProxyType({})) -> InsideMargins:
+    """Compare the clients of a federation with each other, in everything that they show from inside.
+
+    `harm` says by which share the incoming model's loss on a client's data lies above the others', where it is known.
+
+    Those who surely stand out are what the others are no longer compared with: they make each other look ordinary, and
+    innocent clients look odd.
+    """
+    first = _compared(inside, harm)
+    most = np.max(list(first.kinds.values()), axis=0, initial=0.0)
+    is_sure = most >= _SURE
+    if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
+        return first
+    left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
+    again = _compared(replace(inside, clients=left), harm, is_misled=True)
+    kinds = {name: values.copy() for name, values in first.kinds.items()}
+    pairs = list(first.pairs)
+    for place, at in enumerate(np.flatnonzero(~is_sure)):
+        for name in kinds:
+            kinds[name][at] = again.kinds[name][place] if name in again.kinds else 0.0
+        pairs[at] = again.pairs[place]
+    return InsideMargins(inside.clients, kinds, pairs)
+
+
+def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: bool = False) -> InsideMargins:
+    """`is_misled` says that the global model learnt from others, who are faulty: its answers alone accuse nobody."""
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
     kinds = dict(update_margins(inside))
-    kinds["duplicates"] = _duplicates(inside)
+    kinds["duplicates"] = np.maximum(_duplicates(inside), _fewer_than_said(inside))
     kinds["not-finite"] = _not_finite(inside)
     kinds |= data_margins(whole)
     odd = (
@@ -62,11 +99,35 @@ def inside_margins(inside: InsideEvidence) -> InsideMargins:
         if kinds
         else np.zeros(len(clients))
     )
+    looks = np.max([kinds[name] for name in _BY_LOOKS if name in kinds], axis=0, initial=0.0)
+    kinds["ascent"] = np.where(looks >= _OTHER_DATA, np.minimum(kinds["ascent"], 0.9), kinds["ascent"])
     typical = [one if odd[place] < 1 else None for place, one in enumerate(whole)]
     witnesses = [by_data(whole, typical), by_answers(inside, inside.rounds[_WARM_UP:])]
     kinds["labels"], pairs = _labels(witnesses, len(clients))
+    if is_misled and np.isfinite(witnesses[0].share).any():
+        kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     kinds["relabelled"] = _relabelled(inside)
-    return InsideMargins(clients, kinds, pairs)
+    is_harmless = np.array([harm.get(client, np.nan) < _HARMFUL for client in clients], bool)
+    for name in _UNLIKE:
+        if name in kinds:
+            kinds[name] = np.where(is_harmless, 0.0, kinds[name])
+    return InsideMargins(clients, {name: one / _STRICTER.get(name, 1.0) for name, one in kinds.items()}, pairs)
+
+
+def loss_above_others(entry_loss: Array) -> Array:
+    """By which share the incoming model's loss on each client's data lies above the others', from rounds x clients.
+
+    NaN where it is not known.
+    """
+    rounds = entry_loss[_WARM_UP:] if len(entry_loss) > _WARM_UP else entry_loss
+    found = np.full(rounds.shape[1], np.nan)
+    known = np.flatnonzero(np.isfinite(rounds).any(0))
+    losses = {place: float(np.nanmedian(rounds[:, place])) for place in known.tolist()}
+    for place, loss in losses.items():
+        if others := [one for other, one in losses.items() if other != place]:
+            usual = float(np.median(others))
+            found[place] = (loss - usual) / max(abs(usual), 1e-9)
+    return found
 
 
 def _duplicates(inside: InsideEvidence) -> Array:
@@ -83,6 +144,17 @@ def _duplicates(inside: InsideEvidence) -> Array:
     return np.where(is_few, margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03), 0.0)
 
 
+def _fewer_than_said(inside: InsideEvidence) -> Array:
+    """How many times fewer samples it trains on than it says that it has, and than its steps have room for."""
+    said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
+    batch = np.nan_to_num(inside.matrix("batch")).max(0, initial=0.0)
+    used = np.nan_to_num(inside.matrix("steps")).sum(0) * batch
+    seen = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
+    room = np.minimum(np.minimum(said, used), _MOST_COUNTED)
+    times = np.where((said > 0) & (seen > 0), np.log2(np.maximum(room, 1) / np.maximum(seen, 1)), np.nan)
+    return margins(np.maximum(times, 0.0), 1.0, 4.0, 0.1)
+
+
 def _not_finite(inside: InsideEvidence) -> Array:
     odd = np.nan_to_num(inside.matrix("odd_batches")).sum(0) > 0
     return np.where(odd & (odd.mean() <= 0.4), 5.0, 0.0)
@@ -94,7 +166,7 @@ def _relabelled(inside: InsideEvidence) -> Array:
     return margins(share.max(0, initial=0.0), 0.2, 4.0, 0.02)
 
 
-def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple[int, int] | None]]:
+def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[tuple[int, int] | None]]:
     """Both witnesses together, in standard deviations.
 
     Where a client's data look unlike the others' for other reasons than wrong labels, nobody can say. What the model
@@ -105,9 +177,13 @@ def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple
     found, most = np.zeros(count), np.zeros(count)
     pairs: list[tuple[int, int] | None] = [None] * count
     is_other = np.any([np.nan_to_num(one.explained, nan=1.0) < _EXPLAINED for one in witnesses], axis=0)
-    is_denied = np.zeros(count, bool)
+    is_denied, speaking = np.zeros(count, bool), np.zeros(count)
     for witness in witnesses:
-        is_denied |= deviations(witness.share, 0.03, witness.error) < _DENIED
+        most_seen = np.fmax(
+            deviations(witness.share, 0.03, witness.error), deviations(witness.cell, 0.03, witness.cell_error)
+        )
+        is_denied |= most_seen < _DENIED
+        speaking += np.isfinite(most_seen)
         cell = np.fmin(witness.cell, witness.share) if witness.is_of_answers else witness.cell
         for values, errors, least in ((witness.share, witness.error, 0.1), (cell, witness.cell_error, 0.08)):
             alone = np.where(is_other, 0.0, margins(values, least, 3.0, 0.03, errors))
@@ -121,7 +197,12 @@ def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple
             found = np.maximum(found, alone)
     mean = np.where(known > 0, together / np.maximum(known, 1), np.nan)
     found = np.maximum(found, np.minimum(margins(mean, 2.0, 3.0, 0.4), most))
-    return np.where(is_denied, found / _TWICE_AS_SURE, found), pairs
+    claimed = np.fmax.reduce([one.share for one in witnesses])
+    for witness in witnesses:
+        at_most = np.fmax(witness.share + 2 * witness.error, witness.cell + 2 * witness.cell_error)
+        is_denied |= at_most < _FAR_LESS * claimed
+    doubt = np.where(speaking < 2, _ALONE, np.where(is_denied, _TWICE_AS_SURE, 1.0))
+    return found / doubt, pairs
 
 
 # Verdicts ---------------------------------------------------------------------------------------------
@@ -129,9 +210,13 @@ def _labels(witnesses: list[Mislabelled], count: int) -> tuple[Array, list[tuple
 _AT_ONE_PERCENT = 1.0  # margin that 1 in 100 clean federations reaches, and how it grows as that share falls
 _PER_E_FOLD = 0.12
 _USUAL_CLIENTS = 10
-_CONFIDENCE = ((2.0, 0.99), (1.5, 0.97), (1.2, 0.9), (1.0, 0.8), (0.8, 0.35), (0.0, 0.05))  # as measured, by margin
-# A site may have other data than the rest and no fault: on families held out four in five of these were right.
-_BY_LOOKS, _MOST_SURE_BY_LOOKS = ("units", "unnormalised", "noise", "fewer-words", "target-units", "targets"), 0.8
+_CONFIDENCE = ((2.0, 0.97), (1.2, 0.8), (1.0, 0.7), (0.7, 0.25), (0.0, 0.05))  # as measured, by margin
+# A site may have other data than the rest and no fault, or train otherwise: families held out were less kind to these.
+_BY_LOOKS = ("units", "unnormalised", "noise", "grain", "fewer-words", "target-units", "targets")
+_LESS_SURE, _MOST_SURE = (
+    (*_BY_LOOKS, "labels", "relabelled", "atoms", "ascent", "training", "partly", "untrained"),
+    0.85,
+)
 _OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")
 
 
@@ -157,7 +242,7 @@ def inside_verdicts(inside: InsideEvidence, found: InsideMargins, alarm_rate: fl
         if named == "labels" and (pair := found.pairs[place]) is not None:
             kind = "label-flip"
         first, last = _span(inside, client, named)
-        sure = min(confidence_of(most / limit), _MOST_SURE_BY_LOOKS if named in _BY_LOOKS else 1.0)
+        sure = min(confidence_of(most / limit), _MOST_SURE if named in _LESS_SURE else 1.0)
         verdicts.append(
             ClientVerdict(
                 client, kind, sure, first, last, guilt="buggy",

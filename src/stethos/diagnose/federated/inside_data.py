@@ -12,6 +12,7 @@ from stethos.diagnose.federated.standing_out import margins
 
 Array = npt.NDArray[np.float64]
 FEWEST_SAMPLES = 15
+_FEWEST_SCALED = 8  # samples are enough to see another scale
 _FEWEST_OF_CLASS = 5
 _MOST_COLUMNS = 0.55  # on another scale or far away: a shift of some is how a site may differ
 _BY_CHANCE = 1e-3
@@ -21,6 +22,9 @@ _SAME_LABEL = 0.9
 _FAR_DEVIATIONS = 6.0
 _MANY = 0.25  # of the columns: then values are missing, not marked
 _COMMON_TOKENS = 32
+_COMMON, _NEARLY_ALL, _HARDLY_ANY = 0.12, 0.97, 0.15
+_TILTED, _SUPPORTED = 0.3, 0.6  # of what accuses
+_TABLE = 48  # columns at most
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
 
@@ -36,10 +40,12 @@ def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     alike = [one if one is not None and one.kind == usual else None for one in known]
     found: dict[str, Array] = {}
     if usual == "numbers":
-        found["units"], found["unnormalised"], found["constant"] = _scales(alike)
+        few = [one if one is not None and one.kind == usual and one.n >= _FEWEST_SCALED else None for one in clients]
+        found["units"], found["unnormalised"], found["constant"] = _scales(few)
     else:
         found["fewer-words"] = _words(alike)
     found["atoms"], found["imputed"] = _novel(alike)
+    found["grain"] = _grain(alike)
     found["target-units"] = _target_units(alike)
     odd = np.max([found[name] for name in found], axis=0) if found else np.zeros(count)
     typical = [one if odd[place] < 1 else None for place, one in enumerate(alike)]
@@ -129,8 +135,10 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
             usual = np.median(bound, axis=0)
             is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
             is_novel &= is_far | (own >= _NOVEL_INSIDE)
+            is_novel |= _is_marked(mine, others, rank)
             if is_novel.sum() < _FEWEST_NOVEL or is_novel.mean() <= _MANY:
-                is_novel &= is_far & (own < 0.9)  # that one input is always the same says whom a client has
+                # that one input is always the same says whom a client has
+                is_novel &= (is_far | _is_marked(mine, others, rank)) & (own < 0.9)
                 if is_novel.sum() == 1 and mine.atom_labels is not None:
                     is_novel &= mine.atom_labels[rank] >= _SAME_LABEL
             if is_novel.any():
@@ -139,6 +147,64 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
         shares[place] = best
     found = margins(shares, _NOVEL, 4.0, 0.02)
     return np.where(is_wide, 0.0, found), np.where(is_wide, found, 0.0)
+
+
+def _grain(clients: Sequence[Sketch | None]) -> Array:
+    """The share of columns in which the others have a common value and a client has none that is nearly as common.
+
+    It counts where hardly any of the others' common values is one of the client's. A sensor with another gain has other
+    values that are as common; noise and columns in another order do not. Tables only: in pictures, black and white are
+    common, and a site may have darker ones.
+    """
+    found = np.full(len(clients), np.nan)
+    for place, mine in enumerate(clients):
+        if mine is None or mine.atoms is None or mine.atom_shares is None or mine.width > _TABLE:
+            continue
+        others = [
+            one for one in _others(clients, place) if one.atoms is not None and one.atoms.shape == mine.atoms.shape
+        ]
+        if len(others) < 3:
+            continue
+        values = np.stack([one.atoms[0] for one in others if one.atoms is not None])
+        shares = np.stack([one.atom_shares[0] for one in others if one.atom_shares is not None])
+        usual, least = np.median(shares, axis=0), np.sort(shares, axis=0)[1]  # one other may be faulty, too
+        is_common = (usual >= _COMMON) & (usual <= _NEARLY_ALL) & (least * mine.n >= 4)
+        if is_common.sum() < _FEWEST_NOVEL:
+            found[place] = 0.0
+            continue
+        error = np.sqrt(np.maximum(usual * (1 - usual), 0.02) / mine.n)
+        is_rarer = (mine.atom_shares[0] < least / 2) & (mine.atom_shares[0] < least - 3 * error)
+        is_same = ((mine.atoms[0] == values) | (mine.atoms[1] == values)).mean(0) >= 0.5
+        is_agreed = is_common & (np.array([np.unique(one, return_counts=True)[1].max() for one in values.T])
+                                 >= 0.6 * len(others))  # fmt: skip
+        is_other = not is_agreed.any() or float(is_same[is_agreed].mean()) < _HARDLY_ANY
+        found[place] = float((is_rarer & ~is_same)[is_common].mean()) if is_other else 0.0
+    return margins(found, 0.2, 4.0, 0.05)
+
+
+def _is_marked(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
+    """Which of a client's common values lie outside of all that others have and come with one label, in two columns.
+
+    Tables only: bright pictures have more white than others, at places that go with a label.
+    """
+    assert mine.atoms is not None and mine.atom_shares is not None
+    width = mine.atoms.shape[1]
+    known = [one for one in others if one.low is not None and one.high is not None]
+    if (
+        mine.width > _TABLE
+        or len(known) < 3
+        or mine.atom_labels is None
+        or len({one.low.shape for one in known if one.low is not None}) != 1
+    ):
+        return np.zeros(width, bool)
+    low = np.sort([one.low for one in known if one.low is not None], axis=0)[1]  # one other may have them, too
+    high = np.sort([one.high for one in known if one.high is not None], axis=0)[-2]
+    again = -(-width // len(low))
+    low, high = (np.repeat(one, again)[:width] for one in (low, high))
+    room = 0.1 * (high - low) + 1e-9
+    is_out = (mine.atoms[rank] > high + room) | (mine.atoms[rank] < low - room)
+    is_out &= (mine.atom_shares[rank] * mine.n >= 5) & (mine.atom_labels[rank] >= _SAME_LABEL)
+    return is_out if is_out.sum() >= 2 else np.zeros(width, bool)
 
 
 def _is_far(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np.bool_]:
@@ -210,27 +276,41 @@ def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch |
     """How much worse a feature follows from the others, within classes, than it does at the other clients.
 
     Both as a distance and as a share of its own variance, as noise makes it: inputs on another scale, or that vary more
-    or less, are how a site may differ.
+    or less, are how a site may differ. Noise and columns in another order raise the variance most along directions in
+    which the others' data hardly vary; rougher textures of pictures raise it along all, so pictures must show that.
     """
-    worse, unexplained = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
+    worse, unexplained, tilt, errors = _residuals(clients, typical)
+    apart, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
+    tilted = margins(tilt, 0.25, 3.5, 0.03, errors)
+    is_rough = np.array([one is not None and one.width > _TABLE for one in clients]) & (tilted < _TILTED)
+    found = np.where(is_rough, 0.0, np.maximum(np.minimum(apart, by_share), apart / _FAR_ALONE))
+    return np.maximum(found, np.minimum(tilted, apart / _SUPPORTED))
+
+
+def _residuals(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> tuple[Array, Array, Array, Array]:
+    """Residuals of features, as distances and shares of their variance; the tilt towards what hardly varies; errors."""
+    worse, unexplained, tilt = np.full((3, len(clients)), np.nan)
     errors = np.zeros(len(clients))
     for place, mine in enumerate(clients):
         others = _others(typical, place)
         if mine is None or len(others) < 3 or not others[0].can_join(mine):
             continue
-        inputs = mine.features - mine.targets
-        reference = covariance_of(joined(others))[:inputs, :inputs]
+        reference = covariance_of(joined(others))[: mine.inputs, : mine.inputs]
         precision = np.linalg.inv(reference)
-        own = mine.scatter[:inputs, :inputs] / max(mine.n - len(mine.counts), 1)
+        own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
         residual = np.einsum("ij,jk,ki->i", precision, own, precision) / np.diag(precision)
         is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
         ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
         spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
         worse[place] = float(np.mean(np.clip(ratio, -2, 2)))
         unexplained[place] = float(np.mean(np.clip(ratio - spread, -2, 2)))
+        sizes, ways = np.linalg.eigh(reference[np.ix_(is_used, is_used)])
+        along = np.einsum("ji,jk,ki->i", ways, own[np.ix_(is_used, is_used)], ways) / sizes
+        if (half := len(sizes) // 2) >= 1:
+            small, large = np.median(along[:half]), np.median(along[half:])
+            tilt[place] = float(0.5 * np.log10(max(small, 1e-4) / max(large, 1e-4)))
         errors[place] = 0.5 / np.sqrt(mine.n)
-    far, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
-    return np.maximum(np.minimum(far, by_share), far / _FAR_ALONE)
+    return worse, unexplained, tilt, errors
 
 
 def _target_residual(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> Array:

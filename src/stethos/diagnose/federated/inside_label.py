@@ -19,6 +19,7 @@ Array = npt.NDArray[np.float64]
 _FEWEST_OF_CLASS = 5
 _FEWEST_HERE = 2
 _MOST_CLASSES = 32
+_INFORMED = 0.15
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +126,8 @@ def by_answers(inside: InsideEvidence, rounds: Sequence[int]) -> Mislabelled:
                     if 0 <= label < _MOST_CLASSES and 0 <= said < _MOST_CLASSES:
                         counts[place, label, said] += count
     found = Mislabelled.nothing(len(clients), is_of_answers=True)
+    if _informed(counts.sum(0)) < _INFORMED:
+        return found  # it has not learnt enough to say
     per_client = counts.sum(2)
     distinct = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
     for place in range(len(clients)):
@@ -135,6 +138,18 @@ def by_answers(inside: InsideEvidence, rounds: Sequence[int]) -> Mislabelled:
         others, held = np.delete(counts, place, axis=0), np.delete(per_client, place, axis=0)
         _excess(found, place, mine, others, held, again)
     return found
+
+
+def _informed(counts: Array) -> float:
+    """How much more often the model says a class of samples with this label than of others, on average; 1 is always."""
+    said = counts.sum(0) / max(counts.sum(), 1)
+    sizes = counts.sum(1)
+    is_there = sizes > 0
+    if is_there.sum() < 2:
+        return 0.0
+    right = np.diag(counts)[is_there] / sizes[is_there]
+    usual = said[is_there]
+    return float(np.average(right - usual, weights=sizes[is_there]) / max(1 - np.average(usual), 1e-9))
 
 
 def _excess(found: Mislabelled, place: int, mine: Array, others: Array, held: Array, again: float) -> None:

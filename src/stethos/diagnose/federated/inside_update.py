@@ -13,6 +13,7 @@ from stethos.diagnose.federated.standing_out import margins
 Array = npt.NDArray[np.float64]
 _FAITHFUL = 0.05
 _FEWEST_ROUNDS = 3
+_FALLS = 0.05
 
 
 def update_margins(inside: InsideEvidence) -> dict[str, Array]:
@@ -25,10 +26,14 @@ def update_margins(inside: InsideEvidence) -> dict[str, Array]:
 def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
     found: dict[str, Array] = {}
     sent, along = inside.matrix("sent_sent"), inside.matrix("way_sent")
+    is_lost = np.isfinite(sent).mean(1) < 0.5 * np.isfinite(inside.matrix("steps")).mean(1)  # to NaN, at most of them
+    sent, along = np.where(is_lost[:, None], np.nan, sent), np.where(is_lost[:, None], np.nan, along)
     found["nan"] = _odd(inside)
     found["wrong-lr"] = _rates(inside.matrix("lr"))
     found["stale"] = _begins(inside.matrix("begin"))
     found["uncleared"] = _uncleared(inside.matrix("uncleared"), inside.matrix("steps"))
+    found["untrained"] = _untrained(inside.matrix("trained"))
+    found["ascent"] = np.maximum(_ascent(inside), _negative(inside.matrix("negative")))
     if not np.isfinite(sent).any():
         return found
     nothing = _nothing(sent, is_sparse=float(np.isfinite(inside.matrix("kept")).mean()) > 0.4)
@@ -39,7 +44,7 @@ def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
     else:
         found |= _noisy(sent, along, inside.matrix("way"))
     found["free-rider"] = np.maximum(found["free-rider"], nothing)
-    found["partly"] = _partly(sent, along)
+    found["partly"] = np.maximum(_partly(sent, along), _unlike_sent(inside, ratio, along / np.sqrt(sent)))
     found["training"] = _length(inside)
     return found
 
@@ -55,7 +60,7 @@ def _scaled(inside: InsideEvidence, ratio: Array) -> Array:
     by_step = ratio / inside.matrix("steps")
     plain, steps = ratio / middle, by_step / np.nanmedian(by_step)
     best = plain if np.nanmean(np.abs(plain - 1)) <= np.nanmean(np.abs(steps - 1)) else steps
-    return best if np.nanquantile(np.abs(best - 1), 0.75) < 0.01 else ratio
+    return best if np.nanquantile(np.abs(best - 1), 0.65) < 0.01 else ratio
 
 
 def _odd(inside: InsideEvidence) -> Array:
@@ -152,6 +157,57 @@ def _partly(sent: Array, along: Array) -> Array:
     often = is_part.sum(0) >= np.maximum(2, 0.5 * np.isfinite(sent).sum(0))
     is_whole = np.nanquantile(np.abs(sent - 1), 0.6) < 1e-3
     return np.where(often & is_whole, 5.0, 0.0)
+
+
+def _unlike_sent(inside: InsideEvidence, ratio: Array, cosine: Array) -> Array:
+    """Layers of which something else was sent than the optimizer did, where the others send all as it is."""
+    sees = np.isfinite(ratio)
+    share = np.where(sees, np.nan_to_num(inside.matrix("unlike")), np.nan)
+    begins_elsewhere = np.nan_to_num(inside.matrix("begin")) > _FAITHFUL
+    is_clipped = (ratio > 1) & (cosine > 0.99)
+    is_other = (share > 0) & ~begins_elsewhere & ~is_clipped
+    if np.nanmean(inside.matrix("kept") < 0.999) > 0.1:  # they send the largest elements only
+        return np.zeros(share.shape[1])
+    turns = sees.sum(0)
+    often = np.where(turns >= 2, is_other.sum(0) / np.maximum(turns, 1), np.nan)
+    return margins(np.where(is_other.sum(0) == 1, 0.0, often), 0.3, 5.0, 0.05)
+
+
+def _untrained(trained: Array) -> Array:
+    """Fewer weights trained than at nearly all others, where those train equally many."""
+    if not np.isfinite(trained).any():
+        return np.zeros(trained.shape[1])
+    own = np.nanmax(trained, axis=0)
+    usual = np.nanmedian(own)
+    is_fewer = own < 0.99 * usual
+    agree = np.nanmean(np.where(np.isfinite(own), own == usual, np.nan))
+    return np.where(is_fewer & (agree >= 0.7), 5.0, 0.0)
+
+
+def _negative(negative: Array) -> Array:
+    """A loss below zero, of a kind that cannot be, where the others' is above."""
+    often = np.nan_to_num(negative).sum(0) > 0
+    return np.where(often & (often.mean() <= 0.4), 5.0, 0.0)
+
+
+def _ascent(inside: InsideEvidence) -> Array:
+    """How much the loss on its own samples rises within its turns, as a logarithm, where the others' does not."""
+    last, first = -inside.matrix("log_p_last"), -inside.matrix("log_p")
+    residual = np.full(first.shape, np.nan)
+    for column, client in enumerate(inside.clients):
+        for row, number in enumerate(inside.rounds):
+            one = inside.turns.get(client, {}).get(number, {}).get("residual")
+            if isinstance(one, list) and one and isinstance(one[0], int | float):
+                residual[row, column] = one[0]
+    first = np.where(np.isfinite(first), first, residual)
+    rise = np.log((last + 0.02) / (first + 0.02))
+    rounds = np.isfinite(rise).sum(0)
+    mean = np.where(rounds >= _FEWEST_ROUNDS, np.nanmean(np.clip(rise, -3, 3), axis=0), np.nan)
+    error = np.nanstd(rise, axis=0) / np.sqrt(np.maximum(rounds - 1, 1))
+    if not np.nanmedian(mean) < _FALLS:
+        return np.zeros(len(mean))
+    surely = np.where(mean > 0, mean / (error + 0.01) / 3.0, 0.0)
+    return np.nan_to_num(np.minimum(margins(mean, 0.2, 3.5, 0.03, error, gap=1.4), surely))
 
 
 def _length(inside: InsideEvidence) -> Array:

@@ -150,9 +150,11 @@ def _own_odd(odd: Mask, took_part: Mask, norm_ratio: Array) -> tuple[Mask, Mask]
             own[number] = False
         if odd[number].any() and is_huge[:number].any():
             begin = int(is_huge.any(1).argmax())  # who is huge after that may have begun with what they made
-            if 2 * is_huge[begin].sum() < len(is_huge[begin]):
+            if is_huge[begin].sum() <= max(1, len(is_huge[begin]) // 5):  # of more, nobody can say who began
                 own[number] &= is_huge[begin]
                 exploded[begin] = is_huge[begin]
+            else:
+                own[number] = False
     return own, exploded
 
 

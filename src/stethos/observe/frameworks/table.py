@@ -9,6 +9,7 @@ from stethos.observe.frameworks import accelerate, lightning, ray_train, transfo
 from stethos.observe.frameworks.elastic import attempt_of
 from stethos.observe.frameworks.told import FrameworkWatch
 from stethos.observe.session import Session
+from stethos.settings import elastic_variables
 
 TOLD = (*lightning.TOLD, *transformers.TOLD, *accelerate.TOLD, *ray_train.TOLD)
 
@@ -19,7 +20,7 @@ def watch_frameworks(
     """Hear what frameworks tell, from their import on."""
     watch = FrameworkWatch(session)
     watch.install(after_import, TOLD)
-    facts = attempt_of()
+    facts = attempt_of(elastic_variables())
     if facts:
         session.note_config("framework", facts)
     return watch
