@@ -121,7 +121,6 @@ OPENS = {
     "web/commands.py": "its own audit",
     "web/links.py": "the user's own links",
     "web/keys.py": "the server's keys",
-    "web/links.py": "the secret of the server's links",
 }
 _OPENING = (
     "open", "read_text", "read_bytes", "write_text", "write_bytes", "memmap", "fromfile", "ParquetFile", "mmap",
