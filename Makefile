@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training rankbench provebench trainbench profilebench attack collectattack clean archivekills
+.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training wildbench-strangers rankbench provebench trainbench profilebench attack collectattack clean archivekills
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -99,6 +99,9 @@ clean:  ## remove the virtual environment and caches; runs are kept
 wildbench: hot  ## judge clients in federations that the lab does not have
 	@$(RUN) -m benchmarks.wild play held-out 20000 20360
 	@$(RUN) -m benchmarks.wild score held-out
+
+wildbench-strangers: hot  ## run programs that others publish inside packages, unchanged; none is to be accused (fetches them)
+	@$(RUN) -m benchmarks.strangers $(STRANGERS)
 
 rankbench: hot  ## run jobs of 2 and 4 ranks with a fault in one of them, and healthy ones (an hour); RANKBENCH="--worlds 2"
 	@$(RUN) -m benchmarks.rankbench $(RANKBENCH)
