@@ -29,7 +29,7 @@ from stethos.observe.hand_step import HandSteps
 from stethos.observe.kept_graph import KeptGraphs
 from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
-from stethos.observe.nan_origin import Owner, find_origin
+from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
 from stethos.observe.optimizer_facts import decay_of, frozen_share
 from stethos.observe.replica import is_rank, replica_facts, unwrapped
 from stethos.observe.statistic import norm_of
@@ -233,15 +233,34 @@ class Inspector:
         if not tensors.is_cpu and not can_wait:
             return
         self._explained += 1
+        with torch.no_grad(), _disable_current_modes():
+            origin = find_origin(tensors, value, self._owners())
+        put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+
+    def explain_weights(self) -> None:
+        """The loss of a backward that is over was not finite: note which weights had been broken before it.
+
+        On a GPU that keeps up with the host this is known before the optimizer's step spreads it; the reading waits.
+        """
+        if self._explained >= _MOST_EXPLAINED:
+            return
+        self._explained += 1
+        with torch.no_grad(), _disable_current_modes():
+            origin = find_broken_weights(self._parameters(), self._owners())
+        if origin is not None:
+            put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for watched in self._watch.optimizers.seen() for parameter in watched.params]
+
+    def _owners(self) -> dict[int, Owner]:
         owners: dict[int, Owner] = {}
         for watched in self._watch.optimizers.seen():
             optimizer = watched.optimizer()
             state = optimizer.state if optimizer is not None else {}
             for parameter, layer in zip(watched.params, watched.named.layers, strict=False):
                 owners[id(parameter)] = Owner(layer, dict(state.get(parameter) or {}))
-        with torch.no_grad(), _disable_current_modes():
-            origin = find_origin(tensors, value, owners)
-        put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+        return owners
 
     def _parameter_facts(self, graph: LossGraph) -> Facts:
         seen = self._watch.optimizers.seen()

@@ -52,7 +52,7 @@ class Oscillation:
     def check(self, window: Window) -> Iterator[Finding]:
         curves = list(curves_to_judge(window, self.least))
         if curves and all(curve.is_of_others for curve in curves):
-            raise CannotTell("each round has other clients, and no loss of the global model was told (`rnd.evaluate`)")
+            raise CannotTell("each round has other clients, and the global loss was not reported (`rnd.evaluate`)")
         for curve in curves:
             if not curve.has_rival and not curve.is_of_others:
                 yield from self._check(curve)

@@ -161,6 +161,8 @@ class ReplicaDivergence:
         else:
             kind = "weights-changed"
             title = f"the weights of {who} differ since step {since} to {first}, though the gradients are the same"
+            if len(ranks) == 2 and len(weights[unlike[0]]) == 2:  # no majority
+                title = f"one of the two ranks has wrong weights since step {since} to {first}, with equal gradients"
             advice = "look for code that changes weights or gradients on one rank only; else suspect its memory"
         text = (
             f"{len(unlike)} of {len(copies)} compared layers differ, at {len({place.step for place in unlike})} steps, "
