@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help hot web browser demo traindemo test check docs dist clean
-.PHONY: bench faultbench wildbench wildbench-training rankbench provebench trainbench profilebench
+.PHONY: bench faultbench wildbench wildbench-training wildbench-strangers rankbench provebench trainbench profilebench
 .PHONY: attack collectattack archivekills stalls groupbench
 
 help:  ## list the targets
@@ -107,6 +107,9 @@ clean:  ## remove the virtual environment and caches; runs are kept
 wildbench: hot  ## judge clients in federations that the lab does not have
 	@$(RUN) -m benchmarks.wild play held-out 20000 20360
 	@$(RUN) -m benchmarks.wild score held-out
+
+wildbench-strangers: hot  ## run programs that others publish inside packages, unchanged; none is to be accused (fetches them)
+	@$(RUN) -m benchmarks.strangers $(STRANGERS)
 
 rankbench: hot  ## run jobs of 2 and 4 ranks with a fault in one of them, and healthy ones (an hour); RANKBENCH="--worlds 2"
 	@$(RUN) -m benchmarks.rankbench $(RANKBENCH)

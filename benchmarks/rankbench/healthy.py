@@ -188,7 +188,7 @@ class GradientsCompressed(Job):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         model = DistributedDataParallel(inner)
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return model
 
 

@@ -21,7 +21,7 @@ from stethos.diagnose.finding import Finding, Severity
 from stethos.store.run import open_run
 
 BESIDE = Path(sys.executable).parent
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 300.0
 _GRACE_S = 5.0
 _AFTER_HANG_S = 3.0  # how long a job is left alone after its hang was told
 _ABOUT_SPEED = ("data-loader-stall", "small-batches", "compute-bound", "launch-bound", "low-utilisation")

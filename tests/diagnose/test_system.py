@@ -269,6 +269,12 @@ def test_a_rank_that_lost_its_connection_to_one_that_ended_later_is_told_itself(
     assert (one.kind, one.subject.ranks) == ("lost-peer", (0,))
 
 
+def test_a_mistake_that_speaks_of_nccl_is_no_lost_connection() -> None:
+    mistake = {"ending": "uncaught TypeError: this hook requires NCCL 2.10+"}
+    (one,) = found("SYS013", job({"rank": 0, **mistake}, {"rank": 1, **mistake}))
+    assert one.kind == "failed"
+
+
 @pytest.mark.parametrize(("driver", "severity"), [("ended", Severity.INFO), ("failed", Severity.ERROR)])
 def test_workers_that_ray_kills_after_a_job_are_no_failure(driver: str, severity: Severity) -> None:
     worker = {"command": "python /x/ray/_private/workers/default_worker.py", "ending": "ended without a word: killed"}

@@ -357,4 +357,4 @@ def test_accused_clients_are_marked_from_findings_alone(runs: Path) -> None:
             marks = client_marks(findings_of(opened).findings)
         first, mark = next(iter(marks.items()))
         assert (first, mark.is_accused, mark.is_over, mark.kind) == (GUILTY, True, is_over, "sign-flip")
-        assert mark.confidence > 0.85 and [one.is_accused for one in marks.values()].count(True) == 1
+        assert mark.confidence >= 0.75 and [one.is_accused for one in marks.values()].count(True) == 1

@@ -20,6 +20,8 @@ _LOST_PEER = re.compile(
     r"|DistStore|socket|timed? ?out",
     re.IGNORECASE,
 )
+# Exceptions that no lost connection raises, whatever they speak of.
+_OWN_MISTAKE = re.compile(r"uncaught (Type|Value|Key|Attribute|Assertion|Index|Name|Import|ModuleNotFound)Error\b")
 _ADVICE = {
     "SIGKILL|without a word": "look into the system's log (`dmesg`) for the OOM killer, and at what it printed last",
     "SIGSEGV|SIGABRT|SIGBUS|SIGFPE|SIGILL": "it crashed below Python: PYTHONFAULTHANDLER=1 shows where it was",
@@ -180,7 +182,7 @@ def _precedence(row: Row) -> tuple[bool, bool, int]:
 
 
 def _is_consequence(row: Row) -> bool:
-    return _LOST_PEER.search(_ending(row)) is not None
+    return _LOST_PEER.search(_ending(row)) is not None and _OWN_MISTAKE.match(_ending(row)) is None
 
 
 def _told(row: Row) -> str:

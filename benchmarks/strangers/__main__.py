@@ -1,0 +1,132 @@
+"""Run programs that others have published, unchanged, under `stethos run`, and count those that are accused.
+
+python -m benchmarks.strangers [--only WORD ...] [--keep FILE] [--place DIRECTORY] [--write docs/benchmarks.md]
+
+Their source archives are fetched from the package registry into DIRECTORY, with what they need beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.child import ROOT, environment
+from benchmarks.report import Grid, machine, say, section_text, write_section
+from benchmarks.strangers.table import STRANGERS, Stranger
+from stethos.diagnose.api import diagnose
+from stethos.store.run import open_run
+
+BESIDE = Path(sys.executable).parent
+_TIMEOUT_S = 300
+_TARGET = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One program: its exit status, its recorded steps, and what was said of it: `detector:kind` with the title."""
+
+    name: str
+    status: int
+    steps: int
+    is_accused: bool
+    said: list[str]
+    took_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", help="programs whose name holds one of these words")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="each outcome as a line of JSON; those in it are kept"
+    )
+    parser.add_argument("--place", type=Path, metavar="DIRECTORY", help="where archives and runs go, and stay")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
+    arguments = parser.parse_args()
+    chosen = [one for one in STRANGERS if not arguments.only or any(word in one.name for word in arguments.only)]
+    print(machine(), flush=True)
+    outcomes = _kept(arguments.keep)
+    with tempfile.TemporaryDirectory(prefix="stethos-strangers-", ignore_cleanup_errors=True) as scratch:
+        place = arguments.place or Path(scratch)
+        for stranger in chosen:
+            if stranger.name not in {one.name for one in outcomes}:
+                outcomes.append(play(stranger, place))
+                one = outcomes[-1]
+                say(f"{one.name}: status {one.status}, {one.steps} steps, {'; '.join(one.said) or 'nothing'}")
+                if arguments.keep:
+                    arguments.keep.write_text("".join(json.dumps(asdict(each)) + "\n" for each in outcomes))
+    grid = grid_of(outcomes)
+    print("", grid, sep="\n", flush=True)
+    if arguments.write:
+        write_section(arguments.write, "strangers", section_text([grid], "python -m benchmarks.strangers"))
+
+
+def play(stranger: Stranger, place: Path) -> Outcome:
+    """Run a program where its archive was unpacked, with what it needs and nothing of ours in its path."""
+    source, library = _fetched(stranger, place)
+    name = stranger.name.replace(" ", "-")
+    paths = [str(library), str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    began = time.monotonic()
+    done = subprocess.run(
+        [BESIDE / "stethos", "run", "--quiet", "--dir", place / "runs", "--name", name,
+         sys.executable, source / stranger.script, *stranger.arguments],
+        capture_output=True, timeout=_TIMEOUT_S, check=False, cwd=source,
+        env={**environment(), "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg"},
+    )  # fmt: skip
+    took_s = time.monotonic() - began
+    with open_run(place / "runs" / name) as run:
+        steps = int(run.rows("SELECT count(*) FROM steps").values[0][0])
+        found = diagnose(run)
+    said = [f"{one.name}:{one.kind} ({one.title})" for one in found.findings if one.is_problem]
+    return Outcome(stranger.name, done.returncode, steps, bool(found.exit_code), said, took_s)
+
+
+def _fetched(stranger: Stranger, place: Path) -> tuple[Path, Path]:
+    """The unpacked archive and the directory of what it needs; fetched once."""
+    package = stranger.archive.replace("==", "-")
+    source, library = place / package, place / f"{package}-library"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    common = ["--no-deps", "--constraint", ROOT / "constraints.txt"]
+    if not source.exists():
+        options = ["--no-binary", ":all:", "--no-build-isolation", "-d", place]
+        subprocess.run([*pip, "download", *common, *options, stranger.archive], check=True)
+        with tarfile.open(next(place.glob(f"{package}*.tar.gz"))) as archive:
+            archive.extractall(place, filter="data")
+    if not library.exists():
+        subprocess.run([*pip, "install", *common, "--target", library, *stranger.needs], check=True)
+    return source, library
+
+
+def grid_of(outcomes: list[Outcome]) -> Grid:
+    ran = [one for one in outcomes if one.status == 0 and one.steps]
+    accused = [one for one in ran if one.is_accused]
+    packages = sorted({one.name.partition(" ")[0] for one in ran})
+    rows = [
+        [package, str(len(mine)), f"{sum(one.steps for one in mine):,}", str(sum(one.is_accused for one in mine))]
+        for package in packages
+        for mine in [[one for one in ran if one.name.startswith(package)]]
+    ]
+    share = len(accused) / max(len(ran), 1)
+    notes = [f"{len(accused)} of {len(ran)} accused: {share:.1%} (target at most {_TARGET:.0%})."]
+    notes += [f"Accused: {one.name}: {'; '.join(one.said)}." for one in accused]
+    left = [one.name for one in outcomes if one not in ran]
+    if left:
+        notes.append(f"Not counted, as they fail by themselves here or make no step: {', '.join(left)}.")
+    return Grid("Healthy programs by strangers", ["package", "programs", "steps", "accused"], rows, notes)
+
+
+def _kept(path: Path | None) -> list[Outcome]:
+    if path is None or not path.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    main()
