@@ -9,7 +9,9 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq --constraint constr
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help hot web browser demo traindemo test check docs bench faultbench wildbench wildbench-training provebench trainbench profilebench attack collectattack clean archivekills
+.PHONY: help hot web browser demo traindemo test check docs dist clean
+.PHONY: bench faultbench wildbench wildbench-training rankbench provebench trainbench profilebench
+.PHONY: attack collectattack archivekills
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -92,6 +94,12 @@ collectattack: .venv/.installed  ## kill a collector at random times and compare
 archivekills: .venv/.installed  ## kill archivers at 500 random points, and count rows that are lost or doubled
 	@$(RUN) -m benchmarks.archive_kills $(ARCHIVEKILLS)
 
+# Wheel and source archive, then the wheel in an environment of its own, away from the sources.
+dist: hot $(PAGE)  ## build wheel and sdist into dist/, and try the wheel in an empty environment
+	@rm -rf dist
+	@$(RUN) -m hatchling build -d dist
+	@$(RUN) tools/try_wheel.py dist
+
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -99,6 +107,9 @@ clean:  ## remove the virtual environment and caches; runs are kept
 wildbench: hot  ## judge clients in federations that the lab does not have
 	@$(RUN) -m benchmarks.wild play held-out 20000 20360
 	@$(RUN) -m benchmarks.wild score held-out
+
+rankbench: hot  ## run jobs of 2 and 4 ranks with a fault in one of them, and healthy ones (an hour); RANKBENCH="--worlds 2"
+	@$(RUN) -m benchmarks.rankbench $(RANKBENCH)
 
 wildbench-training: hot  ## run known bugs of training programs and their corrected twins (half an hour); WILDTRAINING="--half dev"
 	@$(RUN) -m benchmarks.wildtraining $(WILDTRAINING)

@@ -64,6 +64,17 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
         "passphrase": (f"passphrase: {word}", word),
         "wandb": (f"WANDB_API_KEY={hexed(40)}", ""),
         "some key": (f"encoder_key={hexed(40)}", ""),
+        "other scheme": (f"Authorization: ApiKey {word}", word),
+        "scheme in quotes": (f"{{'Authorization': 'token {word}'}}", word),
+        "bytes": (f"token=b'{word}'", word),
+        "section": (f"+secrets.openai={word}", word),
+        "login": (f"curl -u me:{word} http://h/", word),
+        "user and host": (f"connect to me:{word}@db.example/x", word),
+        "netrc": (f"machine h login me password {word}Aa1", word),
+        "said": (f"the api key is {word}Aa1", word),
+        "in an address": (f"/callback%3Ftoken%3D{word}", word),
+        "arrow": (f"secret -> {word}", word),
+        "forgery": (f"csrf={word}", word),
     }  # fmt: skip
     return {name: (text, secret or max(_runs(text), key=len)) for name, (text, secret) in found.items()}
 

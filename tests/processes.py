@@ -31,7 +31,8 @@ def environment(**more: str) -> dict[str, str]:
     """Ours, with `stethos` importable from where these tests import it, and nothing of an outer run or terminal."""
     outer = ("STETHOS_", "COLUMNS", "LINES")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "STETHOS_VERDICT": "0", **more}  # fmt: skip
 
 
 def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
@@ -70,12 +71,16 @@ def command(*words: str | Path, stdin: str | None = None, **options: Any) -> sub
 
 
 def wait_until(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Look again and again, and return what was seen; fail if it does not come true for a long time."""
-    deadline = time.monotonic() + deadline_s
+    """Look again and again, and return what was seen; fail if it does not come true for a long time.
+
+    What takes long is looked at less often: a look may cost as much as what it waits for.
+    """
+    began = time.monotonic()
     while not (seen := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {deadline_s:g} s in vain: {what}")
-        time.sleep(0.005)
+        waited_s = time.monotonic() - began
+        if waited_s > deadline_s:
+            raise AssertionError(f"{what} did not come within {deadline_s:g} s")
+        time.sleep(min(0.005 + waited_s / 20, 0.05))
     return seen
 
 

@@ -67,6 +67,17 @@ def ranks(slow_ms: float = 30.0) -> Window:
     return Window({"steps": frame_of(rows)})
 
 
+def unseen() -> Window:
+    """Twenty turns of five steps on one model, each with an optimizer of its own, from a loss that falls."""
+    rows = [
+        {"process": "p0", "optimizer": turn + 1, "step": 5 * turn + place, "model": "Net",
+         "loss": 2.3 * 0.96**turn - 0.02 * place}
+        for turn in range(20)
+        for place in range(5)
+    ]  # fmt: skip
+    return Window({"steps": frame_of(rows)})
+
+
 def oversize() -> Window:
     return Window({"client_rounds": turns(lambda client, *_: {"raw_bytes": 12e6} if client == "c5" else {})})
 
@@ -330,6 +341,22 @@ def deadlock() -> Window:
     return Window({"hangs": frame_of(rows), "processes": frame_of(running)}, is_live=True)
 
 
+def corrupted() -> Window:
+    """Of forty steps that two ranks repeat, one of rank 1 differs in one of five executions."""
+    equal = {"outcome": "equal", "executions": 2, "compared": 24}
+    odd = {
+        "outcome": "corrupt", "kind": "gradient", "layer": "body.2.weight", "where": "training", "executions": 5,
+        "compared": 24,
+    }  # fmt: skip
+    rows = [
+        {"process": f"471{rank}-1", "rank": rank, "client": None, "step": step, "phase": "repeated",
+         "detail": json.dumps(odd if (rank, step) == (1, 1200) else equal)}
+        for step in range(100, 2100, 100)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    return Window({"inspections": frame_of(rows)})
+
+
 CASES: dict[str, Callable[[], Window]] = {
     "PRF001": lambda: stepped(forward_ms=30.0, backward_ms=64.0),
     "PRF002": lambda: paced(linked),
@@ -350,6 +377,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED014": changed,
     "FED015": repeated,
     "FED016": broken_model,
+    "FED020": unseen,
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS007": oversize,
@@ -363,6 +391,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "SYS015": lambda: processes(process(rows_dropped=700, rows_lost=12, drops='{"ring_full": 700}')),
     "SYS016": deadlock,
     "SYS018": killed_for_memory,
+    "SYS019": corrupted,
     "SYS017": lambda: absent("timeout", "no reply within 30 s"),
     **{detector.code: TRAINING[detector.name] for detector in DETECTORS.values() if detector.name in TRAINING},
 }

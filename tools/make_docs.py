@@ -126,7 +126,7 @@ def commands_page() -> str:
 
 def _argument_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction):
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         metavar = action.metavar or (str(action.dest).upper() if action.nargs != 0 else "")
         if action.choices is not None:

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--half", choices=("dev", "held", "both"), default="both")
     parser.add_argument("--only", nargs="+", help="cases by name")
     parser.add_argument("--variant", choices=("bug", "fixed"), help="only the buggy programs, or only their twins")
+    parser.add_argument("--all-twins", action="store_true", help="the twins of all mutations, not of every third")
     parser.add_argument("--together", action="store_true", help="as processes of few runs: a third of the time")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="each outcome as a line of JSON")
@@ -33,7 +34,7 @@ def main() -> None:
     cases = [one for one in CASES.values() if arguments.half in ("both", one.half)]
     if arguments.only:
         cases = [CASES[name] for name in arguments.only]
-    jobs = [job for job in jobs_of(cases) if arguments.variant in (None, job[1])]
+    jobs = [job for job in jobs_of(cases, arguments.all_twins) if arguments.variant in (None, job[1])]
     print(machine(), flush=True)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="stethos-wildtraining-", ignore_cleanup_errors=True) as scratch:

@@ -40,12 +40,12 @@ class Outcome:
         return self.variant != "bug" and bool(self.said)
 
 
-def jobs_of(cases: Iterable[Case]) -> list[tuple[Case, str]]:
+def jobs_of(cases: Iterable[Case], all_twins: bool = False) -> list[tuple[Case, str]]:
     """Each case with its bug and without; of the twins of mutations, which are alike, every third."""
     found = []
     for case in cases:
         found.append((case, "bug"))
-        if case.family != "mutation" or zlib.crc32(case.name.encode()) % 3 == 0:
+        if all_twins or case.family != "mutation" or zlib.crc32(case.name.encode()) % 3 == 0:
             found.append((case, "fixed"))
     return found
 

@@ -65,6 +65,20 @@ _PLACES = (
         re.compile(r"(?i)\b((?!(?:ssh|sftp|git|git\+ssh)://[a-z]{1,12}@)[a-z][a-z0-9+.-]{0,20}://)[^\s/]+@"),
         rf"\1{MASK}@",
     ),
+    (
+        re.compile(
+            r"(?i)(authorization\\*[\"']?\s*[:=]\s*\\*[\"']?(?!bearer\b|basic\b)[a-z-]{2,20}\s+)[^\s,;\"'\\]{8,}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (re.compile(r"(?i)((?:^|\s)(?:-u|--user)(?:\s+|=)[\w.@-]{1,60}:)\S+"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"(?<![\w/])([\w.-]{1,40}:)(?=[^\s:@/]{0,99}[0-9])(?=[^\s:@/]{0,99}[A-Za-z])[^\s:@/]{8,99}"
+            r"(@(?:localhost|[\w-]+\.[\w.-]+))"
+        ),
+        rf"\1{MASK}\2",
+    ),
     (re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(basic\s+)(?=\S*[0-9=])[A-Za-z0-9+/=]{8,}"), rf"\1{MASK}"),
     (re.compile(r"(?i)([?&;](?:sig|(?:x-amz-|x-goog-)?signature|code)=)[^\s&;\"']{8,}"), rf"\1{MASK}"),
@@ -72,16 +86,22 @@ _PLACES = (
 
 # Names: always those of a secret, or of one if the value looks like it.
 _WORD = (
-    r"(?:secret|token(?!i[sz]|_?(?:type|emb|id|len|dim|level|class))|passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|credentials?|auth(?:orization)?(?!or)|cookie"
+    r"(?:secret|token(?!i[sz]|_?(?:type|emb|id|len|dim|level|class))|passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|credentials?|auth(?:orization)?(?!or)|cookie|[cx]srf"
     r"|(?:api|access|account|private|secret|shared|master|signing|encryption|session|license|service|client|storage"
-    r"|deploy|ssh|wandb|comet|neptune|mlflow|openai|anthropic|hf|hugging_?face|aws|azure|gcp|google)[_-]?key)"
+    r"|deploy|ssh|wandb|comet|neptune|mlflow|openai|anthropic|hf|hugging_?face|aws|azure|gcp|google)[ _-]?key)"
 )
-_MAYBE = r"(?:[_-]key|\bkey)"
-_VALUE = r"(\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'}\]]+)"
+_MAYBE = r"(?:[_-]key|\bkey|(?<![a-z])pat)"
+_OPERATOR = r"\\*[\"']?\s*(?:[=-]>|%3[dD]|[=:])\s*"
+_VALUE = r"((?:[brfu]{1,2}(?=\\*[\"']))?(?:\\*\"[^\"]*\"|\\*'[^']*')|[^\s,;&\"'}\]]+)"
 _ASSIGNED = re.compile(
-    rf"(?i)({_WORD}(?!s?_?(?:count|size|len))[\w-]{{0,60}}\\*[\"']?\s*(?:=>|[=:])\s*)(?:(bearer|basic)\s+)?{_VALUE}"
+    rf"(?i)({_WORD}(?!s?_?(?:count|size|len))(?:[\w-]|(?<=secrets)\.|(?<=credentials)\.){{0,60}}{_OPERATOR})"
+    rf"(?:(bearer|basic)\s+)?{_VALUE}"
 )
-_PERHAPS = re.compile(rf"(?i)({_MAYBE}\\*[\"']?\s*(?:=>|[=:])\s*)()((?:\\*[\"'])?[\w+/=.~-]{{16,}}(?:\\*[\"'])?)")
+_SAID = re.compile(  # in a sentence, or in a .netrc: only what no word or name of a layer looks like
+    rf"((?i:{_WORD}[\w-]{{0,20}}\s+(?:is\s+)?))"
+    r"(?=[\w+/=-]{0,99}[0-9])(?=[\w+/=-]{0,99}[a-z])(?=[\w+/=-]{0,99}[A-Z])[\w+/=-]{20,}"
+)
+_PERHAPS = re.compile(rf"(?i)({_MAYBE}{_OPERATOR})()((?:\\*[\"'])?[\w+/=.~-]{{16,}}(?:\\*[\"'])?)")
 _NAMED = re.compile(rf"(?i)[\w-]*{_WORD}[\w-]*")
 _MAYBE_NAMED = re.compile(rf"(?i)[\w-]*{_MAYBE}")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
@@ -90,8 +110,8 @@ _COUNTED = re.compile(r"(?i)(?<![a-z])tokens(?![a-z])")  # of a text: `max_token
 _NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?")
 # Cheap first looks: most of what is said has none of these.
 _LONG = re.compile(r"[\w+/=.~:-]{18}")
-_PLACED = re.compile(r"(?i)://|bearer|basic|BEGIN|[?&;](?:sig|x-|code)")
-_TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie")
+_PLACED = re.compile(r"(?i)://|bearer|basic|authorization|BEGIN|[?&;](?:sig|x-|code)|-u\s|--user|:[^\s:@/]{8,99}@")
+_TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie|[cx]srf|\bpat\b")
 
 
 def redact(text: str) -> str:
@@ -99,9 +119,12 @@ def redact(text: str) -> str:
     if _PLACED.search(text):
         for place, instead in _PLACES:
             text = place.sub(instead, text)
-    if _LONG.search(text):
+    is_long, is_telling = _LONG.search(text), _TELLING.search(text)
+    if is_long:
         text = _KNOWN.sub(MASK, text)
-    if _TELLING.search(text):
+    if is_long and is_telling:
+        text = _SAID.sub(rf"\1{MASK}", text)
+    if is_telling:
         text = _PERHAPS.sub(_masked_mixed, _ASSIGNED.sub(_masked, text))
     return text
 
@@ -119,7 +142,8 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
     flag = ""
     for argument in arguments:
         is_secret = flag and not argument.startswith("-") and names_secret(flag.lstrip("-"), argument)
-        masked.append(MASK if is_secret else redact(argument))
+        is_login = flag in ("-u", "--user") and ":" in argument
+        masked.append(MASK if is_secret or is_login else redact(argument))
         flag = argument if _FLAG.fullmatch(argument) else ""
     return masked
 

@@ -148,7 +148,7 @@ STEPS = Table(
     model            name  class of the module that owns the parameters
     loss             f64   sum of the losses whose gradients this step applied, unscaled
     lr               f64   learning rate of the first parameter group
-    grad_norm        f64   2-norm of all gradients; NULL on steps where the budget left it out
+    grad_norm        f64   2-norm of all gradients, 0 where there are none; NULL on steps where the budget left it out
     step_ms          f64   since the previous step of this thread ended
     data_ms          f64   waiting for the data loader
     forward_ms       f64   from the batch's arrival (or the previous step) to backward, without data_ms
@@ -274,7 +274,7 @@ INSPECTIONS = Table(
     "What the program itself does, looked at on the first steps and now and then later: the graph of its loss, its "
     "batch, the mode of its modules. Values of tensors are looked at in CPU memory only.",
     _columns("""
-    phase             name  training, evaluation (a batch without gradients), not finite (a broken loss), out of memory
+    phase             name  training, evaluation (without gradients), not finite (a loss), out of memory, repeated
     function          name  loss function at the root of the graph
     epoch_start       i32   1 on the first batch of a pass over a data loader
     gradient_norm     f64   2-norm of what this backward has put into the gradients, before anybody changed them
@@ -449,7 +449,7 @@ AUDIT = Table(
     "Who ran code in the training, changed it or saved it: a row before it happens, and one with the outcome.",
     _columns("""
     event        name  asked, then done or refused
-    op           name  eval, lr, clip, gc, checkpoint or detach; connect: another user, who was not let in
+    op           name  eval, lr, clip, gc, checkpoint or detach; connect: another user, who was refused
     request      i64   number of the act in this process: joins the two rows
     pid          i32   process that asked
     uid          i32   user who asked
@@ -529,7 +529,7 @@ HANGS = Table(
     Source.DRAINER,
     "process in a hang",
     "What the watchdog saw when a training made no step for long: one row per process that it looked at, with its "
-    "part in it. Their stacks stand in `stacks` under the reason `hang N`.",
+    "part in it. Their stacks are in `stacks` under the reason `hang N`.",
     _columns("""
     hang          i64   number of the hang in this run, from 1
     role          text  culprit, waiting (for the culprit) or beside

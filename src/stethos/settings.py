@@ -48,6 +48,7 @@ class Settings:
     capture_bytes: int = DEFAULT_CAPTURE_BYTES
     site: Path | None = None  # whose policy says which rows leave, see `collect`
     explain_nan: bool = False  # read every loss on a device, and wait for it
+    sdc: float = 0.0  # share of steps whose forward and backward pass is repeated and compared
 
     def to_environment(self, environment: MutableMapping[str, str]) -> None:
         """Write the choices where child processes find them."""
@@ -59,6 +60,8 @@ class Settings:
         environment[_PREFIX + "HANG_TIMES"] = repr(self.hang_times)
         if self.explain_nan:
             environment[_PREFIX + "EXPLAIN_NAN"] = "1"
+        if self.sdc:
+            environment[_PREFIX + "SDC"] = repr(self.sdc)
         if self.site is not None:
             environment[_PREFIX + "SITE"] = str(self.site)
         if self.scratch is not None:
@@ -89,6 +92,7 @@ def from_environment() -> Settings:
         capture_bytes=int(os.environ.get(_PREFIX + "CAPTURE_BYTES", DEFAULT_CAPTURE_BYTES)),
         site=site_dir(),
         explain_nan=explains_nan(),
+        sdc=sdc_share(),
     )
 
 
@@ -97,6 +101,11 @@ def _evaluation_allowed() -> bool | None:
     if os.environ.get("PYTHON_DISABLE_REMOTE_DEBUG") or "disable-remote-debug" in sys._xoptions:
         return False
     return {"0": False, "1": True}.get(os.environ.get(_PREFIX + "EVAL", ""))
+
+
+def wants_verdict() -> bool:
+    """Whether `stethos run` ends with the verdict in one line; `STETHOS_VERDICT=0` says no."""
+    return os.environ.get(_PREFIX + "VERDICT") != "0"
 
 
 def child_environment(settings: Settings, *, mark_main: bool) -> dict[str, str]:
@@ -179,6 +188,11 @@ def cache_dir() -> Path:
 def explains_nan() -> bool:
     """Whether losses on a device are waited for, so that a broken one is explained: `STETHOS_EXPLAIN_NAN=1`."""
     return os.environ.get(_PREFIX + "EXPLAIN_NAN") == "1"
+
+
+def sdc_share() -> float:
+    """The share of steps that is repeated and compared: `STETHOS_SDC`, which `stethos run --sdc` sets."""
+    return parse_share(os.environ.get(_PREFIX + "SDC") or "0")
 
 
 def cache_bytes() -> int:
@@ -292,7 +306,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         raise UsageError(f"not a share: {text!r}", hint="write 1% or 0.01") from None
     if not 0 <= value <= 1:
-        raise UsageError(f"overhead {text} is outside 0 to 100%", hint="write 1% or 0.01")
+        raise UsageError(f"{text} is outside 0 to 100%", hint="write 1% or 0.01")
     return value
 
 

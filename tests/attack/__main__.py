@@ -25,7 +25,7 @@ ATTACKS: dict[str, tuple[Callable[[int, int], Outcome], int, int, int]] = {  # h
     "faults": (faults.attack, 60, 100_000, 100_000),
     "parsers": (fuzz.attack, 0, 100_000, 100_000),
     "races": (races.attack, 2, 200, 20),
-    "surroundings": (surroundings.attack, 3, 1_000, 1_000),
+    "surroundings": (surroundings.attack, 5, 1_000, 1_000),
     "soak": (soak.attack, 0, 3_600, 3_600),
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attack.outcome import Outcome, copy_run, in_child, place
-from attack.reading import SLOWEST_S, full_run, own_home
+from attack.reading import SLOWEST_S, own_home, prepared
 from attack.strangers import make_bombs, state_of, tamper
 from stethos.errors import StethosError
 from stethos.lab.spec import choices_in
@@ -30,7 +30,7 @@ def attack(tries: int, seed: int = 1) -> Outcome:
     )
     chance = random.Random(seed)
     with place() as base, own_home(base):
-        clean = full_run(base / "clean")
+        clean = prepared(base)
         make_bombs(base / "bombs", size=32 << 20 if tries >= BATCH else 1 << 20)
         while outcome.tries < tries:
             size, number = min(BATCH, tries - outcome.tries), chance.randrange(2**60)

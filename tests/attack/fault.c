@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -26,6 +27,12 @@ void fault_watch(const char *directory) { strncpy(prefix, directory, sizeof pref
 void fault_arm(int kind, long first, long length, int error) {
   memset(counts, 0, sizeof counts);
   kind_armed = kind; first_armed = first; last_armed = first + length; error_armed = error;
+}
+__attribute__((constructor)) static void from_environment(void) {  /* FAULT="kind first length error" */
+  const char *where = getenv("FAULT_BELOW"), *how = getenv("FAULT");
+  int kind, error; long first, length;
+  if (where) fault_watch(where);
+  if (where && how && sscanf(how, "%d %ld %ld %d", &kind, &first, &length, &error) == 4) fault_arm(kind, first, length, error);
 }
 long fault_count(int kind) { return counts[kind]; }
 

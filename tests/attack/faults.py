@@ -43,15 +43,21 @@ def attack(tries: int, seed: int = 1) -> Outcome:
         "no error ends the drainer; when calls succeed again every row is there once",
     )
     with place() as base:
-        library = base / "fault.so"
-        source = Path(__file__).with_name("fault.c")
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl"], check=True)
+        library = built_library(base)
         around = environment(LD_PRELOAD=str(library), PYTHONPATH=os.pathsep.join(map(str, sys.path)))
         words = [sys.executable, "-m", "attack.faults", str(tries), str(seed), str(base)]
         told = subprocess.run(words, env=around, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[1])
     found = json.loads(told.stdout.splitlines()[-1])
     outcome.tries, outcome.failures, outcome.notes = found["tries"], found["failures"], found["notes"]
     return outcome
+
+
+def built_library(directory: Path) -> Path:
+    """`fault.c`, to be preloaded."""
+    library = directory / "fault.so"
+    source = Path(__file__).with_name("fault.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl"], check=True)
+    return library
 
 
 def main(tries: int, seed: int, base: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from builders import RunBuilder
 
+from attack.forked import do_together
 from attack.outcome import Outcome, copy_run, copy_sparse, in_child, place
-from attack.reading import LINES, SLOWEST_S, full_run, own_home, read_with
+from attack.reading import LINES, SLOWEST_S, any_line, own_home, prepared, read_in
 from attack.strangers import state_of
 from stethos.errors import StethosError
 from stethos.record.place import RunPlace
@@ -21,6 +22,7 @@ from stethos.store.health import examine
 from stethos.store.run import Run
 
 BATCH = 100
+TOGETHER = 10
 RING_BYTES = 1 << 14
 Mutation = tuple[str, str, int, int]  # file, what, where, with what
 
@@ -70,39 +72,39 @@ def apply(path: Path, what: str, at: int, extra: int) -> None:
 def attack(tries: int, seed: int = 1) -> Outcome:
     """Damage anything in a run with a capture, and read it with one of the commands."""
     outcome = Outcome(
-        "damaged files, read by a command", "only our own errors; nothing is changed; <= 10 s of CPU, <= 1 GB"
+        "damaged files, read by a command",
+        "only our own errors; nothing is changed or left running; <= 10 s of CPU, <= 1 GB",
     )
-    chance = random.Random(seed)
     with place() as base, own_home(base):
-        clean = full_run(base / "clean")
-        mutations = at_random(clean, chance)
-        while batch := list(itertools.islice(mutations, min(BATCH, tries - outcome.tries))):
-            work = base / f"b{outcome.tries}"
-            in_child(outcome, f"batch at {outcome.tries}", lambda w=work, b=batch: _batch(clean, w, b), 900)  # type: ignore[misc]
-            shutil.rmtree(work, ignore_errors=True)
-            outcome.tries += len(batch)
+        clean = prepared(base, is_long=tries >= BATCH)
+        mutations = list(itertools.islice(at_random(clean, random.Random(seed)), tries))
+        for at in range(0, tries, TOGETHER):
+            do_together(outcome, mutations[at : at + TOGETHER], lambda mutation: _try(clean, base, mutation))
     outcome.notes["commands"] = len(LINES)
     return outcome
 
 
-def _batch(clean: Path, base: Path, mutations: list[Mutation]) -> list[str]:
-    failures = []
-    run, out = base / "run", base / "out"
-    copy_run(clean, run)
-    for mutation in mutations:
-        name, what, at, extra = mutation
-        apply(run / name, what, at, extra)
-        before = state_of(run)
-        out.mkdir()
-        line = random.Random(str(mutation)).choice(LINES)
-        wrong = read_with(line, run, out)
-        if wrong is not None:
-            failures.append(f"{mutation}: {wrong}")
-        if state_of(run) != before:
-            failures.append(f"{mutation}: `{line}` changed something")
-        shutil.rmtree(out)
+def _try(clean: Path, base: Path, mutation: Mutation) -> str | None:
+    name, what, at, extra = mutation
+    run, out, here = (base / "try" / one for one in ("run", "out", "here"))
+    shutil.rmtree(out, ignore_errors=True)
+    if not run.exists():
+        copy_run(clean, run)
+        here.mkdir()
+    _restore(clean / name, run / name)
+    apply(run / name, what, at, extra)
+    line = any_line(random.Random(str(mutation)))
+    watched = (base / "try", base / "home")
+    before = [state_of(one) for one in watched]
+    out.mkdir()
+    wrong = read_in(here, line, run, out)
+    shutil.rmtree(out)
+    if [state_of(one) for one in watched] != before:
+        wrong = f"{wrong or f'`{line}`:'} something was changed"
+        shutil.rmtree(base / "try")
+    else:
         _restore(clean / name, run / name)
-    return failures
+    return wrong
 
 
 def _restore(clean: Path, damaged: Path) -> None:

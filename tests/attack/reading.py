@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
@@ -14,6 +17,7 @@ from pathlib import Path
 from builders import RunBuilder
 from processes import drainers_of, wait_until
 
+from attack.forked import import_what
 from stethos.cli.main import main
 
 SLOWEST_S = 10.0
@@ -37,6 +41,20 @@ LINES = (
 )  # fmt: skip
 
 
+# These take as long as ten others and come a quarter as often.
+SLOW = tuple(
+    line
+    for line in LINES
+    if line.startswith(("report", "compare", "prove", "export", "diagnose", "clients", "profile", "rounds", "top"))
+)
+_WEIGHTS = [0.25 if line in SLOW else 1.0 for line in LINES]
+
+
+def any_line(chance: random.Random) -> str:
+    """One of the commands."""
+    return chance.choices(LINES, _WEIGHTS)[0]
+
+
 def read_with(line: str, run: Path, out: Path) -> str | None:
     """Do what a command does; what is wrong about that, if anything. Only our own errors are in order."""
     objects = sorted((run / "capture" / "000" / "objects").glob("*")) if (run / "capture").is_dir() else []
@@ -56,6 +74,32 @@ def read_with(line: str, run: Path, out: Path) -> str | None:
         return f"`{line}`: {told.getvalue()[-300:]!r}"
     spent_s = time.process_time() - began
     return f"`{line}`: {spent_s:.0f} s" if spent_s > SLOWEST_S else None
+
+
+def read_in(directory: Path, line: str, run: Path, out: Path) -> str | None:
+    """`read_with`, where what is written to the current or a temporary directory is seen."""
+    os.chdir(directory)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(directory)
+    return read_with(line, run, out)
+
+
+def prepared(base: Path, *, is_long: bool = False) -> Path:
+    """A `full_run`, made in another process; where many tries follow, with all imported that they need."""
+
+    def work() -> None:
+        clean = full_run(base / "clean")
+        if is_long:
+            for number, line in enumerate(LINES):
+                out = base / "warm" / str(number)
+                out.mkdir(parents=True)
+                wrong = read_with(line, clean, out)
+                assert wrong is None, wrong
+
+    import_what(work)
+    shutil.rmtree(base / "warm", ignore_errors=True)
+    for path in (*(base / "clean" / "run").glob("*.lock"), *(base / "clean" / "run").glob("findings.db-*")):
+        path.unlink()
+    return base / "clean" / "run"
 
 
 @contextmanager

@@ -16,12 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attack.outcome import Outcome, copy_run, in_child, place
-from attack.reading import LINES, full_run, own_home, read_with
+from attack.forked import do_together
+from attack.outcome import Outcome, copy_run, place
+from attack.reading import LINES, any_line, own_home, prepared, read_in
 from stethos.replay.codec import pack
 from stethos.replay.tensorfile import shape_of_file
 
-BATCH = 50
+LONG = 50
+TOGETHER = 10
 INNER = ("process.json", "manifest.json", "ring", "000001.seg", "000002.seg", "000003.seg", "000001.steps.parquet",
          "000001.layers.parquet", ".manifest.json", ".000002.steps.parquet")  # fmt: skip
 
@@ -273,7 +275,7 @@ def _bomb(path: Path, victim: Path, chance: random.Random) -> None:
     rounds = [one for one in sorted(capture.glob("rounds/*.json")) if _is_plain(one)]
     if not rounds or not (capture / "objects").is_dir() or (capture / "objects").is_symlink():
         return
-    made = victim.parent.parent.parent / "bombs"
+    made = victim.parents[2] / "bombs"
     for one in made.glob("*.packed"):
         shutil.copy(one, capture / "objects" / one.name)
     digest = chance.choice((made / "order").read_text(encoding="ascii").split())
@@ -375,39 +377,40 @@ def state_of(directory: Path) -> dict[str, Any]:
 def attack(tries: int, seed: int = 1) -> Outcome:
     outcome = Outcome(
         "a stranger's run with its capture, read by a command",
-        "nothing outside and nothing in it is written, made or deleted; only our own errors; <= 10 s of CPU, <= 1 GB",
+        "nothing outside and nothing in it is written, made or deleted; nothing is left running; only our own errors; "
+        "<= 10 s of CPU, <= 1 GB",
     )
     chance = random.Random(seed)
     with place() as base, own_home(base):
-        clean = full_run(base / "clean")
-        make_bombs(base / "bombs", size=32 << 20 if tries >= BATCH else 1 << 20)
-        while outcome.tries < tries:
-            size = min(BATCH, tries - outcome.tries)
-            number = chance.randrange(2**60)
-            in_child(outcome, f"batch {number}", lambda n=number, s=size: _batch(clean, base / f"b{n}", n, s), 600)  # type: ignore[misc]
-            shutil.rmtree(base / f"b{number}", ignore_errors=True)
-            outcome.tries += size
+        clean = prepared(base, is_long=tries >= LONG)
+        make_bombs(base / "bombs", size=32 << 20 if tries >= LONG else 1 << 20)
+        numbers = [chance.randrange(2**60) for _ in range(tries)]
+        for at in range(0, tries, TOGETHER):
+            do_together(outcome, numbers[at : at + TOGETHER], lambda number: _try(clean, base, number))
+            shutil.rmtree(base / "tries", ignore_errors=True)
     outcome.notes["commands"] = len(LINES)
     return outcome
 
 
-def _batch(clean: Path, base: Path, seed: int, size: int) -> list[str]:
-    chance = random.Random(seed)
-    failures = []
-    for turn in range(size):
-        run, victim, out = (base / str(turn) / name for name in ("run", "victim", "out"))
-        copy_run(clean, run)
-        victim.mkdir()
-        for name in ("bashrc", "ring", "000001.seg"):
-            (victim / name).write_text("dear to me", encoding="utf-8")
-        what = ", ".join(tamper(run, victim, chance) for _ in range(chance.randint(1, 4)))
-        before = state_of(base / str(turn))
-        out.mkdir()
-        wrong = read_with(chance.choice(LINES), run, out)
-        if wrong is not None:
-            failures.append(f"{what}: {wrong}")
-        shutil.rmtree(out)
-        if state_of(base / str(turn)) != before:
-            failures.append(f"{what}: something was changed")
-        shutil.rmtree(base / str(turn))
-    return failures
+def _try(clean: Path, base: Path, number: int) -> str | None:
+    """One directory and one command, which `number` says; what is wrong."""
+    chance = random.Random(number)
+    place_of_it = base / "tries" / str(number)
+    shutil.rmtree(place_of_it, ignore_errors=True)
+    run, victim, out, here = (place_of_it / name for name in ("run", "victim", "out", "here"))
+    copy_run(clean, run)
+    victim.mkdir()
+    here.mkdir()
+    for name in ("bashrc", "ring", "000001.seg"):
+        (victim / name).write_text("dear to me", encoding="utf-8")
+    what = ", ".join(tamper(run, victim, chance) for _ in range(chance.randint(1, 4)))
+    line = any_line(chance)
+    watched = (place_of_it, base / "home")
+    before = [state_of(one) for one in watched]
+    out.mkdir()
+    wrong = read_in(here, line, run, out)
+    shutil.rmtree(out)
+    if [state_of(one) for one in watched] != before:
+        wrong = f"{wrong or f'`{line}`:'} something was changed"
+    shutil.rmtree(place_of_it)
+    return wrong and f"{what}: {wrong}"

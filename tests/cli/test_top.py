@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from builders import T0_NS, RunBuilder
-from federated_rows import build_federation
+from federated_rows import EVIL, build_federation
 from rich.console import Console
 from terminal import Terminal
 
 from stethos.cli.main import main
+from stethos.cli.screen.top_keys import TopKeys, press
 from stethos.cli.screen.top_view import draw
 from stethos.diagnose.api import diagnose
 from stethos.store.run import open_run
@@ -154,3 +155,47 @@ def test_a_run_ended_as_its_command_did_whatever_became_of_a_child(run: RunBuild
     child.finish(None)
     with open_run(run.path) as opened:
         assert opened.summary()["state"] == "ended" == Monitor(opened).look().state
+
+
+def test_keys_sort_filter_help_and_go_to_other_runs(tmp_path: Path) -> None:
+    build_federation(tmp_path / "wards", clients=("north", "south", "west"))
+    build_federation(tmp_path / "other", clients=("x1", "x2"))
+    with Terminal("top", "-t", tmp_path / "wards", "--interval", "60", columns=160, rows=40) as shown:
+        shown.expect("sort: time")
+        shown.send("s")
+        shown.expect("sort: loss")
+        shown.send("sr")
+        shown.expect("sort: name reversed")
+        shown.send("/ort")
+        shown.expect("filter: ort_")
+        shown.send("\r")
+        shown.expect("1 client in round 3")
+        shown.expect("help  filter: ort")
+        shown.send("?")
+        shown.expect("the next run of the directory")
+        shown.send("?n")
+        shown.expect("other  ended")
+        shown.send("q")
+        assert shown.wait() == 0
+
+
+def test_the_whole_width_is_used_and_the_accused_come_first(wards: Path) -> None:
+    wide = frame(wards, 200, 40)
+    assert any("round" in line[:100] and "process" in line[100:] for line in wide)
+    assert max(map(len, wide)) <= 200 and len(wide) <= 40
+
+
+def test_keys_that_mean_nothing_change_nothing() -> None:
+    keys = TopKeys()
+    assert press(keys, "xyz\x1b[A\x00") == keys and press(keys, "\x1b[A") == keys
+    assert press(keys, "/a\x7fbé\x1b") == keys and press(keys, "/'; DROP\r").wanted == "'; DROP"
+    assert press(keys, "ssS") == keys and press(keys, "nnp").move == 1
+
+
+@pytest.mark.parametrize("wanted", ["'", "%", "\\", "C1", "\x00", "é" * 60])
+def test_a_filter_of_anything_is_text(wards: Path, wanted: str) -> None:
+    with open_run(wards) as run:
+        found = Monitor(run, wanted=wanted).look().clients
+    assert {one.client for one in found} == ({"c1"} if wanted == "C1" else set()) | (
+        {EVIL} if wanted in EVIL or wanted == "\x00" else set()
+    ) | ({"c1", "c2"} if wanted == "\x00" else set())

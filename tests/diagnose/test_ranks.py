@@ -16,18 +16,25 @@ from stethos.diagnose.ranks.replica_divergence import ReplicaDivergence
 def replicas(ranks: int, change: Any = None, *, replicated: bool = True) -> list[Finding]:
     """Eight inspected steps of ranks that hold copies; `change(rank, step, row)` makes some of them differ."""
     columns: dict[str, list[Any]] = {}
+    steps: dict[str, list[Any]] = {}
     for rank in range(ranks):
         for step in range(8):
-            row: dict[str, Any] = {"weights": {"a": 7 * step, "b": 3 * step}, "gradient": 40.0 + step, "norm": 0.5}
+            row: dict[str, Any] = {"weights": {"a": 7 * step, "b": 3 * step}, "gradient": 40.0 + step, "norm": 0.5,
+                                   "lr": 0.1, "detail": {}}  # fmt: skip
             if change is not None:
                 change(rank, step, row)
-            detail = json.dumps({"weights": row["weights"]} | ({"replicated": True} if replicated else {}))
+            facts = {"weights": row["weights"], **row["detail"]} | ({"replicated": True} if replicated else {})
+            detail = json.dumps(facts)
+            one_step = {"rank": rank, "step": step, "lr": row["lr"], "grad_norm": None}
+            for name, value in one_step.items() if not row.get("is_missing") else ():
+                steps.setdefault(name, []).append(value)
             one = made.inspections(1, process=f"p{rank}", rank=rank, step=step, detail=detail,
                                    gradient_hash=row["gradient"], gradient_norm=row["norm"])  # fmt: skip
             for name, values in one.items():
                 columns.setdefault(name, []).extend(values)
-    processes = {"process": [f"p{rank}" for rank in range(ranks)], "rank": list(range(ranks))}
-    return list(ReplicaDivergence().check(made.window(inspections=columns, processes=processes)))
+    processes = {"process": [f"p{rank}" for rank in range(ranks)], "rank": list(range(ranks)),
+                 "state": ["ended"] * ranks}  # fmt: skip
+    return list(ReplicaDivergence().check(made.window(inspections=columns, processes=processes, steps=steps)))
 
 
 def test_copies_that_stay_equal_are_not_accused() -> None:
@@ -83,6 +90,44 @@ def test_ranks_that_train_different_models_are_not_accused() -> None:
         row["weights"] = {"a": 1000 * rank + step}
 
     assert replicas(4, change, replicated=False) == []
+
+
+@pytest.mark.parametrize(("ranks", "blamed"), [(2, (0, 1)), (4, (2,))])
+def test_another_learning_rate_is_the_cause(ranks: int, blamed: tuple[int, ...]) -> None:
+    def change(rank: int, step: int, row: dict[str, Any]) -> None:
+        if rank == ranks // 2:
+            row["lr"] = 0.05
+            row["weights"] = {"a": 1000 * step, "b": 900 * step}
+
+    (one,) = replicas(ranks, change)
+    assert (one.kind, one.subject.ranks) == ("rates-differ", blamed)
+
+
+def test_a_rank_that_left_a_step_out_is_named() -> None:
+    def change(rank: int, step: int, row: dict[str, Any]) -> None:
+        if rank == 1 and step >= 3:  # it has the gradients that the others have one step later
+            row["gradient"], row["weights"] = 41.0 + step, {"a": 1 + step, "b": 2 + step}
+        row["is_missing"] = rank == 1 and step == 7
+
+    (one,) = replicas(2, change)
+    assert (one.kind, one.subject.ranks) == ("steps-skipped", (1,))
+
+
+def test_buffers_that_never_change_must_be_equal_and_statistics_need_not() -> None:
+    def change(rank: int, step: int, row: dict[str, Any]) -> None:
+        row["detail"] = {"buffers": {"table": 7 if rank < 3 else 8, "running_mean": 100 * rank + step}}
+
+    (one,) = replicas(4, change)
+    assert (one.kind, one.subject.ranks, one.subject.layers) == ("buffers-differ", (3,), ("table",))
+
+
+def test_parameters_that_came_after_wrapping_are_named() -> None:
+    def change(rank: int, step: int, row: dict[str, Any]) -> None:
+        row["detail"] = {"unexchanged": ["head.weight", "head.bias"]}
+        row["weights"] = {"a": 7 * step, "head.weight": rank + step}
+
+    (one,) = replicas(2, change)
+    assert (one.kind, one.subject.ranks) == ("parameters-not-exchanged", (0, 1)) and "head.weight" in one.title
 
 
 def calls(*last: tuple[int, int, str, int], **columns: Any) -> list[Finding]:

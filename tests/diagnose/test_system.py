@@ -52,6 +52,40 @@ def test_the_culprit_among_ranks_is_the_one_that_does_not_wait() -> None:
     assert one.subject.ranks == (1,) and one.detail["victims"] == [0] and "its data" in one.evidence[0].text
 
 
+def arrivals(late_ms: float, ranks: int = 2, hosts: int = 1, since: int = 0) -> Window:
+    """Steps of 40 ms whose parts are the same on all ranks; rank 1 comes late to the collective of each."""
+    count = 60
+    steps = {"rank": [], "step": [], "step_ms": [], "forward_ms": [], "backward_ms": []}  # type: dict[str, list[Any]]
+    calls = {"rank": [], "group": [], "seq": [], "op": [], "t_ns": []}  # type: dict[str, list[Any]]
+    for rank in range(ranks):
+        for step in range(count):
+            for name, value in zip(steps, (rank, step, 40.0, 2.0, 36.0), strict=True):
+                steps[name].append(value)
+            late_ns = late_ms * 1e6 if rank == 1 and step >= since else 0
+            at_ns = cases.T0_NS + step * 40_000_000 + late_ns + (rank + step) % 3 * 100_000
+            for name, called in zip(calls, (rank, "world", step, "all_reduce", at_ns), strict=True):
+                calls[name].append(called)
+    processes = {"process": [f"p{rank}" for rank in range(ranks)], "rank": list(range(ranks)),
+                 "host": [f"h{rank % hosts}" for rank in range(ranks)]}  # fmt: skip
+    return Window({"steps": Frame(steps), "collectives": Frame(calls), "processes": Frame(processes)})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_slow_inside_backward_is_the_last_to_arrive(ranks: int) -> None:
+    (one,) = found("SYS002", arrivals(30.0, ranks))
+    assert one.subject.ranks == (1,) and "last to arrive at 60 of 60" in one.evidence[0].text
+
+
+def test_a_rank_that_becomes_slow_is_told_since_when() -> None:
+    (one,) = found("SYS002", arrivals(30.0, since=40))
+    assert one.subject.ranks == (1,) and abs(one.detail["since"] - 40) <= 2 and "since about step" in one.title
+
+
+def test_ranks_that_arrive_together_or_by_other_clocks_are_no_stragglers() -> None:
+    assert not found("SYS002", arrivals(1.0))
+    assert not found("SYS002", arrivals(30.0, hosts=2))
+
+
 def test_a_rank_a_little_slower_is_no_straggler() -> None:
     assert not found("SYS002", cases.ranks(slow_ms=4.0))
 
@@ -221,6 +255,29 @@ def test_a_rank_that_was_killed_is_told_before_those_that_lost_it() -> None:
     killed = {"rank": 2, "state": "killed", "ending": "ended without a word: killed, by os._exit"}
     (one,) = found("SYS013", job({"rank": 0, "ending": LOST}, {"rank": 1, "ending": LOST}, killed))
     assert one.subject.ranks == (2,) and "OOM killer" in one.next_step
+
+
+def test_a_rank_that_ended_while_the_others_needed_it_is_told() -> None:
+    ended = {"rank": 1, "state": "ended", "ending": "ended", "steps": 61}
+    (one,) = found("SYS013", job(ended, {"rank": 0, "ending": LOST}))
+    assert (one.kind, one.subject.ranks) == ("ended-early", (1,)) and "61 steps" in one.title
+
+
+def test_a_rank_that_lost_its_connection_to_one_that_ended_later_is_told_itself() -> None:
+    ended = {"rank": 1, "state": "ended", "ending": "ended", "steps": 61, "ended_ns": cases.T0_NS + 10**10}
+    (one,) = found("SYS013", job(ended, {"rank": 0, "ending": LOST}))
+    assert (one.kind, one.subject.ranks) == ("lost-peer", (0,))
+
+
+@pytest.mark.parametrize(("driver", "severity"), [("ended", Severity.INFO), ("failed", Severity.ERROR)])
+def test_workers_that_ray_kills_after_a_job_are_no_failure(driver: str, severity: Severity) -> None:
+    worker = {"command": "python /x/ray/_private/workers/default_worker.py", "ending": "ended without a word: killed"}
+    rows = [
+        cases.process(process="driver", state=driver, steps=0, ending=driver, command="python train.py"),
+        cases.process(process="worker", rank=1, state="killed", steps=30, **worker),
+    ]
+    told = [one for one in found("SYS013", cases.processes(*rows)) if one.subject.process == "worker"]
+    assert [one.severity for one in told] == [severity]
 
 
 def test_a_job_that_failed_again_after_a_restart_is_told_twice() -> None:

@@ -150,3 +150,91 @@ def test_the_gpu_and_its_memory_are_sampled(tmp_path: Path) -> None:
     assert classes["model"] == weights and classes["optimizer"] >= 2 * weights and "cached" in classes
     ((peak, allocated),) = rows(watch.path, "SELECT max(peak_bytes), max(allocated_bytes) FROM steps")
     assert peak >= allocated > keep.numel()
+
+
+@pytest.mark.parametrize("explains", [False, True])
+def test_weights_broken_by_a_gradient_are_named_with_the_step(
+    explains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device keeps up with the host here, so the loss is known before the next step spreads the NaN."""
+    monkeypatch.setenv("STETHOS_EXPLAIN_NAN", str(int(explains)))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with stethos.watch(dir=tmp_path, name="broken") as watch:
+        for step in range(24):
+            optimizer.zero_grad()
+            model(torch.randn(16, 64, device="cuda")).pow(2).mean().backward()
+            torch.cuda.synchronize()
+            if step == 19:
+                model[2].weight.grad.view(-1)[3] = math.nan
+            optimizer.step()
+            torch.cuda.synchronize()
+    assert watch.path is not None
+    first = next(one for one in stethos.diagnose(watch.path).findings if one.name.startswith("non-finite"))
+    assert (first.name, first.detail["step"], first.subject.layers[0]) == ("non-finite-gradients", 19, "2.weight")
+
+
+def corrupted(at: int) -> tuple[str, nn.Module]:
+    """A training in which the output of a layer has one wrong bit at a step, once; 0: never."""
+    torch.manual_seed(0)
+    state = {"step": 0, "left": 1}
+
+    class Faulty(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if at and state["step"] == at and state["left"]:
+                state["left"] = 0
+                wrong = y.detach().clone()
+                wrong.view(torch.int32)[3, 3] ^= 1 << 20
+                y = y + (wrong - y).detach()
+            return y
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.2), Faulty(64, 64), nn.LayerNorm(64), nn.Linear(64, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(STEPS):
+        state["step"] = step
+        inputs = torch.randn(32, 64, device="cuda")
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=step % 2 == 0):
+            loss = model(inputs).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    parts = [parameter.detach().cpu().numpy().tobytes() for parameter in model.parameters()]
+    return hashlib.sha256(b"".join(parts) + torch.cuda.get_rng_state().numpy().tobytes()).hexdigest(), model
+
+
+def test_repeating_steps_changes_nothing_and_finds_a_wrong_bit(tmp_path: Path) -> None:
+    bare = corrupted(0)[0]
+    with stethos.watch(dir=tmp_path, name="healthy", sdc=0.5) as watch:
+        assert corrupted(0)[0] == bare
+    outcomes = rows(
+        watch.path, "SELECT detail->>'outcome', count(*) FROM inspections WHERE phase = 'repeated' GROUP BY 1"
+    )
+    assert outcomes == [("equal", STEPS // 2 - 1)] and rows(watch.path, "SELECT * FROM gaps WHERE what = 'sdc'") == []
+    with stethos.watch(dir=tmp_path, name="wrong", sdc=0.5) as watch:
+        corrupted(21 - 21 % 2)
+    assert watch.path is not None
+    (found,) = [one for one in stethos.diagnose(watch.path).findings if one.name == "silent-corruption"]
+    assert (found.kind, found.subject.layers, found.subject.first) == ("activation", ("2",), 20)
+
+
+def test_kernels_are_put_into_classes_and_idle_time_is_found(tmp_path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    from stethos.cli.task.saved_trace import read_trace
+    from stethos.live.device_time import device_times
+    from stethos.live.profiler_trace import saved_trace, tables_of
+
+    corrupted(0)  # warm
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as profiler:
+        corrupted(0)
+        time.sleep(0.2)  # the GPU waits for the program
+        torch.cuda.synchronize()
+    tables = tables_of(profiler)
+    assert tables["is_gpu"] and {"matmul", "optimizer", "normalisation", "elementwise"} <= set(tables["class_ms"])
+    saved_trace(profiler, tmp_path / "t.json.gz", 1 << 28)
+    (found,) = device_times(read_trace(tmp_path / "t.json.gz")["traceEvents"])
+    assert {"matmul", "optimizer", "normalisation"} <= set(found.class_ms)
+    assert sum(found.class_ms.values()) + sum(found.idle_ms.values()) == pytest.approx(found.whole_ms, rel=0.02)
+    assert found.idle_ms["host"] > 100

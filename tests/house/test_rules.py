@@ -77,6 +77,7 @@ OPENS = {
     "act/webhook.py": "a file with a secret",
     "cli/main.py": "/dev/null",
     "cli/report.py": "what it writes",
+    "cli/task/saved_trace.py": "a trace that the user names",
     "diagnose/api.py": "our own package",
     "diagnose/configuration.py": "the user's configuration",
     "diagnose/federated/judge.py": "our own package",

@@ -45,11 +45,13 @@ class Pair:
 def run_both(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
     """Run a command bare and under observation, side by side or, to share what is compiled, one after the other."""
 
-    def run_both(name: str, *command: str, at_once: bool = True, **variables: str) -> Pair:
+    def run_both(
+        name: str, *command: str, at_once: bool = True, options: tuple[str, ...] = WHOLE, **variables: str
+    ) -> Pair:
         directory = tmp_path_factory.mktemp(name)
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         started = []
-        ours = (sys.executable, "-m", "stethos.cli.main", *WHOLE, "--dir", str(directory), "--name", name)
+        ours = (sys.executable, "-m", "stethos.cli.main", *options, "--dir", str(directory), "--name", name)
         observed = (*ours, *command[command[0] == sys.executable :])
         own = environment(
             PATH=path, XDG_RUNTIME_DIR=str(directory), TORCHINDUCTOR_CACHE_DIR=str(directory / "cache"), **variables
@@ -98,6 +100,31 @@ def test_workers_of_data_loaders_leave_no_rows_and_a_forked_trainer_its_own(sing
     assert [row[0] for row in steps[1:]] == [12, 12]
     assert all(first == 0 and last == count - 1 for count, first, last in steps)
     assert len(single.run.processes()) == 3
+
+
+REPEATED = [case for case in cases_of("train.py") if not case.startswith("workers_")]
+
+
+@pytest.fixture(scope="module")
+def repeated(run_both: Callable[..., Pair]) -> Pair:
+    """Every step is repeated and compared."""
+    options = ("run", "--quiet", "--sdc", "100%")
+    return run_both("repeated", sys.executable, str(PROGRAMS / "train.py"), *REPEATED, options=options)
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_training_leaves_the_same_behind_where_its_steps_are_repeated(repeated: Pair, case: str) -> None:
+    assert repeated.observed[-1][case] == repeated.bare[-1][case]
+
+
+def test_repeated_steps_are_equal_and_what_is_not_repeated_is_said(repeated: Pair) -> None:
+    outcomes = repeated.rows("SELECT DISTINCT detail->>'outcome' FROM inspections WHERE phase = 'repeated'")
+    assert outcomes == [("equal",)]
+    assert repeated.rows("SELECT count(*) > 400 FROM inspections WHERE phase = 'repeated'") == [(True,)]
+    gaps = repeated.rows("SELECT what, reason FROM gaps")
+    assert {what for what, _ in gaps} == {"sdc"}
+    for words in ("use_reentrant=True", "a dispatch mode", "weights change", "TorchScript", "hooks on a Linear"):
+        assert any(words in reason for _, reason in gaps), words
 
 
 @pytest.fixture(scope="module")

@@ -496,7 +496,7 @@ def test_a_federation_without_steps_is_summed_up_by_its_rounds(here: Path) -> No
     )
     ended = command("run", "--name", "fed", name)
     assert ended.returncode == 0
-    assert "stethos: 2 rounds recorded; look: stethos -t fed rounds" in ended.stderr
+    assert "stethos: 2 rounds recorded" in ended.stderr
 
 
 def test_an_isolated_interpreter_runs_unobserved_and_we_say_so(here: Path) -> None:
@@ -649,3 +649,18 @@ def test_any_configuration_is_taken(here: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     run, _ = collected(here / "runs" / "own")
     assert json.loads(only_process(run)["config"]) == {"p": "/x"} and metric_values(run) == [0]
+
+
+def test_a_run_ends_with_its_verdict_in_one_line(here: Path) -> None:
+    trains = (
+        "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=LR)\n"
+        "for _ in range(200):\n    x = torch.randn(32, 2)\n    optimizer.zero_grad()\n"
+        "    (model(x)[:, 0] - x.sum(1)).square().mean().backward()\n    optimizer.step()\n"
+    )
+    for rate, verdict in (("0.01", "stethos: nothing found by "), ("50", "stethos: 1 problem")):
+        name = script(trains.replace("LR", rate))
+        ended = finish(start_command("run", "--name", f"lr-{rate}", name, env=environment(STETHOS_VERDICT="1")))
+        assert ended.returncode == 0
+        assert f"200 steps recorded; look: stethos diagnose -t lr-{rate}" in ended.stderr
+        assert ended.stderr.splitlines()[-1].startswith(verdict)

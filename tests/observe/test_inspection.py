@@ -122,3 +122,59 @@ def test_a_warning_becomes_a_row(record: Record) -> None:
     recording.close()
     rows = recording.rows("SELECT level, message FROM logs WHERE logger = 'py.warnings'")
     assert rows == [("WARNING", "UserWarning: a word of warning")]
+
+
+def test_gradients_are_read_at_the_step_of_an_inspected_backward(record: Record) -> None:
+    """So that gradients that are gone when the optimizer steps are noticed in short trainings, too."""
+    recording = record()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward()
+        if step >= 3:
+            optimizer.zero_grad()
+        optimizer.step()
+    recording.close()
+    norms = recording.column("SELECT grad_norm FROM steps ORDER BY step")
+    assert all(norm > 0 for norm in norms[:3]) and norms[3:] == [0.0] * 3
+
+
+def test_labels_of_one_step_may_be_the_inputs_of_the_next(record: Record) -> None:
+    """A recurrent model whose loss adds up several steps is not said to predict what it is given."""
+    recording = record()
+    words = torch.randint(0, 12, (8, 40))
+    embedding, cell, head = nn.Embedding(12, 6), nn.GRUCell(6, 8), nn.Linear(8, 12)
+    model = nn.ModuleList([embedding, cell, head])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = torch.zeros(8, 8)
+    for place in range(0, 20, 2):
+        optimizer.zero_grad()
+        losses = []
+        for at in (place, place + 1):
+            state = cell(embedding(words[:, at]), state)
+            losses.append(functional.cross_entropy(head(state), words[:, at + 1]))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        state = state.detach()
+    recording.close()
+    assert not any("is_copy" in (detail or "") for detail in recording.column("SELECT detail FROM inspections"))
+
+
+def test_only_the_first_batch_of_a_pass_is_its_start(record: Record) -> None:
+    """A pass whose first batch was not inspected does not give its start to a later one."""
+    recording = record()
+    inspector = recording.steps.inspector
+    train()
+    inspector._spent_ns, inspector._left = 1 << 62, 0  # nothing can be afforded any more
+    inspector.pass_began(None)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        if step == 2:
+            inspector._arm(2)
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    recording.close()
+    assert recording.column("SELECT epoch_start FROM inspections ORDER BY step DESC LIMIT 2") == [0, 0]

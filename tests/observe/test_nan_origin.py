@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.nan_origins import tried
-from stethos.observe.nan_origin import Owner, find_origin
+from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
 
 
 def plain(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -92,3 +92,23 @@ def test_a_mask_of_minus_infinity_is_not_taken_for_the_origin() -> None:
 def test_layer_step_and_kind_are_named(name: str) -> None:
     ((_, answer, is_right),) = tried("cpu", name)
     assert is_right, answer
+
+
+@pytest.mark.parametrize(("is_kept", "kind"), [(True, "gradient"), (False, "weight")])
+def test_broken_weights_are_named_without_a_graph(is_kept: bool, kind: str) -> None:
+    """As on a GPU, where the loss is known only after its backward."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 4)).sum().backward()
+    weight = model[1].weight
+    assert weight.grad is not None
+    if is_kept:
+        weight.grad[2, 2] = math.nan
+    optimizer.step()
+    if not is_kept:
+        weight.data[2, 2] = math.nan
+    named = list(model.named_parameters())
+    owners = {id(one): Owner(name, dict(optimizer.state[one])) for name, one in named}
+    assert find_broken_weights([one for _, one in named], owners) == {"kind": kind, "layers": ["1.weight"]}
+    weight.data.zero_()
+    assert find_broken_weights([one for _, one in named], owners) is None

@@ -28,7 +28,7 @@ def steps_in(text: str) -> int:
 
 DIRECTORY = Path(sys.argv[2])
 STEPS = steps_in(sys.argv[3]) if len(sys.argv) > 3 else 0
-PAUSE_S = float(sys.argv[4]) if len(sys.argv) > 4 else 0.001
+PAUSE_S = float(sys.argv[4]) if len(sys.argv) > 4 else 0.005
 
 
 class Trainer:

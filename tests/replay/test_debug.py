@@ -123,8 +123,8 @@ def test_it_runs_beside_a_live_run_without_stopping_it(tmp_path: Path) -> None:
         play_a_round()  # the first is captured when the second begins
     wait_until((tmp_path / "live" / "capture" / "000" / "rounds" / "000001.json").exists, "its capture")
     with at_a_terminal(tmp_path / "live") as terminal:
-        assert "the run goes on" in terminal.expect(r"\(round 1\) ")
-        assert "the run goes on: try again" in terminal.say("next 5", "(round 1) ")
+        assert "the run is still going" in terminal.expect(r"\(round 1\) ")
+        assert "the run is still going: try again" in terminal.say("next 5", "(round 1) ")
         terminal.say("break 3", "(round 1) ")
         terminal.send("continue\n")
         play_a_round()

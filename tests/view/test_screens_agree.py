@@ -1,10 +1,15 @@
-"""The same run on every screen: each shows the same clients, rounds, critical path and marks."""
+"""The same run on every screen: the same clients, rounds, critical path, marks, findings, proofs and actions.
+
+The runs are a federation like the demo's, but smaller, whose faulty client is proved to be; one whose fault is over;
+one in which nothing was trained; and, for findings, one in which corrections acted.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,14 @@ import torch
 from builders import RunBuilder
 from processes import drainers_of, finish, start_command, wait_until
 
+import stethos
 from stethos import lab
 from stethos.cli.main import main
 from stethos.cli.screen.text import cosine_text, ms_text, short_text
 from stethos.store.run import Run, open_run
+from stethos.view.finding import client_marks, findings_of
 
-RUNS = ("faulty", "over", "empty")
+RUNS = ("proved", "over", "empty")
 GUILTY = "c3"
 Say = Callable[..., str]
 Row = dict[str, Any]
@@ -33,15 +40,20 @@ def rested(path: Path | None) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As the demo, but smaller: one client is `faulty` to the end; its fault is `over`; nothing was trained."""
+    """`proved`: a client ruins the model and is proved to; `over`: it stops after round 8; `held`: corrections act on
+    it; `empty`: nothing was trained."""
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("screens") / "runs"
     options: dict[str, Any] = {"clients": 6, "progress": False, "dir": directory}
-    rested(lab.federate("digits", rounds=8, faults=[lab.Fault("sign-flip", GUILTY, 3)], run="faulty", **options).path)
+    ruin = lab.Fault("sign-flip", GUILTY, start=3, strength=6.0)
+    rested(lab.federate("digits", rounds=8, faults=[ruin], capture="all", run="proved", **options).path)
     turned = lab.Fault("sign-flip", GUILTY, start=4, end=8)
     rested(lab.federate("digits", rounds=14, faults=[turned], engine="stacked", run="over", **options).path)
+    held = lab.Fault("sign-flip", GUILTY, start=4)
+    rested(lab.federate("digits", rounds=12, faults=[held], correct="on", engine="stacked", run="held", **options).path)
     with RunBuilder(directory / "empty") as empty:
         empty.process(is_alive=False).finish()
+    assert main(["prove", "--fast", "-t", str(directory / "proved")]) in (0, 1)
     for name in RUNS:
         assert main(["diagnose", "-t", str(directory / name)]) in (0, 1)  # kept, for those that show what was kept
     return directory
@@ -235,3 +247,114 @@ def test_findings_alone_mark_clients_and_do_so_on_every_screen(run: Run, say: Sa
         assert len(lines) == 2 * row["is_accused"] and all(row["client"] in line for line in lines)
     if run.name == "over":
         assert told[0]["mark"].endswith("to 8") and "over since round" in conclusion
+
+
+@pytest.fixture
+def tell(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Say:
+    """What a command prints about these runs, which are in its directory."""
+    monkeypatch.setenv("STETHOS_DIR", str(runs))
+
+    def told(*words: object) -> str:
+        capsys.readouterr()
+        main([str(word) for word in words])
+        return capsys.readouterr().out
+
+    return told
+
+
+def page_json(site: httpx.Client, run: str) -> dict[str, Any]:
+    """What the page is sent once the diagnosis is done, and the row of the run in its list."""
+
+    def done() -> dict[str, Any] | None:
+        found: dict[str, Any] = site.get(f"/api/runs/{run}/findings").raise_for_status().json()
+        time.sleep(0.05)
+        return found if found["is_diagnosed"] and not found["is_under_way"] and found["took_s"] else None
+
+    found = wait_until(done, "a diagnosis", deadline_s=120)
+    assert found is not None
+    rows = site.get("/api/runs").json()["runs"]
+    return {**found, "row": next(row for row in rows if row["run"] == run)}
+
+
+def html_json(runs: Path, run: str, tmp_path: Path) -> dict[str, Any]:
+    """What a report carries for the page, and the text where scripts are off."""
+    file = tmp_path / f"{run}.html"
+    assert main(["report", "-t", str(runs / run), "-o", str(file)]) == 0
+    text = file.read_text()
+    data = re.search(r'id="stethos-report">(.*?)</script>', text, re.DOTALL)
+    shown = re.search(r"<noscript><pre>(.*?)</pre>", text, re.DOTALL)
+    assert data is not None and shown is not None
+    return {**json.loads(data[1])["findings"], "text": shown[1]}
+
+
+def essence(diagnosis: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Of each finding what a reader goes by."""
+    return [
+        (one["code"], one["severity"], one["state"], one["title"], one["clients"], one["first"], one["last"],
+         (one["proof"] or {}).get("verdict"), [action["text"] for action in one["actions"]], one["next_step"],
+         [(each["text"], each["sql"], list(each["names"])) for each in one["evidence"]],
+         essence({"findings": one["consequences"]}))
+        for one in diagnosis["findings"]
+    ]  # fmt: skip
+
+
+STATES = {
+    "proved": ("problem", r"1 problem", "red"),
+    "over": ("problem, over", r"1 problem, over since round 8", "amber"),
+    "held": ("problem", r"1 problem", "red"),
+    "empty": ("nothing could be checked", r"nothing could be checked", "grey"),
+}
+
+
+@pytest.mark.parametrize("run", STATES)
+def test_every_screen_says_the_same(
+    runs: Path, tell: Say, site: httpx.Client, tmp_path: Path, page_is_built: None, run: str
+) -> None:
+    state, words, colour = STATES[run]
+    known = json.loads(tell("diagnose", run, "--json"))
+    assert (known["conclusion"]["state"], known["conclusion"]["colour"]) == (state, colour)
+    assert re.fullmatch(words, known["conclusion"]["text"])
+    text, markdown = tell("diagnose", run), tell("report", run, "--format", "md")
+    html, page = html_json(runs, run, tmp_path), page_json(site, run)
+    with open_run(runs / run) as opened:
+        view = findings_of(opened).as_dict()
+        python = stethos.diagnose(opened).as_dict()
+    conclusion = known["conclusion"]
+    assert [one["conclusion"] for one in (html, page, view, python)] == [conclusion] * 4
+    assert [essence(one) for one in (html, page, view, python)] == [essence(known)] * 4
+    assert page["row"]["health"] == conclusion
+    (listed,) = [row for row in json.loads(tell("ls", "--json")) if row["run"] == run]
+    assert listed["conclusion"] == conclusion
+    row = next(line for line in tell("ls").splitlines() if line.startswith(f"{run} "))
+    for shown in (text, markdown, html["text"], row, tell("top", run, "--once")):
+        assert conclusion["text"] in shown
+    problems = [one for one in known["findings"] if one["severity"] != "info"]
+    for shown in (text, markdown, html["text"]):
+        plain = " ".join(re.sub(r"[\\*]|&#?\w+;", "", shown).split())
+        for one in problems:
+            assert one["title"] in plain and one["next_step"] in plain and one["evidence"][0]["text"] in plain
+            assert ("PROVED" in plain) == (one["proof"] is not None and one["proof"]["verdict"] == "proved")
+            assert all(action["text"] in plain for action in one["actions"])
+
+
+def test_what_is_wrong_is_what_was_done(runs: Path, tell: Say) -> None:
+    """So that the comparison above compares something."""
+    found = {run: json.loads(tell("diagnose", run, "--json")) for run in STATES}
+    for run in ("proved", "over", "held"):
+        (one,) = [each for each in found[run]["findings"] if each["severity"] != "info"]
+        assert one["clients"] == [GUILTY] and one["code"] == "FED001"
+    proof = found["proved"]["findings"][0]["proof"]
+    assert proof["verdict"] == "proved" and proof["without"][0] > proof["before"][0] and GUILTY in proof["words"]
+    assert found["over"]["findings"][0]["state"] == "problem, over since round 8"
+    assert any("quarantine c3" in action["text"] for action in found["held"]["findings"][0]["actions"])
+    assert found["empty"]["findings"] == [] and found["empty"]["has_training"] is False
+    assert [found[run]["exit_code"] for run in STATES] == [1, 0, 1, 0]
+
+
+def test_accused_clients_are_marked_from_findings_alone(runs: Path) -> None:
+    for run, is_over in (("proved", False), ("over", True)):
+        with open_run(runs / run) as opened:
+            marks = client_marks(findings_of(opened).findings)
+        first, mark = next(iter(marks.items()))
+        assert (first, mark.is_accused, mark.is_over, mark.kind) == (GUILTY, True, is_over, "sign-flip")
+        assert mark.confidence > 0.85 and [one.is_accused for one in marks.values()].count(True) == 1

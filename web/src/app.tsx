@@ -1,12 +1,14 @@
 // The frame of the page: where one is, where one can go, light or dark.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { State } from "./charts/small";
-import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion } from "./context";
+import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion, type Asked } from "./context";
 import { keep, kept } from "./kept";
-import { column, type Catalogue } from "./model";
+import { column, type Catalogue, type Diagnosis, type Own } from "./model";
 import { ComparePage } from "./pages/compare";
 import { MetricsPage } from "./pages/metrics";
+import { OwnPage, SaveView } from "./pages/own";
 import { RunPage } from "./pages/run";
+import { Progress, Share } from "./pages/share";
 import { RunsPage } from "./pages/runs";
 import { SqlPage } from "./pages/sql";
 import { Trouble } from "./panel";
@@ -32,6 +34,7 @@ interface Framed {
 function Inside({ source, catalogue, theme, turn }: Framed) {
   const told = useRoute();
   const route = source instanceof Report && told.run !== source.carried.run ? { page: "overview", run: source.carried.run, given: {} } : told;
+  const own = useOwn(source);
   const around = useMemo(() => ({ source, catalogue, theme }), [source, catalogue, theme]);
   useEffect(() => {
     document.title = route.run === "" ? "Stethos" : `${route.run} · Stethos`;
@@ -41,7 +44,7 @@ function Inside({ source, catalogue, theme, turn }: Framed) {
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
         Skip to the content
       </a>
-      {route.run === "" ? <Outer route={route} theme={theme} turn={turn} /> : <InRun key={route.run} route={route} theme={theme} turn={turn} />}
+      {route.run === "" ? <Outer route={route} theme={theme} turn={turn} own={own} /> : <InRun key={route.run} route={route} theme={theme} turn={turn} own={own} />}
     </Around.Provider>
   );
 }
@@ -50,17 +53,29 @@ interface Shown {
   route: Route;
   theme: string;
   turn: () => void;
+  own: Asked<Own>;
 }
 
-function Outer({ route, theme, turn }: Shown) {
+/** The user's own panels and views, asked for anew when the page has saved one. */
+function useOwn(source: Source): Asked<Own> {
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    const changed = (): void => setTurn((before) => before + 1);
+    addEventListener("stethos-own", changed);
+    return () => removeEventListener("stethos-own", changed);
+  }, []);
+  return useAsked(() => source.own(), "own", String(turn));
+}
+
+function Outer({ route, theme, turn, own }: Shown) {
   return (
-    <Frame route={route} theme={theme} turn={turn} title={route.page === "compare" ? "Compare" : "Runs"} version="">
+    <Frame route={route} theme={theme} turn={turn} own={own} title={route.page === "compare" ? "Compare" : "Runs"} version="">
       {route.page === "compare" ? <ComparePage route={route} /> : <div class="grid"><RunsPage route={route} /></div>}
     </Frame>
   );
 }
 
-function InRun({ route, theme, turn }: Shown) {
+function InRun({ route, theme, turn, own }: Shown) {
   const { source } = useAround();
   const { version, isGone } = useVersion(route.run);
   const diagnosis = useDiagnosis(route.run, version);
@@ -69,7 +84,7 @@ function InRun({ route, theme, turn }: Shown) {
   const isUnknown = summary.complaint?.status === 404 && summary.answer === null;
   const found = diagnosis.answer?.conclusion;
   return (
-    <Frame route={route} theme={theme} turn={turn} title={route.run} state={state} version={version} wrong={(found?.problems ?? 0) + (found?.over ?? 0)} worst={found?.colour === "red" ? "error" : "warning"}>
+    <Frame route={route} theme={theme} turn={turn} own={own} title={route.run} state={state} version={version} wrong={Math.max(0, (found?.problems ?? 0) + (found?.over ?? 0) - silenced(diagnosis.answer))} worst={found?.colour === "red" ? "error" : "warning"}>
       {(isGone || isUnknown) && (
         <p class="trouble" role="alert">
           {summary.answer === null ? "This run does not exist (yet)." : "This run has been deleted. You see its last known state."}
@@ -79,9 +94,14 @@ function InRun({ route, theme, turn }: Shown) {
         </p>
       )}
       {summary.complaint !== null && summary.complaint.status !== 404 && <Trouble complaint={summary.complaint} />}
-      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : route.page === "metrics" ? <MetricsPage route={route} version={version} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
+      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : route.page === "views" && !source.isReport ? <OwnPage route={route} version={version} own={own.answer} complaint={own.complaint} /> : route.page === "metrics" ? <MetricsPage route={route} version={version} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
     </Frame>
   );
+}
+
+/** How many problems somebody has seen to: they are not counted beside the page. */
+function silenced(diagnosis: Diagnosis | null): number {
+  return (diagnosis?.findings ?? []).filter((one) => one.severity !== "info" && diagnosis?.silences?.[one.key ?? ""] !== undefined).length;
 }
 
 interface FrameProps extends Shown {
@@ -93,7 +113,7 @@ interface FrameProps extends Shown {
   children: preact.ComponentChildren;
 }
 
-function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", children }: FrameProps) {
+function Frame({ route, theme, turn, own, title, state = "", version, wrong = 0, worst = "", children }: FrameProps) {
   const { catalogue, source } = useAround();
   const pages = Object.entries(catalogue.pages);
   useEffect(() => {
@@ -123,6 +143,13 @@ function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", c
               />
             ))}
             {!source.isReport && <Link route={route} to={{ page: "sql", run: route.run, given: {} }} title="SQL" />}
+            {!source.isReport && <Link route={route} to={{ page: "views", run: route.run, given: {} }} title="Own panels" badge={own.answer !== null && own.answer.panels.length > 0 ? String(own.answer.panels.length) : ""} severity="quiet" />}
+          </div>
+        )}
+        {own.answer !== null && own.answer.views.length > 0 && (
+          <div class="nav-group">
+            <span class="nav-title">Saved views</span>
+            {own.answer.views.slice(0, 30).map((one) => <a key={one.name} href={one.address} aria-current={one.address === address(route) ? "page" : undefined}>{one.name}</a>)}
           </div>
         )}
         <div class="side-foot">
@@ -136,7 +163,12 @@ function Frame({ route, theme, turn, title, state = "", wrong = 0, worst = "", c
         <div class="top">
           <h1>{title}</h1>
           {state !== "" && <State state={state} />}
-          {route.run !== "" && <span class="crumb">{route.page === "sql" ? "SQL" : catalogue.pages[route.page]}</span>}
+          {route.run !== "" && <span class="crumb">{route.page === "sql" ? "SQL" : route.page === "views" ? "Own panels" : catalogue.pages[route.page]}</span>}
+          {state === "running" && !source.isReport && <Progress run={route.run} version={version} />}
+          <span class="top-tools">
+            {!source.isReport && catalogue.may?.includes("edit") && <SaveView route={route} />}
+            <Share />
+          </span>
         </div>
         {children}
       </main>

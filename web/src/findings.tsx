@@ -3,9 +3,10 @@ import { useState } from "preact/hooks";
 import { Spark } from "./charts/small";
 import { useAround } from "./context";
 import { label, share } from "./format";
-import type { Conclusion, Diagnosis, Finding, Proof } from "./model";
+import type { Conclusion, Diagnosis, Finding, Proof, Silence } from "./model";
 import { Code } from "./panel";
 import { address } from "./route";
+import { Server } from "./source";
 
 const TONES = { red: "is-error", amber: "is-warning", green: "is-ok", grey: "is-looking" };
 
@@ -111,13 +112,16 @@ function Since({ finding }: { finding: Finding }) {
   return <span>{last === null || last === first ? `${unit} ${first}` : `${unit}s ${first} to ${last}`}</span>;
 }
 
-export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run: string; depth?: number }) {
+export function FindingCard({ finding, run, depth = 0, silences = {} }: { finding: Finding; run: string; depth?: number; silences?: Record<string, Silence> }) {
   const { source } = useAround();
+  const [changed, setChanged] = useState<Record<string, Silence> | null>(null);
+  const silence = (changed ?? silences)[finding.key ?? ""];
   return (
-    <article class={`finding is-${finding.severity}${finding.open ? "" : " is-closed"}`}>
+    <article class={`finding is-${finding.severity}${finding.open && silence === undefined ? "" : " is-closed"}`}>
       <header>
         <span class={`severity is-${finding.open ? finding.severity : "over"}`}>{finding.open ? finding.severity : finding.state.replace(/.*, /, "")}</span>
         <h3>{label(finding.title)}</h3>
+        {depth === 0 && <Silencing finding={finding} run={run} silence={silence} told={setChanged} />}
       </header>
       <p class="verdict-more">
         <span>
@@ -172,6 +176,31 @@ export function FindingCard({ finding, run, depth = 0 }: { finding: Finding; run
         </div>
       )}
     </article>
+  );
+}
+
+/** Acknowledge a finding, so that it is not told again; silence it; or undo that. */
+function Silencing({ finding, run, silence, told }: { finding: Finding; run: string; silence: Silence | undefined; told: (all: Record<string, Silence>) => void }) {
+  const { source, catalogue } = useAround();
+  const [complaint, setComplaint] = useState("");
+  const mayEdit = (catalogue.may?.includes("edit") ?? false) && finding.key !== undefined;
+  const decide = async (state: Silence["state"] | null): Promise<void> => {
+    if (!(source instanceof Server)) return;
+    try {
+      told((await source.post(`/api/runs/${encodeURIComponent(run)}/silences`, { key: finding.key, state })) as Record<string, Silence>);
+      setComplaint("");
+    } catch (error) {
+      setComplaint(error instanceof Error ? error.message : String(error));
+    }
+  };
+  const words = { acknowledged: "Acknowledge", silenced: "Silence" };
+  return (
+    <span class="silencing">
+      {silence !== undefined && <span class="tag" title={silence.note}>{silence.state}</span>}
+      {mayEdit && silence !== undefined && <button type="button" class="quiet" onClick={() => void decide(null)}>Undo</button>}
+      {mayEdit && silence === undefined && (["acknowledged", "silenced"] as const).map((state) => <button type="button" class="quiet" key={state} onClick={() => void decide(state)}>{words[state]}</button>)}
+      {complaint !== "" && <span class="trouble" role="alert">{complaint}</span>}
+    </span>
   );
 }
 

@@ -128,7 +128,15 @@ export interface Action {
   effect: string;
 }
 
+/** What somebody has decided about a finding. */
+export interface Silence {
+  state: "acknowledged" | "silenced";
+  note: string;
+  t_ns: string;
+}
+
 export interface Finding {
+  key?: string;
   code: string;
   name: string;
   kind: string;
@@ -159,6 +167,32 @@ export interface Diagnosis {
   is_diagnosed: boolean;
   is_under_way: boolean;
   error: string;
+  silences?: Record<string, Silence>;
+}
+
+/** A query of the user's own and how it is drawn; `view` is the heading it stands under. */
+export interface OwnPanel {
+  title: string;
+  sql: string;
+  chart: "table" | "line" | "bars" | "heat";
+  x: string;
+  y: string;
+  by: string;
+  note: string;
+  view: string;
+  is_saved_here?: boolean;
+}
+
+export interface OwnView {
+  name: string;
+  address: string;
+  is_saved_here?: boolean;
+}
+
+export interface Own {
+  panels: OwnPanel[];
+  views: OwnView[];
+  errors: string[];
 }
 
 export type Word = "better" | "worse" | "equal" | "chance" | "no difference shown" | "too little to tell" | "not judged";

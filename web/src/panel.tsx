@@ -2,6 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
 import { curvesOf, Plot, type Range } from "./charts/plot";
+import { svgOfBars, svgOfHeat, svgOfTurns } from "./charts/picture";
 import { csvOf, savePng, saveText, svgOf } from "./charts/save";
 import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
@@ -129,7 +130,7 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       const accused = parameter === "client" ? new Set(findings.filter((one) => one.severity !== "info").flatMap((one) => one.clients)) : undefined;
       return (
         <DataTable
-          columns={columns} selects={entry?.[0]} selected={route.given[parameter]} accused={accused}
+          columns={columns} title={panel.title} selects={entry?.[0]} selected={route.given[parameter]} accused={accused}
           onPick={entry === undefined ? undefined : (value) => choose({ [parameter]: value })}
         />
       );
@@ -264,6 +265,8 @@ export function Trouble({ complaint }: { complaint: Complaint }) {
 export function Behind({ run, panel, given, sql, isCut, columns }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean; columns: Columns }) {
   const { source } = useAround();
   const [isOpen, setOpen] = useState(false);
+  const [isTable, setTable] = useState(false);
+  const isDrawn = !["table", "tiles"].includes(panel.chart) && columns.rows > 0;
   return (
     <footer>
       {isCut && <span class="cut">{source.isReport ? "thinned or cut: not every row is shown" : "more rows than a page takes: cut"}</span>}
@@ -276,8 +279,14 @@ export function Behind({ run, panel, given, sql, isCut, columns }: { run: string
           <JsonLink path={panelAddress(run, panel.name, given)} />
         </>
       )}
+      {isDrawn && (
+        <button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>
+          Table
+        </button>
+      )}
       <Files panel={panel} given={given} columns={columns} />
       {isOpen && <Code text={sql} />}
+      {isTable && <div class="behind-table"><DataTable columns={columns} title={panel.title} /></div>}
     </footer>
   );
 }
@@ -286,12 +295,15 @@ export function Behind({ run, panel, given, sql, isCut, columns }: { run: string
 function Files({ panel, given, columns }: { panel: Panel; given: Given; columns: Columns }) {
   if (columns.rows === 0) return null;
   const svg = (): string => {
-    const { scale } = scaleOf(panel, given);
+    const { scale, unit } = scaleOf(panel, given);
+    if (panel.chart === "heat") return svgOfHeat(panel, columns, scale);
+    if (panel.chart === "bars") return svgOfBars(panel, columns, unit);
+    if (panel.chart === "waterfall") return svgOfTurns(panel.title, columns);
     return svgOf(panel.title, panel.x, curvesOf({ ...panel, scale }, columns), scale === "log");
   };
   return (
     <span class="save" role="group" aria-label={`Save ${panel.title}`}>
-      {(panel.chart === "line" || panel.chart === "stack") && (
+      {["line", "stack", "heat", "bars", "waterfall"].includes(panel.chart) && (
         <>
           <button type="button" onClick={() => void savePng(svg(), `${panel.name}.png`)}>PNG</button>
           <button type="button" onClick={() => saveText(svg(), `${panel.name}.svg`, "image/svg+xml")}>SVG</button>

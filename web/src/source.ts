@@ -1,6 +1,6 @@
 // Where the page gets its numbers: the server, or what a report carries with it.
 import { keep, kept } from "./kept";
-import type { Catalogue, Columns, Comparison, Diagnosis, Given, RunRow } from "./model";
+import type { Catalogue, Columns, Comparison, Diagnosis, Given, Own, OwnPanel, OwnView, RunRow } from "./model";
 
 export class Complaint extends Error {
   constructor(
@@ -22,6 +22,8 @@ export interface Source {
   findings(run: string): Promise<Diagnosis>;
   sql(run: string, text: string): Promise<Columns>;
   stacks(run: string): Promise<unknown>;
+  own(): Promise<Own>;
+  saveOwn(change: { panel: OwnPanel } | { view: OwnView } | { remove: string }): Promise<Own>;
   /** Calls back with every new version of a run until the returned function is called. */
   follow(run: string, changed: (version: string) => void, gone: () => void): () => void;
 }
@@ -99,6 +101,14 @@ export class Server implements Source {
     return (await this.send(path, { method: "POST", body: JSON.stringify({ sql: text }) })) as Columns;
   }
 
+  async own(): Promise<Own> {
+    return (await this.get("/api/own")) as Own;
+  }
+
+  async saveOwn(change: { panel: OwnPanel } | { view: OwnView } | { remove: string }): Promise<Own> {
+    return (await this.send("/api/own/save", { method: "POST", body: JSON.stringify(change) })) as Own;
+  }
+
   follow(run: string, changed: (version: string) => void, gone: () => void): () => void {
     let stop = new AbortController();
     let isOver = false;
@@ -126,6 +136,10 @@ export class Server implements Source {
       document.removeEventListener("visibilitychange", turned);
       stop.abort();
     };
+  }
+
+  async ask(path: string): Promise<unknown> {
+    return this.get(path);
   }
 
   /** The answer's text, for a tab of its own. */
@@ -243,6 +257,14 @@ export class Report implements Source {
 
   async stacks(): Promise<unknown> {
     throw new Complaint("a report is not live", "", 404);
+  }
+
+  async own(): Promise<Own> {
+    return { panels: [], views: [], errors: [] };
+  }
+
+  async saveOwn(): Promise<Own> {
+    throw new Complaint("a report cannot be changed", "open the run with `stethos serve`", 404);
   }
 
   follow(): () => void {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from stethos.act.alert_state import AlertState, LastAlert, PendingAlert
 from stethos.act.webhook import DeliveryError
 from stethos.diagnose.detectors import detector_named
 from stethos.errors import QueryError
+from stethos.store.silences import Silence, read_silences
 
 if TYPE_CHECKING:
     from stethos.diagnose.engine import Diagnosis
@@ -42,8 +43,12 @@ class Alerter:
         self._say = say
 
     def look(self, diagnosis: Diagnosis) -> None:
-        """Decide what is new, lasts or is over. A rule whose detector could not be checked keeps its state."""
+        """Decide what is new, lasts or is over; what people have silenced is left out.
+
+        A rule whose detector could not be checked keeps its state.
+        """
         now_s, known = self._clock(), self._state.told()
+        seen = read_silences(self._run.path)
         told: list[LastAlert] = []
         passed: list[tuple[str, str]] = []
         waiting: list[tuple[str, str]] = []
@@ -53,6 +58,8 @@ class Alerter:
                 continue
             present = {item.key: item for item in items}
             for key, item in present.items():
+                if key in seen and (seen[key].state == "silenced" or (rule.name, key) in known):
+                    continue
                 old = known.get((rule.name, key))
                 is_graver = old is not None and old.severity != item.severity
                 is_due = old is not None and 0 < rule.repeat_s <= now_s - old.told_s
@@ -62,7 +69,7 @@ class Alerter:
                     told.append(LastAlert(rule.name, key, item.severity, item.title, since_s, now_s))
                     waiting += [(sink, json.dumps(asdict(one))) for sink in rule.sinks]
             for (name, key), old in known.items():
-                if name == rule.name and key not in present:
+                if name == rule.name and key not in present and not _is_silenced(seen, key):
                     passed.append((name, key))
                     item = AlertItem(key, name, "over", old.severity, old.title)
                     waiting += [(sink, json.dumps(asdict(item))) for sink in rule.sinks]
@@ -128,6 +135,10 @@ class Alerter:
             return []
         limit = f"above {rule.above:g}" if is_high else f"below {rule.below:g}"
         return [AlertItem("query", rule.name, "new", rule.severity, f"{rule.name}: {value:.6g}, {limit}")]
+
+
+def _is_silenced(seen: Mapping[str, Silence], key: str) -> bool:
+    return key in seen and seen[key].state == "silenced"
 
 
 def _all(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -90,11 +90,6 @@ class Address:
         return f"s3://{self.path}", options
 
 
-def is_address(text: str) -> bool:
-    """Whether a target is written as an address."""
-    return _SCHEME.match(text) is not None
-
-
 def parse_address(text: str | Path) -> Address:
     """The place that is meant; UsageError, which does not repeat the text, if it is none."""
     text = str(text)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RUN = Column("run", Kind.NAME, "the run that the row is of")
 _OWN_RUNS = (
     Column("verdict", Kind.TEXT, "what the diagnosis concluded"),
-    Column("problems", Kind.I64, "problems that went on"),
+    Column("problems", Kind.I64, "problems still open"),
     Column("last_loss", Kind.F64, "the last loss"),
     Column("duration_s", Kind.F64, "how long it took"),
     Column("hyperparameters", Kind.TEXT, "as JSON"),

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos.archive.address import Address, parse_address
+from stethos.archive.address import Address
 from stethos.archive.delta import DeltaFile, DeltaLog
 from stethos.archive.objects import Objects
 from stethos.archive.snapshot import Snapshot
@@ -92,8 +91,3 @@ class ArchivedRun:
         self.log = log
         for file in old:
             self.objects.delete(f"{STATE}/{file.path}")
-
-
-def archived_run(target: str | Path) -> ArchivedRun:
-    """The archived run that an address means."""
-    return ArchivedRun(parse_address(target))

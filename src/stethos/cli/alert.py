@@ -1,13 +1,13 @@
 """Send alerts about findings and numbers: by webhook, mail, command or file.
 
     stethos alert test alerts.toml              send a test message to every sink
-    stethos alert watch alerts.toml -t RUN      look at a run until it ends, and tell
+    stethos alert watch alerts.toml -t RUN      watch a run until it ends
     stethos alert watch alerts.toml --all       every run of the directory that is or becomes live, until Ctrl-C
     stethos alert once alerts.toml -t RUN       look once
     stethos alert status -t RUN                 what is open, what waits, what was delivered
 
 `stethos run --alerts FILE` does the same while it records. The state is kept in the run: a restart neither
-repeats what was told nor forgets what could not be delivered.
+repeats what was sent nor forgets what could not be delivered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=_WHAT, metavar=f"{{{','.join(_WHAT)}}}")
     parser.add_argument("file", nargs="?", type=Path, help="the file of rules and sinks, in TOML")
     parser.add_argument("--all", action="store_true", help="watch every live run of the directory, and those to come")
-    parser.add_argument("--sink", help="test this one alone")
+    parser.add_argument("--sink", help="test only this sink")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_target(parser)
 
@@ -151,7 +151,7 @@ def _status(arguments: argparse.Namespace) -> int:
     for sink, subject in delivered:
         sys.stdout.write(clean(f"delivered  {sink}: {subject}") + "\n")
     if not (told or waiting or delivered):
-        sys.stdout.write("nothing was told\n")
+        sys.stdout.write("nothing was sent\n")
     return 0
 
 

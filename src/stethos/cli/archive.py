@@ -4,9 +4,9 @@
     stethos archive --to s3://bucket/path --all       every run in ./runs
     stethos archive -t fed-1 --to DIR --follow        until the run has ended
 
-Repeat it at any time: only what is new is copied, and an interrupted copy goes on where it ended. What is archived are
-sealed files; the newest rows of a run that is still going follow later. Captured models stay where they are.
-`stethos ls ADDRESS` lists an archive, `stethos -t ADDRESS/RUN COMMAND` reads a run in it.
+Repeat it at any time: only what is new is copied, and an interrupted copy resumes where it stopped. Only sealed files
+are archived; the newest rows of a run that is still going follow later. Captured models stay where they are.
+`stethos ls ADDRESS` lists an archive; `stethos -t ADDRESS/RUN COMMAND` reads a run in it.
 
     stethos archive --to s3://bucket/path --compact        make few large files of many small ones
     stethos archive --to s3://bucket/path --retain 90d     delete archived runs that ended longer ago
@@ -40,10 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="ADDRESS", required=True, help="s3://BUCKET/PATH or a directory")
     add_target(parser)
     parser.add_argument("--all", action="store_true", help="every run in the directory")
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
-    parser.add_argument("--every", type=seconds, default=_EACH_S, metavar="S", help="with --follow (default: 15)")
+    parser.add_argument("--follow", action="store_true", help="keep copying until the run has ended")
+    parser.add_argument(
+        "--every",
+        type=seconds,
+        default=_EACH_S,
+        metavar="S",
+        help="with --follow: seconds between copies (default: 15)",
+    )
     parser.add_argument("--compact", action="store_true", help="merge small files of runs that are over")
-    parser.add_argument("--retain", metavar="TIME", help="delete archived runs that ended longer ago: 90d, 12h")
+    parser.add_argument(
+        "--retain", metavar="TIME", help="delete archived runs that ended longer ago than this, such as 90d or 12h"
+    )
     parser.add_argument("--json", action="store_true", help="print one object per run")
 
 

@@ -1,10 +1,10 @@
-"""Begin to observe a Python process that was not started with us.
+"""Start observing a Python process that is already running.
 
     stethos attach 4711
     stethos detach 4711
 
-From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer let us
-in by themselves; for older versions install the injector: pip install "stethos[attach]". It waits for a moment at
+From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer
+allow this directly; for older versions install the injector: pip install "stethos[attach]". It waits for a moment at
 which the main thread sleeps or waits, since anywhere else the process might crash. If it is not allowed, the message
 says which permission is missing and how to grant it.
 """
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, help="directory for runs (default: ./runs)")
     parser.add_argument("--name", help="name of the run (default: a readable unique one)")
     parser.add_argument("--preset", default="standard", help="light, standard or deep (default: standard)")
-    parser.add_argument("--unsafe", action="store_true", help="also where it never pauses: may crash it")
+    parser.add_argument("--unsafe", action="store_true", help="attach even if the process never pauses (may crash it)")
     parser.add_argument("--force", action="store_true", dest="unsafe", help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--json", action="store_true", help="print one object")
 

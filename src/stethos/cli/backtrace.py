@@ -10,7 +10,7 @@ frames of C and C++. For these the process has to stand still while its symbols 
 
     stethos all backtrace
 
-Of several ranks the stacks are merged into one tree: who is where, and who is somewhere else than the others.
+With several ranks, the stacks are merged into one tree that shows which ranks are where, and which one differs.
 --full shows every thread of every rank instead.
 """
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--native", action="store_true", help="show frames of C and C++ too; stops the process for 50 to 600 ms"
     )
-    parser.add_argument("--full", action="store_true", help="of several processes every thread, not one tree")
+    parser.add_argument("--full", action="store_true", help="with several processes: every thread instead of one tree")
     parser.add_argument("--json", action="store_true", help="print one array of threads; with `all` an object")
 
 

@@ -4,7 +4,7 @@
     stethos bisect -t fed-1 --round 7      look at this round, whatever the test results are
     stethos bisect -t fed-1 --json
 
-Every captured global model is examined again on the test. Then clients are left out of the bad round, by delta
+It evaluates every captured global model again on the test set. Then clients are left out of the bad round, by delta
 debugging over its recorded updates or, where these show nothing, by training on from there; at last the training of
 each guilty client is repeated: does it send what it trained, and which samples do the harm? Needs `capture="all"`.
 For your own training loop, name its functions: --evaluator, and --trainer to train again.
@@ -40,7 +40,9 @@ _SHOWN = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trainer_arguments(parser)
     add_cluster_arguments(parser)
-    parser.add_argument("--metric", metavar="NAME", default="accuracy", help="what makes a model good (only: accuracy)")
+    parser.add_argument(
+        "--metric", metavar="NAME", default="accuracy", help="the metric to judge models by (only: accuracy)"
+    )
     parser.add_argument("--round", metavar="N", type=int, help="the bad round, if you know it")
     parser.add_argument("--json", action="store_true", help="print one object")
 

@@ -2,7 +2,7 @@
 
     stethos blame --input digit.npy
     stethos blame --input digit.npy --output 7 -t fed-1
-    stethos blame --input 12                          the twelfth sample of the lab's test, from 0
+    stethos blame --input 12                          test sample 12 of the lab, counted from 0
 
 Needs a capture with all updates (`capture="all"`). The input is what the model gets, after all preprocessing: one
 sample in a .npy or .safetensors file. Without --output, it explains the model's own answer.
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", metavar="FILE", required=True, help="a .npy or .safetensors file, or the number of a test sample"
     )
-    parser.add_argument("--output", metavar="CLASS", type=int, help="the answer in question (default: the model's)")
+    parser.add_argument("--output", metavar="CLASS", type=int, help="the answer to explain (default: the model's)")
     add_trainer_arguments(parser, ("predictor", "aggregator"))
     add_cluster_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one object")

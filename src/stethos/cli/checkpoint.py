@@ -2,8 +2,8 @@
 
     stethos checkpoint rescue.safetensors
 
-It is written at the next step, before the optimizer acts, beside its place and then put there, so the file
-is complete or does not exist. Nothing in it is pickled; `stethos inspect` shows what it holds.
+It is written at the next step, before the optimizer acts, under a temporary name first, so the file is
+complete or does not exist. Nothing in it is pickled; `stethos inspect` shows what it holds.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 One line per client: turns that went well of all its turns, samples, entry loss round by round (of the incoming global
 model on its own data), the last loss that it reported, cosine of its update to the centre of the others', norm of it
 relative to their median, duration, bytes sent. Samples, cosine, norm and duration are medians over its rounds. The last
-column is what `stethos diagnose` found: accused clients first, in red, then those that a finding remarks.
+column is what `stethos diagnose` found: accused clients first, in red, then those that a remark names.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ SORTS: dict[str, Callable[[ClientView], Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_round(parser)
     parser.add_argument(
-        "--sort", choices=SORTS, default="finding", help="what comes first: the worst of this column (default: finding)"
+        "--sort", choices=SORTS, default="finding", help="sort by this column, worst first (default: finding)"
     )
-    parser.add_argument("--all", action="store_true", help=f"every client, also if there are more than {_SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"show every client, even if more than {_SHOWN}")
     add_federated_arguments(parser)
 
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json_rows(one.as_dict() for one in found)
         return 0
     if not found:
-        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what went on")
+        print(f"no client took part in a round of run {clean(name)}; `stethos rounds` shows what happened")
     for index, (federation, clients) in enumerate(by_federation(found).items()):
         if index:
             print()

@@ -2,11 +2,11 @@
 
     stethos clip 1.0          clip their norm to 1.0 before every step
     stethos clip off          leave them alone again
-    stethos clip              is anything clipped?
+    stethos clip              show whether anything is clipped
 
-What the program clips itself it clips before. All optimizers that have stepped so far are meant; the change lasts as
-long as the process, or until `stethos detach`. Of a distributed job every rank begins at the same step, so that they
-stay alike; `-t rank:3` is one alone.
+The program's own clipping happens first. The change applies to all optimizers that have stepped so far and lasts as
+long as the process, or until `stethos detach`. In a distributed job every rank begins at the same step, so that they
+stay alike; `-t rank:3` changes one rank only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from stethos.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("norm", nargs="?", metavar="NORM", help="the largest norm, or off; nothing: show")
+    parser.add_argument(
+        "norm", nargs="?", metavar="NORM", help="the largest norm, or off; without it: show what is clipped"
+    )
     add_steering(parser)
 
 

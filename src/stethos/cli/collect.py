@@ -1,4 +1,4 @@
-"""Take rows from clients on other machines, and put them into the runs of a directory.
+"""Collect rows from clients on other machines into local runs.
 
     stethos collect --dir runs                            on this machine only, port 7468
     stethos collect --dir runs --listen 0.0.0.0:7468      for other machines

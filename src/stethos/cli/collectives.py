@@ -1,7 +1,7 @@
 """Show the collectives of every rank: the last one begun, whether it is complete, and who is behind.
 
-Of a live run the state is read from outside, so that a rank that hangs is shown as well as the others. Of a run that
-is over, or with --calls, the recorded calls are shown by rank, group and operation.
+For a live run, the state is read from outside the processes, so a rank that hangs is shown too. For a finished run,
+or with --calls, it shows the recorded calls by rank, group and operation.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     stethos compare base-1 base-2 new-1 new-2     several runs of each setting
     stethos compare base new --gate 0.05          for CI
 
-Convergence, time, memory, bytes and findings of every further run are compared with those of the first. Intervals are
-of 95 %, from resampled stretches of rounds or steps; a difference is only called one if they exclude none. With two or
-more runs of each of two settings, which differ in their seeds, the intervals come from the spread between those runs.
-With --gate REL the exit status is 1 if something is worse by more than this share of it, the whole interval included.
+Convergence, time, memory, bytes and findings of every further run are compared with those of the first. The 95 %
+intervals come from resampled stretches of rounds or steps; a difference counts only if its interval excludes zero. With
+two or more runs of each of two settings that differ in their seeds, they come from the spread between those runs.
+With --gate REL the exit status is 1 if something is worse by more than this share, the whole interval included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="two runs or more: names, directories or pids")
-    parser.add_argument("--gate", type=_share, metavar="REL", help="exit with 1 if worse by more than this, as 0.05")
+    parser.add_argument(
+        "--gate", type=_share, metavar="REL", help="exit with 1 if something is worse by more than this, such as 0.05"
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
     add_directory(parser)
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a client's name")
     parser.add_argument("b", metavar="B", help="another client's name")
     add_round(parser)
-    parser.add_argument("--all", action="store_true", help=f"every layer and class, also above {_SHOWN}")
+    parser.add_argument("--all", action="store_true", help=f"show every layer and class, even if more than {_SHOWN}")
     add_federated_arguments(parser)
 
 

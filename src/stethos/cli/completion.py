@@ -1,4 +1,4 @@
-"""Print the completion of this command for a shell.
+"""Print the shell completion script.
 
     stethos completion bash >> ~/.bashrc
     stethos completion zsh >> ~/.zshrc
@@ -39,8 +39,8 @@ complete -c stethos -a '(__stethos)'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(_SCRIPTS), nargs="?", default="bash", help="which shell (default: bash)")
-    parser.add_argument("--words", nargs=argparse.REMAINDER, help="what is typed so far: print what may follow")
+    parser.add_argument("shell", choices=tuple(_SCRIPTS), nargs="?", default="bash", help="the shell (default: bash)")
+    parser.add_argument("--words", nargs=argparse.REMAINDER, help="the words typed so far: print what may follow")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@
     (round 4 c7) remove c7         as if it had not been there
     (round 4) continue             carry on from here: train again, beside what was recorded
 
-Works on a recorded run, and beside one that goes on, without stopping it. Commands may come from a pipe.
-`help` lists the commands. Runs of the lab can be carried on as they are; for a loop of your own
+It works on a recorded run, and on a live one without stopping it. Commands may come from a pipe.
+`help` lists the commands. Runs of the lab can be continued as they are; for your own training loop,
 name its functions: --trainer train:local_training --evaluator train:evaluate.
 """
 

@@ -1,10 +1,10 @@
-"""See what Stethos does: ten clients train together, one of them is faulty, and a few commands find it.
+"""Run the demo: ten clients train together, one is faulty, and a few commands find it.
 
     stethos demo
     stethos demo --seed 7        another client, another fault
     stethos demo --serve         watch it in the browser while it trains
 
-Every command is shown before it runs; all of them can be typed by hand. Needs torch and scikit-learn.
+Each command is shown before it runs, so that you can type it yourself. Needs torch and scikit-learn.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=port, metavar="P", help="with --serve: where to listen")
     parser.add_argument("--open", action="store_true", help="with --serve: open a browser")
-    parser.add_argument("--json", action="store_true", help="print only what came out, as one object")
+    parser.add_argument("--json", action="store_true", help="print only the result, as one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with _served(stage, arguments.port, arguments.open) as server:
         _play(stage)
-        stage.say("The dashboard goes on until Ctrl-C.")
+        stage.say("The dashboard stays up until you press Ctrl-C.")
         server.wait()
     return 0
 

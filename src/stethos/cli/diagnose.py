@@ -1,8 +1,9 @@
-"""Say what is wrong with a run, who causes it, and what to do.
+"""Find what is wrong with a run, its cause, and what to do.
 
     stethos diagnose
     stethos diagnose --live                  follow a live run
     stethos diagnose -t fed-1 --client c3    what is known about one client
+    stethos diagnose --brief                 the verdict in one line
     stethos diagnose --explain straggler     what a detector looks at
     stethos diagnose --set straggler.times=4 --silence label-skew
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--live", action="store_true", help="look again as rows arrive, until the run ends or Ctrl-C")
+    parser.add_argument("--brief", action="store_true", help="print the verdict in one line")
     parser.add_argument("--client", metavar="CLIENT", help="what is known about this client")
     parser.add_argument("--explain", metavar="CODE", help="what a detector looks at, by code or name")
     parser.add_argument("--list", action="store_true", help="list the detectors")
@@ -127,6 +129,11 @@ def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
         from stethos.cli.screen.client_report import show_client
 
         return show_client(diagnosis, one, arguments.client, target, as_json=arguments.json)
+    if arguments.brief and not arguments.json:
+        from stethos.cli.screen.verdict import brief_text
+
+        print(brief_text(diagnosis))
+        return diagnosis.exit_code
     state = state_of(one)
     if arguments.json:
         from stethos.cli.screen.jsontext import print_json

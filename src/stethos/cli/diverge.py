@@ -1,11 +1,11 @@
-"""Find where two runs of the same program part.
+"""Find where two runs of the same program start to differ.
 
     stethos diverge first second
 
-Two runs with the same seed should be equal to the last bit. The first step at which something differs is named, and
-what it is: the random state, the inputs or targets of the batch, the weights or gradients of a layer, the loss, or the
-learning rate. Batches and the random state are looked at on the first steps and now and then later, in CPU memory;
-losses at every step; layers at sampled steps.
+Two runs with the same seed should be equal to the last bit. This command names the first step
+at which something differs, and what: the random state, the inputs or targets of the batch, the weights or gradients of
+a layer, the loss, or the learning rate. Losses are compared at every step, layers at sampled steps; batches and the
+random state on the first steps and occasionally later, in CPU memory.
 """
 
 from __future__ import annotations

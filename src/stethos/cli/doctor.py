@@ -1,4 +1,4 @@
-"""Say what is recorded and what is not, why, at what cost, and whether rows were lost.
+"""Check a recording: what is recorded, what is not and why, at what cost, and whether rows were lost.
 
 `--verify` compares every checksum. The exit status is 1 if rows were lost or something is broken.
 """

@@ -1,6 +1,6 @@
 """Give a client a name and a key, so that it may send rows to a collector.
 
-    stethos enroll --new hospital-a                    at the collector: writes hospital-a.token, to be carried there
+    stethos enroll --new hospital-a                    at the collector: writes hospital-a.token; take it to the client
     stethos enroll HOST:7468 --token-file hospital-a.token --site SITE    at the client, once
     stethos enroll --local hospital-a --site SITE      a site whose rows leave in the federation's own messages
     stethos enroll --through hospital-a.token          at a relay: makes it a token for enrolling through this relay
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="at the collector: its clients")
     parser.add_argument("--revoke", metavar="NAME", help="at the collector: take nothing more from a client")
     add_keys(parser)
-    parser.add_argument("--json", action="store_true", help="with --list: print objects")
+    parser.add_argument("--json", action="store_true", help="with --list: print JSON objects")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@
     stethos eval - < look.py
 
 It runs when the gradients are ready and before the optimizer acts, and sees the globals of the program and
-the locals of the function that trains. If no step comes within 5 s, as in a hang, it runs at once in a
-thread beside the training, and says so. What it prints and the value of its last expression come back;
+the locals of the training function. If no step comes within 5 s, as in a hang, it runs at once in a
+thread beside the training, and says so. Its output and the value of its last expression come back;
 the exit status is 1 if it raised. Each call is written to the table `audit` before it runs.
 
 An assignment to a global of the program, or to a local of the training function, takes effect there.
@@ -13,8 +13,8 @@ Names of loops and imports, and new names, belong to the code alone.
 
     stethos all eval "trainer.current_step"
 
-With `all` it runs on every rank at the same step, as far as all of them make steps, and what came of each is shown.
-Only so can it call collectives: on one rank of many they are refused, because that rank would wait for ever.
+With `all` it runs on every rank at the same step, if all of them make steps, and shows the result of each. Collectives
+are allowed only this way: on a single rank they are refused, because that rank would wait for ever.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def show_reply(reply: dict[str, Any], *, is_terse: bool = False) -> None:
     if reply["dropped_chars"]:
         _say(f"the output was cut: {count_text(reply['dropped_chars'])} more characters were printed")
     if reply["where"] == "thread" and reply.get("why") and not reply["why"].startswith("asked"):
-        _say(f"{reply['why']}: it ran in a thread beside the training")
+        _say(f"{reply['why']}: it ran in a separate thread")
     for note in reply["notes"]:
         _say(note)
     error = reply["error"]

@@ -2,9 +2,9 @@
 
     stethos export --to parquet -o DIR            tables as files, also --to csv
     stethos export --to perfetto -o run.json.gz   time line for ui.perfetto.dev
-    stethos export --to otlp -o http://localhost:4318
+    stethos export --to otlp -o http://localhost:4318    traces; also --to otlp-metrics, --to otlp-logs
 
-Files that exist are kept unless --force is given, and appear only when they are whole. Time lines and series of
+Existing files are kept unless --force is given; new ones appear only when they are complete. Time lines and series of
 more than --limit rows of a table are thinned, and the command says so. Damaged blocks are left out and counted.
 """
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="a header for an OTLP endpoint"
     )
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     place: str = arguments.output
     if place == "-":
         raise UsageError("an export is written to a file, not to stdout", hint="choose one with -o FILE")
-    is_sent = arguments.to == "otlp" and "://" in place
+    is_sent = arguments.to.startswith("otlp") and "://" in place
     if not is_sent and FORMATS[arguments.to].place != "uri":
         _refuse_existing(Path(place), arguments.to, force=arguments.force)
     with open_target(arguments) as one:
@@ -94,7 +94,8 @@ def _write(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportR
 
         return table_file.write(one, Path(arguments.output), arguments.to, advance=advance)
     place = arguments.output if format.place == "uri" else Path(arguments.output)
-    written: ExportResult = import_module(format.module).write(one, place, limit=arguments.limit, advance=advance)
+    write = getattr(import_module(format.module), format.writer)
+    written: ExportResult = write(one, place, limit=arguments.limit, advance=advance)
     return written
 
 
@@ -102,11 +103,28 @@ def _send(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportRe
     from stethos.cli.task.otlp_post import endpoint_of, headers_of, post
     from stethos.export.otlp import Traces, protobuf_of
 
-    endpoint, headers = endpoint_of(arguments.output), headers_of(arguments.header)
+    headers = headers_of(arguments.header)
+    if arguments.to != "otlp":
+        return _send_signal(one, arguments, headers, advance)
+    endpoint = endpoint_of(arguments.output)
     traces = Traces(one, arguments.limit)
     for request in traces.requests(advance):
         post(endpoint, protobuf_of(request), headers)
     return ExportResult(endpoint, {"spans": traces.spans}, tuple(traces.notes))
+
+
+def _send_signal(
+    one: Run, arguments: argparse.Namespace, headers: dict[str, str], advance: Advance
+) -> ExportResult:  # fmt: skip
+    from stethos.cli.task.otlp_post import endpoint_of, post
+    from stethos.export.otlp_signals import PATHS, Signals, protobuf_of
+
+    signals = Signals(one, "metrics" if arguments.to == "otlp-metrics" else "logs", arguments.limit)
+    endpoint = endpoint_of(arguments.output, PATHS[signals.signal])
+    for request in signals.requests(advance):
+        post(endpoint, protobuf_of(signals.signal, request), headers)
+    what = "values" if signals.signal == "metrics" else "records"
+    return ExportResult(endpoint, {what: signals.count}, tuple(signals.notes))
 
 
 def _say(written: ExportResult, arguments: argparse.Namespace, *, is_sent: bool) -> None:

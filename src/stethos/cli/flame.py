@@ -2,9 +2,9 @@
 
     stethos flame -t TARGET --seconds 10 -o flame.html
 
-Sampled from outside by py-spy: any Python process will do, and it goes on running. The page needs nothing from
-outside; beside it lies the same for speedscope (flame.speedscope.json). Of RUN/all each rank is a bar of its own.
-Ctrl-C ends the sampling early and draws what was seen.
+py-spy samples it from outside: any Python process will do, and it keeps running. The page works offline; a file for
+speedscope (flame.speedscope.json) is written beside it. With RUN/all, each rank has a bar of its own.
+Press Ctrl-C to stop early and draw what was sampled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, default=Path("flame.html"), metavar="FILE", help="the page (default: flame.html)"
     )
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="say what was seen as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was seen as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Collect garbage in a live training, and give cached device memory back.
 
-Happens at the next step. Gradients and everything else that is in use are left alone.
+It runs at the next step. Gradients and everything else in use are left alone.
 """
 
 from __future__ import annotations

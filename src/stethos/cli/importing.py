@@ -1,4 +1,4 @@
-"""Make runs of TensorBoard's event files and W&B's offline runs.
+"""Import TensorBoard event files and W&B offline runs.
 
     stethos import lightning_logs/          every directory with event files becomes a run
     stethos import wandb/                   every offline run in it
@@ -24,9 +24,9 @@ from stethos.settings import default_runs_dir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", type=Path, help="an event file, a .wandb file, or a directory of them")
-    parser.add_argument("--name", metavar="NAME", help="what to call the run, if there is one")
+    parser.add_argument("--name", metavar="NAME", help="name of the run, if only one is imported")
     add_directory(parser)
-    parser.add_argument("--json", action="store_true", help="say what was imported as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was imported as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

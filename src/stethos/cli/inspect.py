@@ -1,4 +1,4 @@
-"""Look into a file of weights: keys, shapes, step, and values that are not finite.
+"""Inspect a weights file: keys, shapes, step, and non-finite values.
 
     stethos inspect rescue.safetensors
     stethos inspect checkpoint.pt

@@ -5,8 +5,8 @@
     stethos lr 0.01           set them
     stethos lr undo           take the last change back
 
-A change takes effect in the step before which it happens. A scheduler of the program may set the rate again. Of a
-distributed job every rank makes it at the same step, so that they stay alike; `-t rank:3` is one alone.
+A change takes effect in the step before which it happens. A scheduler of the program may set the rate again. In a
+distributed job every rank makes it at the same step, so that they stay alike; `-t rank:3` changes one rank only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from stethos.cli.task.steering import add_steering, steer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("change", nargs="?", default="", metavar="CHANGE", help="x0.1, 0.01 or undo; nothing: show")
+    parser.add_argument(
+        "change", nargs="?", default="", metavar="CHANGE", help="x0.1, 0.01 or undo; without it: show the rates"
+    )
     add_steering(parser)
 
 

@@ -1,7 +1,7 @@
-"""Record PyTorch trainings, and say what is wrong with them.
+"""Record PyTorch training and find out what is wrong with it.
 
     stethos run train.py            record a training, its code unchanged
-    stethos diagnose                say what is wrong with it
+    stethos diagnose                find out what is wrong with it
     stethos query "SELECT * FROM steps ORDER BY step DESC LIMIT 5"
     stethos live backtrace          see where a running one is
 
@@ -88,11 +88,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "alert": "stethos.cli.alert",
         "completion": "stethos.cli.completion",
         "mcp": "stethos.cli.mcp",
+        "link": "stethos.cli.link",
     },
 }
 GROUP_TITLES = {
     "": "the commands for every day",
-    "live": "look into a training that is running, and change it",
+    "live": "look into a running training, and change it",
     "fed": "rounds and clients of a federated training",
     "proof": "replay a federation: prove a finding, or look for its cause",
     "data": "tables and files of runs",

@@ -1,10 +1,10 @@
-"""Let an assistant read the runs of a directory, by the Model Context Protocol.
+"""Let an assistant read the runs of a directory over the Model Context Protocol (MCP).
 
     stethos mcp --dir runs
 
-It speaks MCP over stdin and stdout; a client starts it by itself, given that command line. Its tools list, diagnose,
-compare and query runs and show where live processes are. They only read: nothing changes a run or a training. Needs
-`pip install "stethos[mcp]"`.
+It speaks MCP over stdin and stdout; give a client this command line and it starts the server itself. Its tools
+list, diagnose, compare and query runs and show where live processes are. They only read: nothing changes a run or a
+training. Needs `pip install "stethos[mcp]"`.
 """
 
 from __future__ import annotations

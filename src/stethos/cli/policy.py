@@ -2,7 +2,7 @@
 
     stethos policy --site SITE                    what the site's policy.toml lets through, and what waits
     stethos policy --level L2                     what a level means
-    stethos policy --site SITE --grant-hours 8    everything, for some hours (L4), as long as you need help
+    stethos policy --site SITE --grant-hours 8    everything, for some hours (L4), while somebody helps you
 
 Only the site can change its policy: edit SITE/policy.toml. L0 sends nothing, L1 (the default) how long things took and
 how they ended, L2 also losses and gradient norms, rounded, L4 everything. L1 and L2 give no formal guarantee of
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", type=Path, metavar="DIR", help="the site's directory (default: STETHOS_SITE)")
     parser.add_argument("--level", metavar="LEVEL", help="L0, L1, L2 or L4: what it lets through")
-    parser.add_argument("--grant-hours", type=float, metavar="H", help="let everything through for so long, at most 24")
+    parser.add_argument(
+        "--grant-hours", type=float, metavar="H", help="let everything through for this many hours, at most 24"
+    )
     parser.add_argument("--json", action="store_true", help="print one object")
 
 

@@ -2,7 +2,7 @@
 
     stethos prove                     every open finding about a client
     stethos prove 3                   the finding of that number
-    stethos prove c7                  what is found against a client, or any client you suspect
+    stethos prove c7                  the findings about a client, or any client you suspect
     stethos prove c7 --fast           from the recorded updates alone, nothing is trained
     stethos prove --on local          as tasks of Ray, on all cores; or --on ray://HOST:PORT
 
@@ -129,7 +129,7 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
     about = [row for row in rows if row["finding"] in faulty and faulty[row["finding"]] == wanted]
     if about:
         return [case(about[-1])]
-    return [(None, f"client {wanted}, whom nothing was found against", Accusation((wanted,), "", 1))]
+    return [(None, f"client {wanted}, about whom nothing was found", Accusation((wanted,), "", 1))]
 
 
 def _line(arguments: argparse.Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""Ask a run in SQL, while it runs or after.
+"""Query a run in SQL, live or finished.
 
     stethos query "SELECT step, loss FROM steps ORDER BY step DESC LIMIT 5"
     stethos query - < question.sql
@@ -6,16 +6,16 @@
 The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and see nothing but the run.
     stethos all query "SELECT max(step), avg(loss) FROM steps"
 
-With `all`, rank and host stand in front, and a query that does not say `rank` runs for each rank by itself. One that
-does runs over all ranks at once and can join them. A rank that has recorded nothing is named on stderr.
+With `all`, the first columns are rank and host. A query that does not mention `rank` runs for each rank separately;
+one that does runs over all ranks at once and can join them. A rank that has recorded nothing is named on stderr.
 
     stethos query --over s3://bucket/path "SELECT run, max(step) AS steps FROM steps GROUP BY run"
 
-With `--over` a query is about all runs of an archive: every table has a column `run` in front. `--engine daft` runs it
+With `--over` a query is about all runs of an archive: every table has a first column `run`. `--engine daft` runs it
 on Daft, `--engine ray://HOST:PORT` on Daft on a Ray cluster (`ray` starts one here). The rows are the same; what Daft
-cannot run is said before it starts.
+cannot run is reported before it starts.
 
-NULL means not measured. In --json, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity",
+NULL means not measured. With --json, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity",
 since JSON has no such numbers.
 """
 

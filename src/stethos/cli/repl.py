@@ -1,4 +1,4 @@
-"""Talk to a live training, statement by statement; names are kept between them.
+"""Open an interactive prompt inside a live training; names are kept between statements.
 
     stethos repl
     echo 'loss.item()' | stethos repl

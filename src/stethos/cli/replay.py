@@ -6,7 +6,7 @@
     stethos replay --round 12 --all             the aggregation and every client of the round
 
 Runs of the lab need nothing else. For your own training loop, name its function: --trainer train:local_training.
-The exit status is 1 if something is not the same; then it says where the two part, and the likely reason.
+The exit status is 1 if something is not the same; then it says where the two differ first, and the likely reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
     parser.add_argument("--round", type=int, metavar="N", help="the round to repeat")
     parser.add_argument("--client", metavar="NAME", help="the client whose training to repeat")
-    parser.add_argument("--all", action="store_true", help="everything of the round, or without --round of the run")
+    parser.add_argument("--all", action="store_true", help="everything in the round or, without --round, in the run")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

@@ -1,13 +1,13 @@
-"""Write a run's story into one file, to send or to keep.
+"""Write a run's report into one file, to send or to keep.
 
     stethos report -o report.html
     stethos report --format md          text for an issue
     stethos report -o report.md
 
-The story is the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
+It holds the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
 serve` with its numbers in it: it opens offline, makes no requests, and shows the SQL behind every panel. What
-does not fit into --limit-bytes is thinned or left out, and the report says so. A file that exists is kept unless
---force is given, and appears only when it is whole.
+does not fit into --limit-bytes is thinned or left out, and the report says so. An existing file is kept unless
+--force is given; a new one appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size_bytes,
         default=DEFAULT_LIMIT_BYTES,
         metavar="SIZE",
-        help=f"how large the page may become, as 2MB (default: {DEFAULT_LIMIT_BYTES:,} bytes)",
+        help=f"size limit of the page, such as 2MB (default: {DEFAULT_LIMIT_BYTES:,} bytes)",
     )
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

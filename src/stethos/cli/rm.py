@@ -1,6 +1,6 @@
 """Delete a run, here or in an archive (`stethos rm s3://BUCKET/PATH/RUN`).
 
-Asks first on a terminal; elsewhere it needs --yes. A run that is still going is refused without --running.
+It asks first on a terminal; elsewhere it needs --yes. It refuses a run that is still going unless --running is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_directory(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--running", action="store_true", help="also a run that is still going: recording it ends")
+    parser.add_argument(
+        "--running", action="store_true", help="also delete a run that is still going; its recording ends"
+    )
     parser.add_argument("--force", action="store_true", dest="running", help=argparse.SUPPRESS)  # its old name
 
 

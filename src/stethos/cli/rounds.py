@@ -1,4 +1,4 @@
-"""Show the rounds of a federated run: loss, failures, time, and who is waited for.
+"""Show the rounds of a federated run: loss, failures, time, and who the round waited for.
 
     stethos rounds
     stethos rounds --last 5
@@ -38,7 +38,7 @@ _BAR = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=whole_number(1), metavar="N", help="only the last N rounds")
-    parser.add_argument("--all", action="store_true", help="every round, also of a long run")
+    parser.add_argument("--all", action="store_true", help="show every round, even of a long run")
     add_federated_arguments(parser)
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="profile three steps once they take TIMES as long as usual",
     )
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="send alerts about findings, as this file says")
-    parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it goes on")
+    parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it runs")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
     parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
     parser.add_argument(
@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain-nan",
         action="store_true",
         help="on a GPU, wait for every loss, so that a NaN is traced to the input, layer or loss that made it",
+    )
+    parser.add_argument(
+        "--sdc",
+        metavar="SHARE",
+        help="repeat forward and backward of this share of steps, such as 1%%, and compare every bit: finds silent "
+        "data corruption",
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
@@ -93,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         capture_bytes=parse_bytes(arguments.capture_bytes),
         site=arguments.site.absolute() if arguments.site else site_dir(),
         explain_nan=arguments.explain_nan,
+        sdc=parse_share(arguments.sdc) if arguments.sdc else 0.0,
     )
     if settings.site is not None:
         from stethos.collect.site import open_site

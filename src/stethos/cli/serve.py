@@ -2,12 +2,14 @@
 
     stethos serve
     stethos serve --dir /data/runs --port 9000
+    stethos serve --edit --token-file ~/.stethos-token    tags, notes, panels of your own; an address that lasts
     stethos serve --alerts alerts.toml      and send alerts about live runs, see `stethos alert`
     ssh -L 8780:localhost:8780 machine      then open the printed address at home
     stethos serve --tls --host 0.0.0.0      over TLS, for browsers and other machines, see `stethos gateway`
 
-The printed address holds a token, new at every start, without which the page shows nothing. The page cannot change
-a run. Every panel shows the SQL behind it.
+The printed address holds a token, new at every start unless --token-file keeps it, without which the page shows
+nothing. Read-only links that last: `stethos link`. The page changes a run only with --edit. Every
+panel shows the SQL behind it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-t", "--target", metavar="TARGET", help="a run, also one in an archive, and those beside it")
+    parser.add_argument(
+        "-t", "--target", metavar="TARGET", help="a run, also one in an archive; the runs beside it are shown too"
+    )
     add_directory(parser)
     parser.add_argument("--port", type=port, metavar="P", help="port (default: 8780, or any free one)")
     parser.add_argument(
@@ -49,7 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls", action="store_true", help="encrypt, and let other machines run commands")
     add_keys(parser)
     parser.add_argument(
-        "--edit", action="store_true", help="let the page tag, annotate, rename, archive and delete runs"
+        "--edit",
+        action="store_true",
+        help="let the page label and delete runs, silence findings, save panels and links",
+    )
+    parser.add_argument(
+        "--panels", type=Path, metavar="FILE", help="your own panels and views (default: stethos.toml, if there is one)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="keep the token in this file, so that addresses last"
     )
     parser.add_argument("--open", action="store_true", help="open a browser")
     parser.add_argument("--json", action="store_true", help="print the address as one object")
@@ -75,6 +87,7 @@ def keys_in(directory: Path | None) -> Keys:
 def run(arguments: argparse.Namespace) -> int:
     from stethos.settings import default_runs_dir
     from stethos.store.find import find_run, list_runs
+    from stethos.web.links import token_in
     from stethos.web.serve import is_open_to_others, listen, serve
 
     directory = arguments.dir or default_runs_dir()
@@ -105,8 +118,20 @@ def run(arguments: argparse.Namespace) -> int:
             ready=ready,
             opens=arguments.open,
             edits=arguments.edit,
+            own_file=own_file(arguments.panels),
+            token=token_in(arguments.token_file.absolute()) if arguments.token_file else None,
         )
     return 0
+
+
+def own_file(given: Path | None) -> Path | None:
+    """The file of the user's own panels: the given one, or `stethos.toml` here."""
+    from stethos.errors import UsageError
+    from stethos.web.own_panels import FILE
+
+    if given is not None and not given.is_file():
+        raise UsageError(f"no file {given}", hint="see docs/dashboard.md for what it holds")
+    return (given or Path(FILE)).absolute()
 
 
 @contextmanager

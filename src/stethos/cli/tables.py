@@ -3,7 +3,7 @@
     stethos tables
     stethos tables steps
 
-Works without a run; with one it also counts the rows.
+It works without a run; with one it also counts the rows.
 """
 
 from __future__ import annotations

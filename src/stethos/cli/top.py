@@ -3,8 +3,9 @@
     stethos top
     stethos top -t RUN --once
 
-It shows rounds, clients, steps, loss, processes, findings and overhead. q or Ctrl-C ends it. It goes on when the run
-ends, and ends when the run is deleted. With --once (or where there is no terminal) one frame is printed.
+It shows rounds, clients, steps, loss, processes, findings and overhead; clients that a finding accuses come first.
+Keys: s sorts, r reverses, / filters, n and p go to other runs, space pauses, ? shows help, q or Ctrl-C quits. It stays
+open when the run ends, and closes when the run is deleted. With --once, or without a terminal, it prints one frame.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from stethos.cli.task.target import add_target, open_target
 from stethos.errors import StethosError, UsageError
 
 if TYPE_CHECKING:
+    from stethos.cli.screen.top_keys import TopKeys
+    from stethos.record.place import RunPlace
     from stethos.store.run import Run
     from stethos.view.vitals import Monitor
 
 _PLAIN_WIDTH = 100
 _SLOWEST_SHARE = 4  # looking takes at most a quarter of the time
-_KEYS = "q quits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--json", action="store_true", help="print one frame as JSON")
 
 
@@ -72,32 +74,60 @@ def _print_once(monitor: Monitor) -> None:
         sys.stdout.write("\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n")
 
 
-def _watch(run: Run, monitor: Monitor, interval_s: float) -> str:
+def _watch(first: Run, monitor: Monitor, interval_s: float) -> str:
     """Draw until a key says so, or the run is gone; what to say then."""
     from rich.console import Console
     from rich.live import Live
 
-    from stethos.cli.screen.top_view import draw
+    from stethos.cli.screen.top_keys import TopKeys
+    from stethos.cli.screen.top_view import draw, draw_help
+    from stethos.store.run import Run
+    from stethos.view.vitals import Monitor
 
-    console = Console()
+    console, asked, run = Console(), TopKeys(), first
+    vitals = None
     with _single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         try:
-            while True:
+            while not asked.is_over:
                 began = time.monotonic()
-                try:
-                    vitals = monitor.look()
-                except (StethosError, OSError):
-                    if run.place.exists():
-                        raise
-                    return f"the run {run.path} has been deleted"
-                if not run.place.exists():
-                    return f"the run {run.path} has been deleted"
-                live.update(draw(vitals, console.width, console.height, _KEYS), refresh=True)
+                if asked.move:
+                    place = _beside(run, asked.move)
+                    if place is not None:
+                        if run is not first:
+                            run.close()
+                        run, vitals = Run(place), None
+                        monitor = Monitor(run)
+                    asked = dataclasses.replace(asked, move=0)
+                if vitals is None or not asked.is_paused:
+                    monitor.client_order, monitor.is_reversed = asked.order, asked.is_reversed
+                    monitor.wanted = asked.wanted
+                    try:
+                        vitals = monitor.look()
+                    except (StethosError, OSError):
+                        if run.place.exists():
+                            raise
+                    if not run.place.exists() or vitals is None:
+                        return f"the run {run.path} has been deleted"
+                width, height = console.width, console.height
+                frame = draw_help(width) if asked.is_help else draw(vitals, width, height, asked.note, asked.wanted)
+                live.update(frame, refresh=True)
                 wait_s = max(interval_s, _SLOWEST_SHARE * (time.monotonic() - began))
-                if _is_quit_within(keys, wait_s):
-                    return ""
+                asked = _pressed_within(keys, asked, wait_s)
         except KeyboardInterrupt:
             return ""
+        finally:
+            if run is not first:
+                run.close()
+    return ""
+
+
+def _beside(run: Run, move: int) -> RunPlace | None:
+    """The run that is so many places after this one in its directory, newest first, round and round."""
+    from stethos.store.find import list_runs
+
+    places = list_runs(run.path.parent)
+    here = next((number for number, place in enumerate(places) if place.name == run.place.name), None)
+    return None if here is None or len(places) < 2 else places[(here + move) % len(places)]
 
 
 @contextmanager
@@ -115,12 +145,17 @@ def _single_keys() -> Iterator[int]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _is_quit_within(keys: int, seconds: float) -> bool:
-    """Wait; return early and True when q is pressed or the terminal has gone."""
+def _pressed_within(keys: int, asked: TopKeys, seconds: float) -> TopKeys:
+    """Wait, or less if a key is pressed; what is asked for then. A terminal that has gone asks for the end."""
+    from stethos.cli.screen.top_keys import press
+
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([keys], [], [], left)[0]:
             pressed = os.read(keys, 64)
-            if not pressed or b"q" in pressed.lower():
-                return True
-    return False
+            after = press(asked, pressed.decode(errors="replace"))
+            if not pressed or after.is_over:
+                return dataclasses.replace(after, is_over=True)
+            if after != asked:
+                return after
+    return asked

@@ -126,7 +126,7 @@ def _check(header: BatchHeader) -> None:
     if not all(type(number) is int and number in _COUNT for number in numbers) or header.lane not in LANES:
         raise BatchError("a number in the header is not one")
     if header.raw_bytes > MOST_RAW_BYTES or not all(isinstance(table, dict) for table in tables):
-        raise BatchError(f"the rows are larger than {MOST_RAW_BYTES >> 20} MB, or the header is not as it should be")
+        raise BatchError(f"the rows are larger than {MOST_RAW_BYTES >> 20} MB, or the header is invalid")
 
 
 def compress(raw: bytes) -> bytes:

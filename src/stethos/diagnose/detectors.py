@@ -24,6 +24,7 @@ from stethos.diagnose.federated.non_finite_model import NonFiniteModel
 from stethos.diagnose.federated.quantity_skew import ClientQuantitySkew
 from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
+from stethos.diagnose.federated.unseen_federation import UnseenFederation
 from stethos.diagnose.installed import installed_detectors
 from stethos.diagnose.numbers.dead_units import DeadUnits
 from stethos.diagnose.numbers.exploding_gradients import ExplodingGradients
@@ -71,6 +72,7 @@ from stethos.diagnose.system.oversize_update import OversizeUpdate
 from stethos.diagnose.system.process_failure import ProcessFailure
 from stethos.diagnose.system.rank_straggler import RankStraggler
 from stethos.diagnose.system.row_loss import RowLoss
+from stethos.diagnose.system.silent_corruption import SilentCorruption
 from stethos.diagnose.system.stalled_process import StalledProcess
 from stethos.diagnose.system.straggler import Straggler
 from stethos.errors import UsageError
@@ -91,10 +93,11 @@ DETECTORS: dict[str, type[Detector]] = {
         ReplicaDivergence, CollectiveMismatch,
         # federated
         FaultyClient, LabelSkew, ClientQuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
-        NonFiniteModel,
+        NonFiniteModel, UnseenFederation,
         # system
         Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
         OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,
+        SilentCorruption,
         # performance
         ComputeBound, CommunicationBound, AggregationBound, CriticalClient, SmallBatches, LaunchBound, UnevenRanks,
     )

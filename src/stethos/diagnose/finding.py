@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
@@ -150,6 +151,7 @@ class Finding:
         """For JSON."""
         subject = self.subject
         return {
+            "key": json.dumps(self.key),
             "code": self.code,
             "name": self.name,
             "kind": self.kind,

@@ -10,12 +10,15 @@ _SERIES = ("rounds", "client_rounds", "steps", "metrics")
 
 
 class Format(NamedTuple):
-    """`place` is what -o names. Without a module the tables themselves are written. `reads`: those it goes through."""
+    """`place` is what -o names. Without a module the tables themselves are written. `reads`: those it goes through.
+    `writer` is its function.
+    """
 
     module: str | None
     place: Place
     what: str
     reads: tuple[str, ...] = ()
+    writer: str = "write"
 
 
 FORMATS: dict[str, Format] = {
@@ -29,6 +32,10 @@ FORMATS: dict[str, Format] = {
     "otlp": Format(
         "stethos.export.otlp", "file", "OpenTelemetry traces as OTLP/JSON, or to an endpoint: -o http://...", ("spans",)
     ),
+    "otlp-metrics": Format(
+        "stethos.export.otlp_signals", "file", "OpenTelemetry metrics, as otlp", _SERIES, writer="write_metrics"
+    ),
+    "otlp-logs": Format("stethos.export.otlp_signals", "file", "OpenTelemetry logs, as otlp", ("logs",), "write_logs"),
     "tensorboard": Format("stethos.export.tensorboard", "directory", "event files", _SERIES),
     "mlflow": Format("stethos.export.mlflow", "uri", "a run at a tracking URI: sqlite:///FILE, http://...", _SERIES),
 }

@@ -42,7 +42,7 @@ class Traces:
 
     def requests(self, advance: Advance = no_progress) -> Iterator[Request]:
         """One request per thousand spans; where traces are left out, whole ones are."""
-        resources = {row["process"]: _resource(self._run.name, row) for row in self._run.processes()}
+        resources = {row["process"]: resource_of(self._run.name, row) for row in self._run.processes()}
         offsets_ns = offsets_of(self._run)
         for process, rows in itertools.groupby(span_rows(self._run, self._every), key=lambda row: row[0]):
             while batch := list(itertools.islice(rows, _BATCH)):
@@ -53,7 +53,7 @@ class Traces:
                 if spans:
                     resource = resources.get(process) or {"attributes": []}
                     yield {
-                        "resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": _scope(), "spans": spans}]}]
+                        "resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope(), "spans": spans}]}]
                     }
         if self.skipped:
             self.notes.append(f"{self.skipped} spans without valid ids left out")
@@ -82,10 +82,10 @@ def protobuf_of(request: Request) -> bytes:
         target = message.resource_spans.add()
         _fill_attributes(target.resource.attributes, whole["resource"]["attributes"])
         for scoped in whole["scopeSpans"]:
-            scope = target.scope_spans.add()
-            scope.scope.name, scope.scope.version = scoped["scope"]["name"], scoped["scope"]["version"]
+            made = target.scope_spans.add()
+            made.scope.name, made.scope.version = scoped["scope"]["name"], scoped["scope"]["version"]
             for span in scoped["spans"]:
-                _fill_span(scope.spans.add(), span)
+                _fill_span(made.spans.add(), span)
     return bytes(message.SerializeToString())
 
 
@@ -98,7 +98,7 @@ def _span(row: tuple[Any, ...], offset_ns: int) -> dict[str, Any] | None:
     found = {
         "traceId": trace, "spanId": span, "name": printable(str(name)), "kind": _INTERNAL,
         "startTimeUnixNano": str(start_ns), "endTimeUnixNano": str(start_ns + ns_of(duration_ms)),
-        "attributes": _attributes({**fields_of(fields), **own}),
+        "attributes": attributes_of({**fields_of(fields), **own}),
     }  # fmt: skip
     if parent and _SPAN_ID.fullmatch(parent):
         found["parentSpanId"] = parent
@@ -107,22 +107,25 @@ def _span(row: tuple[Any, ...], offset_ns: int) -> dict[str, Any] | None:
     return found
 
 
-def _resource(run: str, process: Mapping[str, Any]) -> dict[str, Any]:
+def resource_of(run: str, process: Mapping[str, Any]) -> dict[str, Any]:
+    """A process of a run."""
     return {
-        "attributes": _attributes({
+        "attributes": attributes_of({
             "service.name": run, "service.instance.id": process["process"], "host.name": process["host"],
             "process.pid": process["pid"], "process.command_line": process["command"], "stethos.rank": process["rank"],
         })
     }  # fmt: skip
 
 
-def _scope() -> dict[str, str]:
+def scope() -> dict[str, str]:
+    """Who says it."""
     from stethos import __version__
 
     return {"name": "stethos", "version": __version__}
 
 
-def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def attributes_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Attributes as OTLP has them; None is left out."""
     return [{"key": printable(name), "value": _value(value)} for name, value in values.items() if value is not None]
 
 

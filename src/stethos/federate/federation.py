@@ -157,6 +157,9 @@ class Federation:
         """
         if start is None and self._last:
             self._rounds_before = self._last
+        if self.session is not None and isinstance(count, int):
+            last = self._rounds_before + (start or 1) + count - 1
+            self.session.guard.run("config", self.session.note_config, "found", {"rounds": last})
         return _Rounds(self, range(start or 1, (start or 1) + count))
 
     def round(self, number: int, *, of: int | None = None, base: State | None = None) -> Round:

@@ -196,7 +196,7 @@ class Course:
                 elif one.status == "timeout":
                     site.timeout(f"no reply within {self._setup.clock.deadline_ms:.0f} ms")
                 else:
-                    raise ClientCrash(f"client {name} crashed in round {number}, as it was told to")
+                    raise ClientCrash(f"client {name} crashed in round {number}, as instructed")
         except ClientCrash:
             return None  # recorded where it passed through
         return None

@@ -98,7 +98,7 @@ class Evaluation:
         elif isinstance(error, SystemExit):
             kind, message = (
                 "SystemExit",
-                f"it called exit({error.code!r}), which ends nothing here: the training goes on",
+                f"it called exit({error.code!r}), which has no effect here: the training continues",
             )
         else:
             kind, message = type(error).__name__, text_of(error)

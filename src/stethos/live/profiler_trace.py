@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.errors import LiveError, UsageError
 from stethos.guard import outcome_of
 from stethos.live.boundary import StepTask
+from stethos.live.kernel_class import CLASSES, KernelClass, class_of
 from stethos.live.request import Request
 
 if TYPE_CHECKING:
@@ -134,18 +135,30 @@ def _checked_path(request: Request) -> Path | None:
 
 
 def tables_of(profiler: Any) -> dict[str, Any]:
-    """The operators that took the most time, and those that allocated the most memory."""
+    """The operators that took the most time, those that allocated the most memory, and the time by class."""
+    averages = profiler.key_averages()
     rows = [
         {
             "op": one.key, "calls": one.count, "self_ms": one.self_cpu_time_total * 1e-3,
             "total_ms": one.cpu_time_total * 1e-3, "device_ms": getattr(one, "self_device_time_total", 0.0) * 1e-3,
             "allocated_bytes": one.self_cpu_memory_usage + getattr(one, "self_device_memory_usage", 0),
         }
-        for one in profiler.key_averages()
+        for one in averages
     ]  # fmt: skip
     by_time = sorted(rows, key=lambda row: -max(row["self_ms"], row["device_ms"]))
     by_memory = sorted((row for row in rows if row["allocated_bytes"] > 0), key=lambda row: -row["allocated_bytes"])
-    return {"operators": len(rows), "by_time": by_time[:_TOP], "by_memory": by_memory[:_TOP]}
+    return {"operators": len(rows), "by_time": by_time[:_TOP], "by_memory": by_memory[:_TOP], **_class_times(averages)}
+
+
+def _class_times(averages: Any) -> dict[str, Any]:
+    """The time of all kernels by class, or that of all operators where no GPU is used."""
+    from torch._C._autograd import DeviceType
+
+    kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
+    class_ms: dict[KernelClass, float] = dict.fromkeys(CLASSES, 0.0)
+    for one in kernels or averages:
+        class_ms[class_of(one.key)] += (one.self_device_time_total if kernels else one.self_cpu_time_total) * 1e-3
+    return {"is_gpu": bool(kernels), "class_ms": {found: ms for found, ms in class_ms.items() if ms > 0}}
 
 
 def saved_trace(profiler: Any, path: Path, limit_bytes: int) -> dict[str, Any]:
@@ -160,7 +173,7 @@ def saved_trace(profiler: Any, path: Path, limit_bytes: int) -> dict[str, Any]:
         while len(packed) > limit_bytes and kept:
             share = 0.9 * limit_bytes / len(packed)
             kept = _longest(kept, int(len(kept) * share))
-            packed = _packed({**trace, "traceEvents": kept})
+            packed = _packed({**trace, "traceEvents": kept, "stethosEventsLeftOut": len(events) - len(kept)})
         plain.write_bytes(packed)
         os.chmod(plain, 0o600)
         os.replace(plain, path)

@@ -109,7 +109,7 @@ def judge(look: ObservedProcess, client: str = "", workers: Sequence[str] = ()) 
     data loader stand."""
     thread = training_thread(look.later) or training_thread(look.threads)
     if thread is None:
-        return StallCause("unknown", "?", "stands still; its stack cannot be read")
+        return StallCause("unknown", "?", "is standing still; its stack cannot be read")
     place = place_of(thread)
     holder = next((one for one in look.later if one.has_gil), None)
     if look.is_busy:

@@ -27,6 +27,7 @@ from stethos.settings import (
     from_environment,
     hang_after_s,
     parse_preset,
+    sdc_share,
     site_dir,
 )
 
@@ -101,6 +102,7 @@ def watch(
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
     correct: str = "off",
+    sdc: float | None = None,
 ) -> Watch:
     """Record this process's training from here on; return a handle that undoes everything.
 
@@ -110,8 +112,11 @@ def watch(
     arguments that make no sense; if the directory cannot be written, or
     anything else fails, it says so on stderr and the training goes on.
     `correct` is "off", "dry-run" or "on": what is done about steps whose gradients
-    are not finite or far too large; see `docs/correcting.md`.
+    are not finite or far too large; see `docs/correcting.md`. `sdc` is the share of
+    steps whose forward and backward pass is repeated and compared; see `docs/gpu.md`.
     """
+    if sdc is not None and not 0 <= sdc <= 1:
+        raise UsageError(f"sdc={sdc!r}", hint="a share of the steps from 0 to 1, such as 0.01")
     if correct not in ("off", "dry-run", "on"):
         raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
     recording = boot.current()
@@ -119,7 +124,7 @@ def watch(
     if recording is None:
         settings = from_environment()
         if settings.run_dir is None:
-            chosen = _new_run(name, dir, parse_preset(preset), overhead)
+            chosen = _new_run(name, dir, parse_preset(preset), overhead, sdc_share() if sdc is None else sdc)
             settings = replace(chosen, strict=settings.strict, agent=settings.agent, evaluation=settings.evaluation)
         recording = attempt(boot.begin, settings)
         if recording is None:
@@ -158,7 +163,9 @@ def _correct_steps(mode: str, session: Session) -> Callable[[], None]:
     return corrector.install(lambda function: session.guard.wrap("actions", function))
 
 
-def _new_run(name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None) -> Settings:
+def _new_run(
+    name: str | None, directory: str | Path | None, preset: Preset, overhead: float | None, sdc: float
+) -> Settings:
     base = Path(directory) if directory is not None else default_runs_dir()
     return Settings(
         run_dir=(base / check_name(name or readable_name())).absolute(),
@@ -167,16 +174,27 @@ def _new_run(name: str | None, directory: str | Path | None, preset: Preset, ove
         hang_after_s=hang_after_s(),
         site=site_dir(),
         explain_nan=explains_nan(),
+        sdc=sdc,
     )
 
 
-def log(step: int | None = None, **values: float) -> None:
-    """Record numbers by name, with this thread's step, round and client; without a recording, do nothing."""
+def log(values: Mapping[str, float] | int | None = None, /, *, step: int | None = None, **named: float) -> None:
+    """Record numbers by name, with this thread's step, round and client; without a recording, do nothing.
+
+    `log(loss=0.3)`, or `log({"eval/loss": 0.3})` for names that are no identifiers. A number in the first place is the
+    step.
+    """
     session = boot.current_session()
     if session is None:
         return
-    for name, value in values.items():
+    if isinstance(values, int):
+        values, step = None, values if step is None else step
+    for name, value in (*(attempt(_pairs_of, values) or ()), *named.items()):
         session.guard.run("metrics", session.put_metric, name, value, step)
+
+
+def _pairs_of(values: Any) -> list[tuple[str, Any]]:
+    return [(str(name), value) for name, value in values.items()] if isinstance(values, Mapping) else []
 
 
 def span(name: str, /, **fields: Any) -> Span:

@@ -49,7 +49,8 @@ def label_facts(graph: LossGraph) -> Facts:
             word = int(torch.mode(labels.reshape(-1)[:4096]).values)
             is_both = word == int(torch.mode(inputs.reshape(-1)[:4096]).values) and word != graph.ignored
             facts["padding"] = float((labels == word).double().mean()) if is_both else 0.0
-            if inputs.numel() == labels.numel() and bool((inputs != inputs.reshape(-1)[0]).any()):
+            is_one = graph.losses == 1  # else the labels of one step of a sequence are the inputs of the next
+            if is_one and inputs.numel() == labels.numel() and bool((inputs != inputs.reshape(-1)[0]).any()):
                 facts["is_copy"] = bool((inputs.reshape(-1) == labels.reshape(-1)).all())
     return facts
 

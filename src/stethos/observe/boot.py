@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stethos.observe.ending import EndWatch
+from stethos.observe.frameworks.table import watch_frameworks
 from stethos.observe.loggers import LoggerWatch
 from stethos.observe.logs import LogWatch
 from stethos.observe.session import Session
@@ -54,6 +55,7 @@ class Recording:
         guard.run("logs", lambda: LogWatch(self.session).install())
         guard.run("warnings", lambda: WarningWatch(self.session).install())
         guard.run("loggers", lambda: LoggerWatch(self.session).install(self._after_import))
+        guard.run("frameworks", lambda: watch_frameworks(self.session, self._after_import))
         if self.session.settings.agent:
             self.session.on_open.append(lambda session: AGENT.load()(session))
         if self.session.settings.is_main:

@@ -14,14 +14,16 @@ _MOST_LAYERS = 64
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def checksums_of(tensors: Sequence[torch.Tensor | None], names: Iterable[str]) -> dict[str, int]:
+def checksums_of(
+    tensors: Sequence[torch.Tensor | None], names: Iterable[str], most_bytes: int = _MOST_BYTES
+) -> dict[str, int]:
     """By name the sum of a tensor's bits as whole numbers: one changed bit changes it.
 
     Left out are tensors on a device, sharded ones and other wrappers, and what is too much. Of many layers
     neighbours are put together under the name of the first.
     """
     found: list[tuple[str, int]] = []
-    left = _MOST_BYTES
+    left = most_bytes
     for tensor, name in zip(tensors, names, strict=True):
         if tensor is None or not is_readable(tensor):
             continue

@@ -29,9 +29,9 @@ from stethos.observe.hand_step import HandSteps
 from stethos.observe.kept_graph import KeptGraphs
 from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
-from stethos.observe.nan_origin import Owner, find_origin
+from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
 from stethos.observe.optimizer_facts import decay_of, frozen_share
-from stethos.observe.replica import is_rank, replica_facts
+from stethos.observe.replica import is_rank, replica_facts, unwrapped
 from stethos.observe.statistic import norm_of
 from stethos.schema import INSPECTIONS, NULL_F64, NULL_I32, Kind
 
@@ -63,7 +63,7 @@ class Inspector:
         self._last_leaves: set[int] = set()  # of the last inspected backward, where it left gradients
         self._pass_facts: Facts = {}
         self._left = 0
-        self._is_pass_start = False
+        self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
         self._inner: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
         self._began_ns = process_time_ns()
@@ -94,7 +94,7 @@ class Inspector:
 
     def pass_began(self, iterator: Any) -> None:
         """The first batch of a pass over a training loader has come."""
-        self._is_pass_start = True
+        self._pass_at = self._session.steps
         self._pass_facts = self._session.guard.run("inspection", loader_facts, iterator) or {}
         if self._can_afford():
             self._arm(_PER_LOOK)
@@ -160,11 +160,12 @@ class Inspector:
                 "nodes": graph.nodes, "kept": self._kept.mark(loss), **label_facts(graph), **self._pass_facts,
                 **self._gradient_facts(graph, tensors),
             }  # fmt: skip
-        facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(self._is_pass_start)}
+        is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
+        facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
             facts["leftover_norm"] = norm_of([leaf.grad for leaf in graph.leaves if leaf.is_leaf])
         facts["random_hash"] = float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
-        self._is_pass_start = False
+        self._pass_at = -1
         self._charge(start_ns, cpu_ns)
         return graph, facts
 
@@ -183,6 +184,7 @@ class Inspector:
             self._last_leaves = set(map(id, graph.leaves)) if facts.get("gradient_norm", 0.0) > 0 else set()
             put_inspection(self._session, facts, graph.remarks)
             self._hand.after_backward(graph.leaves)
+            self._watch.sampler.want_norm()
         if self._left <= 0:
             self._put_back()
         self._charge(start_ns, cpu_ns)
@@ -213,12 +215,12 @@ class Inspector:
 
     def is_root(self, module: torch.nn.Module) -> bool:
         """Whether a module is one that is trained as a whole."""
-        return any(root is module for root in self._roots())
+        return any(module is root or module is unwrapped(root) for root in self._roots())
 
     def is_evaluated(self) -> bool:
         """Whether all that is trained is in evaluation mode."""
         roots = self._roots()
-        return bool(roots) and not any(root.training for root in roots)
+        return bool(roots) and not any(unwrapped(root).training for root in roots)
 
     def _roots(self) -> list[torch.nn.Module]:
         return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
@@ -231,15 +233,34 @@ class Inspector:
         if not tensors.is_cpu and not can_wait:
             return
         self._explained += 1
+        with torch.no_grad(), _disable_current_modes():
+            origin = find_origin(tensors, value, self._owners())
+        put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+
+    def explain_weights(self) -> None:
+        """The loss of a backward that is over was not finite: note which weights had been broken before it.
+
+        On a GPU that keeps up with the host this is known before the optimizer's step spreads it; the reading waits.
+        """
+        if self._explained >= _MOST_EXPLAINED:
+            return
+        self._explained += 1
+        with torch.no_grad(), _disable_current_modes():
+            origin = find_broken_weights(self._parameters(), self._owners())
+        if origin is not None:
+            put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for watched in self._watch.optimizers.seen() for parameter in watched.params]
+
+    def _owners(self) -> dict[int, Owner]:
         owners: dict[int, Owner] = {}
         for watched in self._watch.optimizers.seen():
             optimizer = watched.optimizer()
             state = optimizer.state if optimizer is not None else {}
             for parameter, layer in zip(watched.params, watched.named.layers, strict=False):
                 owners[id(parameter)] = Owner(layer, dict(state.get(parameter) or {}))
-        with torch.no_grad(), _disable_current_modes():
-            origin = find_origin(tensors, value, owners)
-        put_inspection(self._session, {"phase": "not finite", "detail": origin}, [])
+        return owners
 
     def _parameter_facts(self, graph: LossGraph) -> Facts:
         seen = self._watch.optimizers.seen()
@@ -316,7 +337,7 @@ def _mode_facts(roots: list[torch.nn.Module]) -> Facts:
         return {}
     stateful = [module for root in roots for module in root.modules() if _depends_on_mode(module)]
     return {
-        "root_training": float(all(root.training for root in roots)),
+        "root_training": float(all(unwrapped(root).training for root in roots)),
         "stateful": float(len(stateful)),
         "stateful_training": float(sum(module.training for module in stateful)),
         "dropouts": float(sum(isinstance(module, _DropoutNd) and module.training for module in stateful)),

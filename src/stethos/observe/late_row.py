@@ -64,6 +64,13 @@ class LateStep:
         if event is not None:
             self.marks.append((what, event))
 
+    def loss_if_there(self) -> float | None:
+        """The last loss if the device has handed it over already; never waits."""
+        if not self.losses or torch.cuda.is_current_stream_capturing():
+            return None
+        event = next((event for what, event in reversed(self.marks) if what is Mark.BACKWARD), None)  # follows the copy
+        return float(self.losses[-1]) if event is not None and event.query() else None
+
 
 class HiddenShare:
     """The share of the host's time that a device does not notice, as it is still busy with work queued before.

@@ -221,6 +221,10 @@ def _accelerate_log(watch: LoggerWatch, accelerator: Any, values: Any, step: Any
     watch.put(values, step)
 
 
+def _ray_report(watch: LoggerWatch, metrics: Any = None, *_: Any, **__: Any) -> None:
+    watch.put(metrics)
+
+
 def _parsed(watch: LoggerWatch, result: Any, parser: Any, *_: Any, **__: Any) -> None:
     """`parse_known_args` of the program itself; what installed packages parse is theirs."""
     frame = sys._getframe(1)
@@ -260,6 +264,7 @@ HEARD: tuple[Heard, ...] = (
     Heard("mlflow.tracking.client", "MlflowClient", ("log_batch",), _mlflow_batch),
     Heard("mlflow.tracking.client", "MlflowClient", ("log_param",), _mlflow_param),
     Heard("transformers.trainer", "Trainer", ("log",), _trainer_log),
+    Heard("ray.train", "", ("report",), _ray_report),
     Heard("accelerate.accelerator", "Accelerator", ("log",), _accelerate_log),
     *(Heard(f"{package}.{_LIGHTNING}", "_LoggerConnector", ("log_metrics",), _lightning_log)
       for package in ("lightning.pytorch", "pytorch_lightning")),

@@ -51,6 +51,7 @@ class LossGraph:
     outputs: torch.Tensor | None = None  # of the model, as the loss function got them
     inputs: torch.Tensor | None = None
     ignored: int | None = None  # the label that the loss leaves out
+    losses: int = 0  # loss functions that are added up in it; labels and outputs are of the first found
     nodes: int = 0
     is_complete: bool = True
 
@@ -103,6 +104,7 @@ def _signed(number: Any) -> int:
 
 
 def _note_loss(found: LossGraph, node: Any, name: str) -> None:
+    found.losses += 1
     if not found.function:
         found.function = name.removesuffix("Backward")
         found.labels, found.outputs = saved(node, "target"), saved(node, "self")

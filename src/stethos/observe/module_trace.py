@@ -149,7 +149,7 @@ class ModuleTrace:
         """
         self.stop()
         self._reset(base_bytes)
-        if _has_compiled():
+        if has_compiled():
             return False
         self.in_backward = False
         self._thread = threading.get_ident()
@@ -215,7 +215,7 @@ class ModuleTrace:
         if not self._is_watching():
             return
         began = monotonic_ns()
-        if not self._open and _is_compiled(module):
+        if not self._open and is_compiled(module):
             self.stop()
             return
         call = _Call(id(module), type(module).__name__)
@@ -337,12 +337,13 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     return not is_capturing and not torch._C._len_torch_dispatch_stack()
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
+    """Whether `torch.compile` has compiled anything in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return bool(getattr(frames, "FRAME_COUNTER", 0))
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
+def is_compiled(module: torch.nn.Module) -> bool:
     """Whether the module or one inside it runs compiled."""
     return any(
         type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()

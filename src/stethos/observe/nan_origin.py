@@ -62,10 +62,16 @@ def find_origin(loss: torch.Tensor, value: float, owners: dict[int, Owner]) -> d
         return bool((own.isnan() | own.isposinf()).any() if math.isnan(value) else own.isinf().any())
 
     nodes, leaves = _graph_of(loss, owners)
-    bad = [leaf for leaf in leaves if _is_there(leaf) and not bool(leaf.detach().isfinite().all())]
-    if bad:
-        return _of_weights(bad, owners)
-    return _of_forward(nodes, is_bad)
+    return find_broken_weights(leaves, owners) or _of_forward(nodes, is_bad)
+
+
+def find_broken_weights(weights: list[torch.Tensor], owners: dict[int, Owner]) -> dict[str, Any] | None:
+    """Which weights are not finite, and by what: the gradient of the step before, or something else; None if all are.
+
+    For use before an optimizer's step has spread it over all layers.
+    """
+    bad = [weight for weight in weights if _is_there(weight) and not bool(weight.detach().isfinite().all())]
+    return _of_weights(bad, owners) if bad else None
 
 
 def _of_weights(bad: list[torch.Tensor], owners: dict[int, Owner]) -> dict[str, Any]:

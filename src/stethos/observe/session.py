@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -32,7 +33,7 @@ from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
 from stethos.native import SessionFields, described
 from stethos.observe.context import turn
-from stethos.record.border import make_directory
+from stethos.record.border import NOT_MAPPED, make_directory
 from stethos.record.layout import (
     LARGEST_NAME,
     LARGEST_TEXT,
@@ -68,8 +69,8 @@ _RESTART_S = 5.0
 _MOST_NO_NUMBERS = 100
 
 
-Origin = Literal["found", "arguments", "logger", "user"]
-_ORIGINS: tuple[Origin, ...] = ("found", "arguments", "logger", "user")
+Origin = Literal["found", "framework", "arguments", "logger", "user"]
+_ORIGINS: tuple[Origin, ...] = ("found", "framework", "arguments", "logger", "user")
 _MOST_SETTINGS = 300
 
 
@@ -87,6 +88,7 @@ class Session(SessionFields):
         self.steps = 0
         self.why_closed = ""
         self.is_federated_client = False
+        self.has_told_epochs = False  # a framework says when epochs begin and end: passes over loaders are not counted
         self.sees_turns = False  # evidence from inside of clients' turns, see `federate`
         self.relations = Relations()
         self.federations: dict[str, int] = {}  # of this process, with the last round of each
@@ -133,7 +135,13 @@ class Session(SessionFields):
         run.create(run_facts(run.name, sys.orig_argv, self.settings, self.git_commit))
         directory = _new_directory(run.path, f"{self._pid}-{ticks or time.time_ns() // 10**7}")
         try:
-            ring = self._make_ring(directory, ticks)
+            scratch = self._scratch_for(directory)
+            try:
+                ring = self._make_ring(directory, ticks, scratch)
+            except OSError as error:
+                if scratch is not None or error.errno not in NOT_MAPPED:
+                    raise
+                ring = self._make_ring(directory, ticks, _new_scratch(_own_registry(), directory))
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -150,9 +158,8 @@ class Session(SessionFields):
         for action in self.on_open:
             self.guard.run("agent", action, self)
 
-    def _make_ring(self, directory: Path, ticks: int | None) -> Ring:
+    def _make_ring(self, directory: Path, ticks: int | None, scratch: Path | None) -> Ring:
         """The ring and `process.json`, in this order: a process is there when it can be drained."""
-        scratch = self._scratch_for(directory)
         path = (scratch or directory) / RING_FILE
         facts = {
             "process": directory.name,
@@ -190,12 +197,8 @@ class Session(SessionFields):
         """A local directory for the ring where the run lives on a network file system."""
         base = self.settings.scratch
         if base is None and is_network_file_system(directory):
-            base = registry_dir()
-        if base is None:
-            return None
-        scratch = base.resolve() / f"{directory.parent.name}-{directory.name}"
-        make_directory(scratch)
-        return scratch
+            base = _own_registry()
+        return None if base is None else _new_scratch(base, directory)
 
     def _register(self, directory: Path) -> None:
         """Let commands find this process by its pid from any directory."""
@@ -410,6 +413,22 @@ def _is_setting(value: object) -> bool:
 
 def _define_name(ring: Ring, text: str, number: int) -> bool:
     return ring.put_frame(TABLE_NAME, 0, b"", (text[:LARGEST_NAME].encode("utf-8", "replace"),), step=number)
+
+
+def _own_registry() -> Path:
+    """Local disk of this user; OSError where somebody else was faster to make it."""
+    base = registry_dir()
+    make_directory(base)
+    if os.lstat(base).st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "not a directory of this user", str(base))
+    return base
+
+
+def _new_scratch(base: Path, directory: Path) -> Path:
+    """A directory for the ring and the open segment of the process that records into `directory`."""
+    scratch = base.resolve() / f"{directory.parent.name}-{directory.name}"
+    make_directory(scratch)
+    return scratch
 
 
 def _new_directory(parent: Path, name: str) -> Path:

@@ -150,7 +150,7 @@ def note_begin(session: Session, iterator: Any, start_ns: int) -> None:
 def note_end(session: Session, iterator: Any, end_ns: int) -> None:
     """The data has come to its end: a row, if optimizer steps were made on it; a pass to evaluate is none."""
     begin = iterator.__dict__.pop(_BEGIN, None)
-    if begin is None or session.steps <= begin[1]:
+    if begin is None or session.steps <= begin[1] or session.has_told_epochs:
         return
     start_ns, steps = begin
     session.put_frame(

@@ -138,6 +138,9 @@ class StepRecorder(RecorderFields):
         """A backward of a device's loss has been queued; in a closure the optimizer goes on after it."""
         if iteration.pending is not None:
             iteration.pending.mark(Mark.OPTIMIZER if iteration.depth else Mark.BEFORE)
+            loss = None if self.session.settings.explain_nan else iteration.pending.loss_if_there()
+            if loss is not None and not math.isfinite(loss):
+                self.session.guard.run("inspection", self.inspector.explain_weights)
 
     def put_later(self, iteration: Iteration) -> None:
         """Write the row of a step that is done once its numbers have come from the device."""

@@ -36,6 +36,12 @@ class StepSampler:
         self._budget = recorder.budget
         self._layers = recorder.layers
         self._run = recorder.session.guard.run
+        self.is_norm_wanted = False
+
+    def want_norm(self) -> None:
+        """Read the gradients at the next step, whatever the budget has planned: their backward was inspected."""
+        self.is_norm_wanted = True
+        self._recorder.sample_at = 0
 
     def sample(self, watched: Watched, iteration: Iteration) -> None:
         """Take the gradient norm, or all layer statistics, if due or if something looks wrong."""
@@ -60,6 +66,7 @@ class StepSampler:
         is_urgent = not alarm.low <= iteration.loss <= alarm.high and alarm.rings_for_loss(iteration.loss)
         layers, step, optimizers = self._budget.by_kind.get("layers"), iteration.step, len(self._recorder.optimizers)
         is_new, watched.is_new_structure = watched.is_new_structure, False
+        is_asked, self.is_norm_wanted = self.is_norm_wanted, False
         wants_layers = layers is not None and (is_new or is_urgent or layers.is_due(step, optimizers))
         if layers is not None and watched.params and watched.params[0].is_cuda:
             self._budget.use_device()
@@ -73,7 +80,7 @@ class StepSampler:
                 return
         if wants_layers:
             self._run("layers", self._sample_layers, watched, iteration)
-        elif is_new or is_urgent or self._is_due("norm", step, optimizers):
+        elif is_new or is_urgent or is_asked or self._is_due("norm", step, optimizers):
             self._run("norm", self._sample_norm, watched, iteration)
             if alarm.rings_for_norm(iteration.grad_norm) and layers is not None:
                 self._run("layers", self._sample_layers, watched, iteration)
@@ -90,7 +97,7 @@ class StepSampler:
                 return
             _hold_for(iteration, sample)
         else:
-            iteration.grad_norm = norm_of(gradients)
+            iteration.grad_norm = norm_of(gradients) if any(one is not None for one in gradients) else 0.0
         self._pay("norm", iteration, monotonic_ns() - start, is_cold=iteration.pending is not None)
 
     def _sample_gradients(self, watched: Watched, iteration: Iteration) -> bool:

@@ -24,6 +24,7 @@ from stethos.observe.evaluation import wrap_enter, wrap_exit
 from stethos.observe.hotpath import step_begins_callback, step_ended_callback, wrap_backward, wrap_next_batch
 from stethos.observe.hyperparameters import note_scheduler
 from stethos.observe.layer_name import LayerNames
+from stethos.observe.repeat.step_repeater import StepRepeater
 from stethos.observe.session import Session
 from stethos.observe.step_recorder import StepRecorder
 
@@ -36,6 +37,7 @@ class TorchHooks:
         self.names = LayerNames()
         self.steps = StepRecorder(session, self.names)
         self.collectives = CollectiveWatch(session)
+        self.repeater = StepRepeater(self.steps, session.settings.sdc) if session.settings.sdc else None
         self._undo: list[Callable[[], object]] = []
         self._is_active = False
 
@@ -57,6 +59,10 @@ class TorchHooks:
         steps.step_ended = step_ended_callback(steps)
         self._undo.append(register_optimizer_step_post_hook(steps.step_ended).remove)
         self._replace(torch.autograd, "backward", lambda original: wrap_backward(steps, original))
+        if self.repeater is not None:
+            self._replace(torch.autograd, "backward", self.repeater.wrap_backward)
+            self._undo.append(register_optimizer_step_post_hook(self.repeater.step_ended).remove)
+            self._undo.append(self.repeater.uninstall)
         self._replace(_BaseDataLoaderIter, "__next__", lambda original: wrap_next_batch(steps, original))
         self._replace(torch.amp.GradScaler, "scale", self._scale)
         self._replace(torch.amp.GradScaler, "step", self._scaler_step)
@@ -143,6 +149,8 @@ class TorchHooks:
                 self.steps.inspector.evaluations.is_off = True
                 hide()
                 refuse("torch.compile is in use: module hooks would change its graphs")
+                if self.repeater is not None:
+                    self.repeater.refuse("torch.compile is in use: module hooks would change its graphs")
             return original(*args, **kwargs)
 
         return compile

@@ -174,7 +174,7 @@ def _notes_on(pair: Pair, first: Measures, second: Measures) -> Iterator[str]:
         yield "the last losses of both are not finite"
     if any(one.word in _CALLED for one in pair.quantities):
         if pair.is_seed_only:
-            yield "nothing but the seed differs: other seeds would differ as much, one way or the other"
+            yield "only the seed differs: another seed would make as large a difference, in either direction"
         elif any(one.is_seed and None not in one.values for one in pair.differences):
             yield "the seed differs too: one run each cannot tell the setting from chance; compare several of each"
         elif all(one.is_place for one in pair.differences):

@@ -22,6 +22,8 @@ from stethos.settings import config_dir, registry_dir
 
 LARGEST_JSON = 16 << 20
 LARGEST_LINES = 64 << 20
+NOT_MAPPED = (errno.ENODEV, errno.EOPNOTSUPP)  # what a file system says that cannot map files
+_PIECE_BYTES = 1 << 16
 _MOST_REASONS = 100
 _SAFELY = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _KEY_FILE, _KEY_BYTES = "origin.key", 32
@@ -71,17 +73,23 @@ def read_file(path: Path, most_bytes: int, *, parts: int = 1) -> bytes:
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
         pieces: list[bytes] = []
-        while piece := file.read(most_bytes + 1 - sum(map(len, pieces))):  # it may be growing
+        left = most_bytes
+        while left and (piece := file.read(min(left, size + 1 if not pieces else _PIECE_BYTES))):  # it may be growing
             pieces.append(piece)
-        return b"".join(pieces)[:most_bytes]
+            left -= len(piece)
+        return b"".join(pieces)
 
 
 def map_file(path: Path, *, parts: int = 1) -> memoryview:
-    """A file's bytes as they are now, without reading them; empty if it has none."""
+    """A file's bytes as they are now, without reading them where they can be mapped; empty if it has none."""
     descriptor = open_file(path, parts=parts)
     try:
         size = os.fstat(descriptor).st_size
         return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+    except OSError as error:
+        if error.errno not in NOT_MAPPED:
+            raise
+        return memoryview(read_file(path, size, parts=parts))
     finally:
         os.close(descriptor)
 

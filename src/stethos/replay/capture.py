@@ -158,7 +158,7 @@ class Capture:
     def _global(self, state: Mapping[str, Any] | None) -> Piece:
         """A global model; mostly it is the one that the last round ended with, and need not be written again."""
         if state is None:
-            return Piece(missing="the federation was not told its global model")
+            return Piece(missing="the federation was not given its global model")
         piece = self._copied(state)
         if piece.missing:
             return piece

@@ -164,7 +164,7 @@ def _reasons_of_aggregation(bundle: Bundle, layers: Sequence[LayerDifference], a
             "--aggregator module:function"
         )
     else:
-        yield "changed code, or something that the server remembers and the capture was not told (rnd.server_state)"
+        yield "changed code, or server state that was not captured (rnd.server_state)"
 
 
 def environment_changes(settings: Mapping[str, Any]) -> Iterator[str]:

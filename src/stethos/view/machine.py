@@ -18,6 +18,26 @@ SUMMARY = Query(
     "       runs.size_bytes, runs.started_ns\n"
     "FROM runs"
 )
+# How far a run is, where it can be told: of rounds, steps or epochs that its hyperparameters plan.
+PROGRESS = Query(
+    "WITH told AS (SELECT key, try_cast(trim(value::VARCHAR, '\"') AS DOUBLE) AS number\n"
+    "              FROM processes, json_each(CASE WHEN json_valid(config) THEN config ELSE '{}' END)),\n"
+    "named AS (SELECT max(number) FILTER (key IN ('rounds', 'num_rounds', 'n_rounds')) AS rounds,\n"
+    "       max(number) FILTER (key IN ('max_steps', 'total_steps', 'num_steps', 'iterations')) AS steps,\n"
+    "       max(number) FILTER (key IN ('epochs', 'num_epochs', 'num_train_epochs', 'max_epochs')) AS epochs,\n"
+    "       max(number) FILTER (key = 'dataset_size') AS size, max(number) FILTER (key = 'batch_size') AS batch\n"
+    "          FROM told),\n"
+    "done AS (SELECT (SELECT max(round) FROM rounds) AS round, (SELECT max(step) FROM steps) AS step,\n"
+    "                greatest((SELECT max(t_ns) FROM steps), (SELECT max(t_ns) FROM rounds)) AS last_ns),\n"
+    "planned AS (SELECT CASE WHEN rounds > 0 AND round IS NOT NULL THEN 'round'\n"
+    "                     WHEN (steps > 0 OR epochs * size / batch > 0) AND step IS NOT NULL THEN 'step' END AS unit,\n"
+    "                CASE WHEN unit = 'round' THEN round ELSE step END AS done,\n"
+    "                CASE WHEN unit = 'round' THEN rounds WHEN steps > 0 THEN steps\n"
+    "                     ELSE epochs * ceil(size / batch) END AS total, last_ns FROM named, done)\n"
+    "SELECT unit, done, total, least(1, done / total) AS share,\n"
+    "       CASE WHEN done > 0 THEN (last_ns - started_ns) / 1e6 * greatest(0, total - done) / done END AS left_ms\n"
+    "FROM planned, runs WHERE unit IS NOT NULL AND total >= done"
+)
 ENVIRONMENT = Query(
     "WITH facts AS (\n"
     "  SELECT 0 AS place, ['command', 'commit', 'machine', 'stethos', 'exit code'] AS names,\n"
@@ -25,10 +45,10 @@ ENVIRONMENT = Query(
     "  FROM runs\n"
     "  UNION ALL\n"
     "  SELECT DISTINCT 1, ['python', 'torch', 'packages', 'preset'],\n"
-    "         [python, torch, nullif(versions, '{}'), preset] FROM processes),\n"
-    "pairs AS (SELECT place, unnest(range(5)) AS number, unnest(names) AS what, unnest(texts) AS text FROM facts)\n"
-    "SELECT what, text FROM pairs WHERE text IS NOT NULL GROUP BY what, text\n"
-    "ORDER BY min(place), min(number), text LIMIT 100"
+    "         [python, torch, nullif(regexp_replace(versions, '[{}\"]', '', 'g'), ''), preset] FROM processes),\n"
+    "pairs AS (SELECT place, unnest(range(5)) AS number, unnest(names) AS setting, unnest(texts) AS value FROM facts)\n"
+    "SELECT setting, value FROM pairs WHERE value IS NOT NULL GROUP BY setting, value\n"
+    "ORDER BY min(place), min(number), value LIMIT 100"
 )
 HYPERPARAMETERS = Query(
     "SELECT DISTINCT key AS hyperparameter, trim(value::VARCHAR, '\"') AS value\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from stethos.diagnose.engine import Diagnosis
     from stethos.store.run import Run
 
+ClientOrder = Literal["time", "loss", "name"]
+_ORDERS = {"time": ("duration_ms", True), "loss": ("loss", True), "name": ("client", False)}
 POINTS = 240  # of a curve
 _ROUNDS = 8
 _FINDINGS = 6
-_CLIENTS = 12
+_CLIENTS = 60
 _SPEED_S = 10.0  # steps per second are counted over this
 _OVERLAP_NS = 2_000_000_000  # rows of several processes arrive a little out of order
 
@@ -98,6 +100,9 @@ class Monitor:
 
     run: Run
     now_ns: Callable[[], int] = time.time_ns
+    client_order: ClientOrder = "time"
+    is_reversed: bool = False
+    wanted: str = ""  # a part of the name of a client
     _losses: list[float | None] = field(default_factory=list)
     _per_point: int = 1
     _pending: list[float] = field(default_factory=list)
@@ -224,20 +229,26 @@ class Monitor:
             del self._rounds[key]
 
     def _clients(self) -> tuple[tuple[TurnVitals, ...], int, int]:
-        """Turns of the round that is on or was last, failed ones first; how many there are, and how many failed."""
+        """Turns of the round that is on or was last, how many there are, and how many failed.
+
+        Those that findings accuse come first, then failed ones, then as `client_order` says.
+        """
         last = "SELECT max(round) FROM client_reports"
         if self._rounds_ns:
             last += f" WHERE t_ns >= {self._rounds_ns - _OVERLAP_NS}"
         ((number,),) = self.run.rows(last).values
         if number is None:
             return (), 0, 0
-        query = f"""SELECT count(*) OVER (), count(*) FILTER (status <> 'ok') OVER (), client, round, status,
-            duration_ms, loss, error FROM client_rounds WHERE round = {number} AND client IS NOT NULL
-            ORDER BY status = 'ok', duration_ms DESC NULLS LAST, client LIMIT {_CLIENTS}"""
-        found = self.run.rows(query).values
-        seen, failed = found[0][:2] if found else (0, 0)
         marks = client_marks(self._kept.findings) if self._kept is not None else {}
         accused = {name: mark.text for name, mark in marks.items() if mark.is_accused}
+        column, is_down = _ORDERS[self.client_order]
+        by = f"{column} {'DESC' if is_down != self.is_reversed else 'ASC'} NULLS LAST, client"
+        query = f"""SELECT count(*) OVER (), count(*) FILTER (status <> 'ok') OVER (), client, round, status,
+            duration_ms, loss, error FROM client_rounds WHERE round = {number} AND client IS NOT NULL
+            AND contains(lower(client), lower({_quoted(self.wanted)}))
+            ORDER BY {_listed(accused)} DESC, status = 'ok', {by} LIMIT {_CLIENTS}"""
+        found = self.run.rows(query).values
+        seen, failed = found[0][:2] if found else (0, 0)
         names = ("client", "round", "status", "duration_ms", "loss", "error")
         turns = (dict(zip(names, row[2:], strict=True)) for row in found)
         return tuple(TurnVitals(**turn, mark=accused.get(turn["client"])) for turn in turns), seen, failed
@@ -283,6 +294,16 @@ class Monitor:
 def _age_s(counters: Any, now_ns: int) -> float | None:
     """Seconds since the last step; None before the first one."""
     return max(0.0, (now_ns - counters.last_step_ns) / 1e9) if counters is not None and counters.last_step_ns else None
+
+
+def _quoted(text: str) -> str:
+    """A text of SQL."""
+    return "'" + text.replace("'", "''").replace("\0", "") + "'"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Whether the client is one of these, as SQL."""
+    return f"(client IN ({', '.join(map(_quoted, ('', *names)))}))"
 
 
 def _middle(one: float | None, other: float | None) -> float | None:

@@ -69,14 +69,16 @@ class GuardedRoute(Route):
 class AccessControl:
     """Stands before the application and its routes.
 
-    `tokens` says what each token allows. A request that passes has its capability in its scope; its peer is handed to
-    `on_pass`. A refused one is handed to `on_refusal` (peer, path, reason, wrong tokens so far).
+    `tokens` says what each token allows; `allows` is asked about one that is none of them, as that of a link. A
+    request that passes has its capability in its scope; its peer is handed to `on_pass`. A refused one is handed to
+    `on_refusal` (peer, path, reason, wrong tokens so far).
     """
 
     def __init__(
         self, app: ASGIApp, routes: Sequence[GuardedRoute], tokens: Mapping[str, Capability],
         names: Iterable[str] = (), on_pass: Callable[[tuple[str, int]], None] | None = None,
         on_refusal: Callable[[str, str, str, int], Awaitable[None]] | None = None,
+        allows: Callable[[bytes], Capability | None] | None = None,
     ) -> None:  # fmt: skip
         self.app = app
         self.routes = routes
@@ -84,6 +86,7 @@ class AccessControl:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
         self._on_pass = on_pass
         self._on_refusal = on_refusal
+        self._allows = allows
         self._guesses: dict[str, tuple[int, float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +146,7 @@ class AccessControl:
         for token, capability in self._tokens.items():
             if secrets.compare_digest(given, token):
                 held = capability
-        return held
+        return self._allows(given) if held is None and self._allows is not None else held
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this machine: a name of ours, or an address, which no foreign name stands for."""

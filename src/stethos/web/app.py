@@ -28,6 +28,7 @@ from stethos.store.deletion import delete_run
 from stethos.store.find import is_live
 from stethos.store.labels import change_labels
 from stethos.store.run import Run
+from stethos.store.silences import change_silence
 from stethos.web.access import AccessControl, GuardedRoute
 from stethos.web.body import read_object
 from stethos.web.commands import AuditLog, Commands
@@ -35,7 +36,10 @@ from stethos.web.compare import Comparer
 from stethos.web.encode import encode
 from stethos.web.events import Watchers
 from stethos.web.examine import BackgroundDiagnosis, findings_of
+from stethos.web.kept_rows import KeptRows
 from stethos.web.keys import INCLUDED, Capability, Keys
+from stethos.web.links import Links
+from stethos.web.own_panels import OwnPanels
 from stethos.web.page_files import PageFiles
 from stethos.web.panel import Panel, evaluate
 from stethos.web.panels import PAGES, PANELS
@@ -54,13 +58,15 @@ _STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400, LiveError: 5
 class Dashboard:
     """What the routes answer, over one directory of runs."""
 
-    def __init__(self, directory: Path, bundle: PageFiles) -> None:
+    def __init__(self, directory: Path, bundle: PageFiles, own_file: Path | None = None) -> None:
         self.cache = RunCache(directory)
         self.bundle = bundle
         self.queries = QueryProcess()
         self.examiner = BackgroundDiagnosis(self.cache)
         self.comparer = Comparer(self.cache)
-        self.table = RunTable(self.cache)
+        self.table = RunTable(self.cache, KeptRows.of(directory))
+        self.own = OwnPanels(directory, own_file)
+        self.links = Links.of(directory)
         self._listing = anyio.Lock()
         self.watchers = Watchers(self.cache, self.examiner)
 
@@ -96,6 +102,37 @@ class Dashboard:
         self.examiner.poke_next(rows)
         body = await to_thread.run_sync(self.table.answer, rows, request.query_params.get("version", ""))
         return Response(body, media_type="application/json")
+
+    async def own_panels(self, request: Request) -> Response:
+        """The user's own panels and views."""
+        return _json(await to_thread.run_sync(self.own.as_dict))
+
+    async def save_own(self, request: Request) -> Response:
+        """Save a panel or a view beside the runs, or remove one."""
+        content = await read_object(request, _BODY_BYTES)
+        return _json(await to_thread.run_sync(self.own.change, content))
+
+    async def list_links(self, request: Request) -> Response:
+        """The read-only links that hold."""
+        return _json({"links": [one.as_dict() for one in await to_thread.run_sync(self.links.all)]})
+
+    async def add_link(self, request: Request) -> Response:
+        """A new read-only link; its token is told once."""
+        content = await read_object(request, _BODY_BYTES)
+        link, token = await to_thread.run_sync(self.links.add, str(content.get("note", "")))
+        return _json({**link.as_dict(), "token": token})
+
+    async def revoke_link(self, request: Request) -> Response:
+        """Take a read-only link back."""
+        content = await read_object(request, _BODY_BYTES)
+        return _json((await to_thread.run_sync(self.links.revoke, str(content.get("id", "")))).as_dict())
+
+    async def silence(self, request: Request) -> Response:
+        """Acknowledge or silence a finding of a run, or undo that."""
+        place = self.cache.place(request.path_params["run"])
+        content = await read_object(request, _BODY_BYTES)
+        known = await to_thread.run_sync(change_silence, place, content)
+        return _json({key: one.as_dict() for key, one in known.items()})
 
     async def label(self, request: Request) -> Response:
         """Change what people have added to a run."""
@@ -188,6 +225,12 @@ class Dashboard:
             GuardedRoute("/api/panels", self.panels, "read"),
             GuardedRoute("/api/runs", self.runs, "read"),
             GuardedRoute("/api/compare", self.compare, "read"),
+            GuardedRoute("/api/own", self.own_panels, "read"),
+            GuardedRoute("/api/own/save", self.save_own, "edit", "POST"),
+            GuardedRoute("/api/links", self.list_links, "edit"),
+            GuardedRoute("/api/links/new", self.add_link, "edit", "POST"),
+            GuardedRoute("/api/links/revoke", self.revoke_link, "edit", "POST"),
+            GuardedRoute("/api/runs/{run}/silences", self.silence, "edit", "POST"),
             GuardedRoute("/metrics", self.metrics, "read"),
             GuardedRoute("/api/runs/{run}/panels/{panel}", self.panel, "read"),
             GuardedRoute("/api/runs/{run}/panels/{panel}/values/{parameter}", self.values, "read"),
@@ -203,14 +246,14 @@ class Dashboard:
 def make_app(
     directory: Path, tokens: Mapping[str, Capability], *, keys: Keys | None = None, names: tuple[str, ...] = (),
     bundle: PageFiles | None = None, on_pass: Callable[[tuple[str, int]], None] | None = None,
-    more: Sequence[GuardedRoute] = (),
+    more: Sequence[GuardedRoute] = (), own_file: Path | None = None,
 ) -> AccessControl:  # fmt: skip
     """The application over a directory of runs; with `keys` also the commands for those who have their tokens.
 
     `names` are further names of this machine; `on_pass` is called with the peer of each request with a valid token;
-    `more` are further routes, as those of a collector.
+    `more` are further routes, as those of a collector; `own_file` has panels and views of the user's own.
     """
-    dashboard = Dashboard(directory, bundle or PageFiles())
+    dashboard = Dashboard(directory, bundle or PageFiles(), own_file)
     routes = [*dashboard.routes(), *more]
     on_refusal: Callable[[str, str, str, int], Awaitable[None]] | None = None
     if keys is not None:
@@ -234,7 +277,7 @@ def make_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return AccessControl(app, routes, tokens, names, on_pass, on_refusal)
+    return AccessControl(app, routes, tokens, names, on_pass, on_refusal, dashboard.links.allows)
 
 
 def _panel(request: Request) -> Panel:

@@ -20,6 +20,7 @@ from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis
 from stethos.errors import RunNotFoundError
 from stethos.settings import clean_environment
+from stethos.store.silences import read_silences
 from stethos.web.run_cache import RunCache
 from stethos.wiring import command_line
 
@@ -113,8 +114,9 @@ def findings_of(cache: RunCache, name: str, known: Examination) -> dict[str, Any
             found = completed(kept or Diagnosis(), opened.run()).as_dict()
     if not is_diagnosed:
         found["conclusion"] = asdict(Conclusion())
+    silences = {key: one.as_dict() for key, one in read_silences(cache.place(name).path).items()}
     progress = {"is_under_way": known.is_under_way, "error": known.error, "took_s": known.took_s}
-    return {**found, "is_diagnosed": is_diagnosed, **progress}
+    return {**found, "is_diagnosed": is_diagnosed, "silences": silences, **progress}
 
 
 def _step_back() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 Chart = Literal["tiles", "line", "heat", "stack", "bars", "waterfall", "table", "tree", "findings", "metrics", "media"]
+OwnChart = Literal["table", "line", "bars", "heat"]  # of a query of the user's own
 PANEL_ROWS = 60_000
 PANEL_TIMEOUT_S = 20.0
 

@@ -62,10 +62,11 @@ _OVERVIEW = (
     Panel(
         "made", "overview", "Environment", "table", machine.ENVIRONMENT,
         "A + behind the commit: the working directory had changes.",
-        is_wide=True,
     ),
 )  # fmt: skip
 
+
+_PROGRESS = Panel("progress", "", "Progress", "tiles", machine.PROGRESS, "How far it is, and for how long it goes on.")
 
 _METRICS = (
     Panel(
@@ -294,5 +295,5 @@ _LIVE = (
 )  # fmt: skip
 
 PANELS: dict[str, Panel] = {
-    panel.name: panel for panel in (*_OVERVIEW, *_METRICS, *_CLIENTS, *_LAYERS, *_TIME, *_MEMORY, *_LIVE)
+    panel.name: panel for panel in (_PROGRESS, *_OVERVIEW, *_METRICS, *_CLIENTS, *_LAYERS, *_TIME, *_MEMORY, *_LIVE)
 }

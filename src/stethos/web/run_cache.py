@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from stethos.errors import RunNotFoundError
 from stethos.record.place import RunPlace
@@ -15,8 +17,17 @@ from stethos.store.run import Run
 from stethos.web.version import version_of
 
 _OPEN_RUNS = 4
+_SETTLED_NS, _LISTED_NS = 10_000_000_000, 30_000_000_000
 _CACHED_BYTES = 48 << 20
 PANEL_MEMORY_BYTES = 192 << 20
+
+
+class _Listing(NamedTuple):
+    """The runs of a directory, of which change of it, and when they were read."""
+
+    places: list[RunPlace]
+    changed_ns: int
+    read_ns: int
 
 
 class OpenedRun:
@@ -49,11 +60,31 @@ class RunCache:
         self._opened: OrderedDict[str, OpenedRun] = OrderedDict()
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._size = 0
+        self._listed: _Listing | None = None
 
     def places(self) -> list[RunPlace]:
         """Every run, newest first; links that lead out of the directory are left out."""
+        try:
+            changed_ns = os.stat(self.directory).st_mtime_ns
+        except OSError:
+            return []
+        now_ns, known = time.time_ns(), self._listed
+        # A run's own files come a moment after its directory, so a fresh change is looked at again.
+        if (
+            known is not None
+            and known.changed_ns == changed_ns
+            and known.read_ns - changed_ns > _SETTLED_NS
+            and now_ns - known.read_ns < _LISTED_NS
+        ):
+            return known.places
         root = self.directory.resolve()
-        return [place for place in list_runs(self.directory) if place.path.resolve().parent == root]
+        places = [
+            place
+            for place in list_runs(self.directory)
+            if not os.path.islink(place.path) or place.path.resolve().parent == root
+        ]
+        self._listed = _Listing(places, changed_ns, now_ns)
+        return places
 
     def recent(self, within_s: float) -> list[RunPlace]:
         """The live runs, and those in which something was written during the last `within_s`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import zlib
@@ -19,11 +20,14 @@ from stethos.store.run import Run
 from stethos.view.finding import conclusion_of
 from stethos.view.state import METRIC_RANGES
 from stethos.web.encode import encode
+from stethos.web.kept_rows import KeptRows
 from stethos.web.run_cache import RunCache
 from stethos.web.version import findings_time_ns, version_of
 
-_BUDGET_S = 1.0  # for rows that are not known yet, in one answer
-_RECHECK_S = 20.0  # how often a run that is over is looked at again
+_FIRST_S = 0.3  # for rows that are not known yet, in the first answer: a page is waiting
+_BUDGET_S = 1.0  # and in later ones
+_RECHECK_S = 120.0  # how often a run that is over is looked at again though none of its times changed
+_KEEP_EVERY_S = 15.0
 _MOST_SETTINGS = 60
 _END_S = 20.0
 _FIGURES = ("rounds", "steps", "metrics")
@@ -31,25 +35,36 @@ _FIGURES = ("rounds", "steps", "metrics")
 
 @dataclass(slots=True)
 class _Known:
-    """A row of the table, of which version of the run, and when that was looked at."""
+    """A row of the table, of which version of the run, and when that was looked at.
+
+    `shown` is the row with what people have added; the same object as long as it says the same.
+    """
 
     row: dict[str, Any]
     version: str
     looked_s: float
     is_measured: bool = False
-    told_ns: int = 0  # when its findings were written
+    times: tuple[int, int] = (0, 0)  # of its directory and of its findings
+    shown: dict[str, Any] | None = None
 
 
 class RunTable:
-    """Every run of a directory as a row; used by one thread at a time, with one more that measures."""
+    """Every run of a directory as a row; used by one thread at a time, with one more that measures.
 
-    def __init__(self, cache: RunCache) -> None:
+    With `kept` what is known of runs that are over is remembered in that file until the next start; a row is taken
+    from there only if the files of its run are as they were.
+    """
+
+    def __init__(self, cache: RunCache, kept: KeptRows | None = None) -> None:
         self._cache = cache
+        self._kept = kept
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
         self._wakes = threading.Event()
         self._worker: threading.Thread | None = None
         self._closing = threading.Event()
+        self._answers = 0
+        self._answered: tuple[list[dict[str, Any]], str, bytes] = ([], "", b"")
 
     def close(self) -> None:
         """Stop measuring, and wait for the query under way: no thread may be in the engine when the process ends."""
@@ -57,18 +72,22 @@ class RunTable:
         self._wakes.set()
         if self._worker is not None:
             self._worker.join(_END_S)
+            self._keep()
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for every run; those that there was no time to look into have `is_known` false and come next time."""
-        now = time.monotonic()
-        rows = []
         places = self._cache.places()
+        until_s = time.monotonic() + (_BUDGET_S if self._answers else _FIRST_S)
+        self._answers += 1
+        rows = []
         for place in places:
-            known = self._look(place, now)
+            known = self._look(place, until_s)
             if known is None:
                 rows.append({"run": place.name, "is_known": False})
-            else:
-                rows.append({**known.row, **read_labels(place.path).as_dict()})
+                continue
+            if known.shown is None:
+                known.shown = {**known.row, **read_labels(place.path).as_dict()}
+            rows.append(known.shown)
         with self._lock:
             for gone in self._known.keys() - {place.name for place in places}:
                 del self._known[gone]
@@ -79,35 +98,62 @@ class RunTable:
 
     def answer(self, rows: list[dict[str, Any]], version: str) -> bytes:
         """The rows as JSON with their version; of a version that is known already only that it is the same."""
-        body = encode(rows)
-        now = f"{zlib.crc32(body):08x}"
+        before, now, body = self._answered
+        if len(before) != len(rows) or any(one is not other for one, other in zip(before, rows, strict=True)):
+            body = encode(rows)
+            now = f"{zlib.crc32(body):08x}"
+            self._answered = (rows, now, body)
         return encode({"version": now}) if version == now else b'{"version":"%s","runs":%s}' % (now.encode(), body)
 
-    def _look(self, place: RunPlace, began_s: float) -> _Known | None:
+    def _look(self, place: RunPlace, until_s: float) -> _Known | None:
         """What is known of a run, renewed where it may have changed; None if it is not known and there is no time."""
         known = self._known.get(place.name)
         now = time.monotonic()
-        told_ns = findings_time_ns(place.path)
-        if (
-            known is not None
-            and known.row["state"] != "running"
-            and now - known.looked_s < _RECHECK_S
-            and known.told_ns == told_ns
-        ):
-            return known
-        if known is None and now - began_s > _BUDGET_S:
-            return None
         try:
+            times = (os.stat(place.path).st_mtime_ns, findings_time_ns(place.path))
+            if known is not None and known.times != times:
+                known.shown = None  # labels lie in the directory, too
+            if (
+                known is not None
+                and known.row["state"] != "running"
+                and now - known.looked_s < _RECHECK_S
+                and known.times == times
+            ):
+                return known
+            if known is None:
+                known = self._remembered(place, now)
+            if known is None and now > until_s:
+                return None
             version = version_of(place.path)
             if known is None or known.version != version or known.row["state"] == "running":
                 old = known.row if known is not None else {}
                 known = _Known(_first_row(place, old), version, now)
-                with self._lock:
-                    self._known[place.name] = known
-            known.looked_s, known.told_ns = now, told_ns
+            with self._lock:
+                self._known[place.name] = known
+            known.looked_s, known.times = now, times
         except (OSError, StethosError) as error:
-            return _Known({"run": place.name, "is_known": False, "error": str(error)[:200]}, "", now, True)
+            row = {"run": place.name, "is_known": False, "error": str(error)[:200]}
+            return _Known(row, "", now, True, shown=row)
         return known
+
+    def _remembered(self, place: RunPlace, now: float) -> _Known | None:
+        """A row of the last start, if the run is as it was."""
+        if self._kept is None or place.name not in self._kept:
+            return None
+        version = version_of(place.path)
+        row = self._kept.find(place.name, version)
+        return None if row is None else _Known(row, version, now, is_measured=True)
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        with self._lock:
+            over = {
+                name: (one.version, one.row)
+                for name, one in self._known.items()
+                if one.is_measured and one.row.get("state") not in (None, "running")
+            }
+        self._kept.write(over)
 
     def _wake(self) -> None:
         if self._worker is None:
@@ -122,16 +168,22 @@ class RunTable:
             self._wakes.clear()
             with self._lock:
                 waiting = [(name, one) for name, one in self._known.items() if not one.is_measured]
+            kept_s = time.monotonic()
             for name, one in waiting:
                 if self._closing.is_set():
                     return
+                if time.monotonic() - kept_s > _KEEP_EVERY_S:
+                    self._keep()
+                    kept_s = time.monotonic()
                 try:
                     found = self._figures(name, one.row)
                 except (OSError, StethosError):
                     found = {}
                 with self._lock:
                     one.row = {**one.row, **found}
-                    one.is_measured = True
+                    one.is_measured, one.shown = True, None
+            if waiting:
+                self._keep()
 
     def _figures(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
         if not any(row["tables"].get(table) for table in _FIGURES):

@@ -73,21 +73,28 @@ def is_open_to_others(host: str) -> bool:
 def serve(
     directory: Path, listener: BoundedListener, *, keys: Keys | None = None, names: tuple[str, ...] = (),
     ready: Callable[[str], None], opens: bool = False, routes: Sequence[GuardedRoute] = (),
-    edits: bool = False,
+    edits: bool = False, own_file: Path | None = None, token: str | None = None,
 ) -> None:  # fmt: skip
     """Serve until interrupted; `ready` is called with the address, token included, once the server answers.
 
-    With `edits` those who have that address may label and delete runs.
+    With `edits` those who have that address may label and delete runs; `own_file` has panels of the user's own; a
+    `token` of the user's is used instead of a new one.
 
     `routes` are further ones, beside the dashboard's.
 
     The process lowers its priority a little, so that a training on the same machine goes first.
     """
     os.nice(_NICE)
-    token = new_token()
+    token = token or new_token()
     config = uvicorn.Config(
         make_app(
-            directory, {token: "edit" if edits else "read"}, keys=keys, names=names, on_pass=listener.trust, more=routes
+            directory,
+            {token: "edit" if edits else "read"},
+            keys=keys,
+            names=names,
+            on_pass=listener.trust,
+            more=routes,
+            own_file=own_file,
         ),
         http="h11",
         log_level="error",

@@ -34,9 +34,10 @@ def version_of(run: Path, *, with_findings: bool = True) -> str:
 def findings_time_ns(run: Path) -> int:
     """When the findings of a run were last written; 0 where there are none."""
     times = [0]
-    for name in (FINDINGS_FILE, f"{FINDINGS_FILE}-wal"):
+    base = f"{run}{os.sep}{FINDINGS_FILE}"  # a thousand runs are asked about at a time
+    for path in (base, f"{base}-wal"):
         try:
-            times.append(os.lstat(run / name).st_mtime_ns)
+            times.append(os.lstat(path).st_mtime_ns)
         except OSError:
             continue
     return max(times)

@@ -4,16 +4,16 @@ import { BROKEN, faded, shading, STATUS, themeColour, type Shading } from "../co
 import { label, measured, plain, short } from "../format";
 import { column, number, type Columns, type Finding, type Panel, type Scale } from "../model";
 
-interface Grid {
+export interface Grid {
   rows: string[];
   xs: number[];
   cells: Float64Array;
 }
 
-const EMPTY = Number.NEGATIVE_INFINITY; // no such cell; NaN is a value
+export const EMPTY = Number.NEGATIVE_INFINITY; // no such cell; NaN is a value
 const NATURAL = new Intl.Collator("en", { numeric: true });
 
-function gridOf(columns: Columns, x: string, y: string): Grid {
+export function gridOf(columns: Columns, x: string, y: string): Grid {
   const names = column(columns, y).map(String);
   const places = column(columns, x).map((value) => number(value) ?? 0);
   const values = column(columns, "value");

@@ -139,6 +139,34 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
     plot.current?.series.forEach((one, index) => index > 0 && plot.current?.setSeries(index, { show: !next.has(String(one.label)) }));
   };
 
+  /** With the keys: arrows move the cursor, + and - zoom around it, 0 shows all, Enter picks. */
+  const keyed = (event: KeyboardEvent): void => {
+    const made = plot.current;
+    if (made === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = data.x.length - 1;
+    const at = Math.max(0, Math.min(last, made.cursor.idx ?? (last >> 1)));
+    const unit = panel.x.endsWith("_ns") ? 1e9 : 1;
+    const zoomBy = (times: number): void => {
+      const [low, high] = [made.scales.x?.min ?? 0, made.scales.x?.max ?? 1];
+      const [first, final] = [(data.x[0] ?? 0) / unit, (data.x[last] ?? 1) / unit];
+      const middle = (data.x[at] ?? 0) / unit;
+      const half = ((high - low) / 2) * times;
+      const range: Range = [Math.max(first, middle - half), Math.min(final, middle + half)];
+      latest.current.onZoom(range[0] <= first && range[1] >= final ? null : range);
+    };
+    const moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -last, End: last };
+    const move = moves[event.key];
+    if (move !== undefined) {
+      const next = Math.max(0, Math.min(last, made.cursor.idx == null ? at : at + move));
+      made.setCursor({ left: made.valToPos((data.x[next] ?? 0) / unit, "x"), top: made.over.clientHeight / 3 });
+    } else if (event.key === "+" || event.key === "=") zoomBy(0.5);
+    else if (event.key === "-") zoomBy(2);
+    else if (event.key === "0" || event.key === "Escape") latest.current.onZoom(null);
+    else if (event.key === "Enter" && onPick !== undefined) onPick(data.x[at] as number);
+    else return;
+    event.preventDefault();
+  };
+
   const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack), isRaw: one.isRaw })).filter((one) => !one.isRaw);
   const isBare = !data.curves.some((one) => one.values.some((value) => value != null));
   return (
@@ -163,7 +191,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
           {names.length > 16 && <span class="muted">and {names.length - 16} more</span>}
         </div>
       )}
-      <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" aria-label={label} />
+      <div class={`plot${onPick ? " can-pick" : ""}`} ref={place} role="img" tabIndex={0} aria-label={`${label}. Arrow keys move the cursor, + and - zoom, 0 shows all; Table has the numbers.`} onKeyDown={keyed} />
       {shownRange !== null && (
         <button type="button" class="unzoom" onClick={() => latest.current.onZoom(null)}>
           Show all

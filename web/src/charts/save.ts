@@ -12,6 +12,15 @@ export function csvOf(columns: Columns): string {
   return `${lines.join("\r\n")}\r\n`;
 }
 
+/** Curves as a table: their common x, and a column for each. */
+export function tableOfCurves(x: string, data: Curves): Columns {
+  const shown = data.curves.filter((one) => !one.isRaw);
+  return {
+    sql: "", names: [x, ...shown.map((one) => one.name)], types: ["DOUBLE", ...shown.map(() => "DOUBLE")],
+    values: [data.x, ...shown.map((one) => one.values.map((value) => value ?? null))], rows: data.x.length, is_cut: false,
+  };
+}
+
 /** A cell for CSV; one that a spreadsheet would run as a formula gets an apostrophe. */
 function field(value: Cell | undefined): string {
   if (value === null || value === undefined) return "";
@@ -64,7 +73,7 @@ function extent(values: number[]): [number, number] {
   return low === high ? [low - 1, high + 1] : [low, high];
 }
 
-function escape(text: string): string {
+export function escape(text: string): string {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;").replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g, "?");
 }
 
@@ -73,8 +82,8 @@ export async function savePng(svg: string, name: string): Promise<void> {
   image.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
   await image.decode();
   const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [WIDE * 2, HIGH * 2];
-  canvas.getContext("2d")?.drawImage(image, 0, 0, WIDE * 2, HIGH * 2);
+  [canvas.width, canvas.height] = [image.naturalWidth * 2, image.naturalHeight * 2];
+  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
   URL.revokeObjectURL(image.src);
   canvas.toBlob((blob) => blob !== null && saveBlob(blob, name), "image/png");
 }

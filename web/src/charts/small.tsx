@@ -91,6 +91,8 @@ const SHOWN = 100;
 
 interface Tabled {
   columns: Columns;
+  /** What it is a table of, for those who hear it. */
+  title: string;
   raw?: boolean;
   selected?: string | undefined;
   selects?: string | undefined;
@@ -99,7 +101,7 @@ interface Tabled {
   onPick?: ((value: string) => void) | undefined;
 }
 
-export function DataTable({ columns, raw = false, selected, selects, accused, onPick }: Tabled) {
+export function DataTable({ columns, title, raw = false, selected, selects, accused, onPick }: Tabled) {
   const when = useWhen();
   const [order, setOrder] = useState<{ index: number; isDown: boolean } | null>(null);
   const [shown, setShown] = useState(SHOWN);
@@ -124,7 +126,7 @@ export function DataTable({ columns, raw = false, selected, selects, accused, on
     return cell(value, name);
   };
   return (
-    <div class="table-frame" tabIndex={0} role="region" aria-label="table">
+    <div class="table-frame" tabIndex={0} role="region" aria-label={`Table: ${title}`}>
       <table>
         <thead>
           <tr>

@@ -229,7 +229,7 @@ function Settings({ comparison }: { comparison: Comparison }) {
           <table class="settings">
             <thead>
               <tr>
-                <th />
+                <th>setting</th>
                 {runs.map((run) => (
                   <th key={run}>{run}</th>
                 ))}
@@ -269,7 +269,7 @@ function Facts({ rows }: { rows: RunRow[] }) {
         <table class="facts">
           <thead>
             <tr>
-              <th />
+              <th>quantity</th>
               {rows.map((row) => (
                 <th key={row.run}>{row.run}</th>
               ))}

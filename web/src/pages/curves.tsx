@@ -1,6 +1,8 @@
 // One metric of many runs in one drawing: a curve for each run, or the mean and the range of each group.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { Plot } from "../charts/plot";
+import { tableOfCurves } from "../charts/save";
+import { DataTable } from "../charts/small";
 import { together, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, useAsked } from "../context";
@@ -14,6 +16,7 @@ const MOST = 50;
 
 export function RunCurves({ route, rows, group, set }: { route: Route; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
   const { source, theme } = useAround();
+  const [isTable, setTable] = useState(false);
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
   const metric = route.given.metric ?? "";
   const asked = rows.filter((row) => row.metrics?.[metric] !== undefined).slice(0, MOST);
@@ -50,7 +53,7 @@ export function RunCurves({ route, rows, group, set }: { route: Route; rows: Run
       {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
         <Plot panel={{ x: "step", y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed />
       )}
-      {data.x.length > 0 && <footer><Save title={metric} x="step" data={data} columns={null} isLog={isLog} /></footer>}
+      {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x="step" data={data} columns={null} isLog={isLog} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves("step", data)} title={label(metric)} /></div>}</footer>}
     </section>
   );
 }

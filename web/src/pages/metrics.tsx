@@ -1,7 +1,8 @@
 // Every metric its own panel, grouped by the part of its name before the last "/".
 import { useMemo, useState } from "preact/hooks";
 import { Plot, type Curves, type Range } from "../charts/plot";
-import { csvOf, saveText, savePng, svgOf } from "../charts/save";
+import { csvOf, saveText, savePng, svgOf, tableOfCurves } from "../charts/save";
+import { DataTable } from "../charts/small";
 import { together, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, usePanel } from "../context";
@@ -119,7 +120,8 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       )}
       <Media route={route} version={version} like={like} />
       {answer !== null && (
-        <section class="card panel is-wide">
+        <section class="card panel is-wide" aria-label="Numbers of this page">
+          <p class="note">The numbers of all panels above:</p>
           <Behind run={route.run} panel={panel} given={asked} sql={answer.sql} isCut={answer.is_cut} columns={answer} />
         </section>
       )}
@@ -154,6 +156,7 @@ function Group({ title, members, route, x, set }: { title: string; members: Metr
 export function MetricCard({ metric, route, x, set }: { metric: Metric; route: Route; x: string; set?: (changes: Given) => void }) {
   const { theme } = useAround();
   const [limits, setLimits] = useState<[number | null, number | null]>([null, null]);
+  const [isTable, setTable] = useState(false);
   const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
   const isLog = route.given.log === "1";
   const data = useMemo(() => together(metric.lines, weight, isLog), [metric, weight, isLog, theme]);
@@ -182,7 +185,9 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
       />
       <footer>
         <Limits limits={limits} setLimits={setLimits} />
+        <button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button>
         <Save title={metric.name} x={name} data={shown} columns={metric.columns} isLog={isLog} />
+        {isTable && <div class="behind-table"><DataTable columns={metric.columns} title={title} /></div>}
       </footer>
     </section>
   );
@@ -210,7 +215,7 @@ export function Save({ title, x, data, columns, isLog = false }: { title: string
     <span class="save" role="group" aria-label={`Save ${label(title)}`}>
       <button type="button" onClick={() => void savePng(svg(), `${title}.png`)}>PNG</button>
       <button type="button" onClick={() => saveText(svg(), `${title}.svg`, "image/svg+xml")}>SVG</button>
-      {columns !== null && <button type="button" onClick={() => saveText(csvOf(columns), `${title}.csv`, "text/csv")}>CSV</button>}
+      <button type="button" onClick={() => saveText(csvOf(columns ?? tableOfCurves(x, data)), `${title}.csv`, "text/csv")}>CSV</button>
     </span>
   );
 }

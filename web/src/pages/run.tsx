@@ -71,7 +71,7 @@ function Findings({ diagnosis, run }: { diagnosis: Asked<Diagnosis>; run: string
         </p>
       </header>
       {inOrder(answer.findings).map((one) => (
-        <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} />
+        <FindingCard key={`${one.code}${one.title}`} finding={one} run={run} silences={answer.silences ?? {}} />
       ))}
       {answer.not_checked.length > 0 && (
         <details>

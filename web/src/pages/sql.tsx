@@ -1,13 +1,14 @@
 // Any question: SQL over the tables of a run, as a table or drawn.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { Heat } from "../charts/heat";
-import { curvesOf, Plot } from "../charts/plot";
-import { Bars, DataTable } from "../charts/small";
+import { useEffect, useState } from "preact/hooks";
+import { Asked, AskedFiles, KINDS, shapeOf } from "../charts/asked";
 import { useAround } from "../context";
-import type { Columns, Panel } from "../model";
-import { Trouble } from "../panel";
+import { keep, kept } from "../kept";
+import type { Columns } from "../model";
+import { Segments, Trouble } from "../panel";
 import { go, type Route } from "../route";
 import { Complaint } from "../source";
+import { SqlEditor } from "./editor";
+import { SavePanel } from "./own";
 
 const FIRST = "SELECT table_name, column_count FROM duckdb_views() WHERE schema_name = 'main' AND NOT internal";
 const EXAMPLES: [string, string][] = [
@@ -16,7 +17,24 @@ const EXAMPLES: [string, string][] = [
   ["slowest modules", "SELECT module, stage, avg(duration_ms) AS ms FROM modules GROUP BY ALL ORDER BY ms DESC LIMIT 20"],
   ["findings", "SELECT severity, title, first, confidence, next_step FROM findings"],
 ];
-const KINDS = ["table", "line", "bars", "heat"];
+const HISTORY = "stethos-sql-history";
+const MOST_PAST = 50;
+
+/** The questions that were asked before in this browser, newest first. */
+function past(): string[] {
+  try {
+    const found: unknown = JSON.parse(kept(HISTORY) ?? "[]");
+    return Array.isArray(found) ? found.filter((one): one is string => typeof one === "string").slice(0, MOST_PAST) : [];
+  } catch {
+    return [];
+  }
+}
+
+function remember(sql: string): string[] {
+  const all = [sql, ...past().filter((one) => one !== sql)].slice(0, MOST_PAST);
+  keep(HISTORY, JSON.stringify(all));
+  return all;
+}
 
 export function SqlPage({ route }: { route: Route }) {
   const { source, catalogue } = useAround();
@@ -26,7 +44,7 @@ export function SqlPage({ route }: { route: Route }) {
   const [complaint, setComplaint] = useState<Complaint | null>(null);
   const [isAsking, setAsking] = useState(false);
   const [took, setTook] = useState(0);
-  const editor = useRef<HTMLTextAreaElement>(null);
+  const [history, setHistory] = useState(past);
 
   const ask = async (sql: string): Promise<void> => {
     setAsking(true);
@@ -34,6 +52,7 @@ export function SqlPage({ route }: { route: Route }) {
     try {
       setAnswer(await source.sql(route.run, sql));
       setComplaint(null);
+      setHistory(remember(sql));
     } catch (error) {
       setComplaint(error instanceof Complaint ? error : new Complaint(String(error), "", 0));
       setAnswer(null);
@@ -47,16 +66,9 @@ export function SqlPage({ route }: { route: Route }) {
       void ask(given);
     }
   }, [given, route.run]);
-  const submit = (): void => {
-    const asked = editor.current?.value ?? text; // what stands in the editor, also where it has not been drawn yet
+  const submit = (asked: string): void => {
     if (asked === given) void ask(asked);
     else go({ ...route, given: { ...route.given, q: asked } });
-  };
-  const keyed = (event: KeyboardEvent): void => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      submit();
-    }
   };
   return (
     <div class="sql-page">
@@ -71,14 +83,20 @@ export function SqlPage({ route }: { route: Route }) {
             ))}
           </div>
         </header>
-        <textarea
-          ref={editor} class="editor" spellcheck={false} aria-label="SQL" rows={Math.min(16, Math.max(5, text.split("\n").length + 1))}
-          value={text} onInput={(event) => setText(event.currentTarget.value)} onKeyDown={keyed}
-        />
+        <SqlEditor text={text} setText={setText} submit={submit} tables={catalogue.tables} />
         <div class="asking">
-          <button type="button" class="button" onClick={submit} disabled={isAsking}>
+          <button type="button" class="button" onClick={() => submit(text)} disabled={isAsking}>
             {isAsking ? "Asking …" : "Ask"}
           </button>
+          {history.length > 0 && (
+            <label>
+              <span class="sr-only">Questions asked before</span>
+              <select value="" onChange={(event) => go({ ...route, given: { q: event.currentTarget.value } })}>
+                <option value="">history</option>
+                {history.map((sql) => <option key={sql} value={sql}>{sql.replace(/\s+/g, " ").slice(0, 90)}</option>)}
+              </select>
+            </label>
+          )}
           <span class="muted">Ctrl + Enter · DuckDB SQL · reads only · at most 10,000 rows and 15 s</span>
         </div>
         {complaint !== null && <Trouble complaint={complaint} />}
@@ -108,20 +126,11 @@ export function SqlPage({ route }: { route: Route }) {
 }
 
 function Result({ route, answer, took }: { route: Route; answer: Columns; took: number }) {
-  const { theme } = useAround();
-  const numeric = answer.names.filter((_, index) => /INT|DOUBLE|FLOAT|DECIMAL/.test(answer.types[index] ?? ""));
-  const other = answer.names.filter((name) => !numeric.includes(name));
-  const kind = KINDS.includes(route.given.as ?? "") ? (route.given.as as string) : "table";
-  const x = route.given.x ?? (kind === "line" || kind === "heat" ? numeric[0] : (numeric.at(-1) ?? "")) ?? "";
-  const y = route.given.y ?? (kind === "line" ? (numeric.find((name) => name !== x) ?? "") : kind === "heat" ? (numeric.filter((name) => name !== x)[0] ?? "") : (other[0] ?? answer.names[0] ?? ""));
-  const by = route.given.by ?? (kind === "line" || kind === "heat" ? (other[0] ?? "") : "");
+  const kind = KINDS.find((one) => one === route.given.as) ?? "table";
+  const shape = shapeOf(answer, kind, route.given);
   const set = (name: string, value: string): void => go({ ...route, given: { ...route.given, [name]: value } }, true);
-  const panel: Panel = {
-    name: "asked", page: "sql", title: "Result", chart: "line", note: "", x, y: [y], by, band: [], scale: "linear", unit: "",
-    parameters: [], selects: {}, marks: "", wide: true, optional: false, comparable: false,
-  };
   return (
-    <section class="card is-result" aria-label="Result" data-panel="result">
+    <section class="card panel is-result" aria-label="Result" data-panel="result">
       <header>
         <h2>
           {answer.rows.toLocaleString("en-US")} {answer.rows === 1 ? "row" : "rows"}
@@ -133,34 +142,19 @@ function Result({ route, answer, took }: { route: Route; answer: Columns; took: 
         <div class="choices">
           {kind !== "table" && (
             <>
-              <Column title="x" value={x} names={answer.names} set={(value) => set("x", value)} />
-              <Column title={kind === "heat" ? "value" : "y"} value={y} names={answer.names} set={(value) => set("y", value)} />
-              {kind !== "bars" && <Column title={kind === "heat" ? "rows" : "by"} value={by} names={["", ...answer.names]} set={(value) => set("by", value)} />}
+              <Column title="x" value={shape.x} names={answer.names} set={(value) => set("x", value)} />
+              <Column title={kind === "heat" ? "value" : "y"} value={shape.y} names={answer.names} set={(value) => set("y", value)} />
+              {kind !== "bars" && <Column title={kind === "heat" ? "rows" : "by"} value={shape.by} names={["", ...answer.names]} set={(value) => set("by", value)} />}
             </>
           )}
-          <div class="segments" role="radiogroup" aria-label="Show as">
-            {KINDS.map((one) => (
-              <button type="button" role="radio" aria-checked={kind === one} key={one} onClick={() => go({ ...route, given: { q: route.given.q ?? "", as: one } }, true)}>
-                {one}
-              </button>
-            ))}
-          </div>
+          <Segments title="Show as" names={KINDS} chosen={kind} choose={(one) => go({ ...route, given: { q: route.given.q ?? "", as: one } }, true)} />
         </div>
       </header>
-      {answer.rows === 0 ? (
-        <p class="nothing">The query has no rows.</p>
-      ) : kind === "table" ? (
-        <DataTable columns={answer} raw />
-      ) : kind === "line" ? (
-        <Plot panel={panel} data={curvesOf(panel, answer)} theme={theme} height={340} label="The query's result" />
-      ) : kind === "bars" ? (
-        <Bars panel={{ ...panel, x, y: [y] }} columns={{ ...answer, values: answer.values.map((one) => one.slice(0, 60)) }} />
-      ) : (
-        <Heat
-          panel={{ ...panel, y: [by] }} scale="linear" unit="" title={y} findings={[]} theme={theme} onPick={() => undefined}
-          columns={{ ...answer, names: answer.names.map((name) => (name === y ? "value" : name)) }}
-        />
-      )}
+      <Asked title="Result" answer={answer} shape={shape} height={340} />
+      <footer>
+        <SavePanel panel={{ sql: route.given.q ?? "", chart: kind, x: kind === "table" ? "" : shape.x, y: kind === "table" ? "" : shape.y, by: kind === "table" || kind === "bars" ? "" : shape.by, note: "", view: "" }} />
+        <AskedFiles title="result" answer={answer} shape={shape} />
+      </footer>
     </section>
   );
 }

@@ -17,7 +17,7 @@ interface Axis {
 
 export function Sweep({ rows, route, set }: { rows: RunRow[]; route: Route; set: (changes: Given) => void }) {
   const known = columnsOf(rows).filter((key) => rows.some((row) => valueOf(row, key) !== null));
-  const settings = differing(rows).slice(0, MOST_AXES - 1);
+  const settings = differing(rows).filter((key) => new Set(rows.map((row) => valueOf(row, key)).filter((value) => value !== null).map(String)).size > 1).slice(0, MOST_AXES - 1);
   const result = route.given.result ?? (known.includes("accuracy") ? "accuracy" : known.includes("loss") ? "loss" : "steps");
   const kind = route.given.sweep === "scatter" ? "scatter" : "parallel";
   const across = route.given.across ?? settings[0] ?? "steps";

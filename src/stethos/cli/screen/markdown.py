@@ -203,7 +203,7 @@ def _made(run: Run) -> list[str]:
     rows = ENVIRONMENT.records(run)
     if not rows:
         return []
-    return ["### Environment", "", *(f"- {row['what']}: {escape(row['text'])}" for row in rows[:20])]
+    return ["### Environment", "", *(f"- {row['setting']}: {escape(row['value'])}" for row in rows[:20])]
 
 
 def _missing(run: Run, diagnosis: Diagnosis, summary: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from stethos.cli.screen.text import (
     share_text,
     short_text,
 )
+from stethos.cli.screen.top_keys import HELP
 from stethos.view.vitals import ProcessVitals, Vitals
 
 if TYPE_CHECKING:
@@ -25,12 +26,54 @@ if TYPE_CHECKING:
 
 _STATES = {"running": "green", "ended": "cyan", "failed": "red", "killed": "red"}
 _SEVERITIES = {"error": "red", "warning": "yellow", "info": "cyan"}
+_WIDE = 130
 _OLD_S = 30.0  # a step that old is shown in red
 
 
-def draw(vitals: Vitals, width: int, height: int | None = None, note: str = "") -> RenderableType:
-    """One frame; with a height what does not fit is left out, findings last."""
+def draw(vitals: Vitals, width: int, height: int | None = None, note: str = "", wanted: str = "") -> RenderableType:
+    """One frame; with a height what does not fit is left out, findings last.
+
+    A wide terminal has rounds and clients at the left, processes and findings at the right. Of processes those are
+    shown that have `wanted` in their name.
+    """
     from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [*_head(vitals, width)]
+    room = (height or 1000) - 4
+    findings = _findings(vitals, width)
+    processes = [one for one in vitals.processes if wanted.lower() in f"{one.process} {one.host} {one.rank}".lower()]
+    if width >= _WIDE and (vitals.rounds or vitals.clients):
+        left, right = (width - 2) // 2, width - 2 - (width - 2) // 2
+        both = Table.grid(padding=(0, 2, 0, 0))
+        both.add_column(width=left)
+        both.add_column(width=right)
+        found = _findings(vitals, right)
+        beside = [_processes(processes, right, max(1, room - len(found) - 3))] if processes else []
+        both.add_row(Group(*_federation(vitals, left, room)[0]), Group(Text(""), *beside, *found))
+        parts.append(both)
+    else:
+        shown, room = _federation(vitals, width, room - len(findings))
+        parts += shown
+        if processes:
+            parts += [Text(""), _processes(processes, width, max(1, room - 3))]
+        parts += findings
+    if note:
+        parts.append(Text(note, "dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def draw_help(width: int) -> RenderableType:
+    """What the keys do."""
+    table = _table(("key", False), ("does", False))
+    for key, does in HELP:
+        table.add_row(key, cut(does, max(10, width - 10)))
+    return table
+
+
+def _head(vitals: Vitals, width: int) -> list[RenderableType]:
+    """The run's name and state, and its losses across the whole width."""
     from rich.text import Text
 
     head = Text(no_wrap=True, overflow="ellipsis")
@@ -43,24 +86,26 @@ def draw(vitals: Vitals, width: int, height: int | None = None, note: str = "") 
     speed = f" ({short_text(vitals.steps_per_s)}/s)" if vitals.steps_per_s is not None else ""
     pace = f"steps {count_text(vitals.steps)}{speed}  loss {short_text(vitals.loss)} "
     line = Text(pace, no_wrap=True, overflow="ellipsis")
-    line.append(sparkline(vitals.losses, max(4, min(60, width - len(pace) - 1))) if vitals.losses else "", "cyan")
-    parts: list[RenderableType] = [head, line]
-    room = (height or 1000) - 4
-    findings = _findings(vitals, width)
-    room -= len(findings)
+    line.append(sparkline(vitals.losses, max(4, width - len(pace) - 1)) if vitals.losses else "", "cyan")
+    return [head, line]
+
+
+def _federation(vitals: Vitals, width: int, room: int) -> tuple[list[RenderableType], int]:
+    """Rounds and clients in that many lines, and how many are left."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    most_rounds = max(1, min(8, room // 3))
+    is_wide = width >= _WIDE // 2 - 1 and len(vitals.processes) <= 1
+    most_clients = max(1, room - most_rounds - 6 if is_wide else min(6, room // 4))
     for title, rows in (
-        (_rounds(vitals, width, max(1, min(8, room // 3))), min(len(vitals.rounds), max(1, min(8, room // 3)))),
-        (_clients(vitals, width, max(1, min(6, room // 4))), min(len(vitals.clients), max(1, min(6, room // 4)))),
+        (_rounds(vitals, width, most_rounds), min(len(vitals.rounds), most_rounds)),
+        (_clients(vitals, width, most_clients), min(len(vitals.clients), most_clients)),
     ):
         if title is not None and room > 4:
             parts += [Text(""), title]
             room -= rows + 2
-    if vitals.processes:
-        parts += [Text(""), _processes(vitals.processes, width, max(1, room - 3))]
-    parts += findings
-    if note:
-        parts.append(Text(note, "dim", no_wrap=True, overflow="ellipsis"))
-    return Group(*parts)
+    return parts, room
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
@@ -135,7 +180,7 @@ def _processes(processes: Sequence[ProcessVitals], width: int, most: int) -> Tab
             name += f" {cut(clean(one.host), 16)}"
         is_old = one.age_s is not None and one.age_s > _OLD_S
         more = (
-            (short_text(one.cpu_share), bytes_text(one.rss_bytes) if one.rss_bytes is not None else "-")
+            (share_text(one.cpu_share), bytes_text(one.rss_bytes) if one.rss_bytes is not None else "-")
             if is_wide
             else ()
         )

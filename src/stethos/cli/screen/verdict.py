@@ -173,13 +173,25 @@ def event_line(what: str, one: Finding, clock: str) -> Line:
     return Line(text, "green" if what == "over" else _STYLES[one.severity])
 
 
+def brief_text(diagnosis: Diagnosis) -> str:
+    """The verdict in one line: how many problems, and the worst of them."""
+    worst = next((one for one in diagnosis.findings if one.is_problem and one.is_open), None)
+    worst = worst or next((one for one in diagnosis.findings if one.is_problem), None)
+    title = "" if worst is None else f": {clean(worst.title)} ({sure_text(worst.confidence)} sure, {worst.code})"
+    return _conclusion_text(diagnosis) + title
+
+
 def _verdict(diagnosis: Diagnosis, run: str, state: str) -> Iterator[Line]:
     is_running = f" ({state})" if state else ""
     head = f"run {cut(clean(run), 40)}{is_running}: "
+    yield Line(head + _conclusion_text(diagnosis), COLOURS[diagnosis.conclusion.colour])
+
+
+def _conclusion_text(diagnosis: Diagnosis) -> str:
     found = diagnosis.conclusion
     by = f" by {plural_text(len(diagnosis.checked), 'detector')}" if found.state == "nothing found" else ""
     infos = f", {found.infos} info" if found.infos else ""
-    yield Line(f"{head}{found.text}{by}{infos}", COLOURS[found.colour])
+    return f"{found.text}{by}{infos}"
 
 
 def _title(one: Finding, width: int) -> Iterator[Line]:

@@ -45,7 +45,7 @@ class Debugger(cmd.Cmd):
 
     def preloop(self) -> None:
         rounds = self._cursor.bundle.rounds
-        state = "" if self._cursor.bundle.is_finished or not self._cursor.run.is_live else ", and the run goes on"
+        state = "" if self._cursor.bundle.is_finished or not self._cursor.run.is_live else "; the run is still going"
         self._say(f"{clean(self._cursor.run.name)}: rounds {rounds[0]} to {rounds[-1]} captured{state}. Try `help`.")
 
     def precmd(self, line: str) -> str:
@@ -97,7 +97,7 @@ class Debugger(cmd.Cmd):
             is_growing = count > 0 and self._cursor.client is None and not self._cursor.bundle.is_finished
             raise UsageError(
                 "this is the last one that there is" if count > 0 else "this is the first one that there is",
-                hint="the run goes on: try again when its next round has ended" if is_growing else "",
+                hint="the run is still going: try again when its next round has ended" if is_growing else "",
             )
         self._where()
 
@@ -304,7 +304,7 @@ class Debugger(cmd.Cmd):
             raise UsageError("pdb goes into a client's training", hint="`in CLIENT` first")
         entrance = getattr(cursor.trainer, "entrance", None)
         if entrance is None:
-            raise UsageError("there is no training to step into", hint="--trainer module:function")
+            raise UsageError("no training to step into", hint="--trainer module:function")
         code: CodeType = entrance.__code__
         first = min(line for _, line in dis.findlinestarts(code) if line is not None and line > code.co_firstlineno)
         inner = pdb.Pdb() if self._is_terminal else pdb.Pdb(stdin=sys.stdin, stdout=sys.stdout)

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,14 +24,14 @@ from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, sta
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import ROUNDS, STEPS
-from stethos.settings import Settings, child_environment, default_runs_dir
+from stethos.settings import Settings, child_environment, clean_environment, default_runs_dir, wants_verdict
 from stethos.wiring import command_line
 
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SUPERVISE_S = 0.5
 _LINGER_S = 0.9
+_VERDICT_S = 20.0
 _PR_SET_PDEATHSIG = 1
-_LOOK = 'query "SELECT step, loss, grad_norm, step_ms FROM steps ORDER BY step DESC LIMIT 5"'
 
 
 def say(text: str) -> None:
@@ -46,6 +47,7 @@ class Launch:
     def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool) -> None:
         self._place = place
         self.companions: list[list[str]] = []  # commands of ours to start beside the program
+        self.has_verdict = not quiet and settings.site is None and wants_verdict()  # a client's end is not delayed
         self._settings = settings
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
         self._facts: dict[str, Any] = {}
@@ -146,6 +148,29 @@ class Launch:
                 self._say(f"hang {number} is over: the training goes on")
             self._told |= {(number, is_over), (number, False)}
 
+    def _verdict(self) -> str:
+        """The verdict on the run in one line; "" if the run goes on elsewhere, it takes too long or Ctrl-C comes."""
+        assert self._place is not None
+        if not self.has_verdict or any(
+            is_alive(one.facts()["pid"], one.facts().get("start_ticks"))
+            for one in self._place.processes()
+            if one.facts().get("host_key") == host_key()
+        ):
+            return ""
+        words = [*command_line(), "diagnose", "--brief", "-t", str(self._place.path)]
+        deadline = time.monotonic() + _VERDICT_S
+        with contextlib.suppress(OSError):
+            asked = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.DEVNULL, text=True, env=clean_environment())  # fmt: skip
+            while asked.poll() is None and time.monotonic() < deadline:
+                if signal.sigtimedwait(_RELAYED, 0.05) is not None:
+                    break
+            if asked.poll() is None:
+                asked.kill()
+            text = (asked.communicate()[0] or "").strip()
+            return text if asked.returncode in (0, 1) else ""
+        return ""
+
     def _finish(self, code: int) -> None:
         """Note how it ended, wait a moment for the last rows to be stored, and say where they are."""
         assert self._place is not None
@@ -181,7 +206,9 @@ class Launch:
             is_usual = str(default_runs_dir() / self._place.name) in (shown, str(self._place.path))
             target = self._place.name if is_usual else shown
             counted = f"{steps:,} steps" if steps else f"{rounds:,} round{'s' if rounds > 1 else ''}"
-            self._say(f"{counted} recorded{lost}; look: stethos -t {target} {_LOOK if steps else 'rounds'}")
+            self._say(f"{counted} recorded{lost}; look: stethos diagnose -t {shlex.quote(target)}")
+            if verdict := self._verdict():
+                self._say(verdict)
         elif waiting:
             self._say("the last rows are still being stored; `stethos doctor` says what was recorded")
         else:

@@ -1,4 +1,4 @@
-"""Sends traces to an OTLP endpoint over HTTP."""
+"""Sends traces, metrics and logs to an OTLP endpoint over HTTP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from stethos.errors import UsageError
 
 _TIMEOUT_S = 30.0
-_TRACES = "/v1/traces"
+TRACES = "/v1/traces"
 
 
-def endpoint_of(url: str) -> str:
-    """The address traces go to: the usual path is added where there is none."""
+def endpoint_of(url: str, path: str = TRACES) -> str:
+    """The address a signal goes to: the usual path is added where there is none."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an endpoint", hint="for example -o http://localhost:4318")
-    return urllib.parse.urlunsplit(parts._replace(path=_TRACES)) if parts.path in ("", "/") else url
+    return urllib.parse.urlunsplit(parts._replace(path=path)) if parts.path in ("", "/") else url
 
 
 def headers_of(given: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.cli.screen.text import bytes_text, clean, count_text, plural_text
+from stethos.cli.task.saved_trace import device_lines, read_trace
 from stethos.cli.task.target import live_target
 from stethos.errors import LiveError, UsageError
 from stethos.live.ask import ask
@@ -40,6 +41,9 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIMES",
         help="with --trace-steps: wait until steps take TIMES as long as usual",
     )
+    parser.add_argument(
+        "--from-trace", type=Path, metavar="FILE", help="show where the time of a GPU goes in a saved trace"
+    )
     parser.add_argument("--force", action="store_true", help="with --trace: overwrite the file if it exists")
 
 
@@ -64,7 +68,20 @@ def trace_steps(arguments: argparse.Namespace) -> int:
         print_json({"pid": process.pid, "rank": process.rank, **reply})
     else:
         print("\n".join(trace_lines(process.pid, reply)))
+        if arguments.trace and reply["is_gpu"] and arguments.trace.exists():
+            print("\n".join(["", *device_lines(read_trace(arguments.trace))]))
     return 0
+
+
+def class_lines(reply: dict[str, Any]) -> list[str]:
+    """The time of kernels, or of operators, by class."""
+    total = sum(reply["class_ms"].values())
+    title = "kernels by class" if reply["is_gpu"] else "operators by class"
+    rows = sorted(reply["class_ms"].items(), key=lambda item: -item[1])
+    return [
+        "", f"{title:<{_WIDTH}} {'':>8} {'ms':>10}",
+        *(f"{clean(name):<{_WIDTH}} {ms / total if total else 0:>8.1%} {ms:>10.3f}" for name, ms in rows),
+    ]  # fmt: skip
 
 
 def _awaited(arguments: argparse.Namespace) -> LiveProcess:
@@ -92,6 +109,7 @@ def trace_lines(pid: int, reply: dict[str, Any]) -> list[str]:
     for row in reply["by_time"][:_SHOWN]:
         device = _device(f"{row['device_ms']:.3f}", has_device)
         lines.append(f"{clean(row['op'])[:_WIDTH]:<{_WIDTH}} {row['calls']:>8,} {row['self_ms']:>10.3f}{device}")
+    lines += class_lines(reply)
     lines += ["", f"{'by memory allocated':<{_WIDTH}} {'calls':>8} {'memory':>10}"]
     for row in reply["by_memory"][:_SHOWN]:
         size = bytes_text(row["allocated_bytes"])

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 600.0
 _TASK_S = 3600.0
 _FUNCTIONS = {
-    "trainer": "f(state, client, round): the state that the client sends",
-    "evaluator": "f(state): numbers by name, and as 'right' which test samples the model gets right (or only these)",
-    "aggregator": "f(state, states, samples): the new global state",
-    "predictor": "f(state, inputs): scores, a row for each input",
+    "trainer": "f(state, client, round) returns the state that the client sends",
+    "evaluator": "f(state) returns numbers by name, and as 'right' which test samples are right (or only these)",
+    "aggregator": "f(state, states, samples) returns the new global state",
+    "predictor": "f(state, inputs) returns scores, a row for each input",
 }
 TRAINING = ("trainer", "evaluator", "aggregator")
 
@@ -35,7 +35,7 @@ def add_trainer_arguments(parser: argparse.ArgumentParser, functions: tuple[str,
     add_target(parser)
     parser.add_argument("--federation", metavar="NAME", help="only this federation, where the run has several")
     for name in functions:
-        parser.add_argument(f"--{name}", metavar="MODULE:FUNCTION", help=f"of your own loop: {_FUNCTIONS[name]}")
+        parser.add_argument(f"--{name}", metavar="MODULE:FUNCTION", help=f"for your own loop: {_FUNCTIONS[name]}")
     if "trainer" in functions:
         parser.add_argument(
             "--client-app", metavar="MODULE:APP", help="a Flower ClientApp, called with the recorded message"
@@ -51,9 +51,15 @@ def add_trainer_arguments(parser: argparse.ArgumentParser, functions: tuple[str,
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Where replays run that do not depend on each other."""
-    parser.add_argument("--on", metavar="CLUSTER", help="as tasks of Ray, same result: ray://HOST:PORT or local")
     parser.add_argument(
-        "--task-timeout", type=seconds, default=_TASK_S, metavar="S", help="with --on: for one task (default: 3600)"
+        "--on", metavar="CLUSTER", help="run as Ray tasks, with the same result: ray://HOST:PORT or local"
+    )
+    parser.add_argument(
+        "--task-timeout",
+        type=seconds,
+        default=_TASK_S,
+        metavar="S",
+        help="with --on: time limit for one task (default: 3600)",
     )
 
 

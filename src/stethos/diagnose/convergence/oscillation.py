@@ -52,7 +52,7 @@ class Oscillation:
     def check(self, window: Window) -> Iterator[Finding]:
         curves = list(curves_to_judge(window, self.least))
         if curves and all(curve.is_of_others for curve in curves):
-            raise CannotTell("each round has other clients, and no loss of the global model was told (`rnd.evaluate`)")
+            raise CannotTell("each round has other clients, and the global loss was not reported (`rnd.evaluate`)")
         for curve in curves:
             if not curve.has_rival and not curve.is_of_others:
                 yield from self._check(curve)
@@ -88,7 +88,7 @@ class Oscillation:
 
 def _moving_mean(values: Array, width: int) -> Array:
     width = max(3, width | 1)
-    padded = np.pad(values, width // 2, mode="edge")
+    padded = np.pad(values, width // 2, mode="median", stat_length=5)  # one odd value at an end is not the trend
     mean: Array = np.convolve(padded, np.ones(width) / width, mode="valid")
     return mean
 

@@ -53,7 +53,7 @@ def _advice(onset: Onset) -> str:
     if np.isfinite(before):
         return (
             f"go back to a checkpoint before step {step}: after a finite loss the gradients of step {step - 1} were "
-            "most likely NaN, which clipping does not mend; look for sqrt, norm, log or a division at 0 in the loss, "
+            "most likely NaN, which clipping cannot fix; look for sqrt, norm, log or a division at 0 in the loss, "
             "and run that step under `torch.autograd.detect_anomaly()`"
         )
     return (

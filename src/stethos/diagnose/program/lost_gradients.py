@@ -74,7 +74,7 @@ class LostGradients:
         norms = [track["norm"] for track in one.layers.get("gradient", [])]
         has_gradient = (
             any((~is_null(values) & (values != 0)).any() for values in norms)
-            or np.isfinite(one.grad_norm[~is_null(one.grad_norm)]).any()
+            or (one.grad_norm[~is_null(one.grad_norm)] != 0).any()
         )
         if len(one.losses) or has_gradient or not norms or one.is_relay:
             return
@@ -101,19 +101,15 @@ class LostGradients:
     def _emptied(self, one: Inspected, training: Training) -> Iterator[Finding]:
         after, steps = column_of(one.training, "gradient_norm"), one.training["step"]
         has = {float(step): float(norm) for step, norm in zip(steps, after, strict=True) if norm > 0}
-        tracks = training.layers.get("gradient", [])
         alone, leaves = known(one.training, "unoptimized"), known(one.training, "leaves")
-        if not tracks or not has or (len(alone) and alone[-1] >= leaves[-1]):  # it trains another model
+        if not has or (len(alone) and alone[-1] >= leaves[-1]):  # it trains another model
             return
         scales = dict(zip(steps.tolist(), (row.get("scale", 1.0) for row in details(one.training)), strict=True))
+        applied = _applied(training)
         empty, left = [], []
-        for step in sorted(has):
-            norms = [track["norm"][track.step == step] for track in tracks]
-            if all(len(values) for values in norms):
-                at_step = np.concatenate(norms)
-                at_step = np.where(is_null(at_step), 0.0, at_step)
-                empty.append((step, bool((at_step == 0).all())))
-                left.append(float(np.sqrt(np.square(at_step).sum())) / (has[step] / scales[step]))
+        for step in sorted(has.keys() & applied.keys()):
+            empty.append((step, applied[step] == 0))
+            left.append(applied[step] / (has[step] / scales[step]))
         gone = [step for step, is_empty in empty if is_empty]
         if not gone and len(left) >= self.least_samples and max(left) < self.shrunk:
             yield self._shrunk(one, max(left))
@@ -143,29 +139,35 @@ class LostGradients:
 
     def _since(self, one: Training) -> Iterator[Finding]:
         """All gradients of a training that had some are missing or 0 from some sample on, to its end."""
-        tracks = one.layers.get("gradient", [])
-        if not tracks or one.is_relay:
+        if one.is_relay:
             return
-        steps = np.unique(np.concatenate([track.step for track in tracks]))
-        alive = np.zeros(len(steps), bool)
-        for track in tracks:
-            norms = track["norm"]
-            is_alive = (~is_null(norms) & (norms != 0)) | (track["nan"] > 0) | (track["inf"] > 0)
-            alive[np.searchsorted(steps, track.step[is_alive])] = True
+        norms = _applied(one)
+        steps = np.array(sorted(norms))
+        alive = np.array([norms[step] != 0 for step in steps.tolist()], bool)
         if not alive.any() or alive[-1]:
             return
         last = int(np.flatnonzero(alive)[-1])
         if len(steps) - last - 1 < self.least_samples or one.step[-1] - steps[last] < 0.1 * len(one.step):
             return
         since = float(steps[last + 1])
-        norms = np.concatenate([track["norm"][track.step == since] for track in tracks])
-        what = "missing" if is_null(norms).all() else "exactly 0"
         yield Finding(
             self.code, self.name, "no-gradients-since", self.severity,
-            f"all gradients are {what} since about step {since:.0f}", one.subject(one.place_of(since)), 0.95,
+            f"all gradients are missing or 0 since about step {since:.0f}", one.subject(one.place_of(since)), 0.95,
             (Evidence(
                 f"the last sample with a gradient is of step {steps[last]:.0f}, {len(steps) - last - 1} without follow",
-                f"SELECT step, layer, norm FROM layers WHERE kind = 'gradient' AND {one.where} ORDER BY step",
+                f"SELECT step, grad_norm, loss FROM steps WHERE grad_norm IS NOT NULL AND {one.where} ORDER BY step",
             ),),
             "find what changed at that step: `requires_grad_(False)`, `detach()`, `no_grad()`, a factor of 0",
         )  # fmt: skip
+
+
+def _applied(one: Training) -> dict[float, float]:
+    """By step the norm of all gradients that the optimizer got, NaN and infinity among them; of sampled steps alone."""
+    found: dict[float, float] = {}
+    for track in one.layers.get("gradient", []):
+        norms = np.where(is_null(track["norm"]), 0.0, track["norm"])
+        norms = np.where((track["nan"] > 0) | (track["inf"] > 0), np.inf, norms)
+        for step, norm in zip(track.step.tolist(), norms.tolist(), strict=True):
+            found[step] = float(np.hypot(found.get(step, 0.0), norm))
+    known = ~is_null(one.grad_norm)
+    return found | dict(zip(one.step[known].tolist(), one.grad_norm[known].tolist(), strict=True))

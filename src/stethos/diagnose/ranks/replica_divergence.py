@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,8 @@ class ReplicaDivergence:
     count as copies under DistributedDataParallel, else if they were equal after a step. Sharded tensors are left out.
     Why it matters: the ranks train different models; what is saved at the end is one of them.
     Not a fault when: the ranks train different models on purpose, or average their weights now and then (local SGD).
-    Next step: the finding says what differs first: the start, the gradients, or weights in spite of equal gradients.
+    Next step: the finding says what differs first: the start, the learning rates, the number of steps, the gradients,
+    or weights in spite of equal gradients.
     """
 
     code: ClassVar[str] = "RNK001"
@@ -55,31 +56,81 @@ class ReplicaDivergence:
         "layers": frozenset({"process", "rank", "step", "layer", "kind", *_STATISTICS}),
         "collectives": frozenset({"rank", "op"}),
         "inspections": COLUMNS,
-        "steps": frozenset({"rank", "step", "grad_norm"}),
+        "steps": frozenset({"rank", "step", "grad_norm", "lr"}),
+        "processes": frozenset({"process", "rank", "state"}),
     }
-    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "oscillation", "implausible-loss", "plateau"})
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"overfitting", "oscillation", "implausible-loss", "plateau", "slow-progress", "learning-rate-too-low"}
+    )
 
     least: int = 2
+    least_steps: int = 4
 
     def check(self, window: Window) -> Iterator[Finding]:
         inspections = window.frame("inspections")
         rows = details(inspections) if len(inspections) else []
         is_replicated = any(row.get("replicated") for row in rows)
+        unexchanged = self._unexchanged(inspections, rows)
+        if unexchanged is not None:
+            yield unexchanged
+            return
+        yield from self._buffers(inspections, rows)
         weights = {**_checksums(inspections, rows), **_statistics(window)}
         common = sorted(place for place, ranks in weights.items() if len(ranks) > 1)
         copies = _copied(common, weights, is_replicated)
         unlike = [place for place in copies if _differs(weights[place])]
         if len(unlike) < self.least or _are_equal_again(unlike, copies, weights):
             return
-        exchanged = _of_steps(inspections, "gradient_hash") if is_replicated else {}
-        applied = _of_steps(window.frame("steps"), "grad_norm")
-        made = _of_steps(inspections, "gradient_norm") if is_replicated else {}
-        yield self._finding(copies, unlike, weights, exchanged, applied, made)
+        yield self._finding(copies, unlike, weights, _Steps.of(window, is_replicated))
 
-    def _finding(
-        self, copies: list[Place], unlike: list[Place], weights: Compared, exchanged: Numbers,
-        applied: Numbers, made: Numbers,
-    ) -> Finding:  # fmt: skip
+    def _unexchanged(self, frame: Frame, rows: list[dict[str, Any]]) -> Finding | None:
+        """Parameters that came into the model after it was wrapped."""
+        where = _by_rank(frame) if len(frame) else ()
+        found = {rank: rows[at]["unexchanged"] for at, _, rank in where if rows[at].get("unexchanged")}
+        if not found:
+            return None
+        names = next(iter(found.values()))
+        title = f"DistributedDataParallel does not exchange the gradients of {_few(names)}: it came after wrapping"
+        return Finding(
+            self.code, self.name, "parameters-not-exchanged", self.severity, title,
+            Subject(ranks=tuple(sorted(found)), layers=tuple(names[:1]), first=0, unit="step"), 0.96,
+            (Evidence(
+                f"{len(names)} trained parameters inside the wrapped model are not among those it was built with",
+                "SELECT step, rank, detail FROM inspections WHERE phase = 'training' ORDER BY step, rank",
+            ),),
+            "replace layers before the model is wrapped in DistributedDataParallel",
+        )  # fmt: skip
+
+    def _buffers(self, frame: Frame, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """Buffers that never change and are not the same on all ranks; those that do are statistics."""
+        seen: dict[str, dict[int, set[object]]] = {}
+        steps: set[int] = set()
+        for at, step, rank in _by_rank(frame) if len(frame) else ():
+            steps.add(step)
+            for name, number in (rows[at].get("buffers") or {}).items():
+                seen.setdefault(name, {}).setdefault(rank, set()).add(number)
+        unlike = {
+            name: {rank: next(iter(numbers)) for rank, numbers in ranks.items()}
+            for name, ranks in seen.items()
+            if len(ranks) > 1 and all(len(numbers) == 1 for numbers in ranks.values())
+        }
+        unlike = {name: ranks for name, ranks in unlike.items() if _differs(ranks)}
+        if not unlike or len(steps) < self.least_steps:
+            return
+        names = list(unlike)
+        yield Finding(
+            self.code, self.name, "buffers-differ", self.severity,
+            f"the ranks hold different values in {_few(names)}, which nothing trains or exchanges",
+            Subject(ranks=_minority(list(unlike.values())), layers=tuple(names[:1]), first=0, unit="step"), 0.93,
+            (Evidence(
+                f"{len(names)} buffers stay as they are at {len(steps)} inspected steps, each rank has its own",
+                "SELECT step, rank, detail FROM inspections WHERE phase = 'training' ORDER BY step, rank",
+            ),),
+            "make them the same on all ranks: seed all ranks alike before the model is made, or leave `init_sync` and "
+            "`broadcast_buffers` on",
+        )  # fmt: skip
+
+    def _finding(self, copies: list[Place], unlike: list[Place], weights: Compared, steps: _Steps) -> Finding:
         first = unlike[0].step
         layers = tuple(dict.fromkeys(place.layer for place in unlike if place.step == first))
         ranks = _minority([weights[place] for place in unlike])
@@ -89,18 +140,29 @@ class ReplicaDivergence:
         if not before:
             kind, title = "different-start", "the ranks began with different weights"
             advice = "broadcast the weights before training: do not switch off `init_sync`; seed all ranks alike"
-        elif any(_differs(hashes) for step, hashes in exchanged.items() if step >= first):
+        elif (lazy := steps.behind()) and steps.is_shifted(first):
+            kind, ranks = "steps-skipped", lazy
+            title = f"{_names(lazy)} left out an optimizer step that the others made, at about step {since} to {first}"
+            advice = "decide on all ranks together whether a step is left out: `all_reduce` the condition"
+        elif slow := steps.other_rates(first):
+            kind, ranks = "rates-differ", slow
+            title = f"{_names(slow)} trains with another learning rate than the other ranks, since step {since}"
+            title = title if len(slow) < len(steps.ranks) else f"the ranks have different learning rates since {since}"
+            advice = "set the rate on all ranks alike; give schedulers a loss that is averaged over the ranks"
+        elif any(_differs(hashes) for step, hashes in steps.exchanged.items() if step >= first):
             kind = "gradients-not-exchanged"
             title = f"the ranks do not exchange their gradients any more, since step {since} to {first}"
             advice = "call the wrapped model in every step, not `model.module`; leave `no_sync()` for the last backward"
-        elif any(_are_apart(norms.values()) for step, norms in applied.items() if step >= since):
-            kind, ranks = "gradients-differ", _changing(made, applied) or ranks
+        elif any(_are_apart(norms.values()) for step, norms in steps.applied.items() if step >= since):
+            kind, ranks = "gradients-differ", _changing(steps.made, steps.applied) or ranks
             who = f"rank {ranks[0]} alone" if len(ranks) == 1 else "each rank"
             title = f"{who} changes the gradients before it applies them, since step {since} to {first}"
             advice = "change gradients (clipping, scaling, freezing) on all ranks alike"
         else:
             kind = "weights-changed"
             title = f"the weights of {who} differ since step {since} to {first}, though the gradients are the same"
+            if len(ranks) == 2 and len(weights[unlike[0]]) == 2:  # no majority
+                title = f"one of the two ranks has wrong weights since step {since} to {first}, with equal gradients"
             advice = "look for code that changes weights or gradients on one rank only; else suspect its memory"
         text = (
             f"{len(unlike)} of {len(copies)} compared layers differ, at {len({place.step for place in unlike})} steps, "
@@ -117,6 +179,69 @@ class ReplicaDivergence:
             self.code, self.name, kind, self.severity, title, subject, 0.97 if len(unlike) > 2 else 0.85,
             (Evidence(text, sql),), advice, {"equal_until": since if before else None},
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """What is known of the steps of all ranks, by step and rank."""
+
+    exchanged: Numbers  # checksums of gradients after backward
+    applied: Numbers  # norms of gradients that the optimizer got
+    made: Numbers  # norms of gradients after backward
+    rates: Numbers
+    count: dict[int, int]  # steps by rank
+    is_over: bool  # all ranks have come to their end
+
+    @classmethod
+    def of(cls, window: Window, is_replicated: bool) -> _Steps:
+        inspections, steps = window.frame("inspections"), window.frame("steps")
+        states = set(texts_of(window.frame("processes"), "state").tolist())
+        count: dict[int, int] = {}
+        for _, step, rank in _by_rank(steps) if len(steps) and "rank" in steps else ():
+            count[rank] = max(count.get(rank, 0), step + 1)
+        return cls(
+            _of_steps(inspections, "gradient_hash") if is_replicated else {}, _of_steps(steps, "grad_norm"),
+            _of_steps(inspections, "gradient_norm") if is_replicated else {}, _of_steps(steps, "lr"), count,
+            states == {"ended"},
+        )  # fmt: skip
+
+    @property
+    def ranks(self) -> set[int]:
+        return set(self.count)
+
+    def behind(self) -> tuple[int, ...]:
+        """The ranks that made fewer steps than the others."""
+        most = max(self.count.values(), default=0)
+        return tuple(sorted(rank for rank, steps in self.count.items() if steps < most))
+
+    def is_shifted(self, first: int) -> bool:
+        """Whether gradients of one rank are those that the others had one step later, or all ended after unlike counts.
+
+        Ranks that still run, or were stopped, need not have come equally far.
+        """
+        late = [(step, hashes) for step, hashes in self.exchanged.items() if step >= first]
+        if not any(_differs(hashes) for _, hashes in late):
+            return False
+        following = [set(self.exchanged.get(step + 1, {}).values()) for step, _ in late]
+        met = [set(hashes.values()) & after for (_, hashes), after in zip(late, following, strict=True)]
+        return self.is_over or any(met)
+
+    def other_rates(self, first: int) -> tuple[int, ...]:
+        """The ranks with another learning rate, at the first step that differs and has differed before the weights."""
+        for step in sorted(self.rates):
+            if step > first:
+                break
+            if _differs(self.rates[step]):
+                return _minority([dict(self.rates[step])])
+        return ()
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _differs(ranks: Mapping[int, Hashable]) -> bool:
@@ -152,7 +277,7 @@ def _by_rank(frame: Frame) -> Iterator[tuple[int, int, int]]:
         yield at, int(step[at]), int(rank[at])
 
 
-def _checksums(frame: Frame, rows: list[dict[str, object]]) -> Compared:
+def _checksums(frame: Frame, rows: list[dict[str, Any]]) -> Compared:
     found: Compared = {}
     for at, step, rank in _by_rank(frame) if len(frame) else ():
         weights = rows[at].get("weights")

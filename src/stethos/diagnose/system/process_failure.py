@@ -26,6 +26,7 @@ _ADVICE = {
     "exit status": "it ended by itself (`sys.exit`, `os._exit`): read what it printed last",
 }
 
+_RAY_WORKER = "ray/_private/workers/"
 _LAST = 1 << 30  # behind all that a launcher has reported
 
 Row = dict[str, Any]
@@ -42,7 +43,7 @@ class ProcessFailure:
     Why it matters: whatever else is found, this is what stopped the training.
 
     Not a fault when: it was stopped on purpose: SIGINT and SIGTERM are reported, but not as a warning. Nor is a worker
-    of federated clients that was killed between turns, as Ray does at the end of a simulation.
+    of federated clients that was killed between turns, or a worker of Ray whose driver ended well: so Ray ends them.
 
     Next step: read the traceback; after SIGKILL look at `memory-growth` and the system's log for the OOM killer.
     """
@@ -52,7 +53,9 @@ class ProcessFailure:
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"processes": frozenset({"process", "state"})}
     reads: ClassVar[Needs] = {
-        "processes": frozenset({"rank", "ending", "exit_code", "traceback", "steps", "ended_ns", "failure_order"}),
+        "processes": frozenset(
+            {"rank", "command", "ending", "exit_code", "traceback", "steps", "ended_ns", "failure_order"}
+        ),
         "client_reports": frozenset({"process", "side", "steps"}),
     }
     explains: ClassVar[frozenset[str]] = frozenset()
@@ -62,16 +65,44 @@ class ProcessFailure:
         rows = [{name: processes[name][place] for name in processes.names} for place in range(len(processes))]
         bad = [row for row in rows if row["state"] in ("failed", "killed")]
         told = _steps_told(window)
-        idle = [row for row in bad if row["state"] == "killed" and _is_told(row, told)]
+        killed = [row for row in bad if row["state"] == "killed"]
+        of_clients = [row for row in killed if _is_told(row, told)]
+        released = _released(killed, rows)
+        idle = of_clients + [row for row in released if row not in of_clients]
         for row in idle:
-            yield self._finding(row, (), is_idle=True)
+            yield self._finding(
+                row,
+                (),
+                idle="a worker of Ray, after its job,"
+                if row in released
+                else "a worker of clients, between their turns,",
+            )
         for first, *others in _failures([row for row in bad if row not in idle]):
-            yield self._finding(first, others)
+            gone = _gone_before(first, rows)
+            yield self._ended_early(gone, [first, *others]) if gone else self._finding(first, others)
 
-    def _finding(self, row: Row, others: Sequence[Row], *, is_idle: bool = False) -> Finding:
+    def _ended_early(self, gone: Sequence[Row], others: Sequence[Row]) -> Finding:
+        """Ranks that came to their end, as it seems in good order, while the others still needed them."""
+        ranks = tuple(sorted(rank for row in gone if (rank := _whole(row, "rank")) is not None))
+        steps = _whole(gone[0], "steps")
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return Finding(
+            self.code, self.name, "ended-early", self.severity,
+            f"{who} ended after {steps or 0:,} steps, without an error, while other ranks still waited for "
+            f"{'it' if len(ranks) == 1 else 'them'}",
+            Subject(ranks=ranks, process=str(gone[0]["process"]), first=steps, unit="step"), 0.92,
+            (Evidence(
+                f"after it ended {', '.join(map(_told, others))}",
+                "SELECT rank, state, ending, steps, ended_ns FROM processes ORDER BY ended_ns",
+            ),),
+            "give all ranks as many batches (`drop_last`, a DistributedSampler), or use "
+            "`DistributedDataParallel.join()`; look for `sys.exit` and `return` behind a condition of one rank",
+        )  # fmt: skip
+
+    def _finding(self, row: Row, others: Sequence[Row], *, idle: str = "") -> Finding:
         process, ending, rank, steps = str(row["process"]), _ending(row), _whole(row, "rank"), _whole(row, "steps")
-        is_stopped = is_idle or any(word in ending for word in ("SIGINT", "SIGTERM", "KeyboardInterrupt"))
-        who = _who(row) + ", a worker of clients, between their turns," * is_idle
+        is_stopped = bool(idle) or any(word in ending for word in ("SIGINT", "SIGTERM", "KeyboardInterrupt"))
+        who = f"{_who(row)}, {idle}" if idle else _who(row)
         trace = row.get("traceback")
         where = _place_in(trace) if isinstance(trace, str) else ""
         shown = ending if len(ending) <= _LONGEST else f"{ending[: _LONGEST - 1].rstrip()}…"
@@ -119,6 +150,26 @@ def _failures(rows: Sequence[Row]) -> list[list[Row]]:
         else:
             alone.append([row])
     return [sorted(job, key=_precedence) for job in jobs] + alone
+
+
+def _gone_before(first: Row, rows: Sequence[Row]) -> list[Row]:
+    """The ranks that had ended well before the first failure of a job, if that was to lose a connection."""
+    failed_ns = _whole(first, "ended_ns")
+    if _whole(first, "rank") is None or not _is_consequence(first) or failed_ns is None:
+        return []
+    ranked = [row for row in rows if _whole(row, "rank") is not None and _whole(row, "steps")]
+    ended = [row for row in ranked if row["state"] == "ended"]
+    near = [row for row in ended if 0 <= failed_ns - (_whole(row, "ended_ns") or 0) <= _TOGETHER_NS]
+    return sorted(near, key=lambda row: _whole(row, "ended_ns") or 0)
+
+
+def _released(killed: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Workers of Ray that it has killed after their job: whatever is not such a worker has ended well."""
+    workers = [row for row in rows if _RAY_WORKER in str(row.get("command") or "")]
+    others = [row for row in rows if row not in workers]
+    if not others or any(row["state"] != "ended" for row in others) or any(row["state"] == "failed" for row in workers):
+        return []
+    return [row for row in killed if row in workers]
 
 
 def _precedence(row: Row) -> tuple[bool, bool, int]:

@@ -1,0 +1,1 @@
+"""Jobs of several ranks with a planted fault in one of them, and healthy ones."""

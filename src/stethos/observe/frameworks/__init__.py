@@ -1,0 +1,1 @@
+"""What training frameworks know of a training, and torch does not: epochs, evaluations, accumulation."""
