@@ -30,6 +30,7 @@ KIND_OF = {
     "swapped-columns": "feature", "saturated": "feature", "log-scale": "feature", "filled": "feature",
     "labels-swapped": "label", "frozen-body": "training", "slow-lr": "training", "stuck-batch": "duplicates",
     **{fault: family for fault, family in FAMILY.items() if family != "unknown"},
+    "ascent": "training", "shuffled": "label",
 }  # fmt: skip
 _FAMILY = {
     "label-flip": "label", "label-noise": "label", "feature-fault": "feature", "duplicates": "duplicates",
@@ -48,6 +49,8 @@ class Outcome(NamedTuple):
     updates_only: dict[str, tuple[str, float]]
     farthest: str
     highest_loss: str
+    far: frozenset[str]  # by a cut that is told no number
+    long: frozenset[str]
 
     @property
     def is_exact(self) -> bool:
@@ -74,12 +77,21 @@ def outcome_of(played: dict[str, Any]) -> Outcome:
     return Outcome(
         played["case"], frozenset(played["faulty"]), played["foreign"], accused_in(window), accused_in(outside),
         _top(cohort, 1 - cohort.cos_centre), _top(cohort, cohort.entry_loss),
+        _beyond(cohort, 1 - cohort.cos_centre), _beyond(cohort, np.abs(np.log(cohort.norm_ratio))),
     )  # fmt: skip
 
 
 def _top(cohort: Cohort, values: Array) -> str:
     """Whom a plain rule names that is told that it is one."""
     return cohort.clients[int(np.nan_to_num(np.nanmean(values, axis=0), nan=-np.inf).argmax())]
+
+
+def _beyond(cohort: Cohort, values: Array) -> frozenset[str]:
+    """Whom a plain rule names that is told no number: those beyond 3.5 robust standard deviations."""
+    mean = np.nanmean(values, axis=0)
+    middle = np.nanmedian(mean)
+    spread = 1.4826 * np.nanmedian(np.abs(mean - middle)) + 1e-9
+    return frozenset(name for name, far in zip(cohort.clients, (mean - middle) / spread, strict=True) if far > 3.5)
 
 
 def wilson(good: int, total: int) -> str:
@@ -138,6 +150,11 @@ def lines_of(outcomes: Sequence[Outcome]) -> list[str]:
         f"| family of fault right, of those found | {share(kinds)} | |",
         f"| told that it is one: farthest from the centre | {share({o.farthest} == o.faulty for o in single)} | |",
         f"| told that it is one: highest entry loss | {share({o.highest_loss} == o.faulty for o in single)} | |",
+        *(
+            f"| not told: {words}, 3.5 robust deviations | {share(set(getattr(o, name)) == o.faulty for o in single)}, "
+            f"clean {share(bool(getattr(o, name)) for o in clean)} | |"
+            for name, words in (("far", "far from the centre"), ("long", "long or short updates"))
+        ),
     ]  # fmt: skip
     for title, key in (
         ("fault", "fault"), ("split", "split"), ("algorithm", "algorithm"), ("model", "model"), ("data", "data"),
