@@ -105,8 +105,8 @@ clean:  ## remove the virtual environment and caches; runs are kept
 	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 wildbench: hot  ## judge clients in federations that the lab does not have
-	@$(RUN) -m benchmarks.wild play held-out 20000 20360
-	@$(RUN) -m benchmarks.wild score held-out
+	@$(RUN) -m benchmarks.wild play third 30000 30250
+	@$(RUN) -m benchmarks.wild score third
 
 wildbench-strangers: hot  ## run programs that others publish inside packages, unchanged; none is to be accused (fetches them)
 	@$(RUN) -m benchmarks.strangers $(STRANGERS)
