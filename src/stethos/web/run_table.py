@@ -99,7 +99,11 @@ class RunTable:
     def answer(self, rows: list[dict[str, Any]], version: str) -> bytes:
         """The rows as JSON with their version; of a version that is known already only that it is the same."""
         before, now, body = self._answered
-        if not body or len(before) != len(rows) or any(one is not other for one, other in zip(before, rows, strict=True)):
+        if (
+            not body
+            or len(before) != len(rows)
+            or any(one is not other for one, other in zip(before, rows, strict=True))
+        ):
             body = encode(rows)
             now = f"{zlib.crc32(body):08x}"
             self._answered = (rows, now, body)
