@@ -129,7 +129,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 # Examples with something that only the reader has; tests of their own run these commands.
 READERS_OWN = ("s3://", "stethos diverge first second", "stethos import lightning", "stethos import wandb",
-               "stethos completion fish")  # fmt: skip
+               "stethos completion fish", "--revoke ID")  # fmt: skip
 
 
 # Commands that only read run inside this process, which is quicker and just as true.

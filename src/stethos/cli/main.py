@@ -103,7 +103,9 @@ GROUP_TITLES = {
 COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 ALIASES = {"diff": "compare-clients"}  # under a group
-_AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives")  # commands that leave nothing to tidy up
+# Commands that leave nothing to tidy up. Arrow's threads may still let go of Python's buffers when an archive was read:
+# an interpreter that is taken down meanwhile would abort.
+_AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives", "archive", "rm")
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
 _HELP = ("-h", "--help", "help")
 _INTERRUPTED = 130
@@ -129,7 +131,7 @@ class Parser(argparse.ArgumentParser):
 def console() -> NoReturn:
     """The command `stethos`: run what `sys.argv` says and end the process.
 
-    Commands that only read and succeed end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
+    Commands that succeed and leave nothing to tidy up end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
     """
     status = main()
     if status == 0 and _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):

@@ -3,7 +3,7 @@
     stethos report -o report.html
     stethos report --format md          text for an issue
     stethos report -o report.md
-    stethos report --text words.md --panel round-accuracy --panel client-map    composed by you
+    stethos report --text words.md --panel round-accuracy -o for-ann.html    composed by you
 
 It holds the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
 serve` with its numbers in it: it opens offline, makes no requests, and shows the SQL behind every panel. What

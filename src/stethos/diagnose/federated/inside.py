@@ -28,7 +28,7 @@ _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, t
 _MOST_COUNTED = 400  # samples of a client that are told apart
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
-_FAR_LESS, _ALONE = 0.4, 1.5  # of the share that the other sees: that denies it, too; one witness alone must see more
+_FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
 

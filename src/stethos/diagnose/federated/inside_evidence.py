@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
 
 Array = npt.NDArray[np.float64]
+_SAME = 1e-3  # of their size: as exactly as sums in another order and half precision agree
 READS = {"evidence": frozenset({"federation", "round", "client", "kind", "value"})}
 
 
@@ -64,8 +65,28 @@ def _inside(frame: Frame) -> InsideEvidence:
         elif kind == "data" and (sketch := sketch_in(value, number)) is not None:
             data.setdefault(client, []).append(sketch)
     clients = tuple(sorted(turns.keys() | data.keys()))
-    ordered = {client: tuple(sorted(mine, key=lambda one: one.number)) for client, mine in data.items()}
+    ordered = {client: _told_once(sorted(mine, key=lambda one: one.number)) for client, mine in data.items()}
     return InsideEvidence(clients, turns, ordered)
+
+
+def _told_once(sketches: Sequence[Sketch]) -> tuple[Sketch, ...]:
+    """Without those of samples that were sketched before: a worker that is new to a client tells all of them again."""
+    kept: list[Sketch] = []
+    for one in sketches:
+        if not any(_is_same(one, other) for other in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _is_same(one: Sketch, other: Sketch) -> bool:
+    return (
+        one.can_join(other)
+        and one.classes == other.classes
+        and np.array_equal(one.counts, other.counts)
+        and bool(
+            np.allclose(one.means, other.means, rtol=_SAME, atol=_SAME * float(np.abs(one.means).max(initial=0.0)))
+        )
+    )
 
 
 def _rows(frame: Frame) -> Iterator[tuple[str, int, str, str]]:
