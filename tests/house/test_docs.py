@@ -78,6 +78,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for script, text in (("train.py", TRAIN), ("package/train.py", TRAIN), ("examples/demo.py", demo)):
         (directory / script).parent.mkdir(exist_ok=True)
         (directory / script).write_text(text, encoding="utf-8")
+    (directory / "words.md").write_text("# What we saw\n")
     (directory / "question.sql").write_text("SELECT count(*) AS steps FROM steps")
     federated = f"python {PROJECT / 'tests' / 'programs' / 'federate.py'} runs fed-1 --clients 9"
     for command in (federated, "stethos run --name digits-1 examples/demo.py"):  # the demo is the newest

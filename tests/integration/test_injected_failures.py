@@ -49,7 +49,7 @@ UNREACHED = {
         "observe.budget.Budget.use_device",
         "observe.sample.LayerSampler.take_gradients",
         *(f"observe.late_row.LateRows.{name}" for name in ("copy", "put_later", "flush", "_has_arrived", "_write")),
-        *(f"observe.late_row.LateStep.{name}" for name in ("__init__", "mark")),
+        *(f"observe.late_row.LateStep.{name}" for name in ("__init__", "mark", "loss_if_there")),
         *(f"observe.late_row.{name}" for name in ("recorded_event", "_spent_ns")),
         *(f"observe.step_recorder.StepRecorder.{name}" for name in (
             "put_later", "batch_came", "backward_ended", "_hold_for",
@@ -79,6 +79,9 @@ UNREACHED = {
         "observe.iteration.Iteration.batch_came",
     } if NATIVE is not None else {"observe.hotpath._parts"},
     "only after another failure": {"observe.step_recorder.StepRecorder.failed", "observe.hotpath._may_be_loss"},
+    "only where files cannot be mapped, see tests/attack": {
+        "observe.session._own_registry", "observe.session._new_scratch",
+    },
     "only with corrections, see tests/act": {"observe.api._correct_steps"},
     "only when the program is loaded": {"observe.spans.Span.__call__"},
     "only in a distributed job, see tests/observe/test_collectives.py": {

@@ -131,7 +131,8 @@ class Parser(argparse.ArgumentParser):
 def console() -> NoReturn:
     """The command `stethos`: run what `sys.argv` says and end the process.
 
-    Commands that succeed and leave nothing to tidy up end at once: to take DuckDB and pyarrow down again would be a tenth of a query.
+    Commands that succeed and leave nothing to tidy up end at once: to take DuckDB and pyarrow down again would be a
+    tenth of a query.
     """
     status = main()
     if status == 0 and _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
