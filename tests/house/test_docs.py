@@ -74,7 +74,7 @@ def commands(block: Block) -> Iterator[str]:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory as a reader of the docs may have it: programs, a federated run, a short run of the demo."""
     directory = tmp_path_factory.mktemp("workshop")
-    demo = (PROJECT / "examples" / "demo.py").read_text(encoding="utf-8").replace("default=20", "default=4")
+    demo = (PROJECT / "examples" / "demo.py").read_text(encoding="utf-8").replace("default=20", "default=10")
     for script, text in (("train.py", TRAIN), ("package/train.py", TRAIN), ("examples/demo.py", demo)):
         (directory / script).parent.mkdir(exist_ok=True)
         (directory / script).write_text(text, encoding="utf-8")
