@@ -378,7 +378,7 @@ def test_a_live_run_is_followed_to_its_end(growing: subprocess.Popen[str], tmp_p
     shown = [follower.stdout.readline(), follower.stdout.readline()]
     growing.kill()
     rest, _ = follower.communicate(timeout=DEADLINE_S)
-    assert shown[0].startswith("following run live") and "opened" in shown[1]
+    assert shown[0].startswith("following run live") and ("opened" in shown[1] or "over" in shown[1])
     follower.stdout.close()
     assert follower.returncode == 1 and "run live (killed): " in rest and "ended badly" in rest
 
