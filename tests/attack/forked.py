@@ -90,6 +90,8 @@ class Forked:
         for pid in left_running:
             with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
                 words = file.read().replace(b"\0", b" ").decode("utf-8", "replace")
+                if "multiprocessing.resource_tracker" in words:  # Python's own, perhaps ours: it ends by itself
+                    continue
                 self.wrong.append(f"left running: {words[-200:]}")
             os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
