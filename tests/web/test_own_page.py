@@ -24,16 +24,13 @@ BROKEN = '[[panel]]\ntitle = "Bad <b>SQL</b>"\nsql = "SELECT nothing FROM nowher
 @pytest.fixture(scope="module")
 def editing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("editing")
-    with RunBuilder(directory / "one") as run:
-        process = run.process(is_alive=False)
-        process.steps(20, losses=[1.0] * 10 + [float("nan")] * 10)
-        process.drain()
-        process.finish()
-    with open_run(directory / "one") as opened:
-        assert diagnose(opened, keep=True).findings
+    config, cache = str(directory / "config"), str(directory / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", config)  # the run is this user's by a key that is kept there
+        _build(directory)
     mine = directory / "mine.toml"
     mine.write_text(BROKEN)
-    private = environment(XDG_CONFIG_HOME=str(directory / "config"), XDG_CACHE_HOME=str(directory / "cache"))
+    private = environment(XDG_CONFIG_HOME=config, XDG_CACHE_HOME=cache)
     words = ("serve", "--dir", directory, "--port", "0", "--json", "--edit", "--panels", mine)
     server = start_command(*words, env=private, stderr=None)
     assert server.stdout is not None
@@ -44,6 +41,16 @@ def editing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield Served(url, token, directory, server)
     server.terminate()
     finish(server)
+
+
+def _build(directory: Path) -> None:
+    with RunBuilder(directory / "one") as run:
+        process = run.process(is_alive=False)
+        process.steps(20, losses=[1.0] * 10 + [float("nan")] * 10)
+        process.drain()
+        process.finish()
+    with open_run(directory / "one") as opened:
+        assert diagnose(opened, keep=True).findings
 
 
 @pytest.fixture
