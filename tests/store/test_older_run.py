@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from stethos.cli.main import main
-from stethos.record.place import host_key
+from stethos.record.place import boot_id, host_key
 from stethos.store.run import open_run
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "runs-0.1.0.tar.xz"
 COUNTS = {
     "plain": {"steps": 60, "layers": 24, "metrics": 60, "logs": 6, "spans": 12, "modules": 13, "memory": 25},
     "federation": {"steps": 270, "layers": 12, "metrics": 12, "spans": 42, "updates": 180, "rounds": 6},
+    "killed": {"steps": 40, "layers": 24, "metrics": 40, "logs": 1},
 }
 READING = (
     ["doctor"], ["tables"], ["query", "SELECT * FROM steps"], ["profile"], ["rounds"], ["clients"],
@@ -29,8 +30,8 @@ READING = (
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with tarfile.open(FIXTURE) as archive:
         archive.extractall(tmp_path, filter="data")
-    for file in tmp_path.glob("*/*/process.json"):  # as if it had been this machine, which empties its own rings
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"host_key": host_key()}))
+    for file in tmp_path.glob("*/*/process.json"):  # as if it had been here, since the last boot
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"host_key": host_key(), "boot_id": boot_id()}))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -52,6 +53,15 @@ def test_has_the_numbers_that_were_recorded(runs: Path) -> None:
         {"step_ms": 45.244824, "backward_ms": 9.075789, "samples": 960, "grad_norm": 2.4706125826625938, "norms": 5,
          "loss": 0.0808168351650238}, rel=1e-12,
     )  # fmt: skip
+
+
+def test_reads_the_ring_of_a_process_that_was_killed(runs: Path) -> None:
+    assert (runs / "killed" / "11651-60067" / "ring").is_file()
+    with open_run(runs / "killed") as run:
+        steps = run.sql("SELECT step, loss, step_ms, backwards, allocated_bytes FROM steps ORDER BY step").to_pylist()
+    assert [row["step"] for row in steps] == list(range(40))
+    assert steps[-1]["loss"] == 0.00759250158444047
+    assert all(row["step_ms"] > 0 and row["backwards"] == 1 and row["allocated_bytes"] > 0 for row in steps[1:])
 
 
 def test_accuses_the_client_that_it_accused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
