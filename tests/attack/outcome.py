@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _ZEROS = bytes(1 << 16)
+_ENOUGH_BYTES = 4 << 30
 
 
 @dataclass
@@ -97,8 +98,9 @@ def in_child(outcome: Outcome, what: str, work: Callable[[], list[str]], limit_s
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A directory of its own, in memory where that is possible."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    """A directory of its own, in memory where there is enough."""
+    in_memory = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > _ENOUGH_BYTES
+    base = "/dev/shm" if in_memory else None
     path = Path(tempfile.mkdtemp(prefix="stethos-attack-", dir=base))
     try:
         yield path
