@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(8, 32)).square().mean().backward()
     optimizer.step()
-    stethos.log(**{f'value {index}': float(step + index) for index in range(40)})
+    stethos.log(**{f'value {index}': float(step + index) for index in range(100)})
     if step % 50 == 0:
         logging.warning('step %d', step)
     step += 1
-    time.sleep(0.005)
+    time.sleep(0.02)
 """
-PATHS = ("/api/runs", "/api/runs/soak/panels/summary", "/api/runs/soak/findings", "/metrics")
+PATHS = ("/api/runs", "/api/runs/soak/panels/summary", "/api/runs/soak/findings", "/metrics",
+         "/api/runs/soak/panels/step-loss", "/api/runs/soak/panels/step-gradient")  # fmt: skip
 
 
 def attack(tries: int, seed: int = 1) -> Outcome:
@@ -88,14 +90,10 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
     began = time.monotonic()
     requests = 0
     while (now := time.monotonic() - began) < seconds:
-        for path in PATHS:
-            request = urllib.request.Request(address + path, headers={"Authorization": f"Bearer {token}"})
-            try:
-                with urllib.request.urlopen(request, timeout=120) as answer:
-                    answer.read()
-            except OSError as error:
-                outcome.failures.append(f"{path} after {now:.0f} s: {error}")
-            requests += 1
+        with ThreadPoolExecutor(len(PATHS)) as pool:  # all at once, so that several threads of the server read
+            failures = list(pool.map(lambda path: _asked(address + path, token), PATHS))
+        outcome.failures += [f"after {now:.0f} s: {failure}" for failure in failures if failure]
+        requests += len(PATHS)
         segments = _sealed_segments(base)
         for name, pid in {**pids, "drainer": drainers_of(base)[0]}.items():
             process = psutil.Process(pid)
@@ -109,6 +107,17 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
     for name, rows in seen.items():
         _judge(outcome, name, np.array(rows))
     outcome.notes["disk MB"] = sum(one.stat().st_size for one in base.rglob("*") if one.is_file()) / 2**20
+
+
+def _asked(url: str, token: str) -> str | None:
+    """What is wrong with the answer, if anything."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            answer.read()
+    except OSError as error:
+        return f"{url}: {error}"
+    return None
 
 
 def _sealed_segments(base: Path) -> int:

@@ -23,6 +23,7 @@ from stethos.record.collector import FULL, SEGMENT_BYTES, Collector, remove_left
 from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
 from stethos.record.layout import HeaderWord, State
+from stethos.record.memory import return_freed_memory
 from stethos.record.place import RING_FILE, ProcessPlace, RunPlace, host_key, is_alive, is_at_work
 from stethos.record.spawn import take_lock
 from stethos.schema import GPU, TABLES
@@ -351,6 +352,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who started us may have blocked some
     os.nice(5)
     os.umask(0o077)
+    return_freed_memory()
     drainer = Drainer(RunPlace(Path(sys.argv[1])))
     signal.signal(signal.SIGTERM, drainer.stop)
     drainer.watchers.append(WATCHDOG.load()(drainer).visit)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from stethos.record.border import open_file
+from stethos.record.memory import POOL, SYSTEM
 from stethos.record.place import RunPlace, host_key
 from stethos.settings import clean_environment, drainer_python
 
@@ -78,7 +79,7 @@ def ensure_drainer(run: RunPlace) -> int | None:
                drainer_python(), "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
         started = subprocess.run(
-            command, env=clean_environment(), start_new_session=True, timeout=5, check=False, cwd="/",
+            command, env={POOL: SYSTEM, **clean_environment()}, start_new_session=True, timeout=5, check=False, cwd="/",
             stdout=subprocess.PIPE,
         )  # fmt: skip
         return int(started.stdout)

@@ -19,6 +19,7 @@ from stethos.web.version import version_of
 _OPEN_RUNS = 4
 _SETTLED_NS, _LISTED_NS = 10_000_000_000, 30_000_000_000
 _CACHED_BYTES = 48 << 20
+_ENTRY_BYTES = 500  # of an answer's key and place
 PANEL_MEMORY_BYTES = 192 << 20
 
 
@@ -59,6 +60,7 @@ class RunCache:
         self._lock = threading.Lock()
         self._opened: OrderedDict[str, OpenedRun] = OrderedDict()
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
+        self._versions: dict[str, str] = {}  # of the runs that the answers are about
         self._size = 0
         self._listed: _Listing | None = None
 
@@ -143,11 +145,16 @@ class RunCache:
             return found
 
     def _keep(self, key: tuple[str, ...], answer: bytes) -> None:
+        name, version, *_ = key
         with self._lock:
+            if self._versions.get(name) != version:  # what was said of an older one is not asked for again
+                for old in [one for one in self._answers if one[0] == name]:
+                    self._size -= len(self._answers.pop(old)) + _ENTRY_BYTES
+                self._versions[name] = version
             self._answers[key] = answer
-            self._size += len(answer)
+            self._size += len(answer) + _ENTRY_BYTES
             while self._size > _CACHED_BYTES:
-                self._size -= len(self._answers.popitem(last=False)[1])
+                self._size -= len(self._answers.popitem(last=False)[1]) + _ENTRY_BYTES
 
     def _forget(self, name: str) -> None:
         with self._lock:

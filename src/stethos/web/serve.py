@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from stethos.errors import UsageError
+from stethos.record.memory import return_freed_memory
 from stethos.web.access import GuardedRoute
 from stethos.web.app import make_app
 from stethos.web.connections import BoundedListener
@@ -85,6 +86,7 @@ def serve(
     The process lowers its priority a little, so that a training on the same machine goes first.
     """
     os.nice(_NICE)
+    return_freed_memory()
     token = token or new_token()
     config = uvicorn.Config(
         make_app(
