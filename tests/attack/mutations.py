@@ -28,14 +28,14 @@ Mutation = tuple[str, str, int, int]  # file, what, where, with what
 
 
 def every_byte(run: Path) -> Iterator[Mutation]:
-    """One flipped bit and one cut at every byte of its files; of the ring at those that are used, and some others."""
+    """One flipped bit and one cut at every byte of its files; of the ring flips where it is used, and some others."""
     for path in sorted(run.rglob("*")):
         if path.is_file():
             content = path.read_bytes()[: RING_BYTES if path.name == "ring" else None]
             for at, byte in enumerate(content):
                 if path.name != "ring" or byte or at % 32 == 0:
                     yield str(path.relative_to(run)), "flip", at, at % 8
-                if at % 16 == 0 and path.name != "ring":
+                if path.name != "ring":
                     yield str(path.relative_to(run)), "cut", at, 0
 
 
@@ -115,7 +115,7 @@ def _restore(clean: Path, damaged: Path) -> None:
 
 
 def attack_every_byte(tries: int, seed: int = 1) -> Outcome:
-    """One flipped bit at every byte of a small run, and a cut at every sixteenth; `seed` says which piece of them."""
+    """One flipped bit and one cut at every byte of a small run; `seed` says which piece of them."""
     outcome = Outcome(
         "every byte of a small run, flipped and cut", "only our own errors; no row that was not written; books balance"
     )

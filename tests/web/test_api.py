@@ -324,6 +324,23 @@ def test_an_answer_is_made_once_for_each_version(shown_runs: Path, tmp_path: Pat
     assert len(made) == 2
 
 
+def test_answers_about_older_versions_are_let_go(shown_runs: Path, tmp_path: Path) -> None:
+    for name in ("growing", "other"):
+        shutil.copytree(shown_runs / "odd", tmp_path / name)
+    cache = RunCache(tmp_path)
+    cache.answer("other", ("a",), lambda run: b"answer")
+    for version in range(5):
+        (tmp_path / "growing" / f"launcher-{version}.json").write_text("{}")
+        for key in ("a", "b"):
+            cache.answer("growing", (key,), lambda run: bytes(1000))
+    assert sorted((name, key) for name, _, key in cache._answers) == [
+        ("growing", "a"),
+        ("growing", "b"),
+        ("other", "a"),
+    ]
+    assert 2_000 < cache._size < 4_000
+
+
 def test_twenty_readers_at_once_get_the_same_answer(server: Served) -> None:
     async def ask() -> list[httpx.Response]:
         headers = {"authorization": f"Bearer {server.token}"}
