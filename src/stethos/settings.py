@@ -25,6 +25,7 @@ DEFAULT_HANG_S, DEFAULT_HANG_TIMES = 30.0, 30.0
 
 SITE_DIR = Path(__file__).resolve().parent / "_site"
 _PREFIX = "STETHOS_"
+_ARROW_POOL, _SYSTEM_POOL = "ARROW_DEFAULT_MEMORY_POOL", "system"  # which Arrow reads as it is imported
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -154,6 +155,16 @@ def clean_environment() -> dict[str, str]:
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path and Path(path) != SITE_DIR)
     return environment
+
+
+def drainer_environment() -> dict[str, str]:
+    """The environment of a drainer: a clean one, in which Arrow allocates as `record.memory` wants it."""
+    return {_ARROW_POOL: _SYSTEM_POOL, **clean_environment()}
+
+
+def choose_system_pool() -> None:
+    """Have Arrow allocate by the C library, once it is imported, and in child processes; the user's choice is kept."""
+    os.environ.setdefault(_ARROW_POOL, _SYSTEM_POOL)
 
 
 def drainer_python() -> str:

@@ -1,15 +1,12 @@
-"""Memory of processes that last as long as a run, or longer: what they free goes back to the machine.
-
-Standard library only.
-"""
+"""Memory of processes that last as long as a run, or longer: what they free goes back to the machine."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import suppress
 
-POOL, SYSTEM = "ARROW_DEFAULT_MEMORY_POOL", "system"  # a variable that Arrow reads as it is imported
+from stethos.settings import choose_system_pool
+
 # Of glibc's mallopt(3).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _KEPT_BYTES = 4 << 20
@@ -24,7 +21,7 @@ def return_freed_memory() -> None:
     Arrow: a server whose threads read a growing run in turn had 137 MB, then 274 MB after eight sealed segments. Does
     nothing where the C library is another one.
     """
-    os.environ.setdefault(POOL, SYSTEM)
+    choose_system_pool()
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_ARENA_MAX, _HEAPS)

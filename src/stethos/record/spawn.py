@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 from stethos.record.border import open_file
-from stethos.record.memory import POOL, SYSTEM
 from stethos.record.place import RunPlace, host_key
-from stethos.settings import clean_environment, drainer_python
+from stethos.settings import drainer_environment, drainer_python
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _WHOLE_FILE = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -79,7 +78,7 @@ def ensure_drainer(run: RunPlace) -> int | None:
                drainer_python(), "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
         started = subprocess.run(
-            command, env={POOL: SYSTEM, **clean_environment()}, start_new_session=True, timeout=5, check=False, cwd="/",
+            command, env=drainer_environment(), start_new_session=True, timeout=5, check=False, cwd="/",
             stdout=subprocess.PIPE,
         )  # fmt: skip
         return int(started.stdout)
