@@ -37,6 +37,7 @@ _LOSS, _GRAD_NORM, *_TIMES = map(
 
 _raw_stream_of: Callable[[int], int] = torch._C.__dict__.get("_cuda_getCurrentRawStream", lambda _: 0)
 _STREAMS: dict[tuple[int, int], Any] = {}  # to ask torch for it takes longer than to record an event
+_FREE: dict[int, deque[Any]] = {}  # events by device that nobody needs any more: a new one takes twice as long
 
 
 class Mark(Enum):
@@ -108,7 +109,8 @@ class LateRows:
             places = self._buffers[dtype] = list(whole)
         place = places[self._next % _SLOTS]
         self._next += 1
-        place.copy_(loss.detach().view(()), non_blocking=True)
+        with torch.no_grad():
+            place.copy_(loss if not loss.dim() else loss.detach().view(()), non_blocking=True)
         return place
 
     def put_later(self, late: LateStep, put: Callable[..., bool], values: tuple[Any, ...]) -> None:
@@ -153,6 +155,9 @@ class LateRows:
                 for place, spent_ns in zip(_TIMES, _spent_ns(late.marks, [row[at] for at in _TIMES]), strict=True):
                     row[place] = spent_ns
         put(*row)
+        if is_known:
+            for _, event in late.marks[:-1]:  # the last one may be where the next step begins
+                _FREE[event.device.index].append(event)
 
 
 @contextmanager
@@ -176,7 +181,13 @@ def recorded_event() -> Any:
     if stream is None:
         _STREAMS.clear()
         stream = _STREAMS[device, raw] = torch.cuda.current_stream()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    free = _FREE.get(device)
+    if free is None:
+        free = _FREE[device] = deque(maxlen=_MOST_MARKS)
+    try:
+        event = free.pop()
+    except IndexError:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
