@@ -305,7 +305,7 @@ class Inspector:
         """What an inspection took is our cost, not the forward pass's; the budget goes by CPU time."""
         took_ns = monotonic_ns() - start_ns
         self._spent_ns += thread_time_ns() - cpu_ns
-        self._watch.layers.spent_ns += int(took_ns * (1 - self._watch.hidden.share))
+        self._watch.layers.spent_ns += int(self._watch.lead.lost_ns(took_ns))
         iteration = self._watch.local.iteration
         if iteration.mark_ns:
             iteration.mark_ns += took_ns
