@@ -19,6 +19,7 @@ from processes import finish, start
 
 from stethos.record.arrow import Names, slot_batches
 from stethos.record.layout import (
+    FRAME_BYTES,
     FRAME_HEADER,
     FRAMES_BASE,
     LARGEST_FRAME,
@@ -401,6 +402,21 @@ def test_what_no_process_can_have_written_is_refused_and_can_be_stepped_over(pip
     pipe.tap.advance(pipe.tap.slots_tail, pipe.tap.frames_tail, 0)
     assert pipe.put(6) and pipe.take() == [(1, 6.0)]
     assert pipe.put_text(b"after") and pipe.take_texts() == [(0, b"after")]
+
+
+@pytest.mark.parametrize("tail", [FRAME_BYTES - 1, FRAME_BYTES - 8, 3])
+def test_a_frame_that_would_lie_behind_the_ring_is_damage(tmp_path: Path, tail: int) -> None:
+    create_ring_file(tmp_path / "ring")
+    with (tmp_path / "ring").open("r+b") as file:
+        for word, value in ((HeaderWord.FRAMES_TAIL, tail), (HeaderWord.FRAMES_HEAD, tail + 4096)):
+            file.seek(8 * word)
+            file.write(struct.pack("<q", value))
+        file.seek(FRAMES_BASE + FRAME_BYTES - 8)  # a header that does not fit
+        file.write(struct.pack("<IHH", 8, LOGS.number, 0))
+    tap = Tap(tmp_path / "ring", is_writable=False)
+    with pytest.raises(DamagedRingError):
+        tap.read_frames()
+    tap.close()
 
 
 def test_importing_the_ring_needs_the_standard_library_only() -> None:

@@ -185,10 +185,14 @@ class Tap:
         rows_so_far = self._rows_so_far
         while at < head and at <= stop:
             place = self.written.frames_base + at % FRAME_BYTES
+            if at % 8:
+                raise DamagedRingError(f"a frame at {at}")
             size, table = struct.unpack_from("<IH", self._map, place)
             if not 8 <= size <= head - at or place + size > self.written.ring_bytes or size % 8:
                 raise DamagedRingError(f"a frame of {size} bytes at {at}, with {head - at} bytes left")
             if table != TABLE_PAD:
+                if size < FRAME_HEADER.size:
+                    raise DamagedRingError(f"a frame of {size} bytes at {at}")
                 frame, rows_so_far = self._frame_at(place)
                 frames.append(frame)
             at += size
