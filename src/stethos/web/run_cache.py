@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stethos.errors import RunNotFoundError
+from stethos.record.memory import trim_heaps
 from stethos.record.place import RunPlace
 from stethos.store.find import is_live, list_runs
 from stethos.store.run import Run
@@ -19,6 +20,7 @@ from stethos.web.version import version_of
 _OPEN_RUNS = 4
 _SETTLED_NS, _LISTED_NS = 10_000_000_000, 30_000_000_000
 _CACHED_BYTES = 48 << 20
+_TRIM_EVERY_S = 5.0
 _ENTRY_BYTES = 500  # of an answer's key and place
 PANEL_MEMORY_BYTES = 192 << 20
 
@@ -62,6 +64,7 @@ class RunCache:
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._versions: dict[str, str] = {}  # of the runs that the answers are about
         self._size = 0
+        self._trimmed_s = time.monotonic()
         self._listed: _Listing | None = None
 
     def places(self) -> list[RunPlace]:
@@ -135,6 +138,9 @@ class RunCache:
             if known is None:
                 known = make(opened.run())
                 self._keep(full, known)
+        if time.monotonic() - self._trimmed_s > _TRIM_EVERY_S:  # what was read of a growing run leaves holes
+            self._trimmed_s = time.monotonic()
+            trim_heaps()
         return known
 
     def _known(self, key: tuple[str, ...]) -> bytes | None:
