@@ -67,6 +67,20 @@ def test_an_assistant_reads_runs_and_changes_none(run: RunBuilder) -> None:
     assert files_in(run.path) == before
 
 
+def test_a_greedy_query_is_an_error_and_the_next_one_is_answered(run: RunBuilder) -> None:
+    process = run.process()
+    process.steps(3)
+    process.finish()
+    name = run.path.name
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("query", {"run": name, "sql": "SELECT list_sum(range(1000000000))"}),
+        ("query", {"run": name, "sql": "SELECT count(*) AS steps FROM steps"}),
+    ]
+    _, (greedy, modest) = anyio.run(ask, run.path.parent, calls)
+    assert greedy.is_error and "memory" in text_of(greedy) and "Traceback" not in text_of(greedy)
+    assert json.loads(text_of(modest)) == [{"steps": 3}]
+
+
 @pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[]\n", b'{"jsonrpc": "2.0"}\n', b"{" * 5000 + b"\n"])
 def test_nonsense_ends_nothing(tmp_path: Path, line: bytes) -> None:
     import subprocess
