@@ -150,3 +150,6 @@ def test_losses_of_the_same_operations_have_the_same_graph_and_others_have_not()
     assert dropped is not None and halved is not None
     assert plain.graph == fewer_rows.graph == halved.graph
     assert len({plain.graph, twice.graph, dropped.graph}) == 3
+    gru, head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)
+    lengths = [batch_of(F.cross_entropy(head(gru(torch.randn(8, size, 4))[0][:, -1]), Y)) for size in (5, 9)]
+    assert lengths[0] is not None and lengths[1] is not None and lengths[0].graph == lengths[1].graph

@@ -7,6 +7,7 @@ just before `backward` runs.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -63,7 +64,7 @@ class Batch:
     target: Target | None = None
     answers: torch.Tensor | None = None
     loss: str = ""  # how the loss is computed, as "NllLoss sum"; empty where it is not one of torch's
-    graph: int = 0  # equal for losses that are computed by the same kinds of operations
+    graph: int = 0  # equal for losses that are computed by the same operations, however often
 
 
 def batch_of(loss: Any) -> Batch | None:
@@ -74,10 +75,11 @@ def batch_of(loss: Any) -> Batch | None:
     goal = _Goal()
     inputs: list[torch.Tensor] = []
     tokens: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    names: set[str] = set()
+    edges: set[str] = set()
     for node, _ in nodes_of(root, _MOST_NODES):
         name = name_of(node)
-        names.add(name)
+        if name not in _OF_LAYOUT:
+            edges.update(f"{name} {below}" for below in _below(node))
         goal.look(node, name)
         if (attributes := _INPUTS.get(name)) is not None and _is_first(node):
             inputs += [one for one in (saved(node, each) for each in attributes)
@@ -87,7 +89,16 @@ def batch_of(loss: Any) -> Batch | None:
             if indices is not None and not _is_count(indices):
                 tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
     found = _assembled(goal, inputs, tokens)
-    return None if found is None else replace(found, graph=zlib.crc32(" ".join(sorted(names - _OF_LAYOUT)).encode()))
+    return None if found is None else replace(found, graph=zlib.crc32("\n".join(sorted(edges)).encode()))
+
+
+def _below(node: Any) -> Iterator[str]:
+    """The operations that a node's inputs come from."""
+    for below, _ in node.next_functions:
+        while below is not None and name_of(below) in _OF_LAYOUT and below.next_functions:
+            below = below.next_functions[0][0]
+        if below is not None:
+            yield name_of(below)
 
 
 class _Goal:
@@ -185,7 +196,7 @@ def _is_of_constant(node: Any, name: str) -> bool:
 
 
 def _is_beside_parameter(node: Any, name: str, tensor: torch.Tensor) -> bool:
-    """Whether a parameter of a tensor's shape is multiplied with it, element by element: a mask or a penalty, no batch."""
+    """Whether a parameter of a tensor's shape is multiplied with it by elements: a mask or a penalty, no batch."""
     return name in ("MulBackward", "DivBackward") and any(
         below is not None and name_of(below) == _PARAMETER and below.variable.shape == tensor.shape
         for below, _ in node.next_functions

@@ -26,6 +26,7 @@ _EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
 _MOST_COUNTED = 400  # samples of a client that are told apart
+_MANY_ALIKE = 0.4  # of a batch repeats the rest, in some rounds
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
@@ -134,9 +135,10 @@ def loss_above_others(entry_loss: Array) -> Array:
 
 
 def _duplicates(inside: InsideEvidence) -> Array:
-    """How much of its batches repeats other samples of the batch, beyond chance, in the rounds in which most does.
+    """How much of its batches repeats other samples of the batch, beyond chance.
 
-    Texts may have lines that come often, so it must have far fewer samples, too, or repeat most of them.
+    Texts may have lines that come often, so it must have far fewer samples, too, or repeat far more in some rounds than
+    in others, as where inputs are lost at times.
     """
     rows = inside.matrix("rows")
     distinct = np.minimum(inside.matrix("distinct") + np.nan_to_num(inside.matrix("by_chance")), 1.0)
@@ -145,15 +147,20 @@ def _duplicates(inside: InsideEvidence) -> Array:
     seen = np.nansum(rows, axis=0) >= FEWEST_SAMPLES
     known = np.isfinite(distinct)
     share = 1 - np.nansum(distinct * rows, axis=0) / np.maximum(np.nansum(np.where(known, rows, 0), axis=0), 1)
-    often = np.array([
-        float(np.mean(np.sort(1 - distinct[known[:, place], place])[-max(2, int(known[:, place].sum()) // 3) :]))
-        if known[:, place].sum() >= 2 else np.nan
-        for place in range(len(inside.clients))
-    ])  # fmt: skip
+    often = np.array([_at_times(1 - distinct[known[:, place], place]) for place in range(len(inside.clients))])
     count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
     is_few = count <= _FEW_SAMPLES * np.median(count)
-    few, many = (margins(np.where(seen, one, np.nan), least, 4.0, 0.03) for one, least in ((share, 0.3), (often, 0.6)))
+    few, many = (margins(np.where(seen, one, np.nan), least, 4.0, 0.03) for one, least in ((share, 0.3), (often, _MANY_ALIKE)))
     return np.maximum(np.where(is_few, few, 0.0), many)
+
+
+def _at_times(shares: Array) -> float:
+    """How much larger a share is in the third of the rounds in which it is largest than where it is smallest."""
+    third = max(2, len(shares) // 3)
+    if len(shares) < 2 * third:
+        return np.nan
+    ordered = np.sort(shares)
+    return float(ordered[-third:].mean() - ordered[:third].mean())
 
 
 def _fewer_than_said(inside: InsideEvidence) -> Array:
