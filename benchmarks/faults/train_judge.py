@@ -34,6 +34,7 @@ from torch import nn
 
 from benchmarks.faults.case import Case, play
 from benchmarks.faults.design import KIND_OF
+from benchmarks.faults.made import made_from
 from benchmarks.report import say
 from stethos.diagnose.federated.judge import HONEST, judge_in
 from stethos.diagnose.federated.trait import Signals, Traits
@@ -197,7 +198,8 @@ def kept_in(directories: list[Path]) -> Examples:
 def judged_by(examples: Examples) -> dict[str, Any]:
     """Fit the members; return the judge as the package stores it, and say how good it is on what was set aside."""
     members = [trained(examples, seed) for seed in range(_MEMBERS)]
-    value = {"kinds": list(KINDS), "names": list(examples.names), "members": members}
+    value: dict[str, Any] = {"kinds": list(KINDS), "names": list(examples.names), "members": members}
+    value["made"] = made_from(examples.seeds, examples.traits, examples.kinds)
     aside = (examples.seeds % _SET_ASIDE == 0) & examples.is_fair & (examples.rounds > 3)
     traits = Traits(examples.names, examples.traits[aside].astype(float), np.zeros((int(aside.sum()), 2), np.int64))
     shares, kinds, seeds = judge_in(value).probabilities(traits), examples.kinds[aside], examples.seeds[aside]

@@ -150,8 +150,8 @@ def _duplicates(inside: InsideEvidence) -> Array:
     often = np.array([_at_times(1 - distinct[known[:, place], place]) for place in range(len(inside.clients))])
     count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
     is_few = count <= _FEW_SAMPLES * np.median(count)
-    few, many = (margins(np.where(seen, one, np.nan), least, 4.0, 0.03) for one, least in ((share, 0.3), (often, _MANY_ALIKE)))
-    return np.maximum(np.where(is_few, few, 0.0), many)
+    few = margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03)
+    return np.maximum(np.where(is_few, few, 0.0), margins(np.where(seen, often, np.nan), _MANY_ALIKE, 4.0, 0.03))
 
 
 def _at_times(shares: Array) -> float:
