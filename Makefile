@@ -107,6 +107,7 @@ clean:  ## remove the virtual environment and caches; runs are kept
 JUDGE_FILE ?= src/stethos/diagnose/federated/judge.json
 judge: .venv/.installed  ## play federations and train the judge of updates (hours); JUDGE="--runs 8" JUDGE_FILE=build/judge.json is short
 	@mkdir -p build $(dir $(JUDGE_FILE))
+	-@$(RUN) -m stethos.lab.fetch fashion-mnist
 	@$(RUN) -m benchmarks.faults.train_judge $(JUDGE) --write $(JUDGE_FILE)
 	@$(RUN) -m benchmarks.faults.train_reviewers $(JUDGE) --keep build/reviewers --from build/reviewers --write $(JUDGE_FILE)
 

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.faults.case import Case, play
+from benchmarks.faults.case import Case, is_here, play
 from benchmarks.faults.design import KIND_OF
 from benchmarks.faults.made import made_from
 from benchmarks.report import say
@@ -288,7 +288,10 @@ def main() -> None:
 
 
 def _played(runs: int, limit_s: float, processes: int, keep: Path | None) -> Examples:
-    seeds = [first + number for number in range(runs) for first in (WIDE, NEAR, FAR)]
+    asked = [first + number for number in range(runs) for first in (WIDE, NEAR, FAR)]
+    seeds = [seed for seed in asked if is_here(case_of(seed))]
+    if len(seeds) < len(asked):
+        say(f"{len(asked) - len(seeds)} of {len(asked)} federations are left out: their data are not on this machine")
     parts: list[Examples] = []
     start, written = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
