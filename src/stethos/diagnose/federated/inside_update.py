@@ -264,12 +264,11 @@ def _early(inside: InsideEvidence) -> Array:
     samples = np.fmax(np.nanmax(said, axis=0), np.where(seen > 0, seen, np.nan))
     made = np.nanmean(np.log2(steps), axis=0)
     passes = np.nanmean(np.log2(steps * np.nanmedian(batch, axis=0) / samples), axis=0)
-    return np.max(
-        [
-            np.minimum(*(margins(way * one, _TIMES, 4.0, 0.15) for one in (made, passes)))
-            for way in (1.0, -1.0)
-        ], axis=0,
-    )  # fmt: skip
+    fewer, more = (
+        np.minimum(margins(way * made, _TIMES, 4.0, 0.15), margins(way * passes, _TIMES, 4.0, 0.15))
+        for way in (-1.0, 1.0)
+    )
+    return np.maximum(fewer, more)
 
 
 def _unlike(inside: InsideEvidence, name: str, beside: str | None = None) -> npt.NDArray[np.bool_]:
