@@ -257,6 +257,14 @@ def test_initialisations(start: dict[str, float], found: bool) -> None:
     assert bool(made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows))) == found
 
 
+def test_what_is_no_weight_may_begin_small() -> None:
+    """The mean of a variational distribution beside its covariance; a token beside weights."""
+    small, usual = {"std": 1e-3, "size": 32}, {"std": 0.12, "size": 1024}
+    for names in (("q_mean", "q_cover"), ("token", "a_weight")):
+        rows = made.layers(3, **{f"weight__{names[0]}": small, f"weight__{names[1]}": usual})
+        assert made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows)) == []
+
+
 def test_beside_gradients_that_exploded_nothing_has_vanished() -> None:
     exploded = np.where(np.arange(30) < 10, 1.0, 1e12)
     rows = made.layers(30, gradient__a_weight={"norm": exploded}, gradient__b_weight={"norm": 1.0})
