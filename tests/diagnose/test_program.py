@@ -9,6 +9,7 @@ import pytest
 
 from stethos.diagnose.convergence.gradients_not_zeroed import GradientsNotZeroed
 from stethos.diagnose.program.implausible_loss import ImplausibleLoss
+from stethos.diagnose.program.lost_gradients import LostGradients
 from tests import training_rows as made
 
 BELOW_ZERO = np.linspace(2.0, -0.5, 100)
@@ -39,3 +40,11 @@ def test_a_second_training_that_does_not_zero_is_seen_behind_a_healthy_one() -> 
     rows = made.inspections(8, step=[1, 2, 3, 4, 50, 51, 52, 53], leftover_norm=[0.0] * 5 + [0.3] * 3)
     (found,) = GradientsNotZeroed().check(made.window(steps=both, inspections=rows))
     assert found.subject.first == 50
+
+
+@pytest.mark.parametrize(("level", "found"), [(0.3, ["lost-gradients"]), (0.0, [])])
+def test_no_gradient_is_due_where_the_loss_is_zero(level: float, found: list[str]) -> None:
+    losses = [*made.falling(60), *[level] * 40]
+    norms = [0.5] * 60 + [0.0] * 40
+    seen = made.window(steps=made.steps(losses, grad_norm=norms), inspections=made.inspections())
+    assert made.names_in(LostGradients(), seen) == found

@@ -36,7 +36,7 @@ class ImplausibleLoss:
     code: ClassVar[str] = "PRG008"
     name: ClassVar[str] = "implausible-loss"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Needs] = {"inspections": frozenset({"step", "function"}), "steps": frozenset({"step", "loss"})}
+    needs: ClassVar[Needs] = {"inspections": frozenset({"step", "phase"}), "steps": frozenset({"step", "loss"})}
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"plateau", "slow-progress", "divergence", "weight-explosion"})
 
