@@ -163,7 +163,8 @@ class Inspector:
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
-            left = [leaf.grad for leaf in graph.leaves if leaf.is_leaf and leaf.grad is not None]
+            trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
+            left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
             facts["leftover_norm"] = norm_of(left) if left else 0.0
         facts["random_hash"] = float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
         self._pass_at = -1

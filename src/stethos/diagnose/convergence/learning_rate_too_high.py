@@ -23,6 +23,8 @@ from stethos.diagnose.training import (
 from stethos.diagnose.window import Window
 from stethos.store.frame import Array
 
+_LEAST_NORM = 0.14  # times the fourth root of the size: a quarter of what usual schemes give a matrix
+
 
 @dataclass(frozen=True, slots=True)
 class LearningRateTooHigh:
@@ -127,5 +129,6 @@ def _moved_per_step(one: Training) -> float | None:
         start = track["norm"][track.since == 0]
         if track.is_matrix and soon.any() and len(start) and start[0] > 0:
             where = np.flatnonzero(soon)[0]
-            found.append(float(track["drift"][where] / track.since[where] / start[0]))
+            usual = _LEAST_NORM * track.size**0.25  # a layer that begins near 0 on purpose moves far at first
+            found.append(float(track["drift"][where] / track.since[where] / max(start[0], usual)))
     return max(found) if found else None

@@ -21,7 +21,7 @@ class VanishingGradients:
     What it looks at: the gradient per element of each weight matrix against the largest of all layers, and against its
     own beginning. They are small, not exactly 0: those are frozen layers or dead units.
     Why it matters: these layers stay as they were initialised.
-    Not a fault when: the loss falls all the same; then it is only mentioned.
+    Not a fault when: the loss falls all the same, or had no time to; then it is only mentioned.
     Next step: ReLU-like activations, norm layers, residual connections, or an initialisation with the right gain.
     """
 
@@ -38,6 +38,7 @@ class VanishingGradients:
     of_start: float = 1e-5
     share: float = 0.25
     learned: float = 0.5
+    least_steps: int = 50
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -60,7 +61,7 @@ class VanishingGradients:
         if small.sum() < max(1, self.share * is_matrix.sum()):
             return
         layers = [track.layer for track, is_small in zip(tracks, small, strict=True) if is_small]
-        is_harmful = not one.fall > self.learned
+        is_harmful = len(one) >= self.least_steps and not one.fall > self.learned
         yield Finding(
             self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
             f"gradients vanish in {len(layers)} of {int(is_matrix.sum())} weight matrices, first {layers[0]}",
