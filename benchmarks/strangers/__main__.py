@@ -101,7 +101,7 @@ def _run(command: list[Any], source: Path, library: Path) -> tuple[int, str]:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, cwd=source, env=seen)
     except subprocess.TimeoutExpired:
         return 124, ""
-    return done.returncode, re.sub(r"\d+\.\d+\s?s\b|\(0:\d\d:\d\d\)", "", done.stdout.decode(errors="replace"))
+    return done.returncode, re.sub(r"\d+\.\d+\s?s\b( \(\d:\d\d:\d\d\))?", "", done.stdout.decode(errors="replace"))
 
 
 def _fetched(stranger: Stranger, place: Path) -> tuple[Path, Path]:

@@ -19,11 +19,10 @@ from stethos.diagnose.window import Window
 class SlowProgress:
     """The loss falls steadily, but so slowly that the training will not get far.
 
-    A loss that has fallen by a tenth or more learns; that it is not done yet is a remark, no warning.
-
     What it looks at: the slope of the loss against its noise, and how much of the first loss was gained so far.
     Why it matters: the model can learn, it only takes steps that are too small, or too few.
-    Not a fault when: the training has just begun, or continues from a trained model.
+    Not a fault when: the training has just begun, or continues from a trained model. A loss that has fallen by a tenth
+    or more learns: that it is not done yet is only mentioned.
     Next step: raise the learning rate tenfold, and see whether the loss falls faster.
     """
 
