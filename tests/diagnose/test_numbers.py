@@ -212,6 +212,15 @@ def test_small_gradients_of_a_model_that_learns_are_only_mentioned() -> None:
     assert [one.severity for one in VanishingGradients().check(seen)] == [Severity.INFO]
 
 
+def test_layers_that_move_in_spite_of_small_gradients_are_only_mentioned() -> None:
+    """A branch of the policy beside one of values, with Adam."""
+    drift = [0.0, 0.01, 0.02, 0.03, 0.04]
+    rows = made.layers(5, **depth(1e-8, 1e-6, 1e-3, 1.0), weight__a_weight={"drift": drift},
+                       weight__b_weight={"drift": drift})  # fmt: skip
+    seen = made.window(steps=made.steps(STUCK), layers=rows)
+    assert [one.severity for one in VanishingGradients().check(seen)] == [Severity.INFO]
+
+
 def test_a_layer_without_gradient_is_mentioned_and_one_with_zero_is_a_warning() -> None:
     def seen(first: Any) -> Window:
         rows = made.layers(
