@@ -87,7 +87,8 @@ class VanishingGradients:
         for track in one.layers.get("weight", ()):
             known = (track.since > 0) & np.isfinite(track["drift"]) & (track["norm"] > 0)
             if track.layer in layers and known.any():
-                found.append(float(np.median((track["drift"] / track.since / track["norm"])[known])))
+                way = track.since[known] * track["norm"][known]
+                found.append(float(np.median(track["drift"][known] / way)))
         return bool(found) and float(np.median(found)) > self.moves
 
 
