@@ -95,7 +95,7 @@ UNREACHED = {
     },
     "only where something leaks": {
         *(f"observe.holder.{name}" for name in ("holder_of", "_own_frames", "_named", "_container_of", "_owner_of")),
-        *(f"observe.holder.{name}" for name in ("_attribute", "_described")),
+        *(f"observe.holder.{name}" for name in ("_attribute", "_described", "_instance_with")),
         *(f"observe.program_line.{name}" for name in ("filling_line", "_fills", "_is_named")),
         *(f"observe.memory_sample.{name}" for name in ("MemorySampler._holder", "_shown")),
     },

@@ -217,6 +217,18 @@ def test_an_attribute_is_a_holder() -> None:
     assert found.text == "Trainer.outputs (dict)" and found.line.endswith(f"test_memory.py:{first + 1}")
 
 
+class Outputs:
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+
+def test_a_list_of_an_object_without_a_dict_is_a_holder() -> None:
+    outputs, out = Outputs(), torch.ones(3)
+    outputs.seen.append(out)
+    found = holder_of(out, inspect.currentframe(), ProgramLines())
+    assert found.text == "Outputs.seen (list)" and ":" in found.line
+
+
 def test_what_nobody_holds_has_no_holder() -> None:
     def frames() -> Iterator[None]:
         yield None

@@ -36,7 +36,8 @@ def holder_of(value: object, frame: FrameType | None, lines: ProgramLines) -> Ho
             return named
         inner, found = found, _container_of(found, frames)
         if found is None or found is inner:
-            break
+            owner = _instance_with(inner)
+            return Holder() if owner is None else _attribute(owner, inner, lines)
         owner = _owner_of(found)
         if owner is not None:
             return _attribute(owner, inner, lines)
@@ -78,6 +79,17 @@ def _container_of(value: object, frames: list[FrameType]) -> object | None:
     own = {id(frames), id(vars(sys.modules[__name__]))}
     for referrer in gc.get_referrers(value)[:_MOST_REFERRERS]:
         if id(referrer) not in own and type(referrer).__name__ in _CONTAINERS and referrer is not value:
+            return referrer  # type: ignore[no-any-return]
+    return None
+
+
+def _instance_with(value: object) -> object | None:
+    """The object that has a container as an attribute, where Python keeps attributes without a dict."""
+    if type(value).__name__ not in _CONTAINERS:
+        return None
+    for referrer in gc.get_referrers(value)[:_MOST_REFERRERS]:
+        attributes = getattr(referrer, "__dict__", None)
+        if type(attributes) is dict and any(other is value for other in attributes.values()):
             return referrer  # type: ignore[no-any-return]
     return None
 

@@ -112,7 +112,7 @@ def _culprit(facts: dict[str, Any], group: dict[str, Any] | None, batch: int | N
         advice = "keep numbers: `loss.item()` or `.detach()`" if group["keeps_graphs"] else "drop what is not needed"
         return f": {name} holds {group['count']:,} {what}{line}", f"{advice}; see {group['line'] or name}"
     asked = _asked_in(facts.get("error", ""))
-    if not total or asked > max(_LARGE * facts.get("total_bytes", 0), total):
+    if asked > total or not total:
         told = f": it asked for {_size(asked)} at once" if asked else ""
         return told, f"make what {facts.get('line') or 'that line'} asks for smaller"
     largest = max(sizes, key=lambda word: sizes[word])
