@@ -14,6 +14,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,11 @@ def measure(scale: Scale, scratch: Path) -> list[Grid]:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         expect.set_options(timeout=_PATIENCE_MS)
-        rows = [*_many_runs(browser, scratch / "runs", scale), *_many_clients(browser, scratch, clients, rounds, scale)]
+        rows = [
+            *_many_runs(browser, scratch / "runs", scale),
+            *_left_open(browser, scratch, 5 if scale.is_quick else 30),
+            *_many_clients(browser, scratch, clients, rounds),
+        ]
         browser.close()
     notes = [
         "By the clock, the worst of the repeats is judged; `CPU` is the median of the page's own thread, which other "
@@ -127,35 +132,47 @@ def _many_runs(browser: Browser, runs: Path, scale: Scale) -> Iterator[list[str]
         page.context.close()
 
 
-def _many_clients(browser: Browser, scratch: Path, clients: int, rounds: int, scale: Scale) -> Iterator[list[str]]:
+def _many_clients(browser: Browser, scratch: Path, clients: int, rounds: int) -> Iterator[list[str]]:
     say(f"workspace: a live federation of {clients:,} clients x {rounds:,} rounds")
-    job = {"run": str(scratch / "federation" / "many"), "clients": clients, "rounds": rounds, "rows": 0, "layers": 0}
+    with _federation(scratch / "many", clients, rounds), served(scratch / "many") as (url, token, _):
+        page, session = _page(browser)
+        page.goto(f"{url}/#token={token}&to=/run/live/clients")
+        drawn = page.locator("[data-panel=client-map] canvas")
+
+        def look(measure: str) -> Callable[[], None]:
+            def work() -> None:
+                page.goto(f"{url}/#/run/live/clients?measure={measure}")
+                page.reload(wait_until="commit")
+                expect(drawn).to_be_visible()
+
+            return work
+
+        expect(drawn).to_be_visible()
+        maps = [_timed(session, look(one)) for one in ("cosine", "entry_loss", "loss", "duration")]
+        yield _row(f"client map, {clients:,} clients", maps, _MAP_TARGET_MS)
+        page.context.close()
+
+
+def _left_open(browser: Browser, scratch: Path, stretch_s: float) -> Iterator[list[str]]:
+    say("workspace: a live page on which nothing happens")
+    with _federation(scratch / "few", 20, 20), served(scratch / "few") as (url, token, server):
+        page, _ = _page(browser)
+        page.goto(f"{url}/#token={token}&to=/run/live/overview")
+        expect(page.locator("[data-panel=summary]")).to_be_visible()
+        _wait_until_diagnosed(url, token)
+        page.wait_for_timeout(5 * _SETTLE_MS)
+        yield from _idle(page, server, stretch_s)
+        page.context.close()
+
+
+@contextmanager
+def _federation(directory: Path, clients: int, rounds: int) -> Iterator[None]:
+    """A live run of that many clients and rounds, whose process does nothing more."""
+    job = {"run": str(directory / "live"), "clients": clients, "rounds": rounds, "rows": 0, "layers": 0}
     child = Child("wide_run", job)
     try:
         child.wait_for_result()
-        with served(scratch / "federation") as (url, token, server):
-            page, session = _page(browser)
-            page.goto(f"{url}/#token={token}&to=/run/many/clients")
-            drawn = page.locator("[data-panel=client-map] canvas")
-
-            def look(measure: str) -> Callable[[], None]:
-                def work() -> None:
-                    page.goto(f"{url}/#/run/many/clients?measure={measure}")
-                    page.reload(wait_until="commit")
-                    expect(drawn).to_be_visible()
-
-                return work
-
-            expect(drawn).to_be_visible()
-            maps = [_timed(session, look(one)) for one in ("cosine", "entry_loss", "loss", "duration")]
-            yield _row(f"client map, {clients:,} clients", maps, _MAP_TARGET_MS)
-            page.goto(f"{url}/#/run/many/overview")
-            expect(page.locator("[data-panel=summary]")).to_be_visible()
-            _wait_until_diagnosed(url, token)
-            page.wait_for_timeout(5 * _SETTLE_MS)
-            stretch_s = 5 if scale.is_quick else 30
-            yield from _idle(page, server, stretch_s)
-            page.context.close()
+        yield
     finally:
         child.close()
 
@@ -176,7 +193,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 def _wait_until_diagnosed(url: str, token: str) -> None:
     while True:
-        found = _get(f"{url}/api/runs/many/findings", token)
+        found = _get(f"{url}/api/runs/live/findings", token)
         if found["is_diagnosed"] and not found["is_under_way"]:
             return
         time.sleep(1)
@@ -223,7 +240,9 @@ def _thread_ms(session: CDPSession) -> float:
 def _row(name: str, took: list[Took], target_ms: float) -> list[str]:
     worst = max(one.wall_ms for one in took)
     middle, cpu = median([one.wall_ms for one in took]), median([one.cpu_ms for one in took])
-    return [name, f"{middle:.0f}", f"{worst:.0f}", f"{cpu:.0f}", f"{target_ms:.0f}", verdict(worst, target_ms)]
+    row = [name, f"{middle:.0f}", f"{worst:.0f}", f"{cpu:.0f}", f"{target_ms:.0f}", verdict(worst, target_ms)]
+    say(f"workspace: {', '.join(row)}")
+    return row
 
 
 def _rows_of(url: str, token: str) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Of what a diagnosis was made: rows, code and detectors, as one text. A kept diagnosis holds as long as it is the same.
+"""Of what a diagnosis was made, as one text: rows, code and detectors. A kept diagnosis holds while it is the same.
 
 Loads no detector, so that a list of clients need not load them all to see that a kept diagnosis holds.
 """
