@@ -915,7 +915,8 @@ begin_step(Callback *self, PyObject *optimizer, PyObject *args, PyObject *kwargs
         iteration->closure_backwards = 0;
     else {
         Alarm *alarm = watched->alarm;
-        int is_usual = alarm != NULL && alarm->low <= iteration->row.loss && iteration->row.loss <= alarm->high;
+        int is_usual = is_some(iteration->pending) /* the loss is still on its way from a device */
+            || (alarm != NULL && alarm->low <= iteration->row.loss && iteration->row.loss <= alarm->high);
         if ((iteration->row.step >= watch->sample_at || !is_usual)
             && done(PyObject_CallMethodObjArgs(python, state->names.sample, watched, iteration, NULL)) < 0)
             goto out;

@@ -53,7 +53,7 @@ def stall(run: Path) -> Finding | None:
 
 @pytest.mark.parametrize(
     ("kind", "leg"),
-    [("drop", "download"), ("client-stop", "compute"), ("lost-reply", "upload")],  # a stopped server: `make stalls`
+    [("drop", "download"), ("client-stop", "compute"), ("lost-reply", "upload"), ("server-stop", "server")],
 )
 def test_the_leg_that_stands_still_is_named(start, tmp_path: Path, kind: str, leg: str) -> None:  # type: ignore[no-untyped-def]
     start(kind)

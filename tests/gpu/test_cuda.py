@@ -219,6 +219,7 @@ def test_repeating_steps_changes_nothing_and_finds_a_wrong_bit(tmp_path: Path) -
     assert (found.kind, found.subject.layers, found.subject.first) == ("activation", ("2",), 20)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_kernels_are_put_into_classes_and_idle_time_is_found(tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 

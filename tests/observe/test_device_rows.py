@@ -12,7 +12,7 @@ from stethos.observe.budget import Budget
 from stethos.observe.cuda.plan import ALIGNMENT, head_of, plan_of
 from stethos.observe.device_row import columns_of, joined, rows_of
 from stethos.observe.device_statistic import gathered, started_column
-from stethos.observe.late_row import Mark, _spent_ns
+from stethos.observe.late_row import HostLead, Mark, _spent_ns
 from stethos.observe.statistic import statistics_of
 from stethos.record.gpu import GpuSampler
 
@@ -59,17 +59,55 @@ def test_columns_in_cpu_memory_are_known_at_once() -> None:
 
 
 class Event:
-    """A moment on a device."""
+    """A moment on a device, and when it was queued on a host whose clock began later."""
 
-    def __init__(self, at_ms: float) -> None:
+    device = torch.device("cuda", 0)
+
+    def __init__(self, at_ms: float, queued_ms: float = 0.0) -> None:
         self.at_ms = at_ms
+        self.queued_ns = int((queued_ms - 1000.0) * 1e6)
 
     def elapsed_time(self, other: Event) -> float:
         return other.at_ms - self.at_ms
 
 
 def spent(*marks: tuple[Mark, float], host: list[int] | None = None) -> list[float]:
-    return [ns / 1e6 for ns in _spent_ns([(what, Event(at)) for what, at in marks], host or [0, 0, 0])]
+    events = [(what, Event(at)) for what, at in marks]
+    return [ns / 1e6 for ns in _spent_ns(events, gaps_of(events), host or [0, 0, 0])]
+
+
+def gaps_of(events: list[tuple[Mark, Event]]) -> list[int]:
+    return [int(a.elapsed_time(b) * 1e6) for (_, a), (_, b) in itertools.pairwise(events)]
+
+
+def lead_after(steps: int, host_ms: float, device_ms: float, *, waits: bool = False) -> HostLead:
+    """A host that queues each of three parts of a step in so many ms, and a device that works off each in so many."""
+    lead, host, device, last = HostLead(), 0.0, 0.0, None
+    for _ in range(steps):
+        marks = [] if last is None else [(Mark.BEFORE, last)]
+        for what in (Mark.BACKWARD, Mark.OPTIMIZER, Mark.END):
+            host += host_ms
+            device = max(device, host) + device_ms
+            last = Event(device, host)
+            marks.append((what, last))
+        if waits:
+            host = device
+        lead.note(marks, gaps_of(marks))
+    return lead
+
+
+def test_the_host_is_ahead_of_a_busy_device() -> None:
+    lead = lead_after(100, 1.0, 3.0)
+    assert lead.lead_ns > 100e6  # 6 ms more with each step
+    assert lead.lost_ns(2e6) == 0 and lead.lost_on_device_ns(2e6) == 2e6
+
+
+@pytest.mark.parametrize(("host_ms", "device_ms", "waits"), [(3.0, 1.0, False), (3.0, 2.9, False), (1.0, 3.0, True)])
+def test_a_device_that_waits_once_in_a_step_notices_all_that_the_host_does(
+    host_ms: float, device_ms: float, waits: bool
+) -> None:
+    lead = lead_after(100, host_ms, device_ms, waits=waits)
+    assert lead.lost_ns(2e6) > 1.8e6 and lead.lost_on_device_ns(2e6) < 0.2e6
 
 
 def test_a_step_is_split_at_its_events() -> None:

@@ -93,6 +93,14 @@ def test_no_name_leads_outside(copy: Bundle, name: object) -> None:
         open_bundle(copy.place.path).global_state(1)
 
 
+@pytest.mark.parametrize("told", [{"accuracy": "0.9", "loss": 1.5}, ["loss"], "loss", 3, None])
+def test_an_evaluation_is_numbers(copy: Bundle, told: object) -> None:
+    number = copy.rounds[-1]
+    rewrite(copy, number, lambda manifest: manifest.update(evaluation=told))
+    found = open_bundle(copy.place.path).manifest(number)["evaluation"]
+    assert found == ({"loss": 1.5} if isinstance(told, dict) else {})
+
+
 def test_links_and_pipes_are_not_followed(copy: Bundle, tmp_path: Path) -> None:
     path = first_object(copy)
     shutil.move(path, tmp_path / "elsewhere")

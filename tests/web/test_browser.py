@@ -37,7 +37,7 @@ class Window:
         context.set_default_timeout(PATIENCE_MS)
         self.page: Page = context.new_page()
         self.page.on("console", lambda said: self.troubles.append(said.text) if said.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("pageerror", lambda error: self.troubles.append(error.stack or str(error)))
         self.page.on("dialog", lambda dialog: (self.troubles.append(f"dialog {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("load", self._loaded)

@@ -72,11 +72,11 @@ def joined(rows: Rows, blocks: Sequence[int]) -> Rows:
     ])  # fmt: skip
 
 
-def columns_of(rows: Rows, sizes: Sequence[int]) -> Rows:
+def columns_of(rows: Rows, sizes: Sequence[int] | Rows) -> Rows:
     """The columns of `STATISTICS` for tensors of these sizes."""
     finite, mean, squares, lo, hi, zeros, nan, inf = rows
     norm = np.hypot(np.sqrt(squares), np.sqrt(finite) * np.abs(mean))
     std = np.sqrt(squares / np.maximum(finite, 1.0))
-    table = np.stack([norm, mean, std, lo, hi, zeros / np.array(sizes, np.float64), nan, inf])
+    table = np.stack([norm, mean, std, lo, hi, zeros / np.asarray(sizes, np.float64), nan, inf])
     table[:5, finite == 0] = NULL_F64
     return table

@@ -217,7 +217,9 @@ def step_begins_callback(watch: StepRecorder) -> Callable[..., None]:
                 iteration.step = watch.number()
             if (len(args) > 1 or kwargs) and watch.has_closure(args, kwargs):  # gradients come later
                 iteration.closure_backwards = 0
-            elif iteration.step >= watch.sample_at or not watched.alarm.low <= iteration.loss <= watched.alarm.high:
+            elif iteration.step >= watch.sample_at or not (
+                iteration.pending is not None or watched.alarm.low <= iteration.loss <= watched.alarm.high
+            ):  # a loss that is still on its way from a device rings no alarm
                 watch.sample(watched, iteration)
             if watch.next_step_call is not None:
                 watch.next_step_call(optimizer)

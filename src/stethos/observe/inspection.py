@@ -164,7 +164,7 @@ class Inspector:
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
             facts["leftover_norm"] = norm_of([leaf.grad for leaf in graph.leaves if leaf.is_leaf])
-        facts["random_hash"] = float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))
+        facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)
         return graph, facts
@@ -305,7 +305,7 @@ class Inspector:
         """What an inspection took is our cost, not the forward pass's; the budget goes by CPU time."""
         took_ns = monotonic_ns() - start_ns
         self._spent_ns += thread_time_ns() - cpu_ns
-        self._watch.layers.spent_ns += int(took_ns * (1 - self._watch.hidden.share))
+        self._watch.layers.spent_ns += int(self._watch.lead.lost_ns(took_ns))
         iteration = self._watch.local.iteration
         if iteration.mark_ns:
             iteration.mark_ns += took_ns
@@ -330,6 +330,16 @@ def _number(value: float | str | None) -> float:
 
 def _root_of(named: Any) -> torch.nn.Module | None:
     return named.root() if named.root is not None else None
+
+
+def _random_hash(device: torch.device) -> float:
+    """Of the random states that a training on a device draws from; NULL where that cannot be read without waiting."""
+    states = torch.get_rng_state().numpy().tobytes()
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        states += torch.cuda.default_generators[device.index].get_state().numpy().tobytes()  # seed and offset: no copy
+    elif device.type != "cpu":
+        return NULL_F64
+    return float(zlib.crc32(states))
 
 
 def _mode_facts(roots: list[torch.nn.Module]) -> Facts:

@@ -10,6 +10,7 @@ when the process is killed is lost with it.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stethos.clock import monotonic_ns
 from stethos.schema import NULL_F64, STEPS
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 _SLOTS = 256
 _MOST_MARKS = 256  # of one step: with more backwards the host's times stay
 LAST_WAIT_S = 0.5
-_SMOOTH = 0.05
+_SMOOTH, _SMOOTH_FALL = 0.1, 0.5
+_DRIFT = 2e-5  # of two clocks against each other
 # Positions among the values of a row of `steps`.
 _LOSS, _GRAD_NORM, *_TIMES = map(
     list(STEPS.slot_fields).index, ("loss", "grad_norm", "forward_ns", "backward_ns", "optimizer_ns")
@@ -37,6 +40,7 @@ _LOSS, _GRAD_NORM, *_TIMES = map(
 
 _raw_stream_of: Callable[[int], int] = torch._C.__dict__.get("_cuda_getCurrentRawStream", lambda _: 0)
 _STREAMS: dict[tuple[int, int], Any] = {}  # to ask torch for it takes longer than to record an event
+_FREE: dict[int, deque[Any]] = {}  # events by device that nobody needs any more: a new one takes twice as long
 
 
 class Mark(Enum):
@@ -72,26 +76,56 @@ class LateStep:
         return float(self.losses[-1]) if event is not None and event.query() else None
 
 
-class HiddenShare:
-    """The share of the host's time that a device does not notice, as it is still busy with work queued before.
+class HostLead:
+    """How far the host is ahead of a device, so that what it does besides is not noticed.
 
-    When an optimizer's step has been queued and the device has not come to its beginning, the host is ahead: what our
-    callbacks took until then has cost the training nothing.
+    Each mark has two times: when it was queued, on the host's clock, and when the device came to it. What lies between
+    them is the lead, up to a constant: the least that was ever seen is none. Only the shortest lead within a step
+    counts: where the device has nothing to do once in a step, all that the host does prolongs the step.
     """
 
     def __init__(self) -> None:
-        self.share = 0.0
+        self.lead_ns = 0.0
+        self._last: Any = None  # the last event whose lead is known
+        self._last_lead_ns = self._least_ns = 0.0
 
-    def note(self, marks: list[tuple[Mark, Any]]) -> None:
-        """A step has been queued: look whether the device has come to the last mark before its end."""
-        if marks:
-            self.share += _SMOOTH * ((not marks[-1][1].query()) - self.share)
+    def lost_ns(self, host_ns: float) -> float:
+        """What a step loses when the host takes that long for something else."""
+        return max(host_ns - self.lead_ns, 0.0)
+
+    def lost_on_device_ns(self, device_ns: float) -> float:
+        """What a step loses when its device takes that long for something else: nothing if it waits for the host."""
+        return min(device_ns, self.lead_ns)
+
+    def note(self, marks: list[tuple[Mark, Any]], gaps_ns: list[int]) -> None:
+        """The device has come to all marks of a step; `gaps_ns` lie between them, by its clock."""
+        if not marks:
+            return
+        first, elapsed_ns = marks[0][1], 0.0
+        if self._last is None or self._last.device != first.device:
+            self._last = marks[-1][1]
+            self._last_lead_ns = self._least_ns = self.lead_ns = 0.0
+            return
+        if first is not self._last:
+            elapsed_ns = self._last.elapsed_time(first) * 1e6
+        began_ns = self._last.queued_ns
+        self._least_ns += _DRIFT * (marks[-1][1].queued_ns - began_ns)
+        shortest_ns = math.inf
+        for place, (_, event) in enumerate(marks):
+            elapsed_ns += gaps_ns[place - 1] if place else 0
+            lead_ns = self._last_lead_ns + elapsed_ns - (event.queued_ns - began_ns)
+            self._least_ns = min(self._least_ns, lead_ns)
+            shortest_ns = min(shortest_ns, lead_ns - self._least_ns)
+        self._last, self._last_lead_ns = marks[-1][1], lead_ns
+        smooth = _SMOOTH_FALL if shortest_ns < self.lead_ns else _SMOOTH
+        self.lead_ns += smooth * (shortest_ns - self.lead_ns)
 
 
 class LateRows:
     """Holds rows of `steps` until their numbers have reached the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, lead: HostLead) -> None:
+        self._lead = lead
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         self._next = 0
         self._waiting: deque[tuple[LateStep, Callable[..., bool], tuple[Any, ...]]] = deque()
@@ -108,7 +142,8 @@ class LateRows:
             places = self._buffers[dtype] = list(whole)
         place = places[self._next % _SLOTS]
         self._next += 1
-        place.copy_(loss.detach().view(()), non_blocking=True)
+        loss = loss.detach()
+        place.copy_(loss.view(()) if loss.dim() else loss, non_blocking=True)
         return place
 
     def put_later(self, late: LateStep, put: Callable[..., bool], values: tuple[Any, ...]) -> None:
@@ -150,9 +185,15 @@ class LateRows:
             if late.sample is not None:
                 row[_GRAD_NORM] = late.sample.grad_norm()
             if len(late.marks) < _MOST_MARKS:
-                for place, spent_ns in zip(_TIMES, _spent_ns(late.marks, [row[at] for at in _TIMES]), strict=True):
+                gaps_ns = [int(a.elapsed_time(b) * 1e6) for (_, a), (_, b) in itertools.pairwise(late.marks)]
+                self._lead.note(late.marks, gaps_ns)
+                spent = _spent_ns(late.marks, gaps_ns, [row[at] for at in _TIMES])
+                for place, spent_ns in zip(_TIMES, spent, strict=True):
                     row[place] = spent_ns
         put(*row)
+        if is_known:
+            for _, event in late.marks[:-1]:  # the last one may be where the next step begins
+                _FREE[event.device.index].append(event)
 
 
 @contextmanager
@@ -176,18 +217,25 @@ def recorded_event() -> Any:
     if stream is None:
         _STREAMS.clear()
         stream = _STREAMS[device, raw] = torch.cuda.current_stream()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    free = _FREE.get(device)
+    if free is None:
+        free = _FREE[device] = deque(maxlen=_MOST_MARKS)
+    try:
+        event = free.pop()
+    except IndexError:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(stream)
+    event.queued_ns = monotonic_ns()
     return event
 
 
-def _spent_ns(marks: list[tuple[Mark, Any]], host_ns: list[int]) -> list[int]:
+def _spent_ns(marks: list[tuple[Mark, Any]], gaps_ns: list[int], host_ns: list[int]) -> list[int]:
     """Time of the device in forward, backward and optimizer; where no marks were set what the host saw."""
     spent = [0, 0, 0]
-    for (what, began), (following, ended) in itertools.pairwise(marks):
+    for ((what, _), (following, _)), gap_ns in zip(itertools.pairwise(marks), gaps_ns, strict=True):
         place = {Mark.BEFORE: 0, Mark.BACKWARD: 1, Mark.OPTIMIZER: 2}.get(what)
         if what is Mark.OPTIMIZER and following is Mark.BACKWARD:
             place = 0  # a closure was called again
         if place is not None and (place or following is Mark.BACKWARD):  # forward work ends in a backward
-            spent[place] += int(began.elapsed_time(ended) * 1e6)
+            spent[place] += gap_ns
     return [mine or seen for mine, seen in zip(spent, host_ns, strict=True)]

@@ -56,7 +56,7 @@ class MemorySampler:
         self._traced: list[_Traced] = []
         self._peaks: dict[tuple[str, str], int] = {}
         self._holders: dict[str, Holder] = {}
-        self.calls = 0  # operators of the last iteration traced
+        self.calls = self.own_ns = 0  # operators of the last iteration traced, and what looking at them took
 
     @property
     def is_on(self) -> bool:
@@ -95,7 +95,7 @@ class MemorySampler:
         self.stop()
         if trace is None:
             return
-        self.calls = trace.calls
+        self.calls, self.own_ns = trace.calls, trace.own_ns
         classes = classes_of(watched)
         rows = [*self._class_rows(classes, trace), *_operator_rows(trace, names)]
         born = [one for one in trace.alive.values() if one.line]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stethos.clock import monotonic_ns
 from stethos.observe.program_line import ProgramLines
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -58,6 +59,7 @@ class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_pushed = False
         self._op: tuple[Place, str] = (None, "")
         self.calls = 0
+        self.own_ns = 0  # what looking at results took
         self.totals: dict[tuple[Place, str, str], OpTotal] = {}
         self.alive: dict[int, NewStorage] = {}
         self.now_bytes: dict[str, int] = {}
@@ -88,7 +90,9 @@ class MemoryTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator, then look at what it made. On the training thread."""
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._is_on:
+            start_ns = monotonic_ns()
             self._noted(func, args, kwargs, result)
+            self.own_ns += monotonic_ns() - start_ns
         return result
 
     def backward_begins(self) -> None:

@@ -17,7 +17,7 @@ from stethos.observe.budget import SampleBudget
 from stethos.observe.context import turn
 from stethos.observe.cuda.every_step import EveryStep, StepStatistics
 from stethos.observe.device_statistic import DeviceStatistics, LateTable
-from stethos.observe.late_row import LAST_WAIT_S, HiddenShare, alone
+from stethos.observe.late_row import LAST_WAIT_S, HostLead, alone
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, statistics_of
 from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
@@ -36,16 +36,16 @@ assert [*STATISTICS, "drift", "size"] == _NUMBERS
 class LateSample:
     """Statistics of gradients and what is to be done with them when they are all here."""
 
-    __slots__ = ("_finished", "_grad_norm", "_gradients", "_hidden", "_late", "_sample_budget", "_spent_ns")
+    __slots__ = ("_finished", "_grad_norm", "_gradients", "_late", "_lead", "_sample_budget", "_spent_ns")
 
     def __init__(
-        self, late: LateTable | StepStatistics, gradients: int, sample_budget: SampleBudget, hidden: HiddenShare,
+        self, late: LateTable | StepStatistics, gradients: int, sample_budget: SampleBudget, lead: HostLead,
         finished: Callable[[float], None] | None,
     ) -> None:  # fmt: skip
         self._late = late
         self._gradients = gradients
         self._sample_budget = sample_budget
-        self._hidden = hidden
+        self._lead = lead
         self._finished = finished  # given the norm
         self._grad_norm: float | None = None
         self._spent_ns = 0
@@ -65,8 +65,8 @@ class LateSample:
         return spent_ns
 
     def _finish(self) -> None:
-        """The device's time counts where the host is ahead of it: a device that waits for the host loses nothing."""
-        self._spent_ns = self._sample_budget.pay_more(self._late.read() * self._hidden.share)
+        """Read the statistics, write the rows, and pay for the time of the device."""
+        self._spent_ns = self._sample_budget.pay_more(self._lead.lost_on_device_ns(self._late.read()))
         self._grad_norm = NULL_F64
         if not getattr(self._late, "is_skipped", False):
             self._grad_norm = _total_norm(self._late.table[:, : self._gradients])
@@ -80,7 +80,7 @@ class LayerSampler:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._device = DeviceStatistics(session.guard.run)
-        self.hidden = HiddenShare()
+        self.lead = HostLead()
         self._waiting: deque[LateSample] = deque()
         self._flushing = threading.Lock()
         self.spent_ns = 0
@@ -122,7 +122,7 @@ class LayerSampler:
             self.put(layers, kinds, numbers, number, step, whose=whose, t_ns=t_ns)
             looked(watched, grad_norm)
 
-        return self._begun(LateSample(found, len(sizes), sample_budget, self.hidden, finished))
+        return self._begun(LateSample(found, len(sizes), sample_budget, self.lead, finished))
 
     def take(
         self, watched: Watched, step: int, sample_budget: SampleBudget, *, has_gradients: bool = False
@@ -152,14 +152,14 @@ class LayerSampler:
         layers = np.array(watched.layer_ids * 2, dtype=np.int32)
         kinds = np.repeat(np.array([self._kind("gradient"), self._kind("weight")], dtype=np.int32), count)
         number = watched.number
-        return self._begun(LateSample(late, count, sample_budget, self.hidden, finished))
+        return self._begun(LateSample(late, count, sample_budget, self.lead, finished))
 
     def start_norm(self, gradients: list[torch.Tensor | None], sample_budget: SampleBudget) -> LateSample | None:
         """The norm of gradients on a device, when it is there."""
         if not self._device.is_free(gradients):
             return None
         late = self._device.start(gradients)
-        return self._begun(LateSample(late, len(gradients), sample_budget, self.hidden, None))
+        return self._begun(LateSample(late, len(gradients), sample_budget, self.lead, None))
 
     def _begun(self, sample: LateSample) -> LateSample:
         self._waiting.append(sample)

@@ -72,8 +72,8 @@ class StepRecorder(RecorderFields):
         by_kind = self.budget.by_kind
         self.tracer = ModuleTracer(session, by_kind.get("modules"), MemorySampler(session, by_kind.get("memory")))
         self.peak_bytes = NULL_I64
-        self.late_rows = LateRows()
-        self.hidden = self.layers.hidden
+        self.lead = self.layers.lead
+        self.late_rows = LateRows(self.lead)
         self.inspector = Inspector(self)
         self.step_ended: Callable[..., object] = lambda *_: None  # the callback after a step
         self.sample_at = NEVER  # the next step at which a sample is due
@@ -147,7 +147,6 @@ class StepRecorder(RecorderFields):
         late, iteration.pending = iteration.pending, None
         if self.put is None or late is None:
             return
-        self.hidden.note(late.marks)
         late.mark(Mark.END)
         if late.marks:
             iteration.device_mark = late.marks[-1][1]
@@ -292,10 +291,11 @@ class StepRecorder(RecorderFields):
         iteration.is_traced = self.tracer.is_tracing()
         self.session.guard.run("layers", self.layers.flush)
         self.session.guard.run("inspection", self.inspector.account)
-        sampled_ns = self.layers.spent_ns + int(self.tracer.spent_ns * (1 - self.hidden.share))
+        sampled_ns = self.layers.spent_ns + int(self.lead.lost_ns(self.tracer.spent_ns))
         self.layers.spent_ns = self.tracer.spent_ns = 0
         unseen = UNSEEN if iteration.device_mark is None else _UNSEEN_LATE
-        always_on_ns = (unseen * max(iteration.spent_ns, 0) + self._accounting_ns) * (1 - self.hidden.share)
+        always_on_ns = unseen * max(iteration.spent_ns, 0) + self._accounting_ns
+        always_on_ns = self.lead.lost_ns(always_on_ns / max(steps, 1)) * steps
         self.spent_ns += int(always_on_ns + sampled_ns)
         self.budget.earn(elapsed_ns, always_on_ns, steps)
         watched.alarm.learn(iteration.loss)

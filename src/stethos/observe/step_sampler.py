@@ -146,10 +146,9 @@ class StepSampler:
     def _pay(self, kind: str, iteration: Iteration, clocked_ns: int, *, is_cold: bool) -> None:
         """Charge a sample with what the host has lost: nothing while the device is busy with work queued before."""
         sample_budget: SampleBudget = self._budget.by_kind[kind]
-        hidden = self._recorder.hidden.share
-        lost_ns = int(clocked_ns * (1 - hidden))
+        lost_ns = int(self._recorder.lead.lost_ns(clocked_ns))
         self._layers.spent_ns += sample_budget.pay(lost_ns, is_cold=is_cold)
-        if not hidden:  # behind a busy device the host's pace says nothing
+        if lost_ns:  # behind a busy device the host's pace says nothing
             iteration.pace.note(sample_budget, lost_ns)
 
 

@@ -98,7 +98,7 @@ class Bundle:
             found = read_table(self.place.dropped)
         except (OSError, CaptureError):
             return {"rounds": [], "states": {}}
-        return {"rounds": _ranges(found.get("rounds")), "states": found.get("states") or {}}
+        return {"rounds": _ranges(found.get("rounds")), "states": _numbers(found.get("states"))}
 
     def manifest(self, round: int) -> Mapping[str, Any]:
         """Everything about a round but its tensors: selected, clients with their facts, evaluation."""
@@ -112,7 +112,8 @@ class Bundle:
                 isinstance(one, dict) and isinstance(one.get("client"), str) for one in clients
             ):
                 raise CaptureError(f"{self.place.round_file(round)} is damaged: no list of clients")
-            self._manifests[round] = {**found, "clients": [*map(_checked_turn, clients)]}
+            evaluation = _numbers(found.get("evaluation"))
+            self._manifests[round] = {**found, "clients": [*map(_checked_turn, clients)], "evaluation": evaluation}
         return self._manifests[round]
 
     def clients(self, round: int) -> tuple[str, ...]:
@@ -321,6 +322,12 @@ _TURN: dict[str, tuple[type, ...]] = {
     "metrics": (dict,),
     "losses": (list,),
 }
+
+
+def _numbers(told: Any) -> dict[str, float]:
+    """What is a number in what ought to be a table of them."""
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {str(key): value for key, value in pairs if isinstance(value, int | float)}
 
 
 def _checked_turn(turn: dict[str, Any]) -> dict[str, Any]:

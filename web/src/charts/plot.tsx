@@ -106,7 +106,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
   const latest = useRef<Latest>({ findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits });
   latest.current = { findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits };
   const isStack = panel.chart === "stack";
-  const shape = [theme, panel.x, isStack, panel.scale, solid(data).map((one) => one.name).join("|")].join();
+  const shape = [theme, panel.x, isStack, panel.scale, JSON.stringify(solid(data).map((one) => [one.name, one.low !== undefined && one.high !== undefined, one.isDots]))].join();
 
   useEffect(() => {
     const element = place.current;

@@ -31,6 +31,7 @@ _BASELINE = {"download": "download_ms", "compute": "compute_ms", "upload": "uplo
 _RECENT_S = 12.0
 _SILENT_S = 12.0  # a server speaks every five seconds
 _MISSED_S = 8.0
+_CLOCKS_NS = 1e9  # by which a server has to speak after an answer that it does not have
 _REMOTE = "@"  # in the name of a process that recorded elsewhere
 
 
@@ -94,7 +95,7 @@ class StalledFederation:
         if stage == "closed":
             return
         waiting = _waiting(last, now_ns)
-        case = _Case(self, federation, number, process, signs, window.is_live)
+        case = _Case(self, federation, number, last, signs, window.is_live)
         silent_s = (now_ns - float(last["t_ns"])) * 1e-9
         if signs.died(process):
             if not signs.was_stopped(process):
@@ -164,12 +165,13 @@ class _Case:
     """One federation at one moment."""
 
     def __init__(
-        self, detector: StalledFederation, federation: str, number: int, server: str, signs: _Signs, is_live: bool
+        self, detector: StalledFederation, federation: str, number: int, server: _Row, signs: _Signs, is_live: bool
     ) -> None:
         self.number = number
         self._detector = detector
         self._federation = federation
-        self._server = server
+        self._server = str(server["process"])
+        self._spoke_ns = float(server["t_ns"])
         self._signs = signs
         self._is_live = is_live
 
@@ -201,7 +203,8 @@ class _Case:
         process, t_ns = str(last["process"]), float(last["t_ns"])
         if last["leg"] == "replied":
             since_s = (signs.now_ns - t_ns) * 1e-9
-            if since_s <= max(at_least_s, baseline["upload"] * times):
+            has_spoken = self._spoke_ns > t_ns + _CLOCKS_NS  # else it may be the server that stands still
+            if since_s <= max(at_least_s, baseline["upload"] * times) or not has_spoken:
                 return None
             return "upload", f"{who} answered {since_s:,.0f} s ago and its answer has not arrived", 0.9
         if signs.died(process):

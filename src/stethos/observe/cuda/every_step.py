@@ -32,7 +32,8 @@ class _Group(NamedTuple):
     `first` is the place of its first one among all that are read.
     """
 
-    places: list[int]
+    places: npt.NDArray[np.intp]
+    sizes: npt.NDArray[np.float64]
     first: int
     launch: Callable[[], torch.Tensor]
 
@@ -75,7 +76,7 @@ class StepStatistics:
             rows = _part(self._slot.results, group.first, len(group.places)).numpy()
             if scale != 1.0:
                 rows = rows / np.array([1.0, scale, scale * scale, scale, scale, 1.0, 1.0, 1.0])[:, None]
-            self.table[:, group.places] = columns_of(rows, [sizes[place] for place in group.places])
+            self.table[:, group.places] = columns_of(rows, group.sizes)
         if self._timed is not None:
             self._every.device_ns = int(self._timed[0].elapsed_time(self._timed[1]) * 1e6)
         return self._every.device_ns
@@ -93,6 +94,7 @@ class EveryStep:
         self.device_ns = 0  # of one step, when it was last timed
         self._ids: tuple[Ids, Ids] | None = None
         self._key: list[Any] = []
+        self._quick_key: list[Any] = []
         self._groups: list[_Group] = []
         self._slots: list[_Slot] = []
         self._next = 0
@@ -122,6 +124,10 @@ class EveryStep:
         if self._next >= _SLOTS and not slot.event.query():
             return None
         gradients = [param.grad for param in self._params]
+        quick_key = self._quick_key_of(gradients)
+        if quick_key and quick_key == self._quick_key:
+            with torch.no_grad():
+                return self._launch(slot, optimizer)
         key: list[Any] = [_stream_of(self.device.index)]
         for gradient in gradients:
             if gradient is None:
@@ -133,10 +139,20 @@ class EveryStep:
             key += (whole.data_ptr(), whole.nbytes, whole.stride())
         with torch.no_grad():
             if key != self._key and not self._prepare(gradients, slot):
-                self._key = []
+                self._key = self._quick_key = []
                 return None
-            self._key = key
+            self._key, self._quick_key = key, quick_key
             return self._launch(slot, optimizer)
+
+    def _quick_key_of(self, gradients: Sequence[torch.Tensor | None]) -> list[Any]:
+        """Where plain gradients without gaps lie: as long as it is the same the launches are; empty for others."""
+        try:
+            if not all(type(one) is torch.Tensor and one.is_contiguous() for one in gradients if one is not None):
+                return []
+            places = [None if one is None else (one.data_ptr(), one.nbytes) for one in gradients]
+        except RuntimeError:  # a sparse one has no memory of its own
+            return []
+        return [_stream_of(self.device.index), *places]
 
     def _launch(self, slot: _Slot, optimizer: torch.optim.Optimizer | None) -> StepStatistics:
         timed = None
@@ -177,7 +193,9 @@ class EveryStep:
             launch = fused.prepare(tensors, slot.addresses[at : at + len(mine)])
             if launch is None:
                 return False
-            groups.append(_Group([place for place, _ in mine], at, launch))
+            places = np.array([place for place, _ in mine], np.intp)
+            counts = np.array([tensor.numel() for tensor in tensors], np.float64)
+            groups.append(_Group(places, counts, at, launch))
             for place, tensor in mine:
                 sizes[place] = tensor.numel()
             at += len(mine)
