@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help hot web browser demo traindemo test check docs dist clean
-.PHONY: bench faultbench wildbench wildbench-training wildbench-strangers rankbench provebench trainbench profilebench
+.PHONY: bench faultbench judge wildbench wildbench-training wildbench-strangers rankbench provebench trainbench profilebench
 .PHONY: attack collectattack archivekills stalls groupbench
 
 help:  ## list the targets
@@ -103,6 +103,13 @@ dist: hot $(PAGE)  ## build wheel and sdist into dist/, and try the wheel in an 
 clean:  ## remove the virtual environment and caches; runs are kept
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find src tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+JUDGE_FILE ?= src/stethos/diagnose/federated/judge.json
+judge: .venv/.installed  ## play federations and train the judge of updates (hours); JUDGE="--runs 8" JUDGE_FILE=build/judge.json is short
+	@mkdir -p build $(dir $(JUDGE_FILE))
+	-@$(RUN) -m stethos.lab.fetch fashion-mnist
+	@$(RUN) -m benchmarks.faults.train_judge $(JUDGE) --write $(JUDGE_FILE)
+	@$(RUN) -m benchmarks.faults.train_reviewers $(JUDGE) --keep build/reviewers --from build/reviewers --write $(JUDGE_FILE)
 
 wildbench: hot  ## judge clients in federations that the lab does not have
 	@$(RUN) -m benchmarks.wild play third 30000 30250

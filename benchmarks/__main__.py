@@ -28,6 +28,7 @@ from benchmarks import (
     profiling,
     store,
     web,
+    workspace,
 )  # fmt: skip
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.scale import FULL, QUICK, Scale
@@ -44,6 +45,7 @@ SECTIONS: dict[str, Callable[[Scale, Path], list[Grid]]] = {
     "gpu": gpu.measure,
     "profile": profiling.measure,
     "web": web.measure,
+    "workspace": workspace.measure,
     "archive": archive.measure,
     "collect": collecting.measure,
 }

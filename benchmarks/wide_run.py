@@ -14,6 +14,7 @@ from stethos.schema import CLIENT_REPORTS, NULL_F64, ROUNDS, UPDATES, Kind, Tabl
 
 _VECTOR = 200
 _ROWS_PER_DRAIN = 20_000
+_CLIENTS_PER_DRAIN = 1_000
 _DRAIN_S = 0.5  # the longest that a drainer leaves a row in the ring
 _T0_NS = 1_700_000_000_000_000_000
 _LAYERS = ("conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight")
@@ -22,8 +23,9 @@ _LAYERS = ("conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight")
 class Federated:
     """Writes rounds with all their clients and updates, as a federation does."""
 
-    def __init__(self, run: MadeRun, clients: int) -> None:
+    def __init__(self, run: MadeRun, clients: int, layers: int) -> None:
         self._run = run
+        self._layers = (None, *_LAYERS[:layers])
         self._clients = [f"client-{number:03d}" for number in range(clients)]
         self._draw = np.random.default_rng(1)
 
@@ -42,7 +44,9 @@ class Federated:
                 "aggregate_ms": 40.0,
             },
         )
-        for client in self._clients:
+        for place, client in enumerate(self._clients):
+            if place % _CLIENTS_PER_DRAIN == _CLIENTS_PER_DRAIN - 1:
+                self._run.drain()
             compute_ms, norm = float(self._draw.lognormal(6, 0.3)), float(self._draw.lognormal(0, 0.2))
             names = {"federation": "wide", "side": "server", "status": "ok"}
             self._put(
@@ -65,7 +69,7 @@ class Federated:
                     "peak_bytes": 2e8,
                 },
             )
-            for layer in (None, *_LAYERS):
+            for layer in self._layers:
                 names = {"federation": "wide", "kind": "weight"} | ({} if layer is None else {"layer": layer})
                 self._put(
                     UPDATES,
@@ -92,7 +96,7 @@ class Federated:
 def main() -> None:
     path, job = job_of_child()
     run = MadeRun(Path(job["run"]))
-    federated = Federated(run, job["clients"])
+    federated = Federated(run, job["clients"], job.get("layers", len(_LAYERS)))
     rounds = job["rounds"]
     for number in range(1, rounds + 1):
         federated.round(number, _T0_NS + number * 1_000_000_000)

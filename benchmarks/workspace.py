@@ -1,127 +1,257 @@
-"""The page over many runs: python -m benchmarks.workspace [RUNS [POINTS]].
+"""The page over many runs, over many clients, and left open: in a real browser.
 
-Makes runs with hyperparameters and metrics, serves them, and measures in a real browser: until the first table is
-there, sorting, filtering as one types, and drawing one metric of fifty runs, smoothed.
+    python -m benchmarks --only workspace
+
+Runs with hyperparameters and metrics are made, served twice (without and with what an earlier server kept), sorted,
+filtered and drawn; then a live federation of many clients is looked at, and left alone.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Page, expect, sync_playwright
+import psutil
+from playwright.sync_api import Browser, CDPSession, Page, expect, sync_playwright
 
-import stethos
+from benchmarks.child import Child
+from benchmarks.estimate import median
+from benchmarks.report import Grid, say, verdict
+from benchmarks.scale import Scale
+from benchmarks.served import served
 from stethos.store.foreign.run_writer import write_run
 from stethos.store.foreign.value import Logged, LoggedNumber, LoggedSetting
-from stethos.wiring import command_line
 
-T0_NS = 1_700_000_000_000_000_000
-PATIENCE_MS = 120_000
-CLOCK = """async ([selector, type, text]) => {
-  const said = () => document.querySelector('.runs-table tbody').textContent;
-  const one = document.querySelector(selector);
-  const sorted = () => one.closest('th')?.getAttribute('aria-sort');
-  const before = type === 'click' ? sorted() : said();
+_T0_NS = 1_700_000_000_000_000_000
+_PATIENCE_MS = 300_000
+_SETTLE_MS = 2_000
+_TABLE_TARGET_MS, _SORT_TARGET_MS, _CURVES_TARGET_MS, _MAP_TARGET_MS = 1500, 100, 200, 1000
+_IDLE_TARGET_SHARE = 0.01
+_SORT = ".runs-table thead th:nth-child(2) button"
+_FILTER = ".run-tools input[type=search]"
+_FILTERS = ("run-1", "run-12", "run-123", "run-12", "run-9", "lr<0.01", "")
+_SMOOTHINGS = ("0.5", "0.9", "0.6", "0.8", "0.7")
+# From the click or the key to the frame after the one in which the table or the drawing says something else.
+_ACT = """async ([selector, said, value]) => {
+  const element = document.querySelector(selector);
+  const told = () => document.querySelector(said)?.textContent ?? '';
+  const before = told();
   const start = performance.now();
-  if (type === 'click') one.click();
-  else { one.value = text; one.dispatchEvent(new Event('input', { bubbles: true })); }
-  while ((type === 'click' ? sorted() : said()) === before) await new Promise(requestAnimationFrame);
+  if (value === null) element.click();
+  else { element.value = value; element.dispatchEvent(new Event('input', { bubbles: true })); }
+  while (told() === before) await new Promise(requestAnimationFrame);
   await new Promise(requestAnimationFrame);
   return performance.now() - start;
 }"""
 
 
-def told(number: int, points: int) -> Iterator[Logged]:
+@dataclass(frozen=True, slots=True)
+class Took:
+    """One thing that was waited for: by the clock, and the CPU time of the page's own thread."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+def measure(scale: Scale, scratch: Path) -> list[Grid]:
+    runs, points = (100, 200) if scale.is_quick else (1000, 2000)
+    clients, rounds = (500, 20) if scale.is_quick else (10_000, 100)
+    say(f"workspace: {runs:,} runs x {points:,} points are made")
+    for number in range(runs):
+        write_run(scratch / "runs" / f"run-{number}", Path("made"), _logged(number, points))
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        expect.set_options(timeout=_PATIENCE_MS)
+        rows = [
+            *_many_runs(browser, scratch / "runs", scale),
+            *_left_open(browser, scratch, 5 if scale.is_quick else 30),
+            *_many_clients(browser, scratch, clients, rounds),
+        ]
+        browser.close()
+    notes = [
+        "By the clock, the worst of the repeats is judged; `CPU` is the median of the page's own thread, which other "
+        "work on the machine does not lengthen. First table: from the request in a new browser profile to the first "
+        "rows; `first start` is a server that knows none of the runs, `later` one that finds what another kept. Sort, "
+        "filter and smoothing: from the event to the frame after the change. Client map: from the request to the map, "
+        "nothing cached. Idle: a live run in which nothing happens, its page open; all processes of the browser, and "
+        "the server, over the stretch."
+    ]
+    headings = ["", "ms", "worst, ms", "CPU, ms", "target", "reached"]
+    title = f"The page over {runs:,} runs x {points:,} points, and {clients:,} clients x {rounds:,} rounds"
+    return [Grid(title, headings, rows, notes)]
+
+
+def _logged(number: int, points: int) -> Iterator[Logged]:
     for name, value in {"lr": 10 ** -(1 + number % 4), "seed": number % 10, "width": 2 ** (number % 7)}.items():
         yield LoggedSetting(name, value)
     for name in ("train/loss", "eval/accuracy"):
         for step in range(points):
             noise = math.sin(step * 12.9898 + number) * 0.1
             value = (2 / (1 + step / 100) if name == "train/loss" else step / points) + noise
-            yield LoggedNumber(name, step, T0_NS + number * 10**12 + step * 10**8, value)
+            yield LoggedNumber(name, step, _T0_NS + number * 10**12 + step * 10**8, value)
 
 
-def measure(page: Page, url: str, runs: int) -> dict[str, float]:
-    start = time.monotonic()
-    page.goto(url)
-    expect(page.locator(".runs-table tbody tr:not(.filler)").nth(5)).to_be_visible()
-    first_s = time.monotonic() - start
-    expect(page.locator(".runs header .muted")).to_have_text(f"{runs:,} runs")
-    expect(page.locator("[aria-busy=true]")).to_have_count(0)
-    page.wait_for_timeout(2000)
-    sorts = [page.evaluate(CLOCK, [".runs-table thead th:nth-child(2) button", "click", ""]) for _ in range(5)]
-    texts = ("run-1", "run-12", "run-123", "run-12", "run-9")
-    filters = [page.evaluate(CLOCK, [".run-tools input[type=search]", "input", text]) for text in texts]
-    return {"first table, s": first_s, "sort, ms": max(sorts), "filter, ms": max(filters)}
+def _many_runs(browser: Browser, runs: Path, scale: Scale) -> Iterator[list[str]]:
+    with served(runs) as (url, token, _):
+        say("workspace: the first start, then until every run is known")
+        yield _row("first table, first start", [_first_table(browser, url, token)], _TABLE_TARGET_MS)
+        while not all(row.get("is_measured") for row in _rows_of(url, token)):
+            time.sleep(1)
+    with served(runs) as (url, token, _):
+        repeats = 2 if scale.is_quick else 5
+        first = _first_table(browser, url, token)
+        yield _row("first table, later start", [first], _TABLE_TARGET_MS)
+        more = [_first_table(browser, url, token) for _ in range(repeats)]
+        yield _row("first table, same server", more, _TABLE_TARGET_MS)
+        page, session = _page(browser)
+        page.goto(f"{url}/#token={token}&to=/runs")
+        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        expect(page.locator(".runs-table tbody tr:not(.filler)").nth(5)).to_be_visible()
+        page.wait_for_timeout(_SETTLE_MS)
+        table = ".runs-table tbody"
+        heading = ".runs-table thead th:nth-child(2)"
+        sorts = [_act(page, session, _SORT, heading, None) for _ in range(6)]
+        yield _row("sort", sorts, _SORT_TARGET_MS)
+        page.evaluate(_ACT, [_FILTER, table, "run-7"])
+        filters = [_act(page, session, _FILTER, table, text) for text in _FILTERS]
+        yield _row("filter, as one types", filters, _SORT_TARGET_MS)
+        page.goto("about:blank")
+        page.goto(f"{url}/#token={token}&to=/runs%3Fmetric=train/loss")
+        expect(page.locator("[data-panel=curves] canvas")).to_be_visible()
+        page.wait_for_timeout(_SETTLE_MS)
+        slider, output = "[data-panel=curves] input[type=range]", "[data-panel=curves] output"
+        curves = [_act(page, session, slider, output, value) for value in _SMOOTHINGS]
+        yield _row("50 curves smoothed", curves, _CURVES_TARGET_MS)
+        page.context.close()
 
 
-def measure_curves(page: Page, url: str) -> float:
-    """From moving the slider to the drawing of fifty smoothed curves; their numbers are there already."""
-    page.goto("about:blank")
-    page.goto(f"{url}%3Fmetric=train/loss")
-    expect(page.locator("[data-panel=curves] canvas")).to_be_visible(timeout=PATIENCE_MS)
-    page.wait_for_timeout(1500)
-    script = """async () => {
-      const slider = document.querySelector('[data-panel=curves] input[type=range]');
-      const times = [];
-      for (const value of ['0.5', '0.9', '0.6', '0.8']) {
-        const start = performance.now();
-        slider.value = value;
-        slider.dispatchEvent(new Event('input', { bubbles: true }));
-        const output = document.querySelector('[data-panel=curves] output');
-        while (output.textContent !== value) await new Promise(requestAnimationFrame);
-        await new Promise(requestAnimationFrame);
-        times.push(performance.now() - start);
-      }
-      return Math.max(...times);
-    }"""
-    return float(page.evaluate(script))
+def _many_clients(browser: Browser, scratch: Path, clients: int, rounds: int) -> Iterator[list[str]]:
+    say(f"workspace: a live federation of {clients:,} clients x {rounds:,} rounds")
+    with _federation(scratch / "many", clients, rounds), served(scratch / "many") as (url, token, _):
+        page, session = _page(browser)
+        page.goto(f"{url}/#token={token}&to=/run/live/clients")
+        drawn = page.locator("[data-panel=client-map] canvas")
+
+        def look(measure: str) -> Callable[[], None]:
+            def work() -> None:
+                page.goto(f"{url}/#/run/live/clients?measure={measure}")
+                page.reload(wait_until="commit")
+                expect(drawn).to_be_visible()
+
+            return work
+
+        expect(drawn).to_be_visible()
+        maps = [_timed(session, look(one)) for one in ("cosine", "entry_loss", "loss", "duration")]
+        yield _row(f"client map, {clients:,} clients", maps, _MAP_TARGET_MS)
+        page.context.close()
 
 
-def main() -> None:
-    runs, points = (int(word) for word in (*sys.argv[1:3], "1000", "2000")[:2]) if len(sys.argv) < 2 else (
-        int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2000
-    )  # fmt: skip
-    directory = Path(tempfile.mkdtemp(prefix="stethos-runs-"))
+def _left_open(browser: Browser, scratch: Path, stretch_s: float) -> Iterator[list[str]]:
+    say("workspace: a live page on which nothing happens")
+    with _federation(scratch / "few", 20, 20), served(scratch / "few") as (url, token, server):
+        page, _ = _page(browser)
+        page.goto(f"{url}/#token={token}&to=/run/live/overview")
+        expect(page.locator("[data-panel=summary]")).to_be_visible()
+        _wait_until_diagnosed(url, token)
+        page.wait_for_timeout(5 * _SETTLE_MS)
+        yield from _idle(page, server, stretch_s)
+        page.context.close()
+
+
+@contextmanager
+def _federation(directory: Path, clients: int, rounds: int) -> Iterator[None]:
+    """A live run of that many clients and rounds, whose process does nothing more."""
+    job = {"run": str(directory / "live"), "clients": clients, "rounds": rounds, "rows": 0, "layers": 0}
+    child = Child("wide_run", job)
     try:
-        for number in range(runs):
-            write_run(directory / f"run-{number}", Path("made"), told(number, points))
-        server = subprocess.Popen(
-            [*command_line(), "serve", "--dir", directory, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert server.stdout is not None
-            text = ""
-            while not text.rstrip().endswith("}"):
-                text += server.stdout.readline()
-            url = json.loads(text)["url"] + "&to=/runs"
-            with sync_playwright() as play:
-                browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-                page = browser.new_page(viewport={"width": 1360, "height": 900})
-                page.set_default_timeout(PATIENCE_MS)
-                expect.set_options(timeout=PATIENCE_MS)
-                found = measure(page, url, runs)
-                found["50 curves smoothed, ms"] = measure_curves(page, url)
-                browser.close()
-        finally:
-            server.terminate()
-            server.wait()
+        child.wait_for_result()
+        yield
     finally:
-        shutil.rmtree(directory)
-    files = [*(Path(stethos.__file__).parent / "web" / "static").rglob("*.*")]
-    found["page, kB gzip"] = sum(len(gzip.compress(file.read_bytes())) for file in files) / 1000
-    for name, value in found.items():
-        sys.stdout.write(f"{name:26} {value:10.2f}\n")
+        child.close()
 
 
-if __name__ == "__main__":
-    main()
+def _idle(page: Page, server: psutil.Process, stretch_s: float) -> Iterator[list[str]]:
+    browsing = [one for one in psutil.Process().children(recursive=True) if "chrom" in one.name()]
+    before = [_cpu_s(browsing), _cpu_s([server])]
+    page.wait_for_timeout(stretch_s * 1000)
+    shares = [(now - then) / stretch_s for now, then in zip((_cpu_s(browsing), _cpu_s([server])), before, strict=True)]
+    for name, share in zip(("browser", "server"), shares, strict=True):
+        target = f"{_IDLE_TARGET_SHARE:.0%} of a core"
+        yield [f"idle live page: {name}", f"{share:.2%}", "", "", target, verdict(share, _IDLE_TARGET_SHARE)]
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return float(sum(used.user + used.system for used in (one.cpu_times() for one in processes)))
+
+
+def _wait_until_diagnosed(url: str, token: str) -> None:
+    while True:
+        found = _get(f"{url}/api/runs/live/findings", token)
+        if found["is_diagnosed"] and not found["is_under_way"]:
+            return
+        time.sleep(1)
+
+
+def _first_table(browser: Browser, url: str, token: str) -> Took:
+    page, session = _page(browser)
+
+    def work() -> None:
+        page.goto(f"{url}/#token={token}&to=/runs", wait_until="commit")
+        expect(page.locator(".runs-table tbody tr:not(.filler)").nth(5)).to_be_visible()
+
+    took = _timed(session, work)
+    page.context.close()
+    return took
+
+
+def _page(browser: Browser) -> tuple[Page, CDPSession]:
+    page = browser.new_context(viewport={"width": 1360, "height": 900}).new_page()
+    page.set_default_timeout(_PATIENCE_MS)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    return page, session
+
+
+def _act(page: Page, session: CDPSession, selector: str, said: str, value: str | None) -> Took:
+    before = _thread_ms(session)
+    wall_ms = float(page.evaluate(_ACT, [selector, said, value]))
+    return Took(wall_ms, _thread_ms(session) - before)
+
+
+def _timed(session: CDPSession, work: Callable[[], None]) -> Took:
+    before, start = _thread_ms(session), time.perf_counter()
+    work()
+    return Took((time.perf_counter() - start) * 1000, _thread_ms(session) - before)
+
+
+def _thread_ms(session: CDPSession) -> float:
+    """CPU time of the page's main thread so far."""
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"]) * 1000
+
+
+def _row(name: str, took: list[Took], target_ms: float) -> list[str]:
+    worst = max(one.wall_ms for one in took)
+    middle, cpu = median([one.wall_ms for one in took]), median([one.cpu_ms for one in took])
+    row = [name, f"{middle:.0f}", f"{worst:.0f}", f"{cpu:.0f}", f"{target_ms:.0f}", verdict(worst, target_ms)]
+    say(f"workspace: {', '.join(row)}")
+    return row
+
+
+def _rows_of(url: str, token: str) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = _get(f"{url}/api/runs", token)["runs"]
+    return rows
+
+
+def _get(url: str, token: str) -> dict[str, object]:
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        content: dict[str, object] = json.loads(answer.read())
+    return content

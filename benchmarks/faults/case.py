@@ -13,7 +13,7 @@ from stethos import lab
 from stethos.diagnose.federated.cohort import Cohort, cohort_of
 from stethos.federate.screening import Screening
 from stethos.federate.site import Update
-from stethos.lab.cache import read
+from stethos.lab.cache import place_of, read
 from stethos.lab.data import Data
 from stethos.lab.result import Exchange, LabResult
 from stethos.lab.split import Split
@@ -77,6 +77,11 @@ def play(case: Case) -> Played:
 @functools.lru_cache(maxsize=2)
 def _images(name: str) -> Any:
     return read(name)
+
+
+def is_here(case: Case) -> bool:
+    """Whether the data of a federation are on this machine."""
+    return isinstance(case.data, Data) or case.data not in _IMAGES or place_of(case.data).exists()
 
 
 def data_of(case: Case) -> str | Data:

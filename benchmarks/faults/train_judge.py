@@ -32,8 +32,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.faults.case import Case, play
+from benchmarks.faults.case import Case, is_here, play
 from benchmarks.faults.design import KIND_OF
+from benchmarks.faults.made import made_from
 from benchmarks.report import say
 from stethos.diagnose.federated.judge import HONEST, judge_in
 from stethos.diagnose.federated.trait import Signals, Traits
@@ -197,7 +198,8 @@ def kept_in(directories: list[Path]) -> Examples:
 def judged_by(examples: Examples) -> dict[str, Any]:
     """Fit the members; return the judge as the package stores it, and say how good it is on what was set aside."""
     members = [trained(examples, seed) for seed in range(_MEMBERS)]
-    value = {"kinds": list(KINDS), "names": list(examples.names), "members": members}
+    value: dict[str, Any] = {"kinds": list(KINDS), "names": list(examples.names), "members": members}
+    value["made"] = made_from(examples.seeds, examples.traits, examples.kinds)
     aside = (examples.seeds % _SET_ASIDE == 0) & examples.is_fair & (examples.rounds > 3)
     traits = Traits(examples.names, examples.traits[aside].astype(float), np.zeros((int(aside.sum()), 2), np.int64))
     shares, kinds, seeds = judge_in(value).probabilities(traits), examples.kinds[aside], examples.seeds[aside]
@@ -286,7 +288,10 @@ def main() -> None:
 
 
 def _played(runs: int, limit_s: float, processes: int, keep: Path | None) -> Examples:
-    seeds = [first + number for number in range(runs) for first in (WIDE, NEAR, FAR)]
+    asked = [first + number for number in range(runs) for first in (WIDE, NEAR, FAR)]
+    seeds = [seed for seed in asked if is_here(case_of(seed))]
+    if len(seeds) < len(asked):
+        say(f"{len(asked) - len(seeds)} of {len(asked)} federations are left out: their data are not on this machine")
     parts: list[Examples] = []
     start, written = time.monotonic(), 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.faults.case import Case
+from benchmarks.faults.case import Case, is_here
 from benchmarks.faults.design import SPLITS
 from benchmarks.faults.kept import Job, Kept, kept_for, read_kept
 from benchmarks.faults.train_judge import KINDS, case_of
@@ -161,7 +161,7 @@ def jobs_of(directory: Path, runs: int) -> list[Job]:
     for number in range(runs):
         listed += [hard_case_of(HARD + 3 * number + more) for more in range(3)]
         listed += [case_of(first + number) for first in OTHERS]
-    return [Job(case, directory / f"{case.seed}.npz") for case in listed]
+    return [Job(case, directory / f"{case.seed}.npz") for case in listed if is_here(case)]
 
 
 def main() -> None:

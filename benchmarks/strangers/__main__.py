@@ -1,4 +1,4 @@
-"""Run programs that others have published, unchanged, under `stethos run`, and count those that are accused.
+"""Run programs that others have published, unchanged, bare and under `stethos run`; count those that are accused.
 
 python -m benchmarks.strangers [--only WORD ...] [--keep FILE] [--place DIRECTORY] [--write docs/benchmarks.md]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.child import ROOT, environment
 from benchmarks.report import Grid, machine, say, section_text, write_section
@@ -27,6 +29,7 @@ from stethos.store.run import open_run
 BESIDE = Path(sys.executable).parent
 _TIMEOUT_S = 300
 _TARGET = 0.02
+_HEADINGS = ["package", "programs", "steps", "accused", "same output", "another", "differs by itself"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Outcome:
     is_accused: bool
     said: list[str]
     took_s: float
+    output: str  # same, different, or unsteady: it differs between bare runs, too
 
 
 def main() -> None:
@@ -71,21 +75,33 @@ def main() -> None:
 def play(stranger: Stranger, place: Path) -> Outcome:
     """Run a program where its archive was unpacked, with what it needs and nothing of ours in its path."""
     source, library = _fetched(stranger, place)
-    name = stranger.name.replace(" ", "-")
-    paths = [str(library), str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    name = "-".join(re.findall(r"\w+", stranger.name))
+    program = [sys.executable, *stranger.arguments]
+    bare = _run(program, source, library)
     began = time.monotonic()
-    done = subprocess.run(
-        [BESIDE / "stethos", "run", "--quiet", "--dir", place / "runs", "--name", name,
-         sys.executable, source / stranger.script, *stranger.arguments],
-        capture_output=True, timeout=_TIMEOUT_S, check=False, cwd=source,
-        env={**environment(), "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg"},
-    )  # fmt: skip
+    directory = place / "runs"
+    watched = _run(
+        [BESIDE / "stethos", "run", "--quiet", "--dir", directory, "--name", name, *program], source, library
+    )
     took_s = time.monotonic() - began
-    with open_run(place / "runs" / name) as run:
+    is_same = watched == bare
+    output = "same" if is_same else "different" if _run(program, source, library) == bare else "unsteady"
+    with open_run(directory / name) as run:
         steps = int(run.rows("SELECT count(*) FROM steps").values[0][0])
         found = diagnose(run)
     said = [f"{one.name}:{one.kind} ({one.title})" for one in found.findings if one.is_problem]
-    return Outcome(stranger.name, done.returncode, steps, bool(found.exit_code), said, took_s)
+    return Outcome(stranger.name, watched[0], steps, bool(found.exit_code), said, took_s, output)
+
+
+def _run(command: list[Any], source: Path, library: Path) -> tuple[int, str]:
+    """Its status, and what it printed but for seconds."""
+    paths = [str(library), str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
+    seen = {**environment(), "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, cwd=source, env=seen)
+    except subprocess.TimeoutExpired:
+        return 124, ""
+    return done.returncode, re.sub(r"\d+\.\d+\s?s\b( \(\d:\d\d:\d\d\))?", "", done.stdout.decode(errors="replace"))
 
 
 def _fetched(stranger: Stranger, place: Path) -> tuple[Path, Path]:
@@ -95,8 +111,9 @@ def _fetched(stranger: Stranger, place: Path) -> tuple[Path, Path]:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     common = ["--no-deps", "--constraint", ROOT / "constraints.txt"]
     if not source.exists():
-        options = ["--no-binary", ":all:", "--no-build-isolation", "-d", place]
-        subprocess.run([*pip, "download", *common, *options, stranger.archive], check=True)
+        fetch = [*pip, "download", *common, "--no-binary", ":all:", "-d", place, stranger.archive]
+        if subprocess.run([*fetch, "--no-build-isolation"], check=False).returncode:
+            subprocess.run(fetch, check=True)
         with tarfile.open(next(place.glob(f"{package}*.tar.gz"))) as archive:
             archive.extractall(place, filter="data")
     if not library.exists():
@@ -109,7 +126,13 @@ def grid_of(outcomes: list[Outcome]) -> Grid:
     accused = [one for one in ran if one.is_accused]
     packages = sorted({one.name.partition(" ")[0] for one in ran})
     rows = [
-        [package, str(len(mine)), f"{sum(one.steps for one in mine):,}", str(sum(one.is_accused for one in mine))]
+        [
+            package,
+            str(len(mine)),
+            f"{sum(one.steps for one in mine):,}",
+            str(sum(one.is_accused for one in mine)),
+            *(str(sum(one.output == word for one in mine)) for word in ("same", "different", "unsteady")),
+        ]
         for package in packages
         for mine in [[one for one in ran if one.name.startswith(package)]]
     ]
@@ -119,7 +142,7 @@ def grid_of(outcomes: list[Outcome]) -> Grid:
     left = [one.name for one in outcomes if one not in ran]
     if left:
         notes.append(f"Not counted, as they fail by themselves here or make no step: {', '.join(left)}.")
-    return Grid("Healthy programs by strangers", ["package", "programs", "steps", "accused"], rows, notes)
+    return Grid("Healthy programs by strangers", _HEADINGS, rows, notes)
 
 
 def _kept(path: Path | None) -> list[Outcome]:

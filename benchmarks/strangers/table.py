@@ -7,13 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A script inside a source archive; `needs` are further packages of the registry, installed without theirs."""
+    """A script inside a source archive; `needs` are further packages of the registry, installed without theirs.
+
+    With `chosen` it is a file of tests that train: those whose name fits are run by pytest, all of them for `""`.
+    """
 
     name: str
     archive: str  # package==version
     script: str
     needs: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
+    chosen: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """What Python is given."""
+        if self.chosen is None:
+            return [self.script]
+        return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=",
+                self.script, "-k", self.chosen]  # fmt: skip
 
 
 _GAUSSIAN = "gpytorch==1.15.2"
@@ -32,7 +43,53 @@ _GAUSSIAN_EXAMPLES = (
     "svgp_gp_regression", "unwhitened_svgp_regression", "white_noise_regression",
 )  # fmt: skip
 
-STRANGERS = tuple(
-    Stranger(f"gpytorch {name}", _GAUSSIAN, f"test/examples/test_{name}.py", _GAUSSIAN_NEEDS)
-    for name in _GAUSSIAN_EXAMPLES
-)
+_GAMES = "stable_baselines3==2.9.2"
+_GAMES_NEEDS = (_GAMES, "gymnasium==1.2.0", "farama-notifications")
+_EQUATIONS = "neurodiffeq==0.7.0"
+_EQUATIONS_NEEDS = (_EQUATIONS, "seaborn", "torchdiffeq", "ordered-set", "dill")
+_SCIKIT = "skorch==1.4.0"
+_OPTIMIZERS = "torch-optimizer==0.3.0"
+_OPTIMIZERS_NEEDS = (_OPTIMIZERS, "pytorch_ranger")
+_PRIVACY = "opacus==1.6.0"
+
+STRANGERS = (
+    *(
+        Stranger(f"gpytorch {name}", _GAUSSIAN, f"test/examples/test_{name}.py", _GAUSSIAN_NEEDS)
+        for name in _GAUSSIAN_EXAMPLES
+    ),
+    *(
+        Stranger(f"stable-baselines3 {file} {chosen}".strip(), _GAMES, f"tests/test_{file}.py", _GAMES_NEEDS, chosen)
+        for file, chosen in (
+            ("run", "a2c"), ("run", "ppo"), ("run", "dqn"), ("run", "sac"), ("run", "td3"), ("sde", "state_dependent"),
+            ("cnn", "features_extractor"), ("her", "test_her"), ("identity", "discrete"), ("identity", "continuous"),
+            ("dict_env", "consistency"), ("train_eval_mode", ""), ("custom_policy", ""),
+        )
+    ),
+    *(
+        Stranger(f"neurodiffeq {file} {chosen}".strip(), _EQUATIONS, f"tests/test_{file}.py", _EQUATIONS_NEEDS, chosen)
+        for file, chosen in (
+            ("ode", "test_train_generator or test_ode"), ("ode", "system"), ("pde", "laplace"), ("temporal", ""),
+            ("solvers", "fit"), ("callbacks", "train"), ("hypersolver", ""),
+        )
+    ),
+    *(
+        Stranger(f"skorch {file} {chosen}".strip(), _SCIKIT, f"skorch/tests/{file}.py", (_SCIKIT, "tabulate"), chosen)
+        for file, chosen in (
+            ("test_classifier", "NeuralNet and not Binary"), ("test_classifier", "Binary"), ("test_regressor", ""),
+            ("callbacks/test_lr_scheduler", ""), ("callbacks/test_regularization", ""),
+            ("callbacks/test_training", "EarlyStopping"), ("callbacks/test_training", "Checkpoint"),
+            ("test_net", "net_learns or fit_lbfgs or predict or grid_search"), ("test_helper", "Predefined"),
+        )
+    ),
+    *(
+        Stranger(f"torch-optimizer {chosen}", _OPTIMIZERS, "tests/test_optimizer_with_nn.py", _OPTIMIZERS_NEEDS, chosen)
+        for chosen in (
+            "optimizer_config0 or optimizer_config1", "optimizer_config2", "optimizer_config3",
+            "AdaBound or AdaMod or Yogi", "Lamb or RAdam or Shampoo",
+        )
+    ),
+    *(
+        Stranger(f"opacus {file}", _PRIVACY, f"opacus/tests/{file}.py", (_PRIVACY, "opt_einsum"), "")
+        for file in ("accounting_noise_multiplier_test", "batch_memory_manager_test")
+    ),
+)  # fmt: skip

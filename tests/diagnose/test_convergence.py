@@ -106,6 +106,12 @@ def test_a_first_step_that_throws_the_loss_up_is_a_rate_too_high() -> None:
     assert finding.detail["lr"] == 50 and finding.next_step.startswith("lower lr from 50 to about")
 
 
+def test_a_jump_is_being_made_good_while_the_loss_goes_on_falling() -> None:
+    jump, slowly = [0.9, 4.6, 8.9, 3.6, 6.1], np.linspace(1.5, 0.75, 70)
+    assert made.names_in(LearningRateTooHigh(), only_loss([*jump, *slowly])) == []
+    assert made.names_in(LearningRateTooHigh(), only_loss([*jump, *(0.85 + made.noise(70, 0.1))])) != []
+
+
 def test_a_jump_that_is_made_good_is_no_rate_too_high() -> None:
     assert made.names_in(LearningRateTooHigh(), only_loss([2.3, 9.0, 12.0, *made.falling(200)])) == []
 
@@ -155,6 +161,12 @@ def test_a_loss_that_creeps_down_is_slow() -> None:
     loss = np.linspace(2.3, 2.1, 400) + made.noise(400, 0.02)
     assert made.names_in(SlowProgress(), only_loss(loss)) == ["slow-progress"]
     assert made.names_in(SlowProgress(), only_loss(made.falling(400))) == []
+
+
+def test_a_loss_that_has_fallen_by_a_tenth_learns() -> None:
+    (hardly,) = SlowProgress().check(only_loss(np.linspace(2.3, 2.15, 400) + made.noise(400, 0.02)))
+    (slowly,) = SlowProgress().check(only_loss(np.linspace(2.3, 1.9, 400) + made.noise(400, 0.02)))
+    assert (hardly.severity, slowly.severity) == (Severity.WARNING, Severity.INFO)
 
 
 def test_one_that_hardly_creeps_is_told_once_and_in_steps_not_in_turns() -> None:

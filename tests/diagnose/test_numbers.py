@@ -212,6 +212,15 @@ def test_small_gradients_of_a_model_that_learns_are_only_mentioned() -> None:
     assert [one.severity for one in VanishingGradients().check(seen)] == [Severity.INFO]
 
 
+def test_layers_that_move_in_spite_of_small_gradients_are_only_mentioned() -> None:
+    """A branch of the policy beside one of values, with Adam."""
+    drift = [0.0, 0.01, 0.02, 0.03, 0.04]
+    rows = made.layers(5, **depth(1e-8, 1e-6, 1e-3, 1.0), weight__a_weight={"drift": drift},
+                       weight__b_weight={"drift": drift})  # fmt: skip
+    seen = made.window(steps=made.steps(STUCK), layers=rows)
+    assert [one.severity for one in VanishingGradients().check(seen)] == [Severity.INFO]
+
+
 def test_a_layer_without_gradient_is_mentioned_and_one_with_zero_is_a_warning() -> None:
     def seen(first: Any) -> Window:
         rows = made.layers(
@@ -255,6 +264,14 @@ def test_a_layer_that_moves_by_a_third_of_its_norm_per_step(move: float, found: 
 def test_initialisations(start: dict[str, float], found: bool) -> None:
     rows = made.layers(3, weight__a_weight=start, weight__b_weight=start)
     assert bool(made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows))) == found
+
+
+def test_what_is_no_weight_may_begin_small() -> None:
+    """The mean of a variational distribution beside its covariance; a token beside weights."""
+    small, usual = {"std": 1e-3, "size": 32}, {"std": 0.12, "size": 1024}
+    for names in (("q_mean", "q_cover"), ("token", "a_weight")):
+        rows = made.layers(3, **{f"weight__{names[0]}": small, f"weight__{names[1]}": usual})
+        assert made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows)) == []
 
 
 def test_beside_gradients_that_exploded_nothing_has_vanished() -> None:

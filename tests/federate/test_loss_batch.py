@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from stethos.federate.loss_batch import batch_of
@@ -39,8 +41,22 @@ def image_net(images: Tensor) -> Tensor:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))(images)
 
 
+def deep(x: Tensor) -> Tensor:
+    hidden = NET(x)
+    for _ in range(400):
+        hidden = hidden + torch.tanh(hidden)
+    return hidden
+
+
 FROZEN, DOWN, UP = nn.Linear(4, 3).requires_grad_(False), nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)
 IMAGES = torch.randn(8, 1, 8, 8)
+NORMED = nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
+SPECTRAL = nn.Sequential(spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
+PRUNED = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+prune.random_unstructured(PRUNED[0], "weight", 0.5)
+WIDE = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))  # a multiple of the batch's rows, and larger
+PULL = [torch.randn_like(one) for one in WIDE.parameters()]
+MASK = torch.ones(8, 16)
 LOSSES: dict[str, tuple[Callable[[], Tensor], Tensor | None, Tensor | None]] = {
     "cross entropy": (lambda: F.cross_entropy(NET(X), Y), X, Y),
     "proximal": (lambda: F.cross_entropy(NET(X), Y) + sum(((p - 1) ** 2).sum() for p in NET.parameters()), X, Y),
@@ -54,6 +70,16 @@ LOSSES: dict[str, tuple[Callable[[], Tensor], Tensor | None, Tensor | None]] = {
     "regression": (lambda: F.mse_loss(NET(X)[:, 0], V), X, V),
     "huber": (lambda: F.smooth_l1_loss(NET(X)[:, 0], V), X, V),
     "yes or no": (lambda: F.binary_cross_entropy_with_logits(NET(X)[:, 0], (Y > 0).float()), X, (Y > 0).float()),
+    "weight norm": (lambda: F.cross_entropy(NORMED(X), Y), X, Y),
+    "spectral norm": (lambda: F.cross_entropy(SPECTRAL(X), Y), X, Y),
+    "pruned": (lambda: F.cross_entropy(PRUNED(X), Y), X, Y),
+    "linear penalty": (
+        lambda: F.cross_entropy(WIDE(X), Y)
+        - sum((one * own).sum() for one, own in zip(WIDE.parameters(), PULL, strict=True)),
+        X, Y,
+    ),
+    "masked": (lambda: F.cross_entropy(WIDE[2](WIDE[0](X) * MASK), Y), X, Y),
+    "deep": (lambda: F.cross_entropy(deep(X), Y), X, Y),
     "no labels": (lambda: NET(X).square().sum().sqrt(), X, None),
 }  # fmt: skip
 
@@ -112,3 +138,18 @@ def test_what_a_checkpoint_would_have_to_compute_again_is_left_alone() -> None:
 
 def test_a_tensor_without_a_graph_is_no_batch() -> None:
     assert batch_of(torch.ones(())) is None and batch_of(3.0) is None
+
+
+def test_losses_of_the_same_operations_have_the_same_graph_and_others_have_not() -> None:
+    plain = batch_of(F.cross_entropy(WIDE(X), Y))
+    fewer_rows = batch_of(F.cross_entropy(WIDE(X[:3]), Y[:3]))
+    twice = batch_of(F.cross_entropy(torch.softmax(WIDE(X), 1), Y))
+    dropped = batch_of(F.cross_entropy(WIDE[2](F.dropout(WIDE[0](X), 0.5)), Y))
+    halved = batch_of(F.cross_entropy(WIDE(X).to(torch.bfloat16), Y))
+    assert plain is not None and fewer_rows is not None and twice is not None
+    assert dropped is not None and halved is not None
+    assert plain.graph == fewer_rows.graph == halved.graph
+    assert len({plain.graph, twice.graph, dropped.graph}) == 3
+    gru, head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)
+    lengths = [batch_of(F.cross_entropy(head(gru(torch.randn(8, size, 4))[0][:, -1]), Y)) for size in (5, 9)]
+    assert lengths[0] is not None and lengths[1] is not None and lengths[0].graph == lengths[1].graph

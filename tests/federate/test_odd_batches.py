@@ -131,6 +131,65 @@ def test_a_label_for_every_token_is_no_fault(tmp_path: Path) -> None:
     check(federate(tmp_path, Words(), language))
 
 
+class Bag(nn.Module):
+    """Classifies bags of tokens, or what a dict of them holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.size, self.head = nn.EmbeddingBag(40, 6), nn.Linear(2, 6), nn.Linear(6, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        hidden = self.words(batch["tokens"], batch["offsets"])
+        return self.head(hidden + self.size(batch["size"]) if "size" in batch else hidden)
+
+
+def ragged(samples: list[list[int]]) -> dict[str, Tensor]:
+    lengths = torch.tensor([0, *map(len, samples)])
+    return {"tokens": torch.tensor([one for sample in samples for one in sample]), "offsets": lengths.cumsum(0)[:-1]}
+
+
+def few_words(client: int, words: int = 3) -> list[list[int]]:
+    """Samples of one or two of a few words: most of them come again and again, the fewer the words the more."""
+    draw = chance(client)
+    lengths = torch.randint(1, 3, (24,), generator=draw).tolist()
+    return [torch.randint(0, words, (length,), generator=draw).tolist() for length in lengths]
+
+
+def lists(model: nn.Module, client: int) -> Tensor:
+    samples = few_words(client)
+    return nn.functional.cross_entropy(model(ragged(samples)), torch.tensor([one[0] % 2 for one in samples]))
+
+
+def lists_of_a_site_with_fewer_words(model: nn.Module, client: int) -> Tensor:
+    samples = few_words(client, 2 if client == 3 else 12)
+    return nn.functional.cross_entropy(model(ragged(samples)), torch.tensor([one[0] % 2 for one in samples]))
+
+
+def dicts(model: nn.Module, client: int) -> Tensor:
+    samples = few_words(client)
+    sizes = torch.tensor([[float(len(one)), float(sum(one))] for one in samples])
+    batch = ragged(samples) | {"size": sizes}
+    return nn.functional.cross_entropy(model(batch), torch.tensor([one[0] % 2 for one in samples]))
+
+
+def strings(model: nn.Module, client: int) -> Tensor:
+    texts = ["yes" if one[0] else "no thanks" for one in few_words(client)]
+    tokens = ragged([[len(word) + ord(word[0]) % 20 for word in text.split()] for text in texts])
+    return nn.functional.cross_entropy(model(tokens), torch.tensor([text == "yes" for text in texts]).long())
+
+
+def several_labels(model: nn.Module, client: int) -> Tensor:
+    """Equal inputs with either label, half and half, as where people answer differently to the same questions."""
+    samples = few_words(client, 2 if client == 3 else 12)
+    return nn.functional.cross_entropy(model(ragged(samples)), torch.randint(0, 2, (24,), generator=chance(client, 9)))
+
+
+@pytest.mark.parametrize("step", [lists, lists_of_a_site_with_fewer_words, dicts, strings, several_labels])
+def test_samples_that_are_equal_are_no_fault(tmp_path: Path, step: Step) -> None:
+    torch.manual_seed(3)
+    check(federate(tmp_path, Bag(), step))
+
+
 def test_clients_that_join_and_leave_are_no_fault(tmp_path: Path) -> None:
     torch.manual_seed(3)
     check(federate(

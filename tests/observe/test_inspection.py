@@ -90,6 +90,19 @@ def test_gradients_that_were_left_are_seen(record: Record) -> None:
     assert rows[0] == (None,) and all(row[0] > 0 for row in rows[1:])
 
 
+def test_gradients_that_no_optimizer_clears_are_not_left_over(record: Record) -> None:
+    recording = record()
+    model, other = nn.Linear(3, 1), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        other(model(torch.ones(4, 3))).sum().backward()
+        optimizer.step()
+    recording.close()
+    assert other.weight.grad is not None
+    assert recording.rows("SELECT DISTINCT leftover_norm FROM inspections WHERE step > 0") == [(0.0,)]
+
+
 def test_a_parameter_in_a_plain_list_is_seen(record: Record) -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:

@@ -89,3 +89,21 @@ def test_a_checkpointed_part_is_not_run_again() -> None:
     assert graph.function == "NllLoss" and graph.inputs is None and len(calls) == 1
     loss.backward()
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "loss_of"),
+    [
+        (True, lambda: functional.cross_entropy(THREE(X), Y)),
+        (True, lambda: -3 * ((ONE(X) - COLUMN) ** 2).mean() / 2),
+        (True, lambda: functional.mse_loss(ONE(X), COLUMN) + 0.1 * THREE(X).pow(2).sum()),
+        (False, lambda: functional.mse_loss(ONE(X), COLUMN) - 0.1 * THREE(X).softmax(1).log().mean()),
+        (False, lambda: ((ONE(X) - COLUMN) ** 2 / ONE.weight.exp().sum()).mean() + ONE.weight.sum()),
+    ],
+    ids=["classes", "scaled, with another sign", "with a penalty", "with an entropy", "a likelihood"],
+)
+def test_whether_the_loss_is_its_functions_and_nothing_else(
+    is_alone: bool, loss_of: Callable[[], torch.Tensor]
+) -> None:
+    graph = read_loss_graph(loss_of())
+    assert graph.function and graph.is_alone is is_alone

@@ -316,3 +316,14 @@ def test_what_cannot_be_kept_is_proved_all_the_same(
     assert main(["prove", GUILTY, "--fast", "-t", str(run)]) in (0, 1)
     shown = capsys.readouterr()
     assert "without client c5: accuracy" in shown.out and "note: findings are not kept in" in shown.err
+
+
+def test_a_diagnosis_tries_what_it_is_not_sure_of_before_it_shows_it(
+    flipped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", "-t", str(flipped), "--prove", "--no-keep"]) >= 2
+    main(["diagnose", "-t", str(flipped), "--prove", "--json"])
+    (shown,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["code"] == "FED001"]
+    assert shown["confidence"] < 0.9
+    (row,) = [one for one in read_findings(flipped) if one["code"] == "FED001"]
+    assert row["proof"] == shown["proof"]["verdict"] and json.loads(row["proof_detail"])["way"] == "re-aggregation"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,3 +318,20 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
         assert Path(saved.value.path()).stat().st_size > 1000
     page.get_by_role("searchbox").fill("accu")
     expect(page.locator("[data-metric]")).to_have_count(1)
+
+
+def test_a_run_that_is_deleted_while_it_is_looked_at_stays_in_sight(browser: Browser, server: Served) -> None:
+    told = [LoggedNumber("loss", index, T0_NS + index * 10**9, 1 / (index + 1)) for index in range(20)]
+    write_run(server.directory / "brief", Path("logs"), told)
+    context = browser.new_context()
+    window = Window(context, server)
+    page = window.go("/run/brief/metrics")
+    expect(page.locator("[data-metric=loss] canvas")).to_be_visible()
+    shutil.rmtree(server.directory / "brief")
+    expect(page.get_by_role("alert")).to_contain_text("This run has been deleted. You see its last known state.")
+    expect(page.locator("[data-metric=loss] canvas")).to_be_visible()
+    page.get_by_role("link", name="All runs", exact=True).click()
+    expect(page.locator(".runs-table")).to_be_visible()
+    expect(page.locator(".runs-table")).not_to_contain_text("brief")
+    assert all("404" in one for one in window.troubles)
+    context.close()

@@ -48,6 +48,7 @@ def test_who_sends_nan_is_among_those_shown_and_is_nan(run: Run, measure: str) -
     assert len(rows) == 200 and {row["of_rows"] for row in rows} == {CLIENTS}
     (value,) = [row["value"] for row in rows if row["client"] == BROKEN]
     assert math.isnan(float(value))
+    assert rows[0]["client"] == BROKEN and [row["place"] for row in rows] == list(range(1, 201))  # outliers first
     (beside,) = shown(run, f"client-{measure}", client=BROKEN)
     assert math.isnan(float(beside["client"])) and math.isfinite(float(beside["others"]))
 

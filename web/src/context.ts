@@ -71,6 +71,18 @@ export function useAsked<Answer>(ask: () => Promise<Answer>, key: string, versio
   return asked;
 }
 
+const LATER_MS = 60;
+
+/** The value as it was a moment ago: for what is costly to draw and may follow behind. */
+export function useLater<Value>(value: Value): Value {
+  const [later, setLater] = useState(value);
+  useEffect(() => {
+    const timer = setTimeout(() => setLater(value), LATER_MS);
+    return () => clearTimeout(timer);
+  }, [value]);
+  return later;
+}
+
 /** The version of a run, renewed whenever the run changes. */
 export function useVersion(run: string): { version: string; isGone: boolean } {
   const { source } = useAround();

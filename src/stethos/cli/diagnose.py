@@ -4,6 +4,7 @@
     stethos diagnose --live                  follow a live run
     stethos diagnose -t fed-1 --client c3    what is known about one client
     stethos diagnose --brief                 the verdict in one line
+    stethos diagnose --prove                 try accusations that are not sure, before they are shown
     stethos diagnose --explain straggler     what a detector looks at
     stethos diagnose --set straggler.times=4 --silence label-skew
 
@@ -20,11 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
+from stethos.cli.task.value import seconds
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
     from stethos.diagnose.engine import Diagnosis
     from stethos.store.run import Run
+
+
+_PROOF_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="accepted rate of false accusations in a healthy federation: 0.01 or 1%% (the default)",
     )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help='first prove or refute accusations below 90%% from captured updates (all of them: `capture="all"`)',
+    )
+    parser.add_argument(
+        "--evaluator", metavar="MODULE:FUNCTION", help="with --prove, for your own loop: f(state) returns numbers"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=_PROOF_S,
+        help="with --prove: try no further accusation after this (default: 60)",
+    )
     parser.add_argument("--no-keep", action="store_true", help="do not write the findings into the run")
     parser.add_argument("--over", metavar="ADDRESS", help="every run of an archive: s3://BUCKET/PATH or a directory")
     parser.add_argument("--on", metavar="CLUSTER", help="with --over, each run a task of Ray: ray://HOST:PORT or local")
@@ -64,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         from stethos.cli.screen.fleet import show_fleet
 
         return show_fleet(arguments.over, arguments.on, as_json=arguments.json)
+    _check(arguments)
     from stethos.diagnose.api import configured_detectors, look
 
     settings = [*arguments.set]
@@ -89,7 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
             diagnosis = look(one, detectors)
             if not arguments.no_keep:
                 _keep(diagnosis, one)
+                if arguments.prove:
+                    from stethos.cli.task.unsure import prove_unsure
+
+                    prove_unsure(one, diagnosis, arguments)
         return _show(diagnosis, one, arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.prove and (arguments.live or arguments.no_keep):
+        other = "--live" if arguments.live else "--no-keep"
+        raise UsageError(f"--prove does not go with {other}", hint="proofs are kept in the run, once it is read whole")
 
 
 def share_in(text: str) -> float:

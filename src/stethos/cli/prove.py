@@ -31,6 +31,7 @@ from stethos.cli.task.trainer import (
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
+    from stethos.diagnose.engine import Diagnosis
     from stethos.replay.proof import Accusation, Proof
     from stethos.store.run import Run
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seeds < 2:
         raise UsageError(f"--seeds {arguments.seeds}", hint="an interval needs two at least")
     with open_target(arguments) as one:
-        cases = _cases(one, arguments.finding)
+        cases = cases_of(one, arguments.finding)
         if not cases:
             sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")
             return 0
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             proof = prover.prove(accusation, _line(arguments), _TrainingLine(is_on=sys.stderr.isatty()))
             is_decided &= proof.verdict != "undecided"
             if number is not None:
-                _keep(one.path, number, proof)
+                keep_proof_of(one.path, number, proof)
             if arguments.json:
                 from stethos.cli.screen.jsontext import print_json
 
@@ -91,8 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if is_decided else 1
 
 
-def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusation]]:
-    """Which accusations are meant: finding, title, accusation."""
+def cases_of(
+    one: Run, wanted: str | None, diagnosis: Diagnosis | None = None, below: float = 2.0
+) -> list[tuple[int | None, str, Accusation]]:  # fmt: skip
+    """Which accusations are meant: finding, title, accusation. Of all open ones, those that are less sure than this."""
     import json
 
     from stethos.diagnose.api import diagnose
@@ -100,7 +103,7 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
     from stethos.replay.proof import Accusation
     from stethos.store.findings import read_findings
 
-    diagnosis = diagnose(one)
+    diagnosis = diagnose(one) if diagnosis is None else diagnosis
     try:
         keep(diagnosis, one.path)
         known = read_findings(one.path)
@@ -119,7 +122,11 @@ def _cases(one: Run, wanted: str | None) -> list[tuple[int | None, str, Accusati
         return row["finding"], row["title"], Accusation((client,), row["kind"], first, None, others, focus)
 
     if wanted is None:
-        return [case(row) for row in rows if row["finding"] in faulty and row["state"] == "open"]
+        return [
+            case(row)
+            for row in rows
+            if row["finding"] in faulty and row["state"] == "open" and (row["confidence"] or 0.0) < below
+        ]
     if wanted.isdecimal():
         found = [row for row in rows if row["finding"] == int(wanted)]
         if not found:
@@ -155,7 +162,8 @@ def _show(proof: Proof) -> None:
     sys.stdout.write(f"  gain beyond the control {proof.excess}; {proof.reason}\n")
 
 
-def _keep(path: Path, number: int, proof: Proof) -> None:
+def keep_proof_of(path: Path, number: int, proof: Proof) -> None:
+    """Write into the run what came of a finding's proof."""
     import json
 
     from stethos.store.findings import keep_proof

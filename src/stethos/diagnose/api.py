@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stethos import __version__
 from stethos.diagnose.configuration import find_configuration, merged
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.detectors import choose_detectors
 from stethos.diagnose.engine import Diagnosis, examine, needs_of
+from stethos.diagnose.version import usual_version, version_with
 from stethos.diagnose.window import RunWindow
 
 if TYPE_CHECKING:
     from stethos.store.run import Run
-
-_CODE = (".py", ".json", ".npz")
 
 
 def diagnose(
@@ -63,27 +57,10 @@ def look(run: Run, detectors: Sequence[Detector]) -> Diagnosis:
 
 
 def version_of(run: Run, detectors: Sequence[Detector]) -> str:
-    """A text that differs whenever a diagnosis of a run that is over could."""
-    rows = [(row["process"], row["state"], row["rows_stored"], row["rows_lost"]) for row in run.processes()]
-    modules = tuple(dict.fromkeys(type(one).__module__ for one in detectors))
-    return hashlib.sha256(
-        repr((__version__, _code_digest(modules), detectors, rows)).encode("utf-8", "replace")
-    ).hexdigest()
-
-
-@functools.cache
-def _code_digest(modules: tuple[str, ...]) -> str:
-    """Of all that a verdict comes from, these modules of detectors included: a new Stethos shows no old verdict."""
-    root = Path(__file__).parents[1]
-    files = [root / "schema.py", root / "outlier.py", root / "store" / "view.py"]
-    files += [path for part in ("diagnose", "profile") for path in (root / part).rglob("*") if path.suffix in _CODE]
-    files += [Path(file) for name in modules if (file := getattr(sys.modules[name], "__file__", None)) is not None]
-    digest = hashlib.sha256()
-    for path in sorted(set(files)):
-        digest.update(path.name.encode())
-        with contextlib.suppress(OSError):  # in a zip file: then the version alone must do
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """A text that differs whenever a diagnosis of a run that is over, by these detectors, could."""
+    if detectors == choose_detectors() and (usual := usual_version(run, is_set=False)) is not None:
+        return usual
+    return version_with(run, repr(detectors), tuple(dict.fromkeys(type(one).__module__ for one in detectors)))
 
 
 def _diagnosed(run: Run, detectors: Sequence[Detector], *, keep: bool) -> Diagnosis:

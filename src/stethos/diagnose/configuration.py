@@ -18,6 +18,7 @@ from typing import Any
 from stethos.errors import StethosError, UsageError
 
 FILE = "stethos.toml"
+ENTRY_POINTS = "stethos.detectors"  # the group by which other packages add detectors
 _KNOWN = ("silence", "thresholds")
 
 

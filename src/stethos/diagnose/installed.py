@@ -8,17 +8,16 @@ from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from stethos.diagnose.configuration import ENTRY_POINTS
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.finding import Severity
 from stethos.guard import tried
-
-GROUP = "stethos.detectors"
 
 
 def installed_detectors(ours: Mapping[str, type[Detector]]) -> dict[str, type[Detector]]:
     """By code; one that cannot be loaded or used is left out, with a warning that names its package."""
     found: dict[str, type[Detector]] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda one: one.name):
         detector, error = tried(point.load)
         fault = f"{type(error).__name__}: {error}" if error is not None else _fault(detector, {**ours, **found})
         if fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,6 +57,32 @@ def rows_of(batch: Batch, most: int) -> BatchRows | None:
     keys = _keys(numbers.view(np.int32)) + _keys(np.ascontiguousarray(features).view(np.int32))
     clean = np.arcsinh(np.clip(np.where(is_odd, 0.0, features), -_LARGEST, _LARGEST)).astype(np.float64)
     return BatchRows("numbers", clean, numbers, keys, float(is_odd.mean()), flat.shape[1], labels, values)
+
+
+def repeated_by_chance(rows: BatchRows) -> float:
+    """The share of a batch that would repeat another sample of it if its columns, or its words, were drawn one by one.
+
+    One or two words of a few make equal samples; sixty pixels do not.
+    """
+    count = len(rows.keys)
+    if rows.columns.shape[1]:
+        alike = math.prod(_alike(rows.columns[:, place]) for place in range(rows.columns.shape[1]))
+    elif rows.tokens is not None:
+        samples, tokens = rows.tokens
+        words = _alike(tokens)
+        lengths, often = np.unique(np.bincount(samples, minlength=count), return_counts=True)
+        alike = float((((often / count) ** 2) * words**lengths).sum())
+    else:
+        return 0.0
+    if count < 2 or alike <= 0:
+        return 0.0
+    different = -math.expm1(count * math.log1p(-min(alike, 1 - 1e-9))) / alike
+    return max(0.0, 1 - (different - 1) / (count - 1))
+
+
+def _alike(values: Array) -> float:
+    """How often two of these are equal."""
+    return float(((np.unique(values, return_counts=True)[1] / len(values)) ** 2).sum())
 
 
 def _pooled(inputs: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,9 @@ just before `backward` runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +16,8 @@ import torch
 from stethos.observe.autograd_graph import name_of, nodes_of, saved
 
 Target = Literal["classes", "binary", "values", "residuals"]
-_MOST_NODES = 600
+_MOST_NODES = 3000
+_MOST_OF_A_WEIGHT = 24  # nodes that make a weight out of parameters, as weight and spectral norm do
 _LOSSES: dict[str, tuple[Target, str | None, str]] = {  # kind of target, what holds the answers, what the targets
     "NllLossBackward": ("classes", "self", "target"),
     "NllLoss2DBackward": ("classes", "self", "target"),
@@ -35,6 +38,12 @@ _INPUTS: dict[str, tuple[str, ...]] = {
     "NativeGroupNormBackward": ("input",), "CudnnBatchNormBackward": ("input",), "CudnnRnnBackward": ("input",),
     "MkldnnRnnLayerBackward": ("input",), "MulBackward": ("self", "other"), "DivBackward": ("self",),
 }  # fmt: skip
+_PARAMETER = "torch::autograd::AccumulateGrad"
+_BY_CONSTANT = ("DotBackward", "VdotBackward", "MvBackward")  # spectral norm multiplies with vectors that it keeps
+_OF_LAYOUT = frozenset(  # they say how numbers lie in memory or how precise they are, not what is computed
+    {"ToCopyBackward", "CloneBackward", "ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "TBackward",
+     "TransposeBackward", "PermuteBackward", "ExpandBackward", "SqueezeBackward", "UnsqueezeBackward", "AliasBackward"}
+)  # fmt: skip
 _TOKENS = {"EmbeddingBackward": "indices", "EmbeddingBagBackward": "indices", "IndexSelectBackward": "index"}
 
 
@@ -55,6 +64,7 @@ class Batch:
     target: Target | None = None
     answers: torch.Tensor | None = None
     loss: str = ""  # how the loss is computed, as "NllLoss sum"; empty where it is not one of torch's
+    graph: int = 0  # equal for losses that are computed by the same operations, however often
 
 
 def batch_of(loss: Any) -> Batch | None:
@@ -65,16 +75,30 @@ def batch_of(loss: Any) -> Batch | None:
     goal = _Goal()
     inputs: list[torch.Tensor] = []
     tokens: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    edges: set[str] = set()
     for node, _ in nodes_of(root, _MOST_NODES):
         name = name_of(node)
+        if name not in _OF_LAYOUT:
+            edges.update(f"{name} {below}" for below in _below(node))
         goal.look(node, name)
         if (attributes := _INPUTS.get(name)) is not None and _is_first(node):
-            inputs += [one for one in (saved(node, each) for each in attributes) if one is not None and _is_data(one)]
+            inputs += [one for one in (saved(node, each) for each in attributes)
+                       if one is not None and _is_data(one) and not _is_beside_parameter(node, name, one)]  # fmt: skip
         elif name in _TOKENS:
             indices = saved(node, _TOKENS[name])
             if indices is not None and not _is_count(indices):
                 tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
-    return _assembled(goal, inputs, tokens)
+    found = _assembled(goal, inputs, tokens)
+    return None if found is None else replace(found, graph=zlib.crc32("\n".join(sorted(edges)).encode()))
+
+
+def _below(node: Any) -> Iterator[str]:
+    """The operations that a node's inputs come from."""
+    for below, _ in node.next_functions:
+        while below is not None and name_of(below) in _OF_LAYOUT and below.next_functions:
+            below = below.next_functions[0][0]
+        if below is not None:
+            yield name_of(below)
 
 
 class _Goal:
@@ -98,7 +122,7 @@ class _Goal:
                 shares = saved(node, one)
                 if shares is not None and _is_one_hot(shares):
                     self._take("classes", shares.argmax(1), saved(node, other))
-        elif name == "PowBackward" and self.target in (None, "residuals"):
+        elif name in ("PowBackward", "AbsBackward") and self.target in (None, "residuals"):
             self._take("residuals", saved(node, "self"), None)
 
     def _take(self, target: Target, labels: torch.Tensor | None, answers: torch.Tensor | None) -> None:
@@ -146,16 +170,37 @@ def _is_one_hot(shares: torch.Tensor) -> bool:
 
 def _is_first(node: Any) -> bool:
     """Whether nothing but parameters leads into a node: then what else goes in comes from outside of the model."""
-    for below, _ in node.next_functions:
-        for _ in range(4):  # a transposed or reshaped parameter
-            if below is None or below.name() == "torch::autograd::AccumulateGrad":
-                break
-            if len(below.next_functions) != 1:
-                return False
-            below = below.next_functions[0][0]
-        else:
+    return all(below is None or _is_of_parameters(below) for below, _ in node.next_functions)
+
+
+def _is_of_parameters(root: Any) -> bool:
+    """Whether a tensor is made of parameters alone: one of them, as it is or transposed, normed, masked or composed."""
+    for count, (node, _) in enumerate(nodes_of(root, _MOST_OF_A_WEIGHT + 1)):
+        if count >= _MOST_OF_A_WEIGHT:
+            return False
+        name = name_of(node)
+        if name in _TOKENS or (name != _PARAMETER and not node.next_functions):
+            return False
+        is_partly = any(below is None for below, _ in node.next_functions)
+        if is_partly and name not in _BY_CONSTANT and not _is_of_constant(node, name):
             return False
     return True
+
+
+def _is_of_constant(node: Any, name: str) -> bool:
+    """Whether what a node multiplies with is a number, or a mask of a parameter."""
+    if name not in ("MulBackward", "DivBackward"):
+        return False
+    others = [one for one in (saved(node, "self"), saved(node, "other")) if one is not None and not one.requires_grad]
+    return all(one.dim() == 0 or _is_beside_parameter(node, name, one) for one in others)
+
+
+def _is_beside_parameter(node: Any, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a parameter of a tensor's shape is multiplied with it by elements: a mask or a penalty, no batch."""
+    return name in ("MulBackward", "DivBackward") and any(
+        below is not None and name_of(below) == _PARAMETER and below.variable.shape == tensor.shape
+        for below, _ in node.next_functions
+    )
 
 
 def _is_data(tensor: torch.Tensor) -> bool:

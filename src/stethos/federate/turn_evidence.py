@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stethos.federate.batch_rows import BatchRows, rows_of
+from stethos.federate.batch_rows import BatchRows, repeated_by_chance, rows_of
 from stethos.federate.data_sketch import DataSketch
 from stethos.federate.loss_batch import Batch, batch_of
 from stethos.federate.row import put_row
@@ -35,6 +35,7 @@ _ANSWERED_ROWS = 32  # from so many on the answers are no longer the incoming mo
 _MOST_KNOWN = 512  # samples of a client that are recognised
 _MOST_CLIENTS = 1024
 _MOST_CLASSES = 32
+_SEVERAL = -(1 << 62)  # instead of a label, where equal inputs have several
 _KNOWN: OrderedDict[Whose, dict[int, int]] = OrderedDict()  # label by key
 
 
@@ -43,9 +44,12 @@ class TurnEvidence:
 
     def __init__(self, run: str, federation: str, client: str) -> None:
         self._known = _known_of((run, federation, client))
-        self._batches = self._rows = self._new = self._relabelled = self._odd_batches = 0
+        self._batches = self._rows = self._new = self._odd_batches = 0
+        self._labelled: set[int] = set()  # inputs whose label was seen in this turn
+        self._changed: set[int] = set()  # those of them that had another label in a turn before
         self._is_settled = False
         self._distinct: list[float] = []
+        self._by_chance: list[float] = []  # of what is not distinct
         self._is_negative = False
         self.samples: Any = None  # as many as the client says that it has
         self._batch = 0  # rows of the first batch
@@ -55,6 +59,8 @@ class TurnEvidence:
         self._answered = 0
         self._last: list[float] = []  # of the last batch: log-probability of its labels, or residual
         self._loss = ""
+        self._graph: int | None = None
+        self._device = ""
         self.check = UpdateCheck((run, federation, client))
 
     def before_backward(self, loss: Any) -> None:
@@ -73,6 +79,8 @@ class TurnEvidence:
             self._is_settled = self._batches >= _FIRST_BATCHES
             return
         self._loss = self._loss or batch.loss
+        if self._graph is None:
+            self._graph, self._device = batch.graph, loss.device.type
         if self._batches == 1 and loss.numel() == 1 and batch.target is not None and batch.target != "residuals":
             self._is_negative = float(loss.detach()) < 0  # none of these losses is
         self._note_answers(batch)
@@ -91,18 +99,31 @@ class TurnEvidence:
         is_new = np.zeros(len(keys), bool)
         for place, (key, label) in enumerate(zip(keys, labels, strict=True)):
             before = known.get(key)
-            if before is None or before != label:
+            if before is None:
                 is_new[place] = True
-                self._relabelled += before is not None
-                if before is not None or len(known) < _MOST_KNOWN:
+                if len(known) < _MOST_KNOWN:
                     known[key] = label
+                    self._labelled.add(key)
+            elif before == _SEVERAL:
+                continue
+            elif before != label:
+                if key in self._labelled:  # in this turn: equal inputs have several labels
+                    known[key] = _SEVERAL
+                    self._changed.discard(key)
+                    continue
+                is_new[place] = True
+                self._changed.add(key)
+                known[key] = label
+            self._labelled.add(key)
         self._batch = self._batch or len(keys)
         self._rows += len(keys)
         self._new += int(is_new.sum())
         self._odd_batches += rows.odd_share > 0
         if len(keys) > 1:
-            self._distinct.append((len(set(keys)) - 1) / (len(keys) - 1))
-        if not was_full or self._relabelled:
+            different = len(set(keys))
+            self._distinct.append((different - 1) / (len(keys) - 1))
+            self._by_chance.append(repeated_by_chance(rows) if different < len(keys) else 0.0)
+        if not was_full or self._changed:
             self._sketch.add(rows, is_new)
         self._is_settled = self._batches >= _FIRST_BATCHES and (was_full or not is_new.any())
 
@@ -130,6 +151,7 @@ class TurnEvidence:
     def write(self, session: Session, federation: str, client: str, number: int, t_ns: int) -> None:
         """Rows of `evidence`: one for the turn, one for samples that were new."""
         known = self.facts()
+        self._known.update(dict.fromkeys(self._changed, _SEVERAL))  # that its label changed is said once
         if known:
             text = json.dumps(known, separators=(",", ":"))
             values = {"federation": federation, "kind": "turn", "value": text}
@@ -144,14 +166,20 @@ class TurnEvidence:
         known: dict[str, Any] = self.check.facts()
         if self._loss and (self._new or not self._rows):
             known["loss"] = self._loss
+        if self._graph is not None and (self._new or not self._rows):
+            known["graph"] = self._graph
+            if self._device != "cpu":
+                known["device"] = self._device
         if self._rows:
             known |= {"rows": self._rows, "new": self._new, "batch": self._batch}
-            if self._relabelled:
-                known["relabelled"] = self._relabelled
+            if self._changed:
+                known["relabelled"] = len(self._changed)
             if self._odd_batches:
                 known["odd_batches"] = self._odd_batches
             if self._distinct:
                 known["distinct"] = round(float(np.mean(self._distinct)), 3)
+                if (chance := round(float(np.mean(self._by_chance)), 3)) > 0:
+                    known["by_chance"] = chance
         if self._answers:
             labels, said, own = (np.concatenate(parts) for parts in zip(*self._answers, strict=True))
             is_known = (labels >= 0) & (labels < _MOST_CLASSES)
@@ -234,6 +262,9 @@ def watch_turns(session: Session) -> None:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         looked(tensors)
         original(tensors, *args, **kwargs)
+        tally = turn()[2]
+        if tally is not None and tally.evidence is not None:
+            guard.run("evidence", tally.evidence.check.after_backward)
 
     def gradients(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         looked(outputs)

@@ -2,7 +2,7 @@
 
 Of the weights at most some tens of thousands are compared, the same ones each time. They are read when the first step
 of a turn begins, and after the step that was the last one in the client's turn before; where a turn has more or fewer
-steps, when the update is sent.
+steps, when the update is sent. A few hundred are read around its first steps, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Vector = npt.NDArray[np.float64]
 _MOST_ELEMENTS = 1 << 15
 _MOST_CLIENTS = 4096
 _ASKED = 2
+_SOME, _FEW = 16, 64  # parameters and elements of each that are read more often
+_TURNED = 0.99
 _SAME, _SMALL = 0.3, 1e-2  # of the way of a parameter, and of all of them together: what rounding may do
 Whose = tuple[str, str, str]  # run, federation, client
 _LAST_STEPS: OrderedDict[Whose, int] = OrderedDict()
@@ -59,6 +61,7 @@ class UpdateCheck:
         self._found: dict[str, Any] = {}
         self._has_stepped = False
         self._asked = self._uncleared = 0
+        self._between = _Between()
 
     @property
     def is_before_last(self) -> bool:
@@ -74,7 +77,11 @@ class UpdateCheck:
                 self._uncleared += 1
         self._has_stepped = False
 
+    def after_backward(self) -> None:
+        self._between.after_backward(self.steps)
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._between.before_step(optimizer, self.steps)
         if id(optimizer) not in self._optimizers and len(self._optimizers) < 4:
             self._optimizers[id(optimizer)] = _Followed(parameters_of(optimizer))
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
@@ -83,6 +90,7 @@ class UpdateCheck:
                 self._setup = setup_of(optimizer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._between.after_step(optimizer, self.steps)
         self.steps += 1
         self._has_stepped = True
         if self.steps == self._expected:
@@ -109,7 +117,75 @@ class UpdateCheck:
             known["steps"] = self.steps
         if self._uncleared:
             known["uncleared"] = self._uncleared
-        return known
+        return known | self._between.facts
+
+
+class _Between:
+    """What happens to some weights between the turn's first two steps, and to their gradients before the second.
+
+    Nothing but the optimizer is to move weights, and nothing to turn a gradient, unless all clients do it.
+    """
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self._weights: list[torch.Tensor] = []
+        self._optimizer = 0
+        self._start = self._end = self._gradients = np.zeros(0)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        if steps == 0 and not self._optimizer:
+            self._optimizer, self._weights = id(optimizer), _some_of(parameters_of(optimizer))
+            self._start = _few(self._weights)
+        elif steps == 1 and id(optimizer) == self._optimizer:
+            moved, way = _few(self._weights) - self._end, self._end - self._start
+            length = float(np.linalg.norm(way))
+            if length > 0 and (by := short(float(np.linalg.norm(moved)) / length)):
+                self.facts["between"] = by
+            turned = _least_cosine(self._gradients, _few(self._weights, of_gradients=True), _sizes(self._weights))
+            if turned is not None and turned < _TURNED:
+                self.facts["turned"] = short(turned)
+
+    def after_step(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        if steps == 0 and id(optimizer) == self._optimizer:
+            self._end = _few(self._weights)
+
+    def after_backward(self, steps: int) -> None:
+        if steps == 1 and self._weights:
+            self._gradients = _few(self._weights, of_gradients=True)
+
+
+def _some_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Some parameters, spread over the model, the largest among them."""
+    some = list(parameters)[:: -(-len(parameters) // _SOME) or 1]
+    largest = max(parameters, key=torch.numel, default=None)
+    return some if largest is None or any(one is largest for one in some) else [*some, largest]
+
+
+def _sizes(parameters: Sequence[torch.Tensor]) -> list[int]:
+    return [min(one.numel(), _FEW) for one in parameters]
+
+
+def _few(parameters: Sequence[torch.Tensor], *, of_gradients: bool = False) -> Vector:
+    """A few elements of each, in one read; of a gradient that is not there, zeros."""
+    parts = []
+    for one, size in zip(parameters, _sizes(parameters), strict=True):
+        tensor = one.grad if of_gradients else one
+        if tensor is None or tensor.is_sparse:
+            tensor = torch.zeros_like(one)
+        parts.append(tensor.detach().reshape(-1)[:: max(1, one.numel() // max(size, 1))][:size].float())
+    return torch.cat(parts).cpu().numpy().astype(np.float64) if parts else np.zeros(0)
+
+
+def _least_cosine(before: Vector, after: Vector, sizes: Sequence[int]) -> float | None:
+    """Of each parameter the cosine of its gradient with the one that it had before: the least."""
+    if before.shape != after.shape or not np.isfinite(before).all() or not np.isfinite(after).all():
+        return None
+    least = 1.0
+    for old, new in zip(*(np.split(one, np.cumsum(sizes)[:-1]) for one in (before, after)), strict=True):
+        lengths = float(np.linalg.norm(old)) * float(np.linalg.norm(new))
+        if lengths > 0:
+            least = min(least, float(old @ new) / lengths)
+    return least
 
 
 class _Followed:

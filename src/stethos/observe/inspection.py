@@ -157,13 +157,15 @@ class Inspector:
             graph = read_loss_graph(loss)
             facts = {**batch_facts(graph), **self._parameter_facts(graph)}
             facts["detail"] |= {
-                "nodes": graph.nodes, "kept": self._kept.mark(loss), **label_facts(graph), **self._pass_facts,
-                **self._gradient_facts(graph, tensors),
+                "nodes": graph.nodes, "is_alone": graph.is_alone, "kept": self._kept.mark(loss),
+                **label_facts(graph), **self._pass_facts, **self._gradient_facts(graph, tensors),
             }  # fmt: skip
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
-            facts["leftover_norm"] = norm_of([leaf.grad for leaf in graph.leaves if leaf.is_leaf])
+            trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
+            left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
+            facts["leftover_norm"] = norm_of(left) if left else 0.0
         facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)

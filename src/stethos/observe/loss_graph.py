@@ -25,6 +25,9 @@ _BINARY = ("BinaryCrossEntropyBackward",)
 _LOGITS = ("BinaryCrossEntropyWithLogitsBackward",)
 _DIVERGENCE = ("KlDivBackward",)
 _LOSSES = (*_CLASSES, *_SQUARES, *_BINARY, *_LOGITS, *_DIVERGENCE)
+_NEVER_NEGATIVE = ("PowBackward", "AbsBackward", "LinalgVectorNormBackward", "NormBackward")
+_SUMS = ("MeanBackward", "SumBackward", "AddBackward", "StackBackward", "CatBackward")
+_MOST_TERMS = 256  # of a sum of losses
 # Operations that hand values on as they are, in another shape or dtype.
 _SHAPES = (
     "ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward",
@@ -52,6 +55,7 @@ class LossGraph:
     inputs: torch.Tensor | None = None
     ignored: int | None = None  # the label that the loss leaves out
     losses: int = 0  # loss functions that are added up in it; labels and outputs are of the first found
+    is_alone: bool = False  # whether the loss is these functions, their mean or sum, and nothing else
     nodes: int = 0
     is_complete: bool = True
 
@@ -80,7 +84,25 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
         elif name == "LogBackward" and depth <= _LOSS_DEPTH:
             _note_logarithm(found, node)
     found.is_complete = found.nodes < _MOST_NODES
+    found.is_alone = bool(found.function) and _is_alone(loss.grad_fn)
     return found
+
+
+def _is_alone(root: Any) -> bool:
+    """Whether means, sums and constant factors of loss functions make up all of a loss, whatever its sign.
+
+    A likelihood has a square in it, too, beside a logarithm that may be negative.
+    """
+    waiting = [root]
+    for count, node in enumerate(waiting):  # grows while it is read
+        name, parents = name_of(node), [parent for parent, _ in node.next_functions if parent is not None]
+        if name in _LOSSES or name in _NEVER_NEGATIVE:
+            continue
+        is_scaled = name in ("MulBackward", "DivBackward", "NegBackward") and len(parents) == 1
+        if count > _MOST_TERMS or not parents or not (is_scaled or name in (*_SHAPES, *_SUMS)):
+            return False
+        waiting.extend(parents)
+    return True
 
 
 def _behind(node: Any, place: int = 0) -> Any:

@@ -85,15 +85,17 @@ _OPTIONS = {
 }
 MEASURE = Parameter("measure", "Show", "choice", _OPTIONS)
 
+# Of more clients than fit, those that differ most are shown, and the one that differs most comes first.
 CLIENT_MAP = Query(
     "WITH cells AS ($measure),\n"
     f"{span_of('round', 300, 'cells')},\n"
     "middle AS (SELECT median(value) AS middle FROM cells WHERE isfinite(value)),\n"
-    "shown AS (SELECT client FROM cells, middle GROUP BY client\n"
-    "          ORDER BY max(abs(value - middle)) DESC NULLS LAST LIMIT 200)\n"
-    f"SELECT client, {BY_ROUND}, avg(value) AS value,\n"
-    "       (SELECT count(DISTINCT client) FROM cells) AS of_rows\n"
-    "FROM cells, span WHERE client IN (FROM shown) GROUP BY ALL ORDER BY client, round",
+    "differing AS (SELECT client, count(*) OVER () AS of_rows,\n"
+    "                     row_number() OVER (ORDER BY max(abs(value - middle)) DESC NULLS LAST, client) AS place\n"
+    "              FROM cells, middle GROUP BY client),\n"
+    "shown AS (FROM differing WHERE place <= 200)\n"
+    f"SELECT client, {BY_ROUND}, avg(value) AS value, of_rows, if(of_rows > 200, place, NULL) AS place\n"
+    "FROM cells JOIN shown USING (client), span GROUP BY ALL ORDER BY place, client, round",
     (MEASURE,),
 )
 

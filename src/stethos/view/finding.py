@@ -14,6 +14,7 @@ from stethos.diagnose.engine import Conclusion, Diagnosis
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis
+from stethos.diagnose.version import usual_version
 
 if TYPE_CHECKING:
     from stethos.diagnose.detector import Detector
@@ -63,6 +64,9 @@ def findings_of(run: Run, detectors: Sequence[Detector] | None = None) -> Diagno
     Of a run that is over the diagnosis that was kept, if it is of these rows and these detectors (default: those of
     `stethos.toml`); else it is made now. Nothing is written.
     """
+    usual = usual_version(run) if detectors is None and not run.is_live else None
+    if usual is not None and (known := read_diagnosis(run.path, usual)) is not None:
+        return completed(known, run)
     from stethos.diagnose.api import configured_detectors, look, version_of  # all detectors, which lists do not need
 
     detectors = configured_detectors() if detectors is None else detectors

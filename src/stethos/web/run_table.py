@@ -24,8 +24,8 @@ from stethos.web.kept_rows import KeptRows
 from stethos.web.run_cache import RunCache
 from stethos.web.version import findings_time_ns, version_of
 
-_FIRST_S = 0.3  # for rows that are not known yet, in the first answer: a page is waiting
-_BUDGET_S = 1.0  # and in later ones
+_FIRST_S = 0.3  # for rows that are not known yet, where a page shows nothing until it has an answer
+_BUDGET_S = 1.0  # and where it shows the last one meanwhile
 _RECHECK_S = 120.0  # how often a run that is over is looked at again though none of its times changed
 _KEEP_EVERY_S = 15.0
 _MOST_SETTINGS = 60
@@ -48,6 +48,16 @@ class _Known:
     shown: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The rows that were told last, each as JSON, and all of them with their version."""
+
+    rows: list[dict[str, Any]]
+    parts: list[bytes]
+    version: str
+    body: bytes
+
+
 class RunTable:
     """Every run of a directory as a row; used by one thread at a time, with one more that measures.
 
@@ -63,8 +73,7 @@ class RunTable:
         self._wakes = threading.Event()
         self._worker: threading.Thread | None = None
         self._closing = threading.Event()
-        self._answers = 0
-        self._answered: tuple[list[dict[str, Any]], str, bytes] = ([], "", b"")
+        self._answered = _Answer([], [], "", b"")
 
     def close(self) -> None:
         """Stop measuring, and wait for the query under way: no thread may be in the engine when the process ends."""
@@ -74,11 +83,13 @@ class RunTable:
             self._worker.join(_END_S)
             self._keep()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for every run; those that there was no time to look into have `is_known` false and come next time."""
+    def rows(self, *, is_first: bool = False) -> list[dict[str, Any]]:
+        """A row for every run; those that there was no time to look into have `is_known` false and come next time.
+
+        With `is_first` somebody is waiting with nothing to look at, and less time is taken.
+        """
         places = self._cache.places()
-        until_s = time.monotonic() + (_BUDGET_S if self._answers else _FIRST_S)
-        self._answers += 1
+        until_s = time.monotonic() + (_FIRST_S if is_first else _BUDGET_S)
         rows = []
         for place in places:
             known = self._look(place, until_s)
@@ -98,16 +109,16 @@ class RunTable:
 
     def answer(self, rows: list[dict[str, Any]], version: str) -> bytes:
         """The rows as JSON with their version; of a version that is known already only that it is the same."""
-        before, now, body = self._answered
-        if (
-            not body
-            or len(before) != len(rows)
-            or any(one is not other for one, other in zip(before, rows, strict=True))
-        ):
-            body = encode(rows)
-            now = f"{zlib.crc32(body):08x}"
-            self._answered = (rows, now, body)
-        return encode({"version": now}) if version == now else b'{"version":"%s","runs":%s}' % (now.encode(), body)
+        before = self._answered
+        if not before.body or [*map(id, before.rows)] != [*map(id, rows)]:
+            known = dict(zip(map(id, before.rows), before.parts, strict=True))  # rows that say the same are the same
+            parts = [known.get(id(row)) or encode(row) for row in rows]
+            body = b"[" + b",".join(parts) + b"]"
+            before = self._answered = _Answer(rows, parts, f"{zlib.crc32(body):08x}", body)
+        now = before.version
+        return (
+            encode({"version": now}) if version == now else b'{"version":"%s","runs":%s}' % (now.encode(), before.body)
+        )
 
     def _look(self, place: RunPlace, until_s: float) -> _Known | None:
         """What is known of a run, renewed where it may have changed; None if it is not known and there is no time."""

@@ -18,7 +18,7 @@ export function gridOf(columns: Columns, x: string, y: string): Grid {
   const places = column(columns, x).map((value) => number(value) ?? 0);
   const values = column(columns, "value");
   const rows = [...new Set(names)];
-  if (!columns.names.includes("place")) rows.sort(NATURAL.compare);
+  if (!column(columns, "place").some((value) => value !== null)) rows.sort(NATURAL.compare); // else they come in order
   const xs = [...new Set(places)].sort((a, b) => a - b);
   const rowOf = new Map(rows.map((name, index) => [name, index]));
   const xOf = new Map(xs.map((value, index) => [value, index]));
@@ -136,7 +136,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
         {cursor === null ? (
           <span class="muted">
             {counted(grid.rows.length, y)} × {counted(grid.xs.length, panel.x)}
-            {typeof all === "number" && all > grid.rows.length && `: of ${plain(all)} those that differ most`}
+            {typeof all === "number" && all > grid.rows.length && `: of ${plain(all)} those that differ most, the first above`}
           </span>
         ) : (
           <span>
@@ -168,6 +168,7 @@ interface Look {
 function draw(ctx: CanvasRenderingContext2D, grid: Grid, shade: Shading, look: Look): void {
   const { left, top, rowHeight, cellWidth } = look;
   const font = themeColour("font");
+  const dash = themeColour("muted"); // once: it is slow to ask for
   const gap = rowHeight >= 9 && cellWidth >= 5 ? 1 : 0;
   ctx.clearRect(0, 0, look.width, ctx.canvas.height);
   ctx.fillStyle = themeColour("empty");
@@ -178,7 +179,7 @@ function draw(ctx: CanvasRenderingContext2D, grid: Grid, shade: Shading, look: L
       if (value === EMPTY) {
         // A dash: what was not measured is not a zero.
         const long = Math.min(5, cellWidth - 1);
-        ctx.fillStyle = themeColour("muted");
+        ctx.fillStyle = dash;
         if (gap === 1) ctx.fillRect(left + (x + 0.5) * cellWidth - long / 2, top + (row + 0.5) * rowHeight - 0.5, long, 1);
         return;
       }

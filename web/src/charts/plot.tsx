@@ -30,6 +30,7 @@ export interface Curves {
 }
 
 const MOST_CURVES = 40;
+const MANY_CURVES = 12; // from here on only the curve beneath the cursor has a point
 
 /** The curves of a panel: one per y column, or one per value of the column it is split by. */
 export function curvesOf(panel: Panel, columns: Columns, names: Record<string, string> = {}): Curves {
@@ -105,7 +106,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
   const latest = useRef<Latest>({ findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits });
   latest.current = { findings, data, onPick, zoom: shownRange, onZoom: onZoom ?? setOwn, limits };
   const isStack = panel.chart === "stack";
-  const shape = [theme, panel.x, isStack, panel.scale, JSON.stringify(data.curves.map((one) => [one.name, one.low !== undefined && one.high !== undefined, one.isRaw, one.isDots]))].join();
+  const shape = [theme, panel.x, isStack, panel.scale, JSON.stringify(solid(data).map((one) => [one.name, one.low !== undefined && one.high !== undefined, one.isDots]))].join();
 
   useEffect(() => {
     const element = place.current;
@@ -216,9 +217,68 @@ function colourOf(curve: Curve, index: number, isStack: boolean): string {
   return isStack ? phaseColour(curve.name, index) : seriesColour(index);
 }
 
+/** The curves that are series of the drawing; raw ones are drawn behind them. */
+function solid(data: Curves): Curve[] {
+  return data.curves.filter((one) => !one.isRaw);
+}
+
+/** The range of the values, widened by what lies behind them. */
+function withRaw(low: number | null, high: number | null, data: Curves): [number | null, number | null] {
+  if (low === null || high === null) return [null, null];
+  let range: Range = [low, high];
+  for (const one of data.curves) {
+    if (!one.isRaw) continue;
+    for (const value of one.values) {
+      if (value === null || value === undefined) continue;
+      if (value < range[0]) range = [value, range[1]];
+      else if (value > range[1]) range = [range[0], value];
+    }
+  }
+  return range;
+}
+
+/** What was smoothed, pale behind it. Not as series: these cost as much as all others, and change only with the axes. */
+function drawRaw(plot: uPlot, data: Curves, isLog: boolean): void {
+  const raw = data.curves.filter((one) => one.isRaw);
+  const [x, y] = [plot.scales.x, plot.scales.y];
+  if (raw.length === 0 || x?.min == null || x.max == null || y?.min == null || y.max == null) return;
+  const { ctx, bbox } = plot;
+  const bend = isLog ? Math.log : (value: number): number => value;
+  const [foot, head] = [bend(y.min), bend(y.max)];
+  const [right, up] = [bbox.width / (x.max - x.min), bbox.height / (head - foot)];
+  const places = plot.data[0];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.lineWidth = devicePixelRatio;
+  ctx.lineJoin = "bevel";
+  const hidden = new Set(plot.series.filter((one) => one.show === false).map((one) => String(one.label)));
+  raw.forEach((one, index) => {
+    if (hidden.has(one.name)) return;
+    ctx.strokeStyle = faded(colourOf(one, index, false), 0.35);
+    ctx.beginPath();
+    let isDown = false;
+    for (let row = 0; row < places.length; row += 1) {
+      const value = one.values[row];
+      if (value === undefined) continue;
+      if (value === null) {
+        isDown = false;
+        continue;
+      }
+      const [left, top] = [bbox.left + ((places[row] as number) - (x.min as number)) * right, bbox.top + bbox.height - (bend(value) - foot) * up];
+      if (isDown) ctx.lineTo(left, top);
+      else ctx.moveTo(left, top);
+      isDown = true;
+    }
+    ctx.stroke();
+  });
+  ctx.restore();
+}
+
 function tableOf(data: Curves, isStack: boolean, x: string): uPlot.AlignedData {
   const places = x.endsWith("_ns") ? data.x.map((value) => value / 1e9) : data.x;
-  if (!isStack) return [places, ...data.curves.flatMap((one) => (one.low && one.high ? [one.values, one.high, one.low] : [one.values]))];
+  if (!isStack) return [places, ...solid(data).flatMap((one) => (one.low && one.high ? [one.values, one.high, one.low] : [one.values]))];
   const sums: number[][] = [];
   data.curves.forEach((one, index) => {
     const below = sums[index - 1];
@@ -256,15 +316,15 @@ function optionsOf(
       });
     });
   } else {
-    data.curves.forEach((one, index) => {
+    solid(data).forEach((one, index) => {
       const colour = colourOf(one, index, false);
       series.push({
         label: one.name,
-        stroke: one.isRaw ? faded(colour, 0.35) : colour,
-        width: one.isRaw ? 1 : one.isFaint ? 1.5 : 2,
+        stroke: colour,
+        width: one.isFaint ? 1.5 : 2,
         ...(one.isFaint ? { dash: [5, 4] } : {}),
         ...(one.isDots ? { paths: () => null } : {}),
-        points: { show: one.isDots === true || (data.x.length <= 60 && !one.isRaw), size: 5, fill: colour },
+        points: { show: one.isDots === true || data.x.length <= 60, size: 5, fill: colour },
         spanGaps: one.isRaw === undefined && one.isDots === undefined,
       });
       if (one.low && one.high) {
@@ -282,7 +342,7 @@ function optionsOf(
     bands,
     padding: [12, panel.x.endsWith("_ns") ? 26 : 14, 0, 0],
     cursor: {
-      points: { size: 7 }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 },
+      points: { size: 7, one: solid(data).length > MANY_CURVES }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 },
       sync: { key: `stethos ${panel.x}`, setSeries: false },
     },
     legend: { show: false },
@@ -292,7 +352,7 @@ function optionsOf(
         time: panel.x.endsWith("_ns"),
         range: (_, low, high) => latest.current.zoom ?? (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
       },
-      y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(low, high, panel.scale, isStack, latest.current.limits) },
+      y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(...withRaw(low, high, latest.current.data), panel.scale, isStack, latest.current.limits) },
     },
     axes: [
       { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
@@ -306,7 +366,12 @@ function optionsOf(
           plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
         },
       ],
-      drawAxes: [(plot) => mark(plot, latest.current.findings, panel.marks, true)],
+      drawAxes: [
+        (plot) => {
+          mark(plot, latest.current.findings, panel.marks, true);
+          drawRaw(plot, latest.current.data, panel.scale === "log");
+        },
+      ],
       draw: [
         (plot) => {
           markBroken(plot, latest.current.data.broken, panel.x);

@@ -45,9 +45,8 @@ export function withGaps(line: Line): Line {
   return { name: line.name, x, y, ...(line.colour === undefined ? {} : { colour: line.colour }) };
 }
 
-/** Lines on a common x axis, smoothed, with what they were behind them. */
-export function together(lines: Line[], weight: number, isLog: boolean): Curves {
-  const cut = lines.map(withGaps);
+/** Lines, cut at gaps already, on a common x axis; smoothed, with what they were behind them. */
+export function together(cut: Line[], weight: number, isLog: boolean): Curves {
   const isSame = cut.every((line) => line.x.length === cut[0]?.x.length && line.x.every((value, index) => value === cut[0]?.x[index]));
   const x = isSame ? (cut[0]?.x ?? []) : [...new Set(cut.flatMap((line) => line.x))].sort((a, b) => a - b);
   const index = isSame ? null : new Map(x.map((value, place) => [value, place]));
@@ -69,7 +68,7 @@ export function together(lines: Line[], weight: number, isLog: boolean): Curves 
     if (weight > 0 && !line.isDots) {
       faint.push({ name: line.name, values, ...colour, isRaw: true });
       curves.push({ name: line.name, values: smoothed(values, weight), ...colour, isRaw: false });
-    } else if (line.low !== undefined && line.high !== undefined && lines.length <= 4) {
+    } else if (line.low !== undefined && line.high !== undefined && cut.length <= 4) {
       const fit = (ends: (number | null)[]) => place(ends.map((value) => (value !== null && Number.isFinite(value) && (!isLog || value > 0) ? value : null))) as (number | null)[];
       curves.push({ name: line.name, values, ...colour, isRaw: false, low: fit(line.low), high: fit(line.high) });
     } else {

@@ -3,37 +3,37 @@ import { useMemo, useState } from "preact/hooks";
 import { Plot } from "../charts/plot";
 import { tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
-import { together, type Line } from "../charts/smooth";
+import { together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, useAsked } from "../context";
 import { label, plain } from "../format";
 import type { Given, RunRow } from "../model";
-import type { Route } from "../route";
 import { metricsOf, Save, Smoothing } from "./metrics";
 import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
 
-export function RunCurves({ route, rows, group, set }: { route: Route; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
+export function RunCurves({ given, rows, group, set }: { given: Given; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
   const { source, theme } = useAround();
   const [isTable, setTable] = useState(false);
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
-  const metric = route.given.metric ?? "";
+  const metric = given.metric ?? "";
   const asked = rows.filter((row) => row.metrics?.[metric] !== undefined).slice(0, MOST);
   const key = `${metric} ${asked.map((row) => row.run).join("/")}`;
   const exact = metric;
   const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map((row) => source.panel(row.run, "metrics", { like: exact }).catch(() => null))), key);
-  const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
-  const isLog = route.given.log === "1";
-  const data = useMemo(() => {
+  const weight = Math.min(0.99, Math.max(0, Number(given.smooth) || 0));
+  const isLog = given.log === "1";
+  const lines = useMemo(() => {
     const each = (answer ?? []).map((columns, index) => {
       const found = columns === null ? undefined : metricsOf(columns).find((one) => one.name === exact);
       const line = found?.lines[0];
       return line === undefined ? null : { ...line, name: titleOf(asked[index] as RunRow), run: asked[index] as RunRow };
     }).filter((line) => line !== null);
-    const lines: Line[] = group === "" ? each.map(({ name, x, y }, index) => ({ name, x, y, colour: seriesColour(index) })) : means(each, group);
-    return together(lines, weight, isLog);
-  }, [answer, weight, isLog, group, theme]);
+    const found: Line[] = group === "" ? each.map(({ name, x, y }, index) => ({ name, x, y, colour: seriesColour(index) })) : means(each, group);
+    return found.map(withGaps);
+  }, [answer, group, theme]);
+  const data = useMemo(() => together(lines, weight, isLog), [lines, weight, isLog]);
   return (
     <section class="card panel is-wide" aria-label="Curves of these runs" data-panel="curves">
       <header>
@@ -46,7 +46,7 @@ export function RunCurves({ route, rows, group, set }: { route: Route; rows: Run
               {names.map((name) => <option key={name} value={name}>{label(name)}</option>)}
             </select>
           </label>
-          <Smoothing given={route.given} set={set} />
+          <Smoothing given={given} set={set} />
           <label><input type="checkbox" checked={isLog} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale</label>
         </div>
       </header>

@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import { Plot, type Curves, type Range } from "../charts/plot";
 import { csvOf, saveText, savePng, svgOf, tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
-import { together, type Line } from "../charts/smooth";
+import { together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, usePanel } from "../context";
 import { label, plain, share } from "../format";
@@ -159,7 +159,8 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
   const [isTable, setTable] = useState(false);
   const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
   const isLog = route.given.log === "1";
-  const data = useMemo(() => together(metric.lines, weight, isLog), [metric, weight, isLog, theme]);
+  const lines = useMemo(() => metric.lines.map(withGaps), [metric]);
+  const data = useMemo(() => together(lines, weight, isLog), [lines, weight, isLog, theme]);
   const name = x === "step" ? "step" : x === "clock" ? "t_ns" : x;
   const shown: Curves = name === "t_ns" ? { ...data, x: data.x } : data;
   const zoom = zoomOf(route.given, name);

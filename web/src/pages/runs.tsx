@@ -1,13 +1,13 @@
 // All runs of the directory as a workspace: a table that is sorted, filtered and grouped, and drawings over many runs.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { State } from "../charts/small";
-import { useAround, useAsked } from "../context";
+import { useAround, useAsked, useLater } from "../context";
 import { StateMark } from "../findings";
 import { ago, cell, label, plain } from "../format";
 import { keep, kept } from "../kept";
-import { number, type RunRow } from "../model";
+import { number, type Given, type RunRow } from "../model";
 import { Trouble } from "../panel";
-import { address, go, type Route } from "../route";
+import { address, go, parse, type Route } from "../route";
 import { RunCurves } from "./curves";
 import { LabelDialog } from "./labels";
 import { columnsOf, columnTitle, differing, filterOf, FIRST_COLUMNS, groupsOf, sorted, titleOf, valueOf } from "./run_rows";
@@ -30,14 +30,15 @@ export function RunsPage({ route }: { route: Route }) {
   }, [answer]);
   const { q = "", sort = "", group = "", ticked = "" } = route.given;
   const [columns, setColumns] = useColumns(route);
-  const set = (changes: Record<string, string>): void => go({ ...route, given: { ...route.given, ...changes } }, true);
+  const set = useCallback((changes: Given): void => {
+    const now = parse(location.hash);
+    go({ ...now, given: { ...now.given, ...changes } }, true);
+  }, []);
   const [sortKey, isDown] = sort.startsWith("-") ? [sort.slice(1), true] : [sort, false];
   const all = answer ?? [];
   const chosen = useMemo(() => new Set(ticked.split(",").filter((name) => name !== "")), [ticked]);
-  const rows = useMemo(() => {
-    const found = all.filter((row) => (route.given.archived === "1" || !row.is_archived)).filter(filterOf(q));
-    return sortKey === "" ? found : sorted(found, sortKey, isDown);
-  }, [answer, q, sort, route.given.archived]);
+  const found = useMemo(() => all.filter((row) => (route.given.archived === "1" || !row.is_archived)).filter(filterOf(q)), [answer, q, route.given.archived]);
+  const rows = useMemo(() => (sortKey === "" ? found : sorted(found, sortKey, isDown)), [found, sort]);
   const toggle = (name: string): void => {
     const next = new Set(chosen);
     if (!next.delete(name)) next.add(name);
@@ -45,8 +46,10 @@ export function RunsPage({ route }: { route: Route }) {
   };
   const [editing, setEditing] = useState<RunRow | null>(null);
   const [copied, setCopied] = useState(false);
-  const picked = rows.filter((row) => chosen.has(row.run));
-  const shown = (picked.length > 0 ? picked : rows).filter((row) => row.is_known);
+  const picked = useMemo(() => rows.filter((row) => chosen.has(row.run)), [rows, chosen]);
+  const shown = useMemo(() => (picked.length > 0 ? picked : rows).filter((row) => row.is_known), [picked, rows]);
+  const unordered = useMemo(() => found.filter((row) => row.is_known && (picked.length === 0 || chosen.has(row.run))), [found, chosen, picked.length === 0]);
+  const groupable = useMemo(() => columnsOf(all).filter((key) => key.startsWith("config:") || ["tags", "state", "verdict", "host"].includes(key)), [answer]);
   const mayEdit = catalogue.may?.includes("edit") ?? false;
   const link = (): void => void navigator.clipboard?.writeText(location.href).then(() => setCopied(true));
   return (
@@ -68,7 +71,7 @@ export function RunsPage({ route }: { route: Route }) {
             group by{" "}
             <select value={group} onChange={(event) => set({ group: event.currentTarget.value })}>
               <option value="">nothing</option>
-              {columnsOf(all).filter((key) => key.startsWith("config:") || ["tags", "state", "verdict", "host"].includes(key)).map((key) => (
+              {groupable.map((key) => (
                 <option key={key} value={key}>{label(columnTitle(key))}</option>
               ))}
             </select>
@@ -97,11 +100,23 @@ export function RunsPage({ route }: { route: Route }) {
         )}
       </section>
       {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); setTurn((before) => before + 1); }} />}
-      {group !== "" && shown.length > 0 && <Groups rows={shown} by={group} />}
-      {shown.length > 1 && <RunCurves route={route} rows={shown} group={group} set={set} />}
-      {shown.length > 2 && <Sweep rows={shown} route={route} set={set} />}
+      <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} set={set} />
     </>
   );
+}
+
+/**
+ * What is drawn of the runs below their table: a moment after it, so that sorting and typing need not wait.
+ * The curves follow the order of the table, of which they draw the first; the sweep draws all, whatever the order.
+ */
+function Drawings({ given, inOrder, rows, group, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
+  const { theme } = useAround();
+  const [first, all] = [useLater(inOrder), useLater(rows)];
+  const { metric = "", smooth = "", log = "", sweep = "", result = "", across = "" } = given;
+  const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} />, [all, group]);
+  const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} set={set} />, [first, group, metric, smooth, log, theme]);
+  const spread = useMemo(() => all.length > 2 && <Sweep rows={all} given={given} set={set} />, [all, sweep, result, across, theme]);
+  return <>{groups}{curves}{spread}</>;
 }
 
 /** The columns that are shown: from the address, else as this browser remembers them. */

@@ -3,7 +3,7 @@ import { themeColour } from "../colour";
 import { label, plain, short } from "../format";
 import { number, type Given, type RunRow } from "../model";
 import { Segments } from "../panel";
-import { go, type Route } from "../route";
+import { go } from "../route";
 import { columnsOf, columnTitle, differing, titleOf, valueOf } from "./run_rows";
 
 const [WIDE, HIGH, EDGE] = [960, 320, 46];
@@ -15,12 +15,12 @@ interface Axis {
   ticks: [number, string][];
 }
 
-export function Sweep({ rows, route, set }: { rows: RunRow[]; route: Route; set: (changes: Given) => void }) {
+export function Sweep({ rows, given, set }: { rows: RunRow[]; given: Given; set: (changes: Given) => void }) {
   const known = columnsOf(rows).filter((key) => rows.some((row) => valueOf(row, key) !== null));
   const settings = differing(rows).filter((key) => new Set(rows.map((row) => valueOf(row, key)).filter((value) => value !== null).map(String)).size > 1).slice(0, MOST_AXES - 1);
-  const result = route.given.result ?? (known.includes("accuracy") ? "accuracy" : known.includes("loss") ? "loss" : "steps");
-  const kind = route.given.sweep === "scatter" ? "scatter" : "parallel";
-  const across = route.given.across ?? settings[0] ?? "steps";
+  const result = given.result ?? (known.includes("accuracy") ? "accuracy" : known.includes("loss") ? "loss" : "steps");
+  const kind = given.sweep === "scatter" ? "scatter" : "parallel";
+  const across = given.across ?? settings[0] ?? "steps";
   const keys = kind === "scatter" ? [across, result] : [...settings, result];
   const axes = keys.map((key) => axisOf(key, rows));
   return (
@@ -78,14 +78,16 @@ function axisOf(key: string, rows: RunRow[]): Axis {
   } };
 }
 
-function colourOf(row: RunRow): string {
-  const colour = row.health?.colour;
-  return themeColour(colour === "red" ? "error" : colour === "amber" ? "warning" : "accent");
+/** The colour of a run by its verdict; asked for once, as a page of styles is slow to ask. */
+function colouring(): (row: RunRow) => string {
+  const [red, amber, other] = [themeColour("error"), themeColour("warning"), themeColour("accent")];
+  return (row) => (row.health?.colour === "red" ? red : row.health?.colour === "amber" ? amber : other);
 }
 
 const open = (row: RunRow): void => go({ run: row.run, page: "overview", given: {} });
 
 function Parallel({ axes, rows }: { axes: Axis[]; rows: RunRow[] }) {
+  const colourOf = colouring();
   const across = (index: number): number => EDGE + 20 + (index * (WIDE - 2 * EDGE - 40)) / Math.max(1, axes.length - 1);
   const up = (part: number): number => HIGH - 30 - part * (HIGH - 80);
   return (
@@ -110,6 +112,7 @@ function Parallel({ axes, rows }: { axes: Axis[]; rows: RunRow[] }) {
 }
 
 function Scatter({ x, y, rows }: { x: Axis; y: Axis; rows: RunRow[] }) {
+  const colourOf = colouring();
   const across = (part: number): number => EDGE + 30 + part * (WIDE - EDGE - 60);
   const up = (part: number): number => HIGH - 44 - part * (HIGH - 70);
   return (

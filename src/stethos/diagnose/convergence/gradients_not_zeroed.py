@@ -10,10 +10,18 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, inspected_of, known
-from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, sureness, thinned, trainings_of
+from stethos.diagnose.program.inspected import COLUMNS, inspected_of
+from stethos.diagnose.training import (
+    STEP_COLUMNS,
+    Training,
+    column_of,
+    level_at_start,
+    sureness,
+    thinned,
+    trainings_of,
+)  # fmt: skip
 from stethos.diagnose.window import Window
-from stethos.store.frame import Array
+from stethos.store.frame import Array, Frame, is_null
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +56,13 @@ class GradientsNotZeroed:
     seen: int = 3
 
     def check(self, window: Window) -> Iterator[Finding]:
-        exact = {one.process: known(one.training, "leftover_norm") for one in inspected_of(window)}
+        inspected = {one.process: one.training for one in inspected_of(window)}
         for one in trainings_of(window):
-            left = exact.get(one.process, np.array([]))
-            if len(left) < self.seen:
-                yield from self._check(one)
-            elif (left > 0).all() and not one.has_rival:
+            left = _left_over(inspected[one.process], one) if one.process in inspected else np.array([])
+            if len(left) >= self.seen and (left > 0).all() and not one.has_rival:
                 yield self._left_over(one, left)
+            elif (left > 0).all():  # seen too seldom, or never
+                yield from self._check(one)
 
     def _left_over(self, one: Training, left: Array) -> Finding:
         """The gradients of the step before are still there when the next backward begins."""
@@ -110,6 +118,13 @@ class GradientsNotZeroed:
             "call `optimizer.zero_grad()` before each `backward()`",
             {"slope": slope, "fit": fit, "optimizer": int(one.optimizer[0])},
         )  # fmt: skip
+
+
+def _left_over(inspected: Frame, one: Training) -> Array:
+    """The norms of what earlier steps had left at the backwards of a training, but for its first."""
+    step, left = column_of(inspected, "step"), column_of(inspected, "leftover_norm")
+    found: Array = left[(step > one.step[0]) & (step <= one.step[-1]) & ~is_null(left)]
+    return found
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

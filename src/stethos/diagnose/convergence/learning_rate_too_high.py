@@ -21,6 +21,9 @@ from stethos.diagnose.training import (
     until_broken,
 )  # fmt: skip
 from stethos.diagnose.window import Window
+from stethos.store.frame import Array
+
+_LEAST_NORM = 0.14  # times the fourth root of the size: a quarter of what usual schemes give a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class LearningRateTooHigh:
     What it looks at: the highest loss soon after the start against the first one, the level at the end, changes of the
     learning rate, and how far the weights moved per step.
     Why it matters: it is the most common cause of divergence, dead units and NaN losses.
-    Not a fault when: the loss jumps at first and then falls below where it began; that is not reported.
+    Not a fault when: the loss jumps at first and then falls far below where it began, or below it and still falls at
+    the end; that is not reported.
     Next step: lower the learning rate, or warm it up.
     """
 
@@ -47,6 +51,7 @@ class LearningRateTooHigh:
 
     jump: float = 3.0
     recovered: float = 0.7
+    falling: float = 0.2
     ratio: float = 0.1
     raised: float = 3.0
     least: int = 5
@@ -66,6 +71,7 @@ class LearningRateTooHigh:
             first = float(losses[0])
         end = float(np.median(losses[-max(3, len(losses) // 10) :]))
         is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
+        is_lost = is_lost and not (end < first and self._goes_on_falling(losses))
         peak = float(losses[:early].max())
         moved = _moved_per_step(one)
         noise = float(np.median(np.abs(np.diff(losses, 2)))) / 1.652
@@ -85,6 +91,11 @@ class LearningRateTooHigh:
                 margin = float(np.median(after)) / max(2 * abs(before), 0.5 * abs(first))
                 yield self._found(one, int(place[turn]), float(rates[turn]), None, before, float(after.max()), margin)
                 return
+
+    def _goes_on_falling(self, losses: Array) -> bool:
+        """Whether the second half of a training falls from part to part, and clearly."""
+        levels = np.array([float(np.median(part)) for part in np.array_split(losses[len(losses) // 2 :], 4)])
+        return bool((np.diff(levels) < 0).all()) and float(levels[-1]) < (1 - self.falling) * float(levels[0])
 
     def _found(
         self, one: Training, place: int, rate: float, moved: float | None, first: float, peak: float, margin: float
@@ -118,5 +129,6 @@ def _moved_per_step(one: Training) -> float | None:
         start = track["norm"][track.since == 0]
         if track.is_matrix and soon.any() and len(start) and start[0] > 0:
             where = np.flatnonzero(soon)[0]
-            found.append(float(track["drift"][where] / track.since[where] / start[0]))
+            usual = _LEAST_NORM * track.size**0.25  # a layer that begins near 0 on purpose moves far at first
+            found.append(float(track["drift"][where] / track.since[where] / max(start[0], usual)))
     return max(found) if found else None

@@ -21,7 +21,8 @@ class SlowProgress:
 
     What it looks at: the slope of the loss against its noise, and how much of the first loss was gained so far.
     Why it matters: the model can learn, it only takes steps that are too small, or too few.
-    Not a fault when: the training has just begun, or continues from a trained model.
+    Not a fault when: the training has just begun, or continues from a trained model. A loss that has fallen by a tenth
+    or more learns: that it is not done yet is only mentioned.
     Next step: raise the learning rate tenfold, and see whether the loss falls faster.
     """
 
@@ -37,6 +38,7 @@ class SlowProgress:
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     gained: float = 0.2
+    hardly: float = 0.1
     surely: float = 5.0
     still: float = 0.3
     least_steps: int = 100
@@ -59,7 +61,7 @@ class SlowProgress:
         if not late > self.still * early or not late > 0:
             return
         yield Finding(
-            self.code, self.name, self.name, self.severity,
+            self.code, self.name, self.name, self.severity if curve.fall < self.hardly else Severity.INFO,
             f"the loss fell by only {curve.fall:.1%} in {curve.length_text}, and steadily",
             curve.subject(int(curve.at[0])),
             sureness(min(self.gained / max(curve.fall, 1e-6), -steady / self.surely * 2)),

@@ -15,6 +15,7 @@ import numpy as np
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.inside import InsideMargins, inside_margins, inside_verdicts, loss_above_others
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.inside_update import trains_otherwise
 from stethos.diagnose.federated.verdict import OF_DATA, ClientVerdict, certain_on, standing_apart, verdicts_and_split
 
 SURE_OF_UPDATES = 0.99  # on updates alone
@@ -66,15 +67,26 @@ def _who_shows(inside: InsideEvidence | None, clients: Sequence[str]) -> tuple[s
 
 
 def _is_contradicted(one: ClientVerdict, inside: InsideEvidence | None, known: ClientVerdict | None) -> bool:
-    """Whether a client that seems to send a copy, nothing or too much was seen to send what its optimizer did.
+    """Whether a client that seems to send a copy, nothing, too much or NaN was seen to send what its optimizer did.
 
-    Where a federation diverges, somebody's update is the first to be huge: that one is at fault only if more is odd
-    about it.
+    Where a federation diverges, somebody's update is the first to be huge or to overflow: that one is at fault only if
+    more is odd about it.
     """
-    if inside is None or one.kind not in ("free-rider", "scaling") or (one.kind == "scaling" and known is not None):
+    if inside is None or one.kind not in ("free-rider", "scaling", "nan"):
         return False
+    if one.kind in ("scaling", "nan") and known is not None:
+        return False
+    if one.kind == "nan":
+        return _is_of_training(inside, one) and not trains_otherwise(inside)[inside.clients.index(one.client)]
     ratios = list(_ratios(inside, one.client))
     return len(ratios) > 0 and float(np.median(np.abs(np.array(ratios) - 1))) < 0.05
+
+
+def _is_of_training(inside: InsideEvidence, one: ClientVerdict) -> bool:
+    """Whether all that was not finite in what a client first sent came out of its optimizer."""
+    facts = inside.turns.get(one.client, {}).get(one.first, {})
+    sent, way = facts.get("odd_sent"), facts.get("odd_way")
+    return isinstance(sent, int | float) and isinstance(way, int | float) and sent <= way
 
 
 def _ratios(inside: InsideEvidence, client: str) -> Iterator[float]:

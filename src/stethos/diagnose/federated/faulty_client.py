@@ -213,6 +213,10 @@ _SHOWN_INSIDE = {
     "uncleared": "gradients of the step before are still there when the next is computed",
     "untrained": "it trains fewer of the model's weights than the others",
     "ascent": "the loss on its own samples rises as it trains, while the others' falls",
+    "turned": "its gradients point elsewhere when its optimizer steps than when they were computed",
+    "between": "something else than its optimizer changes its weights between steps",
+    "otherwise": "its loss is computed by other operations than the others'",
+    "early": "it makes far fewer, or more, steps than the others",
     "training": "its steps are far longer than the others', for its learning rate",
 }
 

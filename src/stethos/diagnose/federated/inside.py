@@ -26,6 +26,7 @@ _EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
 _MOST_COUNTED = 400  # samples of a client that are told apart
+_MANY_ALIKE = 0.4  # of a batch repeats the rest, in some rounds
 _FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
@@ -33,9 +34,10 @@ _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong la
 
 
 # A sensor of another make changes how inputs hang together and which values are common. That alone is no fault: the
-# incoming model's loss on them must be higher, too. Others' schedules, schemes of sending and rows in the order of a
-# file are how honest federations differ: their kinds must stand out so many times farther.
-_UNLIKE, _HARMFUL = ("noise", "grain"), 0.1
+# incoming model's loss on them must be higher, too, by more than the others' losses differ. Others' schedules, schemes
+# of sending and rows in the order of a file are how honest federations differ: their kinds must stand out so many times
+# farther.
+_UNLIKE, _HARMFUL, _HARMFUL_DEVIATIONS = ("noise", "grain"), 0.1, 2.0
 _STRICTER = {
     "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
 }  # fmt: skip
@@ -49,7 +51,8 @@ KINDS = {
     "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
     "targets": "target-fault",
     "labels": "label-noise", "relabelled": "label-noise",
-    "partly": "unknown", "untrained": "unknown", "ascent": "unknown", "uncleared": "unknown", "training": "unknown",
+    "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
+    "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
 }  # fmt: skip
 
 
@@ -107,7 +110,8 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     kinds["relabelled"] = _relabelled(inside)
-    is_harmless = np.array([harm.get(client, np.nan) < _HARMFUL for client in clients], bool)
+    above = np.array([harm.get(client, np.nan) for client in clients])
+    is_harmless = (above < _HARMFUL) | (deviations(above, 0.0) < _HARMFUL_DEVIATIONS)
     for name in _UNLIKE:
         if name in kinds:
             kinds[name] = np.where(is_harmless, 0.0, kinds[name])
@@ -131,28 +135,55 @@ def loss_above_others(entry_loss: Array) -> Array:
 
 
 def _duplicates(inside: InsideEvidence) -> Array:
-    distinct = inside.matrix("distinct")
+    """How much of its batches repeats other samples of the batch, beyond chance.
+
+    Texts may have lines that come often, so it must have far fewer samples, too, or repeat far more in some rounds than
+    in others, as where inputs are lost at times.
+    """
     rows = inside.matrix("rows")
+    distinct = np.minimum(inside.matrix("distinct") + np.nan_to_num(inside.matrix("by_chance")), 1.0)
     if not np.isfinite(distinct).any():
         return np.zeros(len(inside.clients))
     seen = np.nansum(rows, axis=0) >= FEWEST_SAMPLES
-    share = 1 - np.nansum(distinct * rows, axis=0) / np.maximum(
-        np.nansum(np.where(np.isfinite(distinct), rows, 0), axis=0), 1
-    )
+    known = np.isfinite(distinct)
+    share = 1 - np.nansum(distinct * rows, axis=0) / np.maximum(np.nansum(np.where(known, rows, 0), axis=0), 1)
+    often = np.array([_at_times(1 - distinct[known[:, place], place]) for place in range(len(inside.clients))])
     count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
-    is_few = count <= _FEW_SAMPLES * np.median(count)  # texts may have lines that come often
-    return np.where(is_few, margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03), 0.0)
+    is_few = count <= _FEW_SAMPLES * np.median(count)
+    few = margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03)
+    return np.maximum(np.where(is_few, few, 0.0), margins(np.where(seen, often, np.nan), _MANY_ALIKE, 4.0, 0.03))
+
+
+def _at_times(shares: Array) -> float:
+    """How much larger a share is in the third of the rounds in which it is largest than where it is smallest."""
+    third = max(2, len(shares) // 3)
+    if len(shares) < 2 * third:
+        return np.nan
+    ordered = np.sort(shares)
+    return float(ordered[-third:].mean() - ordered[:third].mean())
 
 
 def _fewer_than_said(inside: InsideEvidence) -> Array:
-    """How many times fewer samples it trains on than it says that it has, and than its steps have room for."""
+    """How many times fewer samples it trains on than it says that it has, and than its steps have room for.
+
+    Where equal samples are common, in its batches, too, fewer are different.
+    """
     said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
     batch = np.nan_to_num(inside.matrix("batch")).max(0, initial=0.0)
     used = np.nan_to_num(inside.matrix("steps")).sum(0) * batch
     seen = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
     room = np.minimum(np.minimum(said, used), _MOST_COUNTED)
-    times = np.where((said > 0) & (seen > 0), np.log2(np.maximum(room, 1) / np.maximum(seen, 1)), np.nan)
+    rows = np.where(np.isfinite(inside.matrix("distinct")), inside.matrix("rows"), 0.0)
+    alike = 1 - np.nansum(inside.matrix("distinct") * rows, axis=0) / np.maximum(np.nansum(rows, axis=0), 1)
+    kinds = _kinds_of(alike, batch)
+    different = np.minimum(room, kinds * -np.expm1(-room / kinds))
+    times = np.where((said > 0) & (seen > 0), np.log2(np.maximum(different, 1) / np.maximum(seen, 1)), np.nan)
     return margins(np.maximum(times, 0.0), 1.0, 4.0, 0.1)
+
+
+def _kinds_of(alike: Array, batch: Array) -> Array:
+    """From how many equally common samples batches are drawn in which this share repeats another: about b / 2 share."""
+    return np.maximum(batch, 2.0) / np.maximum(2 * alike, 1e-6)
 
 
 def _not_finite(inside: InsideEvidence) -> Array:
@@ -214,7 +245,7 @@ _CONFIDENCE = ((2.0, 0.97), (1.2, 0.8), (1.0, 0.7), (0.7, 0.25), (0.0, 0.05))  #
 # A site may have other data than the rest and no fault, or train otherwise: families held out were less kind to these.
 _BY_LOOKS = ("units", "unnormalised", "noise", "grain", "fewer-words", "target-units", "targets")
 _LESS_SURE, _MOST_SURE = (
-    (*_BY_LOOKS, "labels", "relabelled", "atoms", "ascent", "training", "partly", "untrained"),
+    (*_BY_LOOKS, "labels", "relabelled", "atoms", "ascent", "training", "partly", "untrained", "otherwise", "early"),
     0.85,
 )
 _OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")

@@ -19,6 +19,7 @@ _BY_CHANCE = 1e-3
 _NOVEL = 0.12  # share of samples with a value that others do not have
 _NOVEL_INSIDE, _FEWEST_NOVEL = 0.35, 3  # the same inside of the others' range: in at least so many columns
 _SAME_LABEL = 0.9
+_MOST_OF_ONE = 0.8  # of its samples have one label: then many values go with it
 _FAR_DEVIATIONS = 6.0
 _MANY = 0.25  # of the columns: then values are missing, not marked
 _COMMON_TOKENS = 32
@@ -146,7 +147,35 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
                 is_wide[place] |= is_novel.mean() > _MANY
         shares[place] = best
     found = margins(shares, _NOVEL, 4.0, 0.02)
-    return np.where(is_wide, 0.0, found), np.where(is_wide, found, 0.0)
+    stamped = margins(np.array([_stamped(clients, place) for place in range(len(clients))]), _NOVEL, 4.0, 0.02)
+    return np.maximum(np.where(is_wide, 0.0, found), stamped), np.where(is_wide, found, 0.0)
+
+
+def _stamped(clients: Sequence[Sketch | None], place: int) -> float:
+    """The share of samples with a mark: values in several columns that come equally often, with one label.
+
+    Hardly any sample of the others has them there. NaN where it cannot be told.
+    """
+    mine = clients[place]
+    if mine is None or mine.atoms is None or mine.atom_shares is None or mine.atom_labels is None:
+        return np.nan
+    others = [one for one in _others(clients, place) if one.atoms is not None and one.atoms.shape == mine.atoms.shape]
+    if len(others) < 3 or float(mine.counts.max(initial=0.0)) > _MOST_OF_ONE * mine.n:
+        return np.nan
+    atoms = np.stack([one.atoms for one in others if one.atoms is not None])
+    weights = np.stack([one.atom_shares for one in others if one.atom_shares is not None])
+    best = 0.0
+    for rank in range(2):
+        own = mine.atom_shares[rank]
+        same = np.where(atoms == mine.atoms[rank], weights, 0.0).max(1)
+        at_most = np.where(same > 0, same, weights[:, 1])
+        is_novel = (np.sort(at_most, axis=0)[-2] < own / 3) & (np.median(at_most, axis=0) < own / 5)
+        is_mark = is_novel & (own * mine.n >= 5) & (own < 0.9) & (mine.atom_labels[rank] >= _SAME_LABEL)
+        for share in np.unique(own[is_mark]):
+            alike = is_mark & (np.abs(own - share) <= 0.02)
+            if alike.sum() >= 2 and (alike.mean() <= _MANY or alike.sum() <= 3):
+                best = max(best, float(share))
+    return best
 
 
 def _grain(clients: Sequence[Sketch | None]) -> Array:

@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
-from stethos.diagnose.federated.standing_out import margins
+from stethos.diagnose.federated.standing_out import FEWEST, margins
 
 Array = npt.NDArray[np.float64]
 _FAITHFUL = 0.05
 _FEWEST_ROUNDS = 3
 _FALLS = 0.05
+_TIMES = 2.0  # powers of two: a quarter of the steps, or four times as many
+_OTHERWISE = 1.3  # how far it stands out whose loss is computed by other operations than the others'
 
 
 def update_margins(inside: InsideEvidence) -> dict[str, Array]:
@@ -34,6 +36,10 @@ def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
     found["uncleared"] = _uncleared(inside.matrix("uncleared"), inside.matrix("steps"))
     found["untrained"] = _untrained(inside.matrix("trained"))
     found["ascent"] = np.maximum(_ascent(inside), _negative(inside.matrix("negative")))
+    found["turned"] = _turned(inside)
+    found["between"] = _between(inside)
+    found["otherwise"] = np.where(_unlike(inside, "graph", beside="device"), _OTHERWISE, 0.0)
+    found["early"] = _early(inside)
     if not np.isfinite(sent).any():
         return found
     nothing = _nothing(sent, is_sparse=float(np.isfinite(inside.matrix("kept")).mean()) > 0.4)
@@ -216,21 +222,73 @@ def _length(inside: InsideEvidence) -> Array:
     Alone it must be far more: a site with other data has longer steps until the model has learnt them.
     """
     far = np.log10(inside.matrix("way") / inside.matrix("steps") / inside.matrix("lr"))
+    far = np.where(np.isfinite(far), far, np.nan)
+    rounds = np.isfinite(far).sum(0)
     far = np.nanmean(far - np.nanmedian(far, axis=1, keepdims=True), axis=0)
+    far = np.where(rounds >= _FEWEST_ROUNDS, far, np.nan)  # of training that diverges at once little is left to see
     alone, otherwise = margins(far, 2.5, 5.0, 0.05), margins(np.abs(far), 0.3, 3.0, 0.05, gap=1.2)
-    return np.where(_unlike(inside, "loss") | _unlike(inside, "setup"), np.maximum(alone, otherwise), alone)
+    return np.where(trains_otherwise(inside), np.maximum(alone, otherwise), alone)
 
 
-def _unlike(inside: InsideEvidence, name: str) -> npt.NDArray[np.bool_]:
-    """Clients in which a fact is not what it is in at least three quarters of them."""
-    told = [
-        next((facts[name] for facts in inside.turns.get(client, {}).values() if name in facts), None)
-        for client in inside.clients
-    ]
-    known = [one for one in told if isinstance(one, str | int)]
-    if not known:
-        return np.zeros(len(told), bool)
-    usual = max(set(known), key=known.count)
-    if known.count(usual) < 0.75 * len(known):
-        return np.zeros(len(told), bool)
-    return np.array([one is not None and one != usual for one in told])
+def trains_otherwise(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
+    """Clients whose loss or optimizer is not the others'."""
+    return _unlike(inside, "loss") | _unlike(inside, "setup") | _unlike(inside, "graph", beside="device")
+
+
+def _turned(inside: InsideEvidence) -> Array:
+    """Gradients that point elsewhere when the optimizer steps than when they were computed, where the others' do not.
+
+    Clipping and scaling leave their direction; corrections that all clients make turn all of them.
+    """
+    cosine = np.where(_has_steps(inside), np.nan_to_num(inside.matrix("turned"), nan=1.0), np.nan)
+    return margins(np.nanmedian(1 - cosine, axis=0), 1.0, 4.0, 0.1)
+
+
+def _between(inside: InsideEvidence) -> Array:
+    """Weights that are changed between steps, in lengths of a step, where the others' are not."""
+    moved = np.where(_has_steps(inside), np.nan_to_num(inside.matrix("between")), np.nan)
+    return margins(np.minimum(np.nanmedian(moved, axis=0), 2.0), 0.1, 4.0, 0.02)
+
+
+def _has_steps(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
+    return np.asarray(inside.matrix("steps") > 1)
+
+
+def _early(inside: InsideEvidence) -> Array:
+    """How many times fewer, or more, steps and passes over its samples a client makes than the others.
+
+    Both must be unusual: some federations agree on a number of steps, others on passes.
+    """
+    steps, batch = inside.matrix("steps"), inside.matrix("batch")
+    said, seen = inside.matrix("samples"), np.nansum(inside.matrix("new"), axis=0)
+    samples = np.fmax(np.nanmax(said, axis=0), np.where(seen > 0, seen, np.nan))
+    made = np.nanmean(np.log2(steps), axis=0)
+    passes = np.nanmean(np.log2(steps * np.nanmedian(batch, axis=0) / samples), axis=0)
+    fewer, more = (
+        np.minimum(margins(way * made, _TIMES, 4.0, 0.15), margins(way * passes, _TIMES, 4.0, 0.15))
+        for way in (-1.0, 1.0)
+    )
+    return np.maximum(fewer, more)
+
+
+def _unlike(inside: InsideEvidence, name: str, beside: str | None = None) -> npt.NDArray[np.bool_]:
+    """Clients in which a fact is not what it is in at least three quarters of them.
+
+    With `beside`, of those that have this other fact in common with them.
+    """
+    told = [_first_told(inside, client, name) for client in inside.clients]
+    groups = [None if beside is None else _first_told(inside, client, beside) for client in inside.clients]
+    found = np.zeros(len(told), bool)
+    for group in set(groups):
+        places = [place for place, one in enumerate(told) if one is not None and groups[place] == group]
+        known = [told[place] for place in places]
+        usual = max(set(known), key=known.count, default=None)
+        if len(known) >= FEWEST and known.count(usual) >= 0.75 * len(known):
+            found[[place for place in places if told[place] != usual]] = True
+    return found
+
+
+def _first_told(inside: InsideEvidence, client: str, name: str) -> str | int | None:
+    turns = inside.turns.get(client, {})
+    told = next((turns[number][name] for number in sorted(turns) if name in turns[number]), None)
+    return told if isinstance(told, str | int) else None

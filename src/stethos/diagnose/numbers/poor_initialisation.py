@@ -25,8 +25,9 @@ class PoorInitialisation:
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
     Not a fault when: embeddings (layers with `emb` in their name are left out, and standard normal ones whose gradient
-    is sparse or mostly 0, or that are the first and the only one), the scales of norm layers, and single layers that
-    begin at 0 on purpose. If the loss falls as it should it is only mentioned.
+    is sparse or mostly 0, or that are the first and the only one), the scales of norm layers, single layers that begin
+    at 0 on purpose, and parameters beside the weights: tokens, positions, means. If the loss falls as it should it is
+    only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 
@@ -53,8 +54,11 @@ class PoorInitialisation:
     def _check(self, one: Training) -> Iterator[Finding]:
         tracks = [track for track in one.layers.get("weight", []) if track.is_matrix and len(track)]
         tracks = [track for track in tracks if track.since[0] == 0 and np.isfinite(track["std"][0])]
+        named = [track for track in tracks if "weight" in track.layer.rpartition(".")[2]]
         if not tracks:
             return
+        share = self.share if named else 1.0  # what no module calls a weight may be a mean, a token or a position
+        tracks = named or tracks
         scales = np.array([float(track["std"][0]) ** 2 * track.size**0.5 for track in tracks])
         means = np.array([float(track["mean"][0]) for track in tracks])
         equal = (scales == 0) & (np.abs(means) != 1) & (means != 0)
@@ -70,7 +74,7 @@ class PoorInitialisation:
             ("equal", equal, 5.0, "all equal"),
             ("zero", zero if len(tracks) > 1 and zero.all() else equal & False, 5.0, "all 0"),
             ("large", big, float(scales.max()) / self.large, "too large"),
-            ("small", small if small.mean() >= self.share else small & False,
+            ("small", small if small.mean() >= share else small & False,
              self.small / max(float(np.median(scales)), 1e-12), "too small"),
         )  # fmt: skip
         for kind, found, margin, words in choices:

@@ -21,7 +21,8 @@ class VanishingGradients:
     What it looks at: the gradient per element of each weight matrix against the largest of all layers, and against its
     own beginning. They are small, not exactly 0: those are frozen layers or dead units.
     Why it matters: these layers stay as they were initialised.
-    Not a fault when: the loss falls all the same; then it is only mentioned.
+    Not a fault when: the loss falls all the same, or had no time to, or the layers change by a hundred-thousandth of
+    their norm per step, as Adam sees to it; then it is only mentioned.
     Next step: ReLU-like activations, norm layers, residual connections, or an initialisation with the right gain.
     """
 
@@ -38,6 +39,8 @@ class VanishingGradients:
     of_start: float = 1e-5
     share: float = 0.25
     learned: float = 0.5
+    least_steps: int = 50
+    moves: float = 1e-5
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -60,7 +63,7 @@ class VanishingGradients:
         if small.sum() < max(1, self.share * is_matrix.sum()):
             return
         layers = [track.layer for track, is_small in zip(tracks, small, strict=True) if is_small]
-        is_harmful = not one.fall > self.learned
+        is_harmful = len(one) >= self.least_steps and not one.fall > self.learned and not self._move(one, layers)
         yield Finding(
             self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
             f"gradients vanish in {len(layers)} of {int(is_matrix.sum())} weight matrices, first {layers[0]}",
@@ -77,6 +80,16 @@ class VanishingGradients:
             "use ReLU-like activations, norm layers or residual connections, or initialise with the activation's gain",
             {"smallest": float(sizes[small].min()), "largest": float(sizes.max()), "fall": one.fall},
         )  # fmt: skip
+
+    def _move(self, one: Training, layers: list[str]) -> bool:
+        """Whether the layers change all the same: Adam makes long steps of small gradients."""
+        found = []
+        for track in one.layers.get("weight", ()):
+            known = (track.since > 0) & np.isfinite(track["drift"]) & (track["norm"] > 0)
+            if track.layer in layers and known.any():
+                way = track.since[known] * track["norm"][known]
+                found.append(float(np.median(track["drift"][known] / way)))
+        return bool(found) and float(np.median(found)) > self.moves
 
 
 def _norms(track: LayerTrack) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

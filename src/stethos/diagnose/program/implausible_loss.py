@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, Inspected, inspected_of, known, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, Inspected, details, inspected_of, known, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, texts_of, thinned
 from stethos.diagnose.window import Window
 
@@ -25,7 +25,8 @@ _CLASSES = frozenset({"NllLoss", "NllLoss2D", "NllLossNd"})
 class ImplausibleLoss:
     """A loss that cannot be negative is, or a classification is solved almost at once, or stays at chance level.
 
-    What it looks at: the loss function at the root of the graph, the number of classes, and the losses of all steps.
+    What it looks at: the loss functions that the loss consists of (beside other terms, as in a likelihood, it may well
+    be negative), the number of classes, and the losses of all steps.
     Why it matters: a negative cross entropy has the wrong sign or inputs; a loss near 0 after a few steps means that
     the model sees the answer; a loss at ln(classes) means that it has learned nothing.
     Not a fault when: the task is trivial.
@@ -35,7 +36,7 @@ class ImplausibleLoss:
     code: ClassVar[str] = "PRG008"
     name: ClassVar[str] = "implausible-loss"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[Needs] = {"inspections": frozenset({"step", "function"}), "steps": frozenset({"step", "loss"})}
+    needs: ClassVar[Needs] = {"inspections": frozenset({"step", "phase"}), "steps": frozenset({"step", "loss"})}
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"plateau", "slow-progress", "divergence", "weight-explosion"})
 
@@ -50,18 +51,20 @@ class ImplausibleLoss:
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
             functions = {name for name in texts_of(one.training, "function").tolist() if name}
+            is_alone = all(each.get("is_alone", False) for each in details(one.training))
+            bounded = functions if is_alone and functions <= _NOT_NEGATIVE else set()
             for training in one.trainings:
                 if len(training.losses) >= self.least and not training.has_rival:
-                    yield from self._check(one, training, functions)
+                    yield from self._check(one, training, functions, bounded)
 
-    def _check(self, one: Inspected, training: Training, functions: set[str]) -> Iterator[Finding]:
+    def _check(self, one: Inspected, training: Training, functions: set[str], bounded: set[str]) -> Iterator[Finding]:
         losses = training.losses[np.isfinite(training.losses)]
         if not len(losses):
             return
         start, low = level_at_start(losses), float(losses.min())
-        if functions and functions <= _NOT_NEGATIVE and low < -1e-3:
+        if bounded and low < -1e-3:
             yield self._finding(
-                training, "negative-loss", f"the loss falls to {low:.4g}, though {', '.join(sorted(functions))} "
+                training, "negative-loss", f"the loss falls to {low:.4g}, though {', '.join(sorted(bounded))} "
                 "cannot be negative", losses, 0,
                 "check the sign of the loss, and that targets and log-probabilities are what the loss expects",
                 Severity.ERROR, 0.9,

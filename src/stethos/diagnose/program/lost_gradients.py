@@ -23,7 +23,8 @@ class LostGradients:
     What it looks at: gradients right after backward against those at the optimizer's step; sampled gradients of all
     layers over time; backwards without any step.
     Why it matters: the loop runs and prints a loss, but nothing is learned any more.
-    Not a fault when: the whole model is frozen on purpose from some step on.
+    Not a fault when: the whole model is frozen on purpose from some step on. Where the loss is 0, as that of a margin
+    that is kept, no gradient is due, and nothing is said.
     Next step: look at what stands between `backward()` and `step()`: `zero_grad()`, clipping, `detach()`.
     """
 
@@ -150,6 +151,9 @@ class LostGradients:
         if len(steps) - last - 1 < self.least_samples or one.step[-1] - steps[last] < 0.1 * len(one.step):
             return
         since = float(steps[last + 1])
+        losses = one.loss[np.isin(one.step, steps[last + 1 :])]
+        if len(losses) and (losses == 0).all():  # a margin that is kept, say: nothing is left to learn
+            return
         yield Finding(
             self.code, self.name, "no-gradients-since", self.severity,
             f"all gradients are missing or 0 since about step {since:.0f}", one.subject(one.place_of(since)), 0.95,

@@ -1,0 +1,100 @@
+"""What a page is given at its worst: names without end, a million points, and no number that is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+
+from stethos.export.prometheus import text
+from stethos.store.foreign.run_writer import write_run
+from stethos.store.foreign.value import Logged, LoggedNumber, LoggedSetting
+from stethos.store.run import Run, open_run
+from stethos.web.encode import encode
+from stethos.web.panel import evaluate
+from stethos.web.panels import PANELS
+from stethos.web.run_cache import RunCache
+from stethos.web.run_table import RunTable
+
+T0_NS = 1_700_000_000_000_000_000
+NAMES, POINTS = 100_000, 900_000
+BROKEN = (math.nan, math.inf, -math.inf)
+HOSTILE = 'x"} 1\nup 0\n# \x1b[31m<img src=x onerror=alert(1)>'
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`endless`: a million rows under 100,001 names. `broken`: NaN and infinities alone, also as hyperparameters."""
+    directory = tmp_path_factory.mktemp("bad")
+    write_run(directory / "endless", Path("logs"), endless())
+    told: list[Logged] = [LoggedSetting("lr", math.nan), LoggedSetting("net", {"width": math.inf, "name": HOSTILE})]
+    told += [
+        LoggedNumber(name, step, T0_NS + step, BROKEN[step % 3]) for name in ("loss", HOSTILE) for step in range(30)
+    ]
+    write_run(directory / "broken", Path("logs"), told)
+    return directory
+
+
+def endless() -> Iterator[Logged]:
+    for index in range(NAMES):
+        yield LoggedNumber(f"layer{index:06}/norm", 1, T0_NS, 1.0)
+    for step in range(POINTS):
+        yield LoggedNumber("a/long", step, T0_NS + step, math.nan if step == 450_000 else step % 7)
+
+
+@pytest.fixture(scope="module")
+def rows(runs: Path) -> dict[str, dict[str, Any]]:
+    table = RunTable(RunCache(runs))
+    try:
+        wait_until(lambda: all(row.get("is_measured") for row in table.rows()), "the metrics")
+        return {row["run"]: row for row in json.loads(table.answer(table.rows(), ""))["runs"]}
+    finally:
+        table.close()
+
+
+def asked(run: Run, **given: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(encode(evaluate(run, PANELS["metrics"], **given).as_dict()))
+    return found
+
+
+def test_of_names_without_end_a_page_gets_sixty_and_a_row_two_hundred(runs: Path, rows: dict[str, Any]) -> None:
+    assert len(rows["endless"]["metrics"]) == 200
+    with open_run(runs / "endless") as run:
+        answer = asked(run)
+        columns = dict(zip(answer["names"], answer["values"], strict=True))
+        assert len(set(columns["name"])) == 60 and set(columns["names"]) == {NAMES + 1}
+        found = asked(run, like="layer099999")
+        assert set(found["values"][found["names"].index("name")]) == {"layer099999/norm"}
+
+
+def test_a_million_points_are_drawn_as_two_thousand_and_none_hides_its_nan(runs: Path) -> None:
+    with open_run(runs / "endless") as run:
+        answer = asked(run, like="a/long")
+    columns = dict(zip(answer["names"], answer["values"], strict=True))
+    assert 1000 < answer["rows"] <= 2000 and sum(columns["points"]) == POINTS and sum(columns["broken"]) == 1
+    assert (min(columns["low_end"]), max(columns["high_end"])) == (0, 6)
+
+
+def test_numbers_that_are_none_are_told_as_what_they_are(runs: Path, rows: dict[str, Any]) -> None:
+    last, low, high = rows["broken"]["metrics"]["loss"]
+    assert (last, low, high) == ("-Infinity", None, None)
+    assert rows["broken"]["config"]["lr"] == "NaN" and rows["broken"]["config"]["net.name"] == HOSTILE
+    with open_run(runs / "broken") as run:
+        answer = asked(run)
+        columns = dict(zip(answer["names"], answer["values"], strict=True))
+        assert set(columns["value"]) == {"NaN"} and sum(columns["broken"]) == 60
+        for panel in PANELS.values():
+            given = {one.name: "x" for one in panel.parameters if one.kind == "text"}
+            json.loads(encode(evaluate(run, panel, **given).as_dict()))
+
+
+def test_a_hostile_name_adds_no_line_to_what_prometheus_reads(runs: Path) -> None:
+    with open_run(runs / "broken") as run:
+        said = text(run)
+    assert all(line.startswith(("# HELP stethos_", "# TYPE stethos_", "stethos_")) for line in said.splitlines())
+    assert "\x1b" not in said
