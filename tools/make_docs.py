@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from detector_cases import CASES
 
@@ -173,6 +175,7 @@ def _reference(name: str, one: object, level: str) -> list[str]:
 
 # Detectors ---------------------------------------------------------------------------------------
 
+EXAMPLES = json.loads((Path(__file__).parent / "examples.json").read_text(encoding="utf-8"))
 FAMILIES = {
     "FED": "Federated trainings",
     "NUM": "Numbers",
@@ -186,7 +189,8 @@ def detectors_page() -> str:
     parts = [
         _NOTICE,
         "# Detectors\n",
-        "What `stethos diagnose` looks for. Each page has an example: the report for rows made by hand. "
+        "What `stethos diagnose` looks for. Each page has an example: the report for rows made by hand, and on many "
+        "pages that of a program with a known bug. "
         "`stethos diagnose --explain CODE` shows the same text. See [diagnosing](../diagnosing.md).\n",
     ]
     families: dict[str, list[Page]] = {}
@@ -213,6 +217,8 @@ def detector_page(code: str) -> str:
         diagnosis = examine(CASES[code](), [DETECTORS[code]()])
         lines = [line.text.rstrip() for line in report_lines(diagnosis, "RUN")]
         parts += ["## Example\n", "```text", *lines, "```\n"]
+    if code in EXAMPLES:
+        parts += _real_example(EXAMPLES[code])
     parts.append("## Settings\n")
     if page.thresholds:
         parts.append("| threshold | default |\n|---|---|")
@@ -229,6 +235,13 @@ def detector_page(code: str) -> str:
         follow = _listed([f"`{name}`" for name in page.explains])
         parts.append(f"\nFindings of {follow} that come no earlier are shown as following from it.")
     return "\n".join(parts) + "\n"
+
+
+def _real_example(example: dict[str, Any]) -> list[str]:
+    """What was said of a program with a known bug; `python -m benchmarks.wildtraining.examples` runs it again."""
+    source = f", after {example['source']}" if example["source"] else ""
+    opening = f"From a program with a known bug, `{example['program']}`{source}:\n"
+    return [opening, "```text", *example["lines"], "```\n"]
 
 
 def _table_link(name: str) -> str:
