@@ -23,8 +23,8 @@ _SIZES = (48, 64, 96, 128, 200, 320)  # samples a client
 _SAMPLES = 1600  # in a federation, at most
 _QUANTILES = (0.1, 0.5, 0.9)
 _LR = {"text": 0.6, "values": 0.05, "series": 0.08, "counts": 0.02, "signals": 0.1, "images": 0.05, "tables": 0.15}
-_LR_FACTOR = {"soft-tree": 2.0, "prototypes": 0.2, "random-features": 1.0, "cross": 0.3, "gru-attend": 3.0,
-              "basis": 0.6, "fourier-mix": 0.6, "elman": 0.7, "hashed-pairs": 4.0, "quantile": 3.0}  # fmt: skip
+_LR_FACTOR = {"soft-tree": 2.0, "prototypes": 0.2, "random-features": 1.0, "cross": 0.4, "gru-attend": 3.0,
+              "basis": 0.6, "fourier-mix": 0.8, "elman": 0.7, "hashed-pairs": 1.2, "quantile": 3.0}  # fmt: skip
 
 
 class Loop:
@@ -52,7 +52,7 @@ class Loop:
             for _ in range(2 if case.algorithm == "clustered" else 1)
         ]
         self.batch = 16 if size < 100 else 32
-        self.epochs = 2 if size < 100 else 1
+        self.epochs = 2 if size < 100 or case.algorithm == "alternating" else 1
         self.lr = _LR[self.task] * _LR_FACTOR.get(case.model, 1.0)
         self.servers = [Server(case.algorithm, self.lr) for _ in self.models]
         self.before: list[State | None] = [None for _ in self.models]

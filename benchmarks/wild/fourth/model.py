@@ -126,7 +126,7 @@ class FourierMix(nn.Module):
         h = self.words(tokens) + self.places
         h = self.before(h + torch.fft.fft2(h).real / tokens.shape[1])
         h = self.after(h + self.narrow(functional.gelu(self.wide(h))))
-        return self.head(h.mean(1))
+        return self.head(h.amax(1))
 
 
 class HashedPairs(nn.Module):
@@ -134,7 +134,7 @@ class HashedPairs(nn.Module):
 
     def __init__(self, words: int, outputs: int) -> None:
         super().__init__()
-        self.words, self.pairs = nn.EmbeddingBag(words, 16), nn.EmbeddingBag(512, 16)
+        self.words, self.pairs = nn.EmbeddingBag(words, 16, padding_idx=0), nn.EmbeddingBag(512, 16, padding_idx=0)
         self.body = nn.Linear(32, 24)
         self.head = nn.Linear(24, outputs)
 
