@@ -84,7 +84,7 @@ OPENS = {
     "cli/main.py": "/dev/null",
     "cli/report.py": "what it writes",
     "cli/task/saved_trace.py": "a trace that the user names",
-    "diagnose/api.py": "our own package",
+    "diagnose/version.py": "our own package",
     "diagnose/configuration.py": "the user's configuration",
     "diagnose/federated/judge.py": "our own package",
     "export/flame.py": "our own package",

@@ -44,7 +44,7 @@ ENTRANCES_AT_START = {
 UNREACHED = {
     "another machine": {
         "observe.late_row.<lambda>",
-        *(f"observe.late_row.HostLead.{name}" for name in ("note", "lost_on_device_ns")),
+        "observe.late_row.HostLead.note",
         "observe.context.TurnTotals.add",
         "observe.budget.Budget.use_device",
         "observe.sample.LayerSampler.take_gradients",
