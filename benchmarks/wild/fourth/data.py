@@ -117,8 +117,9 @@ def _characters() -> Samples:
     draw = np.random.default_rng(12)
     by_kind = [[one for one in found if one[1] == kind] for kind in range(4)]
     listed = [of[place] for of in by_kind for place in draw.permutation(len(of))[:1400]]
-    common = Counter(word for words, _ in listed for word in set(words)).most_common(398)
-    number = {word: place + 2 for place, (word, _) in enumerate(common)}
+    counts = Counter(word for words, _ in listed for word in words)
+    common = sorted(counts, key=lambda word: (-counts[word], word))[:398]
+    number = {word: place + 2 for place, word in enumerate(common)}
     tokens = np.zeros((len(listed), _LENGTH), np.int64)
     for row, (words, _) in enumerate(listed):
         tokens[row, : len(words)] = [number.get(word, 1) for word in words]

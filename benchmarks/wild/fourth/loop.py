@@ -52,7 +52,9 @@ class Loop:
             for _ in range(2 if case.algorithm == "clustered" else 1)
         ]
         self.batch = 16 if size < 100 else 32
-        self.epochs = 2 if size < 100 or case.algorithm == "alternating" else 1
+        self.epochs = 2 if size < 100 else 1
+        if case.algorithm == "alternating":  # each layer is trained in every second round only
+            self.epochs = 4 if self.task == "text" else 2
         self.lr = _LR[self.task] * _LR_FACTOR.get(case.model, 1.0)
         self.servers = [Server(case.algorithm, self.lr) for _ in self.models]
         self.before: list[State | None] = [None for _ in self.models]
