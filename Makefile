@@ -112,8 +112,8 @@ judge: .venv/.installed  ## play federations and train the judge of updates (hou
 	@$(RUN) -m benchmarks.faults.train_reviewers $(JUDGE) --keep build/reviewers --from build/reviewers --write $(JUDGE_FILE)
 
 wildbench: hot  ## judge clients in federations that the lab does not have
-	@$(RUN) -m benchmarks.wild play third 30000 30250
-	@$(RUN) -m benchmarks.wild score third
+	@$(RUN) -m benchmarks.wild play fourth 40000 40110
+	@$(RUN) -m benchmarks.wild score fourth
 
 wildbench-strangers: hot  ## run programs that others publish inside packages, unchanged; none is to be accused (fetches them)
 	@$(RUN) -m benchmarks.strangers $(STRANGERS)

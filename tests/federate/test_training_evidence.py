@@ -43,7 +43,8 @@ def train(model: nn.Module, x: Tensor, y: Tensor, fault: str | None) -> None:
             break
 
 
-def accused_in(directory: Path, fault_of: Callable[[str], str | None]) -> dict[str, str]:
+def accused_in(directory: Path, fault_of: Callable[[str], str | None], *, has_windows: bool = False) -> dict[str, str]:
+    """`has_windows`: samples are cut anew from longer records in each round, and c3 has ten times as many."""
     torch.manual_seed(1)
     model = make_model()
     with stethos.federation("training", model=model, dir=directory, run="r", progress=False) as fed:
@@ -52,8 +53,13 @@ def accused_in(directory: Path, fault_of: Callable[[str], str | None]) -> dict[s
             for client in make_clients(8):
                 with rnd.client(client.name) as site:
                     local = copy.deepcopy(model)
-                    train(local, client.x, client.y, fault_of(client.name))
-                    site.update(local.state_dict(), samples=len(client.x))
+                    x, y = client.x, client.y
+                    if has_windows:
+                        times = 10 if client.name == "c3" else 1
+                        x, y = x.repeat(times, 1), y.repeat(times)
+                        x = x + 0.3 * torch.randn_like(x)
+                    train(local, x, y, fault_of(client.name))
+                    site.update(local.state_dict(), samples=len(x))
                     states.append(local.state_dict())
             model.load_state_dict({key: sum(one[key] for one in states) / len(states) for key in states[0]})
     findings = [one for one in stethos.diagnose(fed.run()).findings if one.name == "faulty-client"]
@@ -68,3 +74,7 @@ def test_who_trains_otherwise_than_the_others_is_named(tmp_path: Path, fault: st
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_all_clients_do_is_no_fault(tmp_path: Path, fault: str) -> None:
     assert accused_in(tmp_path, lambda _: fault) == {}
+
+
+def test_a_client_with_ten_times_the_data_makes_ten_times_the_steps(tmp_path: Path) -> None:
+    assert accused_in(tmp_path, lambda _: None, has_windows=True) == {}

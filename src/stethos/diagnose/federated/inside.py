@@ -38,6 +38,7 @@ _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong la
 # of sending and rows in the order of a file are how honest federations differ: their kinds must stand out so many times
 # farther.
 _UNLIKE, _HARMFUL, _HARMFUL_DEVIATIONS = ("noise", "grain"), 0.1, 2.0
+_OF_TARGETS = ("target-units", "targets")  # no fault where the incoming model does better on them
 _STRICTER = {
     "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
 }  # fmt: skip
@@ -115,6 +116,9 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     for name in _UNLIKE:
         if name in kinds:
             kinds[name] = np.where(is_harmless, 0.0, kinds[name])
+    for name in _OF_TARGETS:
+        if name in kinds:
+            kinds[name] = np.where(above < 0.0, 0.0, kinds[name])
     return InsideMargins(clients, {name: one / _STRICTER.get(name, 1.0) for name, one in kinds.items()}, pairs)
 
 

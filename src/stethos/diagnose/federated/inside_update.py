@@ -14,6 +14,7 @@ Array = npt.NDArray[np.float64]
 _FAITHFUL = 0.05
 _FEWEST_ROUNDS = 3
 _FALLS = 0.05
+_LEAST_OF_A_BATCH = 0.5  # samples that a client says it has; fewer are a weight
 _TIMES = 2.0  # powers of two: a quarter of the steps, or four times as many
 _OTHERWISE = 1.3  # how far it stands out whose loss is computed by other operations than the others'
 
@@ -257,13 +258,14 @@ def _has_steps(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
 def _early(inside: InsideEvidence) -> Array:
     """How many times fewer, or more, steps and passes over its samples a client makes than the others.
 
-    Both must be unusual: some federations agree on a number of steps, others on passes.
+    Both must be unusual: some federations agree on a number of steps, others on passes. Passes go by the samples that
+    it says it has, if those fill a batch: windows of a series are seen anew in each round.
     """
-    steps, batch = inside.matrix("steps"), inside.matrix("batch")
-    said, seen = inside.matrix("samples"), np.nansum(inside.matrix("new"), axis=0)
-    samples = np.fmax(np.nanmax(said, axis=0), np.where(seen > 0, seen, np.nan))
-    made = np.nanmean(np.log2(steps), axis=0)
-    passes = np.nanmean(np.log2(steps * np.nanmedian(batch, axis=0) / samples), axis=0)
+    steps, batch = inside.matrix("steps"), np.nanmedian(inside.matrix("batch"), axis=0)
+    said, seen = np.nanmax(inside.matrix("samples"), axis=0), np.nansum(inside.matrix("new"), axis=0)
+    is_count = np.nanmedian(said / batch) >= _LEAST_OF_A_BATCH
+    samples = said if is_count else np.fmax(said, np.where(seen > 0, seen, np.nan))
+    made, passes = (np.nanmean(np.log2(one), axis=0) for one in (steps, steps * batch / samples))
     fewer, more = (
         np.minimum(margins(way * made, _TIMES, 4.0, 0.15), margins(way * passes, _TIMES, 4.0, 0.15))
         for way in (-1.0, 1.0)
