@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help hot web browser demo traindemo test check docs dist clean
 .PHONY: bench faultbench judge wildbench wildbench-training wildbench-strangers rankbench provebench trainbench profilebench
-.PHONY: attack collectattack archivekills stalls groupbench
+.PHONY: attack collectattack archivekills stalls groupbench privacybench
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -66,6 +66,7 @@ check: hot $(PAGE)  ## lint, types, and whether the generated docs are up to dat
 docs: .venv/.installed  ## regenerate the pages made from the code, and build the site into build/site
 	@$(RUN) tools/make_docs.py
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build -q
+	@echo "read it, with search: $(RUN) -m http.server -d build/site"
 
 bench: hot $(PAGE) $(if $(PEERS),.venv/.installed-peers)  ## measure overhead, storage and latency; PEERS=1 adds other tools
 	@$(RUN) -m benchmarks $(BENCH)
@@ -112,8 +113,8 @@ judge: .venv/.installed  ## play federations and train the judge of updates (hou
 	@$(RUN) -m benchmarks.faults.train_reviewers $(JUDGE) --keep build/reviewers --from build/reviewers --write $(JUDGE_FILE)
 
 wildbench: hot  ## judge clients in federations that the lab does not have
-	@$(RUN) -m benchmarks.wild play fourth 40000 40110
-	@$(RUN) -m benchmarks.wild score fourth
+	@$(RUN) -m benchmarks.wild play fifth 50000 50130
+	@$(RUN) -m benchmarks.wild score fifth
 
 wildbench-strangers: hot  ## run programs that others publish inside packages, unchanged; none is to be accused (fetches them)
 	@$(RUN) -m benchmarks.strangers $(STRANGERS)
@@ -129,3 +130,6 @@ stalls: hot  ## plant stalls in federations (Flower deployment, NVFlare, plain l
 
 groupbench: hot  ## name a faulty client from sums over groups alone, as secure aggregation reveals them; GROUPBENCH="--clean 30"
 	@$(RUN) -m benchmarks.group_testing $(GROUPBENCH)
+
+privacybench: hot  ## faults found and labels guessed at each privacy level, from the same federations (an hour); PRIVACYBENCH="--limit-s 600"
+	@$(RUN) -m benchmarks.privacy --picture docs/pictures/privacy.svg $(PRIVACYBENCH)

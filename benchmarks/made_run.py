@@ -13,7 +13,7 @@ import numpy as np
 
 from stethos.record.collector import Collector
 from stethos.record.layout import SLOT_PACKERS, TABLE_NAME, HeaderWord
-from stethos.record.place import PROCESS_FILE, RING_FILE, ProcessPlace, RunPlace, host_key, start_ticks, write_json
+from stethos.record.place import PROCESS_FILE, RING_FILE, ProcessPlace, RunPlace, host_key, start_ticks, write_facts
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import take_lock
 from stethos.schema import LAYERS, METRICS, NULL_F64, NULL_I32, STEPS, Kind
@@ -40,7 +40,7 @@ class MadeRun:
         self.ring.set_word(HeaderWord.STARTED_NS, now_ns)
         facts = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "host_key": host_key(), "host": "here",
                  "rank": None, "command": sys.argv, "preset": "standard", "started_ns": now_ns}  # fmt: skip
-        write_json(directory / PROCESS_FILE, facts)
+        write_facts(directory / PROCESS_FILE, facts)
         self._names: dict[str, int] = {}
         self.collector = Collector(ProcessPlace(directory))
 

@@ -16,6 +16,7 @@ _VECTOR = 200
 _ROWS_PER_DRAIN = 20_000
 _CLIENTS_PER_DRAIN = 1_000
 _DRAIN_S = 0.5  # the longest that a drainer leaves a row in the ring
+_ODD_CLIENT, _ODD_FROM = 42, 30  # one client turns away
 _T0_NS = 1_700_000_000_000_000_000
 _LAYERS = ("conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight")
 
@@ -48,6 +49,8 @@ class Federated:
             if place % _CLIENTS_PER_DRAIN == _CLIENTS_PER_DRAIN - 1:
                 self._run.drain()
             compute_ms, norm = float(self._draw.lognormal(6, 0.3)), float(self._draw.lognormal(0, 0.2))
+            is_odd = place == _ODD_CLIENT and number >= _ODD_FROM
+            cosine = float(self._draw.normal(-0.3 if is_odd else 0.6, 0.05))
             names = {"federation": "wide", "side": "server", "status": "ok"}
             self._put(
                 CLIENT_REPORTS,
@@ -59,7 +62,7 @@ class Federated:
                     "turn": 0,
                     "samples": 500,
                     "loss": 2 / number,
-                    "entry_loss": 2.1 / number,
+                    "entry_loss": (4.0 if is_odd else 2.1) / number,
                     "duration_ms": compute_ms + 100,
                     "download_ms": 50.0,
                     "compute_ms": compute_ms,
@@ -77,7 +80,7 @@ class Federated:
                     t_ns,
                     client,
                     names,
-                    {"norm": norm, "base_norm": 30.0, "norm_ratio": norm, "cos_centre": 0.6, "nan": 0, "inf": 0},
+                    {"norm": norm, "base_norm": 30.0, "norm_ratio": norm, "cos_centre": cosine, "nan": 0, "inf": 0},
                 )
 
     def _put(

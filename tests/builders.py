@@ -25,7 +25,7 @@ import numpy as np
 
 from stethos.record.collector import Collector
 from stethos.record.layout import SLOT_PACKERS, TABLE_END, TABLE_NAME, HeaderWord, State
-from stethos.record.place import ProcessPlace, RunPlace, host_key, start_ticks, write_json
+from stethos.record.place import ProcessPlace, RunPlace, host_key, start_ticks, write_facts
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import take_lock
 from stethos.schema import GAPS, LAYERS, LOGS, METRICS, MODULES, NULL_F64, NULL_I32, STEPS
@@ -92,7 +92,7 @@ class RunBuilder:
         }
         if exit_code is not None:
             facts |= {"exit_code": exit_code, "ended_ns": T0_NS + 60_000 * MS_NS}
-        write_json(self.place.path / f"launcher-{pid}.json", facts)
+        write_facts(self.place.path / f"launcher-{pid}.json", facts)
 
 
 class ProcessBuilder:
@@ -105,7 +105,7 @@ class ProcessBuilder:
         self.ring = Ring(path / "ring")
         self.ring.set_word(HeaderWord.STARTED_NS, T0_NS)
         self.pid = pid
-        write_json(
+        write_facts(
             path / "process.json",
             {"pid": pid, "start_ticks": start_ticks(pid), "host_key": host_key(), "host": "testhost", "rank": None,
              "world_size": None, "command": ["python", "train.py"], "cwd": "/work", "python": "3.11.2",
@@ -203,6 +203,11 @@ class ProcessBuilder:
             self.ring.close(state)
         self.drain()
         self.collector.finish({"t_ns": time.time_ns()})
+        self._collector = None
+
+    def restart(self) -> None:
+        """Let the collector end as a killed one does; the next one begins from the files."""
+        self.collector.close()
         self._collector = None
 
     @property

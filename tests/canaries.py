@@ -39,7 +39,10 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
         "digital ocean": "dop_v1_" + hexed(64), "shopify": "shpat_" + hexed(32), "grafana": "glsa_" + some(32),
         "databricks": "dapi" + hexed(32), "vault": "hvs." + some(90), "new relic": "NRAK-" + upper(27),
         "atlassian": "ATATT3" + some(60), "age": "AGE-SECRET-KEY-1" + upper(58), "telegram": "123456789:AA" + some(33),
-        "jwt": "eyJ" + some(33) + "." + some(40) + "." + some(43),
+        "weights and biases": "wandb_v1_" + some(77), "pinecone": "pcsk_" + some(60), "together": "tgp_v1_" + some(43),
+        "fireworks": "fw_" + some(24), "anyscale": "aph0_" + some(40), "modal": "as-4" + some(21),
+        "tailscale": "tskey-auth-" + some(12) + "-" + some(32), "fly": "fm2_" + some(80),
+        "cloudflare": "v1.0-" + hexed(24) + "-" + hexed(146), "jwt": "eyJ" + some(33) + "." + some(40) + "." + some(43),
     }  # fmt: skip
     found = {name: (f"failed for {secret} at 10:00", secret) for name, secret in bare.items()}
     slack, discord = f"T{upper(8)}/B{upper(8)}/{some(24)}", f"{chance.randrange(10**17, 10**18)}/{some(68)}"

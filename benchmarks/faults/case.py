@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,16 +61,22 @@ class Played:
         return 1.0
 
 
-def play(case: Case) -> Played:
-    """Run the federation and read every update as the recorder does."""
+def play(case: Case, each_round: Callable[[Exchange], None] | None = None) -> Played:
+    """Run the federation and read every update as the recorder does; `each_round` is shown the same."""
     watcher = _Watcher()
+
+    def see(exchange: Exchange) -> None:
+        watcher.see(exchange)
+        if each_round is not None:
+            each_round(exchange)
+
     faults = [
         lab.Fault(kind, [client], start=case.start, **({} if strength is None else {"strength": strength}))
         for kind, client, strength in case.faults
     ]
     result = lab.federate(
         data_of(case), clients=case.clients, rounds=case.rounds, split=case.split, faults=faults, seed=case.seed,
-        engine="stacked", observe=False, each_round=watcher.see, **case.options,
+        engine="stacked", observe=False, each_round=see, **case.options,
     )  # fmt: skip
     return Played(case, watcher.cohort(), result, watcher.bases, watcher.sent, watcher.layout)
 
@@ -117,14 +124,14 @@ class _Watcher:
         self.sent.append(exchange.sent.numpy().copy())
         pairs = zip(exchange.clients, exchange.sent, strict=True)
         updates = [Update(client, state(vector)) for client, vector in pairs]
-        self._screening.screen(exchange.round, state(exchange.current), updates, _facts(exchange))
+        self._screening.screen(exchange.round, state(exchange.current), updates, facts_of(exchange))
         self.rows.append(self._screening.history.recent[-1])
 
     def cohort(self) -> Cohort:
         return cohort_of(self.rows)
 
 
-def _facts(exchange: Exchange) -> dict[str, dict[str, Any]]:
+def facts_of(exchange: Exchange) -> dict[str, dict[str, Any]]:
     """What each client reports."""
     records = {record.client: record for record in exchange.records}
     told = zip(exchange.clients, exchange.samples.tolist(), exchange.labels, exchange.answers, strict=True)

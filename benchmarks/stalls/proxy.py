@@ -29,9 +29,9 @@ class Proxy:
         while True:
             try:
                 here, _ = self._listener.accept()
-            except OSError:
+                there = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # closed, or the other side has ended
                 return
-            there = socket.create_connection(("127.0.0.1", self._target))
             self._sockets += [here, there]
             for source, sink, is_up in ((here, there, True), (there, here, False)):
                 threading.Thread(target=self._pass, args=(source, sink, is_up), daemon=True).start()

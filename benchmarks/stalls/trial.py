@@ -19,12 +19,16 @@ CODE = "FED017"
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """What is planted, and what is to be said of it: a leg and a client; no leg for a healthy run."""
+    """What is planted, and what is to be said of it: a leg and a client; no leg for a healthy run.
+
+    With `holds_back` the framework keeps others' answers waiting behind the client's, so that they may be named, too.
+    """
 
     engine: str
     kind: str
     leg: str | None
     client: str | None = None
+    holds_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class Verdict:
     def is_right(self) -> bool:
         if self.planted.leg is None or self.leg is None:
             return self.planted.leg == self.leg
-        is_whom = self.planted.client is None or self.clients in ((self.planted.client,), ())
+        whom = self.planted.client
+        is_whom = whom is None or self.clients in ((whom,), ()) or (self.planted.holds_back and whom in self.clients)
         return self.leg == self.planted.leg and is_whom
 
 

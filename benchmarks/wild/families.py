@@ -7,7 +7,8 @@ when the rules are frozen; `docs/benchmarks.md` says when, and what was changed 
 
 `THIRD` was written down on 17 November 2026 at 10:42 UTC, before any of its federations was played, by somebody who had
 not read the rules. Its federations share nothing with the others but plain averaging and two splits
-(`benchmarks/wild/third`). A fourth set has its list beside it, in `benchmarks/wild/fourth/families.py`.
+(`benchmarks/wild/third`). A fourth and a fifth set have their lists beside them (`fourth/families.py`,
+`fifth/families.py`).
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ THIRD = Families(
 )  # fmt: skip
 OF_LABELS = frozenset({"label-flip", "label-noise", "third-label-noise", "off-by-one", "one-label", "labels-late",
                        "labels-swapped", "pair-confused", "annotator", "merged-classes", "relabelled-midway",
-                       "encoder-reversed", "one-class-noisy", "half-merged", "pseudo-labels",
+                       "encoder-reversed", "one-class-noisy", "half-merged", "pseudo-labels", "graded-up",
+                       "form-default", "rule-labels", "half-one-based", "translated-names", "sometimes-scrambled",
                        })  # fmt: skip
 OF_VALUES = frozenset({"target-units"})  # faults that only a regression can have
 NOT_OF_VALUES = OF_LABELS | {"backdoor"}

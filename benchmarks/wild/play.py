@@ -93,7 +93,7 @@ def recorded(run: Any, federation: str) -> dict[str, dict[str, list[Any]]]:
     """The columns that federated detectors read, of one federation."""
     from stethos.diagnose.federated.cohort import NEEDS, READS
 
-    tables = {"updates": NEEDS["updates"] | READS["updates"], "client_rounds": READS["client_rounds"]}
+    tables = {"updates": NEEDS["updates"] | READS["updates"] | {"sketch"}, "client_rounds": READS["client_rounds"]}
     tables["evidence"] = frozenset({"federation", "round", "client", "kind", "value"})
     return {
         name: run.sql(

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.wild.families import OF_LABELS
+from benchmarks.wild.fifth.fault import FAMILY as FIFTH_FAMILY
 from benchmarks.wild.fourth.fault import FAMILY as FOURTH_FAMILY
 from benchmarks.wild.kept import kept, window_of
 from benchmarks.wild.third.fault import FAMILY
@@ -30,7 +31,7 @@ KIND_OF = {
     "sum-loss": "training", "second-of-two": "sent", "double": "sent", "echo": "sent", "one-layer-turned": "sent",
     "swapped-columns": "feature", "saturated": "feature", "log-scale": "feature", "filled": "feature",
     "labels-swapped": "label", "frozen-body": "training", "slow-lr": "training", "stuck-batch": "duplicates",
-    **{fault: family for fault, family in (FAMILY | FOURTH_FAMILY).items() if family != "unknown"},
+    **{fault: family for fault, family in (FAMILY | FOURTH_FAMILY | FIFTH_FAMILY).items() if family != "unknown"},
     "ascent": "training", "shuffled": "label",
 }  # fmt: skip
 _FAMILY = {

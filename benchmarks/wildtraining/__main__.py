@@ -1,6 +1,8 @@
 """Run known bugs of training programs and their corrected twins, and count what is named.
 
 python -m benchmarks.wildtraining [--half dev|held|both] [--only NAME ...] [--keep FILE] [--write docs/benchmarks.md]
+python -m benchmarks.wildtraining --said FILE    run those of `blind`, and write what was said of each, to be judged
+python -m benchmarks.wildtraining --second --said FILE    those of `second` instead
 
 The half `held` is not for development: it is run to report, after the detectors are final.
 """
@@ -14,7 +16,8 @@ from pathlib import Path
 
 from benchmarks.report import Grid, machine, say, section_text, write_section
 from benchmarks.wildtraining.play import Outcome, jobs_of, keep, play_all, play_together
-from benchmarks.wildtraining.table import CASES
+from benchmarks.wildtraining.said import write_said
+from benchmarks.wildtraining.table import BLIND, CASES, SECOND
 
 _TARGETS = {"cause": 0.7, "symptom": 0.9, "wrong": 0.03, "accused": 0.02}
 
@@ -29,16 +32,22 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="each outcome as a line of JSON")
     parser.add_argument("--runs", type=Path, metavar="DIRECTORY", help="keep runs here; read those that exist")
+    parser.add_argument("--said", type=Path, metavar="FILE", help="the programs of `blind`: what was said, for reading")
+    parser.add_argument("--second", action="store_true", help="with --said: the programs of `second` instead")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
     arguments = parser.parse_args()
-    cases = [one for one in CASES.values() if arguments.half in ("both", one.half)]
+    table = (SECOND if arguments.second else BLIND) if arguments.said else CASES
+    cases = [one for one in table.values() if arguments.said or arguments.half in ("both", one.half)]
     if arguments.only:
-        cases = [CASES[name] for name in arguments.only]
+        cases = [table[name] for name in arguments.only]
     jobs = [job for job in jobs_of(cases, arguments.all_twins) if arguments.variant in (None, job[1])]
     print(machine(), flush=True)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="stethos-wildtraining-", ignore_cleanup_errors=True) as scratch:
         place = arguments.runs or Path(scratch)
+        if arguments.said:
+            write_said(jobs, place, arguments.said)
+            return
         played = play_together(jobs, place) if arguments.together else play_all(jobs, place, arguments.workers)
         for outcome in played:
             outcomes.append(outcome)

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 Program = Callable[[bool], None]  # given whether the bug is in it
 
 
+def seed_of(run: str) -> int:
+    """The seed of a run of this name: always the same, and another for a twin."""
+    return zlib.crc32(run.encode()) % 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """`causes` name the bug itself, `symptoms` what follows from it: a detector, or `detector:kind`.

@@ -331,7 +331,7 @@ def language_model_without_shift(bug: bool) -> None:
             optimizer.step()
 
 
-@case("implausible-loss:solved-at-once", symptoms=("overfitting",))
+@case("implausible-loss:solved-at-once", "odd-batch:sees-the-future", symptoms=("overfitting",))
 def attention_sees_the_future(bug: bool) -> None:
     sentences = words()
     embedding, head = nn.Embedding(24, 32), nn.Linear(32, 24)

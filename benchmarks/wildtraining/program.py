@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-from benchmarks.wildtraining.table import CASES
+from benchmarks.wildtraining.table import BLIND, CASES, SECOND
 
 if __name__ == "__main__":
     name, variant, seed = (*sys.argv[1:], "0")[:3]
     torch.manual_seed(int(seed))
-    CASES[name].program(variant == "bug")
+    (CASES | BLIND | SECOND)[name].program(variant == "bug")

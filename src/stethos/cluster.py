@@ -6,10 +6,13 @@ Without a cluster the calls run here, one after the other, and give the same res
 from __future__ import annotations
 
 import logging
+import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from stethos.errors import StethosError, UsageError
 from stethos.guard import tried
@@ -19,6 +22,8 @@ Result = TypeVar("Result")
 LOCAL = "local"
 _RETRIES = 3
 _POLL_S = 0.5
+_CLIENT_PORT = 10001  # Ray's own, where an address has none
+_REACH_S = 5.0
 
 
 class ClusterError(StethosError):
@@ -28,12 +33,33 @@ class ClusterError(StethosError):
 
 
 def check_place(where: str) -> str:
-    """The cluster's address, if it is one: `local`, `ray://HOST:PORT` or `HOST:PORT`."""
+    """The cluster's address, if it is one: `local`, `auto` or `ray://HOST:PORT`."""
     if where in (LOCAL, "ray", "auto"):
         return LOCAL if where == "ray" else where
-    if not where.startswith("ray://") or "@" in where:
+    if not where.startswith("ray://") or "@" in where or _host_of(where) is None:
         raise UsageError("not the address of a Ray cluster", hint="write ray://HOST:PORT, auto or local")
     return where
+
+
+def _host_of(where: str) -> tuple[str, int] | None:
+    """Host and port of a cluster's address."""
+    try:
+        parts = urlsplit(where)
+        return (parts.hostname, parts.port or _CLIENT_PORT) if parts.hostname else None
+    except ValueError:
+        return None
+
+
+def _reach(where: str) -> Exception | None:
+    """Why nobody listens there; Ray itself would try for half a minute."""
+    place = _host_of(where)
+    if place is None:  # one on this machine
+        return None
+    try:
+        socket.create_connection(place, timeout=_REACH_S).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def connect(where: str) -> Any:
@@ -46,8 +72,14 @@ def connect(where: str) -> Any:
     with cluster_variables():
         quiet = {"configure_logging": False, "log_to_driver": False, "logging_level": logging.ERROR}
         place = check_place(where)
-        options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else {"address": place}
-        _, error = tried(ray.init, runtime_env={"env_vars": _shared_variables()}, **options, **quiet)
+        # A Ray of our own has our environment. With a `runtime_env` it would start its workers a second time.
+        elsewhere = {"address": place, "runtime_env": {"env_vars": _shared_variables()}}
+        options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else elsewhere
+        error = _reach(place)
+        if error is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it is said below
+                _, error = tried(ray.init, **options, **quiet)
     if error is not None:
         raise ClusterError(f"cannot reach the Ray cluster at {where}: {error}", hint="check the address; is it up?")
     return ray
@@ -55,7 +87,7 @@ def connect(where: str) -> Any:
 
 def _shared_variables() -> dict[str, str]:
     """What workers need of our environment: one thread each, and where the object store is."""
-    names = ("AWS_", "STETHOS_", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+    names = ("AWS_", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
     return {name: value for name, value in clean_environment().items() if name.startswith(names)}
 
 
@@ -92,7 +124,7 @@ def run_calls(
                 yield number, _result_of(ray, one)
             late = [n for n, began in running.values() if timeout_s and time.monotonic() - began > timeout_s]
             if late:
-                raise ClusterError(f"a call took longer than {timeout_s:g} s", hint="allow more with --timeout SECONDS")
+                raise ClusterError(f"a call took longer than {timeout_s:g} s", hint="allow more with --task-timeout S")
     finally:
         for one in running:
             tried(ray.cancel, one, force=True)

@@ -23,7 +23,12 @@ _FORMS = (
     (r"(?:sk|rk|pk)_(?:live|test)_", r"[A-Za-z0-9]{10,}"),  # Stripe
     (r"whsec_", r"[A-Za-z0-9+/=]{16,}"),
     (r"sk-", r"[\w-]{20,}"),  # OpenAI, Anthropic
-    (r"(?:gsk_|xai-|pplx-|nvapi-|tvly-|r8_|lsv2_[ps][tk]_)", r"[\w-]{20,}"),  # other models' services
+    (r"(?:gsk_|xai-|pplx-|nvapi-|tvly-|r8_|lsv2_[ps][tk]_|tgp_v1_|pcsk_)", r"[\w-]{20,}"),  # other models' services
+    (r"fw_", r"[A-Za-z0-9]{22,}"),  # Fireworks
+    (r"(?:wandb_v1_|aph0_)", r"[\w-]{20,}"),  # Weights & Biases, Anyscale
+    (r"a[ks]-", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22}(?![A-Za-z0-9])"),  # Modal
+    (r"(?:tskey-[a-z]{3,10}-|fm[12]_)", r"[\w-]{20,}"),  # Tailscale, Fly
+    (r"v1\.0-[0-9a-f]{24}-", r"[0-9a-f]{60,}"),  # Cloudflare
     (r"(?:hf_|api_org_)", r"[A-Za-z0-9]{20,}"),  # Hugging Face
     (r"xox[abeoprs]-", r"[A-Za-z0-9-]{10,}"),  # Slack
     (r"xapp-", r"[A-Za-z0-9-]{10,}"),

@@ -272,9 +272,10 @@ INSPECTIONS = Table(
     Source.FRAME,
     "inspected backward or pass of an evaluation",
     "What the program itself does, looked at on the first steps and now and then later: the graph of its loss, its "
-    "batch, the mode of its modules. Values of tensors are looked at in CPU memory only.",
+    "batch, the mode of its modules; also models that run beside the trained one (`helper`) and odd calls of torch's "
+    "functions (`call`). Values of tensors are looked at in CPU memory only.",
     _columns("""
-    phase             name  training, evaluation (without gradients), not finite (a loss), out of memory, repeated
+    phase             name  training, evaluation, evaluation inputs, helper, call, not finite, out of memory, repeated
     function          name  loss function at the root of the graph
     epoch_start       i32   1 on the first batch of a pass over a data loader
     gradient_norm     f64   2-norm of what this backward has put into the gradients, before anybody changed them
@@ -363,6 +364,7 @@ _CLIENT_ROUND = """
     raw_bytes       i64   size of its update uncompressed
     base_round      i32   round whose global model it started from; less than the round before this one if stale
     label           text  what the client is called at its own place
+    filters         name  privacy filters that its site applies to its update, as the site or the framework calls them
     error           text  what failed, as `Type: message`
     traceback       text  where
     confusion       text  JSON matrix: samples by local label (row) and by the incoming global model's answer (column)
@@ -563,6 +565,18 @@ LEGS = Table(
     age_s       f64   for how long it has been so
     words       text  of a server: JSON, clients that have not answered as [client, work, sent or turn, seconds]
     digest      text  of a client that has answered: digest of the model that it was given
+    """),
+)
+GROUP_SUMS = Table(
+    "group_sums",
+    53,
+    Source.FRAME,
+    "group of clients x round, where secure aggregation reveals sums alone",
+    "What the clients of a random group found out about themselves, added up. No single client's numbers are here.",
+    _columns("""
+    federation  name  name of the federation
+    clients     text  JSON list of the clients in the group
+    sums        text  JSON object: each quantity, summed over the group
     """),
 )
 MEMORY = Table(
@@ -797,7 +811,7 @@ TABLES: dict[str, Table] = {
     for table in (
         RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
         MEDIA, HOST, GPU, COLLECTIVES, HANGS, LEGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS,
-        TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE,
+        TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE, GROUP_SUMS,
     )
 }  # fmt: skip
 

@@ -226,15 +226,22 @@ def object_store_settings() -> ObjectStoreSettings:
 
 @contextmanager
 def cluster_variables() -> Iterator[None]:
-    """While a Ray cluster is joined or started: it does not report on its use, and leaves devices alone."""
+    """While a Ray cluster is joined or started: it does not report on its use, and leaves devices alone.
+
+    One that is started here has workers with this environment, and they do not join a run or observe themselves.
+    """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "DAFT_ANALYTICS_ENABLED": "0"}
-    given = {name: value for name, value in quiet.items() if name not in os.environ}
-    os.environ.update(given)
+    before = dict(os.environ)
+    wanted = {**quiet, **clean_environment()}
+    for name in before.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name in given:
-            os.environ.pop(name, None)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def hang_after_s() -> float:

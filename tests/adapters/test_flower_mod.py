@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client.mod.utils import make_ffn
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.supercore.task_identity import TaskIdentity
 
 from stethos.adapters.flower import client_mod
@@ -75,3 +77,17 @@ def test_two_mods_observe_once(tmp_path: Path) -> None:
         return reply
 
     assert list(client_mod(message("train", tmp_path), context(), inner).content) == ["metrics", "stethos"]
+
+
+def test_privacy_mods_inside_of_ours_are_named(tmp_path: Path) -> None:
+    def fixedclipping_mod(asked: Message, given: Context, call_next: ClientAppCallable) -> Message:
+        return call_next(asked, given)
+
+    def size_mod(asked: Message, given: Context, call_next: ClientAppCallable) -> Message:
+        return call_next(asked, given)
+
+    app = make_ffn(answer, [client_mod, size_mod, fixedclipping_mod])
+    report = app(message("train", tmp_path / "elsewhere"), context()).content["stethos"]
+    assert isinstance(report, ConfigRecord) and report["filters"] == "fixedclipping_mod"
+    plain = make_ffn(answer, [client_mod, size_mod])(message("train", tmp_path / "elsewhere"), context())
+    assert "filters" not in plain.content["stethos"]

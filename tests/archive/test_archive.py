@@ -17,12 +17,15 @@ from builders import RunBuilder
 
 import stethos
 from stethos.archive.address import parse_address
+from stethos.archive.cache import open_archived
 from stethos.archive.committer import archive_run
 from stethos.archive.delta import DeltaLog
 from stethos.archive.maintain import compact_run
 from stethos.cli.main import main
 from stethos.errors import ArchiveError, QueryError, RunNotFoundError, UsageError
 from stethos.record.place import RunPlace
+from stethos.store.run import Run
+from stethos.web.version import look_at
 
 QUERY = "SELECT step, loss, lr, process FROM steps ORDER BY process, step"
 
@@ -66,6 +69,23 @@ def test_an_archived_run_answers_as_the_directory_does(ended: RunBuilder, tmp_pa
         assert run.summary()["state"] == "ended" and not run.place.is_ours()
         assert run.rows("SELECT path FROM runs").values == [(str(archive / "demo"),)]
     assert stethos.diagnose(str(archive / "demo")).checked == stethos.diagnose(ended.path).checked
+
+
+def test_a_run_is_the_same_version_whether_its_files_are_fetched_or_not(run: RunBuilder, tmp_path: Path) -> None:
+    """A dashboard asks for every panel again when the version changes."""
+    process = run.process("p0")
+    process.steps(5)
+    process.seal()
+    archive = parse_address(tmp_path / "a")
+    archive_run(run.place, archive)
+    with Run(open_archived(archive / "demo")) as there:
+        before = look_at(there.path)
+        assert there.rows("SELECT count(*) FROM steps").values == [(5,)]
+        assert [*there.path.glob("*/*.parquet")] and look_at(there.path) == before
+    process.steps(5)
+    process.finish()
+    archive_run(run.place, archive)
+    assert look_at(open_archived(archive / "demo").path).rows != before.rows
 
 
 def test_files_are_archived_byte_for_byte(ended: RunBuilder, tmp_path: Path) -> None:
@@ -135,6 +155,55 @@ def test_compaction_keeps_every_row_and_their_order(ended: RunBuilder, tmp_path:
     assert compact_run(archive / "demo") == (6, 6)
     assert archive_run(ended.place, archive).new_files == 0  # what was merged is not copied again
     assert rows_of(tmp_path / "a" / "demo") == here
+
+
+def test_merged_files_have_few_row_groups_packed_as_sealed_files_are(
+    run: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers have other names in each file, so that each file has a dictionary of its own."""
+    monkeypatch.setattr("stethos.archive.maintain._GROUP_ROWS", 8)
+    archive = parse_address(tmp_path / "a")
+    process = run.process("p0", is_alive=False)
+    for number in range(5):
+        process.layers([f"fc{number}.{place}" for place in range(5)])
+        process.seal()
+    process.finish()
+    archive_run(run.place, archive)
+    asked = "SELECT * EXCLUDE (t_ns) FROM layers"
+    with stethos.open_run(str(tmp_path / "a" / "demo")) as there:
+        before = there.rows(asked).values
+    compact_run(archive / "demo")
+    with stethos.open_run(str(tmp_path / "a" / "demo")) as there:
+        assert len(before) == 25 and there.rows(asked).values == before
+    (merged,) = (tmp_path / "a" / "demo" / "layers").glob("*.parquet")
+    found = pq.ParquetFile(merged).metadata
+    assert [found.row_group(place).num_rows for place in range(found.num_row_groups)] == [8, 8, 8, 1]
+    group = found.row_group(0)
+    columns = {group.column(place).path_in_schema: group.column(place).encodings for place in range(group.num_columns)}
+    assert "RLE_DICTIONARY" in columns["layer"] and "BYTE_STREAM_SPLIT" in columns["norm"]
+
+
+def test_a_killed_compaction_doubles_no_row_in_the_log(
+    run: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has changed the log but not the snapshot; more files follow, and the next one merges them all."""
+    archive = parse_address(tmp_path / "a")
+    process = run.process("p0")
+    for _ in range(3):
+        process.steps(5)
+        process.seal()
+    archive_run(run.place, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr("stethos.archive.place.ArchivedRun.commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            compact_run(archive / "demo")
+    process.steps(5)
+    process.finish()
+    archive_run(run.place, archive)
+    compact_run(archive / "demo")
+    table = deltalake.DeltaTable(str(tmp_path / "a" / "demo" / "steps"))
+    assert table.to_pyarrow_table().num_rows == len(rows_of(tmp_path / "a" / "demo")) == 20
+    assert len(list((tmp_path / "a" / "demo" / "steps").glob("*.parquet"))) == 1
 
 
 def test_the_list_says_what_is_in_the_archive(
@@ -227,6 +296,28 @@ def test_a_foreign_delta_table_is_not_touched(ended: RunBuilder, tmp_path: Path)
     }
 
 
+def test_a_foreign_table_in_the_place_of_the_list_is_not_read(
+    ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deltalake.write_deltalake(str(tmp_path / "a" / "_catalogue"), pa.table({"x": [1]}))
+    for words in (["ls", str(tmp_path / "a")], ["archive", "-t", str(ended.path), "--to", str(tmp_path / "a")]):
+        assert main(words) == 8
+        assert "did not make" in capsys.readouterr().err
+
+
+def test_a_lost_list_is_made_anew(ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive_run(ended.place, parse_address(tmp_path / "a"))
+    before = stethos.archive(tmp_path / "a").runs()
+    shutil.rmtree(tmp_path / "a" / "_catalogue")
+    with pytest.raises(RunNotFoundError):
+        stethos.archive(tmp_path / "a").runs()
+    assert main(["archive", "--to", str(tmp_path / "a"), "--compact"]) == 0
+    assert "listed demo" in capsys.readouterr().out
+    (row,) = stethos.archive(tmp_path / "a").runs()
+    same = ("run", "state", "verdict", "steps", "last_loss", "hyperparameters", "last_values")
+    assert {name: row[name] for name in same} == {name: before[0][name] for name in same}
+
+
 @pytest.mark.parametrize("damage", [b"", b"not json\n", b'{"add": 5}\n'])
 def test_a_damaged_log_is_an_error_in_words(ended: RunBuilder, tmp_path: Path, damage: bytes) -> None:
     archive_run(ended.place, parse_address(tmp_path / "a"))
@@ -281,7 +372,8 @@ def test_a_missing_file_is_named(ended: RunBuilder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["s3://KEY:hush-hush@bucket/path", "s3://bucket/path?secret=hush-hush", "s3://bucket?endpoint=http://u:hush-hush@h",
-     "gs://bucket/hush-hush", "s3://-/hush-hush", "file://host/hush-hush"],
+     "gs://bucket/hush-hush", "s3://-/hush-hush", "file://host/hush-hush", "s3://bucket/path?endpoint=hush-hush",
+     "https://bucket.s3.amazonaws.com/path?X-Amz-Signature=hush-hush"],
 )  # fmt: skip
 def test_an_address_with_a_secret_or_without_sense_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as caught:

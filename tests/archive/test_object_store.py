@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import RunBuilder
+from builders import T0_NS, RunBuilder
+from federated_rows import put_steps
 from object_store import BUCKET, KEYS, environment, failing_proxy, make_bucket, s3_server
 
 import stethos
@@ -18,19 +19,19 @@ from stethos.archive.committer import archive_run
 from stethos.cli.main import main
 from stethos.errors import ArchiveError, RunNotFoundError
 
-SECRET = "kept-to-ourselves"
+SECRET = KEYS["AWS_SECRET_ACCESS_KEY"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with s3_server() as url:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with s3_server(tmp_path_factory.mktemp("store") / "s3") as url:
         yield url
 
 
 @pytest.fixture
 def bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty place in the store."""
-    for name, value in (KEYS | {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": server}).items():
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": server}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return f"s3://{BUCKET}/{tmp_path.name}"
@@ -76,29 +77,64 @@ def test_a_run_goes_to_the_store_and_is_read_there(
     assert SECRET not in everything and not any(SECRET.encode() in path.read_bytes() for path in kept)
 
 
+def test_a_query_about_one_round_fetches_the_files_of_that_round(bucket: str, tmp_path: Path) -> None:
+    with RunBuilder(tmp_path / "runs" / "demo") as run:
+        process = run.process("p0", is_alive=False)
+        for number in range(4):
+            put_steps(process, 5, T0_NS, client="c1", round=number, first=5 * number)
+            process.seal()
+        process.finish()
+        archive_run(run.place, parse_address(bucket))
+    with stethos.open_run(f"{bucket}/demo") as there:
+        assert there.rows("SELECT count(*) FROM steps WHERE round = 2").values == [(5,)]
+        assert len(list((tmp_path / "cache").rglob("*.steps.parquet"))) == 1
+        assert there.rows("SELECT count(*), sum(round) FROM steps").values == [(20, 30)]
+        assert there.rows("SELECT count(*) FROM steps WHERE round = 7").values == [(0,)]
+    over = "SELECT run, count(*) AS n FROM steps WHERE round BETWEEN 1 AND 2 GROUP BY run"
+    for engine in ("duckdb", "daft"):
+        assert stethos.archive(bucket).sql(over, engine=engine).to_pylist() == [{"run": "demo", "n": 10}]
+    assert len(list((tmp_path / "cache").rglob("*/steps/*.parquet"))) == 2
+
+
 def test_every_call_of_the_store_may_fail(
     bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails, and however often it is retried: an error in words or nothing, then the same rows."""
+    """Whichever call fails for good: an error in words or nothing, then the same rows."""
+    monkeypatch.setattr("stethos.archive.address._ATTEMPTS", 1)
     calls: list[str] = []
     with failing_proxy(server, lambda _, method, path: calls.append(method)) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
         archive_run(ended.place, parse_address(f"{bucket}/counted"))
     assert len(calls) > 10
-    for first in (3, len(calls) // 2, len(calls) - 12):  # from this call on, six fail: more than are retried
+    failures = 0
+    for first in range(1, len(calls), 9):
         where = f"{bucket}/{first}"
-
-        def fails(number: int, method: str, path: str, first: int = first) -> int | None:
-            return (0 if number % 2 else 500) if first <= number < first + 6 else None
-
-        with failing_proxy(server, fails) as proxy:
-            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
-            with contextlib.suppress(ArchiveError):
+        with failing_proxy(
+            server, lambda number, *_, first=first: (500, 0)[first % 2] if number == first else None
+        ) as url:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+            try:
                 archive_run(ended.place, parse_address(where))
+            except ArchiveError:
+                failures += 1
         monkeypatch.setenv("AWS_ENDPOINT_URL", server)
         archive_run(ended.place, parse_address(where))
         assert count_in(where) == 20
         assert len(stethos.archive(where).runs()) == 1
+    assert failures
+
+
+def test_a_slow_store_that_fails_now_and_then_is_tried_again(
+    bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(number: int, method: str, path: str) -> int | None:
+        time.sleep(0.05)
+        return 503 if number % 13 == 0 else None
+
+    with failing_proxy(server, answer) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        archive_run(ended.place, parse_address(bucket))
+        assert count_in(bucket) == 20
 
 
 def test_a_store_that_is_down_is_an_error_in_words(
@@ -110,26 +146,51 @@ def test_a_store_that_is_down_is_an_error_in_words(
     assert "hint: check the network" in said and SECRET not in said
 
 
-def test_wrong_credentials_are_an_error_in_words(
-    bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("endpoint", ["hush-hush", "http://user:hush-hush@127.0.0.1:9", "ftp://hush-hush", "http://"])
+def test_an_endpoint_that_is_none_is_an_error_in_words(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], endpoint: str
 ) -> None:
-    with failing_proxy(server, lambda *_: 403) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
-        for words in (["archive", "-t", str(ended.path), "--to", bucket], ["ls", bucket]):
-            assert main(words) == 8
-            said = capsys.readouterr().err
-            assert "AWS_ACCESS_KEY_ID" in said and SECRET not in said
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    assert main(["ls", bucket]) == 2
+    said = capfd.readouterr().err
+    assert "endpoint" in said and "hint: " in said and "hush-hush" not in said and "panicked" not in said
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
+def test_wrong_credentials_are_an_error_in_words(
+    bucket: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv(name, "hush-hush")
+    for words in (["archive", "-t", str(ended.path), "--to", bucket], ["ls", bucket]):
+        assert main(words) == 8
+        said = capsys.readouterr().err
+        assert "access is denied" in said and "AWS_ACCESS_KEY_ID" in said and "hush-hush" not in said
+
+
+def test_missing_credentials_are_an_error_in_words(
+    bucket: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))  # and no files of AWS's tools
+    assert main(["archive", "-t", str(ended.path), "--to", bucket]) == 8
+    assert "AWS_ACCESS_KEY_ID" in capsys.readouterr().err
 
 
 def test_a_bucket_that_vanishes_is_an_error_in_words(
     bucket: str, server: str, ended: RunBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = bucket.replace(BUCKET, "stethos-vanishing")
-    assert main(["archive", "-t", str(ended.path), "--to", lost]) == 8
-    assert "bucket" in capsys.readouterr().err
-    make_bucket(server, "stethos-vanishing")
-    assert main(["archive", "-t", str(ended.path), "--to", lost]) == 0
+    archiving = ["archive", "-t", str(ended.path), "--to", lost]
+    assert main(archiving) == 8
+    assert "there is no such bucket" in capsys.readouterr().err
+    files = make_bucket(server, "stethos-vanishing")
+    assert main(archiving) == 0
+    files.delete_dir("stethos-vanishing")
     capsys.readouterr()
+    for words in (archiving, ["ls", lost], ["-t", f"{lost}/demo", "query", "SELECT 1 FROM steps"]):
+        assert main(words) in (3, 8)
+        assert "hint: " in capsys.readouterr().err
 
 
 def test_the_cache_is_bounded(bucket: str, ended: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +215,6 @@ def test_a_run_is_archived_while_it_goes_on(bucket: str, server: str, tmp_path: 
         [sys.executable, "-m", "stethos.cli.main", *words], env=environment(server), check=False, timeout=300
     )
     assert child.returncode == 0
-    import time
-
     until = time.monotonic() + 300
     while time.monotonic() < until:  # the archiver outlives the command by its last upload
         try:

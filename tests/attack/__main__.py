@@ -18,11 +18,11 @@ from attack.pieces import do_pieces
 
 ATTACKS: dict[str, tuple[Callable[[int, int], Outcome], int, int, int]] = {  # how often: shortly, at length, in a piece
     "power": (power.attack, 60, 10_000, 250),
-    "bytes": (mutations.attack_every_byte, 60, 100_000, 250),
-    "mutations": (mutations.attack, 20, 10_000, 320),
-    "strangers": (strangers.attack, 20, 10_000, 320),
+    "bytes": (mutations.attack_every_byte, 60, 100_000, 1_000),
+    "mutations": (mutations.attack, 20, 10_000, 200),
+    "strangers": (strangers.attack, 20, 10_000, 200),
     "captures": (captures.attack, 15, 10_000, 500),
-    "faults": (faults.attack, 60, 100_000, 250),
+    "faults": (faults.attack, 60, 100_000, 500),
     "parsers": (fuzz.attack, 0, 100_000, 100_000),
     "races": (races.attack, 2, 200, 20),
     "surroundings": (surroundings.attack, 5, 1_000, 1_000),
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--tries", type=int, help="that many")
     parser.add_argument("--keep", type=Path, help="count here, and go on from there")
     parser.add_argument("--jobs", type=int, default=1, help="that many pieces side by side, each on two cores")
-    parser.add_argument("--within", type=float, help="seconds; pieces that are not at their end then do not count")
+    parser.add_argument("--within", type=float, help="seconds, after which no further piece begins")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     ends = time.monotonic() + chosen.within if chosen.within else None

@@ -13,7 +13,8 @@ from typing import Any
 
 from attack.outcome import Outcome, copy_run, in_child, place
 from attack.reading import SLOWEST_S, own_home, prepared
-from attack.strangers import make_bombs, state_of, tamper
+from attack.strangers import state_of, tamper
+from attack.tampered_tables import make_bombs
 from stethos.errors import StethosError
 from stethos.lab.spec import choices_in
 from stethos.replay.bundle import Bundle, open_bundle
@@ -30,7 +31,7 @@ def attack(tries: int, seed: int = 1) -> Outcome:
     )
     chance = random.Random(seed)
     with place() as base, own_home(base):
-        clean = prepared(base)
+        clean = prepared(base, is_long=tries >= BATCH)
         make_bombs(base / "bombs", size=32 << 20 if tries >= BATCH else 1 << 20)
         while outcome.tries < tries:
             size, number = min(BATCH, tries - outcome.tries), chance.randrange(2**60)

@@ -1,9 +1,10 @@
 """Kill a collector at random times while clients send to it, and compare what is stored with their own ledger.
 
-    python -m attack.collector KILLS
+    python -m attack.collector KILLS [SEED]
 
 The server is the real one, over TLS, in a process of its own that a timer kills. A batch that was acknowledged must be
-there once; one that was not, at most once.
+there once; one that was not, at most once. Every other server begins a new file of its journal after a few batches and
+lets go of the old ones at once, so that it is killed there, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from collecting import HandMadeClient
 from processes import free_port
 
+from stethos.collect import journal, run_writer
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.receiver import Receiver
 from stethos.collect.routes import CollectRoutes
@@ -48,8 +50,10 @@ class Ledger:
         self.sent: set[int] = set()
 
 
-def serve_until_killed(directory: Path, keys: Keys, port: int, ready: int, delay_s: float) -> None:
+def serve_until_killed(directory: Path, keys: Keys, port: int, ready: int, delay_s: float, is_hasty: bool) -> None:
     """In a child: a collector that ends without warning."""
+    if is_hasty:
+        journal.ROLL_BYTES, run_writer.SAVE_S = 10_000, 0.02
 
     def begin(_: str) -> None:
         signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody catches it: the process is gone
@@ -61,7 +65,7 @@ def serve_until_killed(directory: Path, keys: Keys, port: int, ready: int, delay
     serve(directory, listen("127.0.0.1", port), keys=keys, ready=begin, routes=routes)
 
 
-def start(directory: Path, keys: Keys, port: int, delay_s: float) -> int:
+def start(directory: Path, keys: Keys, port: int, delay_s: float, is_hasty: bool) -> int:
     """A collector that answers; its pid."""
     heard, ready = os.pipe()
     pid = os.fork()
@@ -70,7 +74,7 @@ def start(directory: Path, keys: Keys, port: int, delay_s: float) -> int:
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 2)
         try:
-            serve_until_killed(directory, keys, port, ready, delay_s)
+            serve_until_killed(directory, keys, port, ready, delay_s, is_hasty)
         finally:
             os._exit(1)
     os.close(ready)
@@ -123,7 +127,7 @@ def attack(kills: int, seed: int = 0) -> tuple[int, int, int, int]:
         numbers = [1] * CLIENTS
         import_all(keys, Path(scratch) / "first")
         for done in range(kills):
-            pid = start(directory, keys, port, chance.uniform(SHORTEST_S, LONGEST_S))
+            pid = start(directory, keys, port, chance.uniform(SHORTEST_S, LONGEST_S), done % 2 == 1)
             send_until_gone(clients, numbers, keys, port, ledger)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -143,7 +147,7 @@ def attack(kills: int, seed: int = 0) -> tuple[int, int, int, int]:
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     began = time.monotonic()
-    acked, lost, doubled, beyond = attack(kills)
+    acked, lost, doubled, beyond = attack(kills, int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     titles = ("kills", "rows acknowledged", "of these lost", "stored twice", "stored, not acknowledged", "s")
     print(f"| {' | '.join(titles)} |\n" + "|---" * len(titles) + "|")
     print(f"| {kills} | {acked} | {lost} | {doubled} | {beyond} | {time.monotonic() - began:.0f} |")

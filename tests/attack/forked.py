@@ -131,7 +131,7 @@ def do_together(outcome: Outcome, tries: Sequence[Try], do: Callable[[Try], str 
     outcome.failures += found or [f"{tries}, only together: {'; '.join(together.wrong)}"]
 
 
-def import_what(work: Callable[[], object]) -> None:
+def import_what(work: Callable[[], object]) -> list[str]:
     """Import all that `work` imports, without having done it: a process that forks shall have no threads."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -147,6 +147,12 @@ def import_what(work: Callable[[], object]) -> None:
     with open(reader, encoding="utf-8") as file:
         names = file.read().split()
     os.waitpid(child, 0)
+    import_all(names)
+    return names
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import these modules, those that can be."""
     for name in names:
         if not name.startswith("__"):
             with suppress(Exception):  # a module of a package that puts other names among the modules

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+KEPT_RUN = "ATTACK_RUN"  # where pieces of an attack share the run that they begin with
 _ZEROS = bytes(1 << 16)
 _ENOUGH_BYTES = 4 << 30
 

@@ -1,4 +1,4 @@
-"""An attack in pieces: several processes side by side, each with a seed of its own and a file that says what it found.
+"""An attack in pieces, each with a seed of its own and a file that says what it found; several processes side by side.
 
 A piece that was interrupted has no file and is done again. Each process has two cores, so that libraries which start a
 thread for every core do what they do on a small machine.
@@ -16,51 +16,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from attack.outcome import Outcome
+from attack.outcome import KEPT_RUN, Outcome
 
-_LOOK_EVERY_S = 0.2
 _CORES = 2
 _SHOWN_CHARS = 2_000
 
 
 @dataclass
-class _Piece:
-    seed: int
+class _Job:
+    """A process that does one piece after the other."""
+
     process: subprocess.Popen[bytes]
     said: Path
 
 
 def do_pieces(name: str, tries: int, piece: int, kept: Path, *, jobs: int, ends: float | None) -> Outcome | None:
-    """Do whole pieces until there are that many tries, or none is left: what all of them found, the kept ones too."""
+    """Do whole pieces until there are that many tries, or none is left: what all of them found, the kept ones too.
+
+    No piece begins after `ends`, by the clock that only goes on.
+    """
     kept.mkdir(parents=True, exist_ok=True)
     piece = min(piece, tries)
-    running: dict[int, _Piece] = {}  # by place among the jobs
-    seeds = iter(range(1, -(-tries // piece) + 1))
-    is_over = False
+    last = -(-tries // piece)
+    running = [_started(name, piece, range(place + 1, last + 1, jobs), kept, ends) for place in range(min(jobs, last))]
     died: list[str] = []
     try:
-        while True:
-            while not is_over and len(running) < jobs and (seed := next(seeds, None)) is not None:
-                if not _file(kept, piece, seed).exists():
-                    place = next(number for number in range(jobs) if number not in running)
-                    running[place] = _started(name, piece, seed, kept, place)
-                else:
-                    is_over = _is_last(kept, piece, seed)
-            if not running or (ends is not None and time.monotonic() > ends):
-                break
-            for place, one in list(running.items()):
-                if one.process.poll() is not None:
-                    del running[place]
-                    if _file(kept, piece, one.seed).exists():
-                        _tell(name, one, kept, piece)
-                        is_over |= _is_last(kept, piece, one.seed)
-                    else:
-                        died.append(_last_words(one))
-            time.sleep(_LOOK_EVERY_S)
+        for one in running:
+            if one.process.wait() != 0:
+                died.append(_last_words(one))
     finally:
-        for one in running.values():
-            os.killpg(one.process.pid, signal.SIGTERM)
-        for one in running.values():
+        for one in running:
+            if one.process.poll() is None:
+                os.killpg(one.process.pid, signal.SIGTERM)
+        for one in running:
             one.process.wait()
             with suppress(ProcessLookupError):
                 os.killpg(one.process.pid, signal.SIGKILL)
@@ -73,53 +61,43 @@ def do_pieces(name: str, tries: int, piece: int, kept: Path, *, jobs: int, ends:
     return whole
 
 
-def do_piece(name: str, piece: int, seed: int, path: Path) -> None:
-    """Inside the process of a piece."""
+def do_job(name: str, piece: int, seeds: range, kept: Path, ends: float | None) -> None:
+    """Inside the process."""
     from attack.__main__ import ATTACKS
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes what it made
-    outcome = ATTACKS[name][0](piece, seed)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"asked": piece, "seed": seed, "outcome": vars(outcome)}), encoding="utf-8")
-    part.replace(path)
+    for seed in seeds:
+        path = kept / f"{piece}-{seed}.json"
+        if not path.exists():
+            if ends is not None and time.monotonic() > ends:
+                return
+            outcome = ATTACKS[name][0](piece, seed)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps({"asked": piece, "seed": seed, "outcome": vars(outcome)}), encoding="utf-8")
+            part.replace(path)
+        if json.loads(path.read_text(encoding="utf-8"))["outcome"]["tries"] < piece:
+            return  # there was less to try than it was asked for, so there is nothing after it
 
 
-def _started(name: str, piece: int, seed: int, kept: Path, place: int) -> _Piece:
+def _started(name: str, piece: int, seeds: range, kept: Path, ends: float | None) -> _Job:
     cores = sorted(os.sched_getaffinity(0))
-    own = {cores[(place + offset) % len(cores)] for offset in range(_CORES)}
-    said = kept / f"{piece}-{seed}.said"
-    words = [sys.executable, "-m", "attack.pieces", name, str(piece), str(seed), str(_file(kept, piece, seed))]
+    own = {cores[(seeds.start - 1 + offset) % len(cores)] for offset in range(_CORES)}
+    said = kept / f"{piece}-{seeds.start}.said"
+    span = [str(seeds.start), str(seeds.stop), str(seeds.step)]
+    words = [sys.executable, "-m", "attack.pieces", name, str(piece), *span, str(kept), str(ends or "")]
     with said.open("wb") as file:
         process = subprocess.Popen(
             words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", KEPT_RUN: str(kept.parent / "run")}, start_new_session=True,
             preexec_fn=lambda: os.sched_setaffinity(0, own),
         )  # fmt: skip
-    return _Piece(seed, process, said)
+    return _Job(process, said)
 
 
-def _tell(name: str, one: _Piece, kept: Path, piece: int) -> None:
-    told = json.loads(_file(kept, piece, one.seed).read_text(encoding="utf-8"))["outcome"]
-    sys.stderr.write(f"{name}, piece {one.seed}: {told['tries']:,} tries, {len(told['failures'])} failures\n")
-    for failure in told["failures"]:
-        sys.stderr.write(f"{failure}\n")
-    one.said.unlink(missing_ok=True)
-
-
-def _last_words(one: _Piece) -> str:
+def _last_words(one: _Job) -> str:
     """Of a process that died: a failure of the attack, never a piece that counts as good."""
     words = one.said.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARS:]
-    return f"piece {one.seed} ended with {one.process.returncode}: {words}"
-
-
-def _file(kept: Path, piece: int, seed: int) -> Path:
-    return kept / f"{piece}-{seed}.json"
-
-
-def _is_last(kept: Path, piece: int, seed: int) -> bool:
-    """Whether that piece found less to try than it was asked for: there is nothing after it."""
-    outcome = json.loads(_file(kept, piece, seed).read_text(encoding="utf-8"))["outcome"]
-    return bool(outcome["tries"] < piece)
+    return f"a piece ended with {one.process.returncode}: {words}"
 
 
 def _together(kept: Path, piece: int) -> Outcome | None:
@@ -134,4 +112,5 @@ def _together(kept: Path, piece: int) -> Outcome | None:
 
 
 if __name__ == "__main__":
-    do_piece(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    told = sys.argv[1:]
+    do_job(told[0], int(told[1]), range(*map(int, told[2:5])), Path(told[5]), float(told[6]) if told[6] else None)

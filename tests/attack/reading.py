@@ -11,14 +11,24 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 from builders import RunBuilder
 from processes import drainers_of, wait_until
 
-from attack.forked import import_what
+from attack.forked import import_all, import_what
+from attack.outcome import KEPT_RUN, copy_run
 from stethos.cli.main import main
+from stethos.errors import StethosError
+from stethos.record.place import RunPlace
+from stethos.store.labels import change_labels, read_labels
+from stethos.store.run import Run
+from stethos.store.silences import change_silence, read_silences
+from stethos.web.encode import encode
+from stethos.web.reading import JOBS, PANEL_MEMORY_BYTES
+from stethos.web.run_table import _first_row
 
 SLOWEST_S = 10.0
 QUERIES = (
@@ -37,17 +47,18 @@ LINES = (
     "export|-t|RUN|--to|csv|-o|OUT/csv", "export|-t|RUN|--to|parquet|-o|OUT/parquet",
     "export|-t|RUN|--to|perfetto|-o|OUT/x.pb", "export|-t|RUN|--to|speedscope|-o|OUT/x.json",
     "export|-t|RUN|--to|prometheus|-o|OUT/x.prom", "export|-t|RUN|--to|tensorboard|-o|OUT/board",
-    "sync|RUN", "backtrace|RUN", "inspect|OBJECT",
+    "sync|RUN", "backtrace|RUN", "inspect|OBJECT", "pages|RUN",
 )  # fmt: skip
 
 
-# These take as long as ten others and come a quarter as often.
-SLOW = tuple(
-    line
-    for line in LINES
-    if line.startswith(("report", "compare", "prove", "export", "diagnose", "clients", "profile", "rounds", "top"))
-)
-_WEIGHTS = [0.25 if line in SLOW else 1.0 for line in LINES]
+PAGES_PANELS = ("summary", "step-loss", "books", "logs", "round-clients", "client-table", "media", "hang-stacks")
+
+# What takes as long as many others comes more rarely.
+_WEIGHTS_OF = {
+    "report": 0.06, "compare": 0.06, "prove": 0.06, "diagnose": 0.06, "profile": 0.1, "export": 0.15, "clients": 0.3,
+    "rounds": 0.3, "pages": 0.3, "top": 0.3, "doctor": 0.3, "compare-clients": 0.3,
+}  # fmt: skip
+_WEIGHTS = [_WEIGHTS_OF.get(line.partition("|")[0], 1.0) for line in LINES]
 
 
 def any_line(chance: random.Random) -> str:
@@ -63,7 +74,10 @@ def read_with(line: str, run: Path, out: Path) -> str | None:
     told, began = io.StringIO(), time.process_time()
     try:
         with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")), redirect_stderr(told):
-            main(words)
+            if words[0] == "pages":
+                read_as_pages_do(run)
+            else:
+                main(words)
     except BaseException as error:
         trace, places = error.__traceback__, []
         while trace is not None:
@@ -76,6 +90,21 @@ def read_with(line: str, run: Path, out: Path) -> str | None:
     return f"`{line}`: {spent_s:.0f} s" if spent_s > SLOWEST_S else None
 
 
+def read_as_pages_do(path: Path) -> None:
+    """What `stethos serve` reads of a run: its row in the table of runs, what people noted, findings and panels."""
+    with suppress(StethosError, OSError):
+        encode({**_first_row(RunPlace(path), {}), **read_labels(path).as_dict()})
+    read_silences(path)
+    given: dict[str, dict[str, Any]] = {
+        "findings": {}, "metrics": {}, "ranges": {},
+        **{which: {"which": which, "parameters": {}} for which in PAGES_PANELS},
+    }  # fmt: skip
+    with suppress(StethosError, OSError), closing(Run(RunPlace(path), memory_bytes=PANEL_MEMORY_BYTES)) as run:
+        for job, values in given.items():
+            with suppress(StethosError, OSError):
+                JOBS[job if job in JOBS else "panel"](run, **values)
+
+
 def read_in(directory: Path, line: str, run: Path, out: Path) -> str | None:
     """`read_with`, where what is written to the current or a temporary directory is seen."""
     os.chdir(directory)
@@ -84,10 +113,19 @@ def read_in(directory: Path, line: str, run: Path, out: Path) -> str | None:
 
 
 def prepared(base: Path, *, is_long: bool = False) -> Path:
-    """A `full_run`, made in another process; where many tries follow, with all imported that they need."""
+    """A `full_run`, made in another process; where many tries follow, with all imported that they need.
+
+    Pieces of an attack make it once and share it.
+    """
+    clean = base / "clean" / "run"
+    kept = Path(os.environ[KEPT_RUN]) if KEPT_RUN in os.environ and is_long else None
+    if kept is not None and (kept / "modules").exists():
+        copy_run(kept / "run", clean)
+        import_all((kept / "modules").read_text(encoding="utf-8").split())
+        return clean
 
     def work() -> None:
-        clean = full_run(base / "clean")
+        full_run(base / "clean")
         if is_long:
             for number, line in enumerate(LINES):
                 out = base / "warm" / str(number)
@@ -95,11 +133,14 @@ def prepared(base: Path, *, is_long: bool = False) -> Path:
                 wrong = read_with(line, clean, out)
                 assert wrong is None, wrong
 
-    import_what(work)
+    modules = import_what(work)
     shutil.rmtree(base / "warm", ignore_errors=True)
-    for path in (*(base / "clean" / "run").glob("*.lock"), *(base / "clean" / "run").glob("findings.db-*")):
+    for path in (*clean.glob("*.lock"), *clean.glob("findings.db-*")):
         path.unlink()
-    return base / "clean" / "run"
+    if kept is not None:
+        copy_run(clean, kept / "run")
+        (kept / "modules").write_text("\n".join(modules), encoding="utf-8")
+    return clean
 
 
 @contextmanager
@@ -134,6 +175,8 @@ def full_run(base: Path) -> Path:
     with closing(sqlite3.connect(result.path / "findings.db", isolation_level=None)) as connection:
         connection.execute("UPDATE findings SET proof = 'proved', proof_detail = '{\"words\": \"x\"}'")
         connection.execute("PRAGMA journal_mode = DELETE")
+    change_labels(RunPlace(result.path), {"version": 0, "tags": ["a"], "note": "b", "title": "c"})
+    change_silence(RunPlace(result.path), {"key": "FED001 c1", "state": "silenced"})
     stack = {"process": "100-200", "thread": "main", "depth": 0, "function": "f", "file": "train.py", "line": 7}
     (result.path / "stacks.jsonl").write_text(json.dumps(stack) + "\n", encoding="utf-8")
     with RunBuilder(base / "second") as other:

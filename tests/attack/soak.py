@@ -1,7 +1,8 @@
 """A training, its drainer and a dashboard that is looked at, with the rows of many hours in one: nothing grows.
 
 A reader keeps the open segment in memory, so the dashboard's memory rises while that fills up to its 16 MB and falls
-when it is sealed. What must not rise is the least that a process has between one sealing and the next.
+when it is sealed. What must not rise is the least that a process has between one sealing and the next; of the server
+that is asked both of itself and with the process that reads for it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from processes import checked_books, drainers_of, environment, start, start_comm
 from attack.outcome import Outcome, place
 from stethos.store.run import open_run
 
-EVERY_S = 0.5
+EVERY_S = 8.0
 WARM_SEGMENTS = 2  # caches fill and files reach their size in them
+WARM_S = 600.0
 MOST_MB_PER_H = 8.0
 PROGRAM = """
 import logging, time, torch, stethos
@@ -35,11 +38,11 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(8, 32)).square().mean().backward()
     optimizer.step()
-    stethos.log(**{f'value {index}': float(step + index) for index in range(100)})
+    stethos.log(**{f'value {index}': float(step + index) for index in range(250)})
     if step % 50 == 0:
         logging.warning('step %d', step)
     step += 1
-    time.sleep(0.02)
+    time.sleep(0.2)
 """
 PATHS = ("/api/runs", "/api/runs/soak/panels/summary", "/api/runs/soak/findings", "/metrics",
          "/api/runs/soak/panels/step-loss", "/api/runs/soak/panels/step-gradient")  # fmt: skip
@@ -86,7 +89,7 @@ def _address(server: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, token: str, seconds: float) -> None:
-    seen: dict[str, list[tuple[float, float, int, int, int]]] = {}
+    seen: dict[str, list[tuple[float, ...]]] = {}
     began = time.monotonic()
     requests = 0
     while (now := time.monotonic() - began) < seconds:
@@ -95,11 +98,13 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
         outcome.failures += [f"after {now:.0f} s: {failure}" for failure in failures if failure]
         requests += len(PATHS)
         segments = _sealed_segments(base)
-        for name, pid in {**pids, "drainer": drainers_of(base)[0]}.items():
-            process = psutil.Process(pid)
-            facts = process.memory_info().rss / 2**20, process.num_fds(), process.num_threads()
-            seen.setdefault(name, []).append((now, *facts, segments))
-        if requests % 100 < len(PATHS):
+        looked_at = {**pids, "drainer": drainers_of(base)[0]}
+        groups = {name: [psutil.Process(pid)] for name, pid in looked_at.items()}
+        groups["serve and readers"] = [*groups["serve"], *_readers_of(groups["serve"][0])]
+        for name, processes in groups.items():
+            with suppress(psutil.NoSuchProcess):  # a reader that is being replaced
+                seen.setdefault(name, []).append((now, *_facts_of(processes, segments)))
+        if requests % 30 < len(PATHS):
             told = ", ".join(f"{name} {rows[-1][1]:.1f} MB" for name, rows in seen.items())
             sys.stderr.write(f"{now:.0f} s: {requests} requests, {segments} segments: {told}\n")
         time.sleep(EVERY_S)
@@ -107,6 +112,23 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
     for name, rows in seen.items():
         _judge(outcome, name, np.array(rows))
     outcome.notes["disk MB"] = sum(one.stat().st_size for one in base.rglob("*") if one.is_file()) / 2**20
+
+
+def _readers_of(server: psutil.Process) -> list[psutil.Process]:
+    """The processes that read runs for it."""
+    found = []
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):  # a diagnosis comes and goes
+            found += [child] if "stethos.web.reading" in child.cmdline() else []
+    return found
+
+
+def _facts_of(processes: list[psutil.Process], segments: int) -> tuple[float, int, int, int, float]:
+    """Memory, files and threads of processes together; the segments; and the memory that they share with nobody."""
+    memory = [process.memory_info() for process in processes]
+    files, threads = sum(one.num_fds() for one in processes), sum(one.num_threads() for one in processes)
+    own = sum(one.rss - one.shared for one in memory)
+    return sum(one.rss for one in memory) / 2**20, files, threads, segments, own / 2**20
 
 
 def _asked(url: str, token: str) -> str | None:
@@ -131,8 +153,12 @@ def _judge(outcome: Outcome, name: str, rows: np.ndarray[Any, Any]) -> None:
     floors = []
     for segment in np.unique(warm[:, 4])[:-1]:  # the last one may only have begun
         during = warm[warm[:, 4] == segment]
-        floors.append(during[during[:, 1].argmin(), :2])
+        floors.append(during[during[:, 5].argmin()][[0, 5]])  # of what it shares with nobody: a ring is touched slowly
+    later = rows[rows[:, 0] >= WARM_S]
     outcome.notes |= {f"{name} most MB": float(rows[:, 1].max())}
+    if len(later) > 2:
+        for column, what in ((1, "MB/h of all samples"), (5, "MB/h that it does not share")):
+            outcome.notes[f"{name} {what}"] = float(np.polyfit(later[:, 0], later[:, column], 1)[0]) * 3600
     if len(floors) < 3:
         outcome.failures.append(f"{name}: only {len(floors)} whole segments after the first {WARM_SEGMENTS}")
         return

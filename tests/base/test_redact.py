@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -106,3 +107,10 @@ def test_long_texts_take_time_in_proportion() -> None:
         started = time.process_time()
         redact(piece * (100_000 // len(piece)))
         assert time.process_time() - started < 5.0
+
+
+def test_what_json_cannot_hold_is_left_out() -> None:
+    facts: dict[str, object] = {"n": 10**5_000, "half": "a\ud800"}
+    facts["self"] = [facts]
+    plain = plain_facts(facts)
+    assert plain["n"] == "..." and json.dumps(plain).count('"half"') == 16

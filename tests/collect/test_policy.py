@@ -57,7 +57,7 @@ ENUMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("level", ["L0", "L1", "L2"])
+@pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3"])
 def test_nothing_leaves_that_is_not_listed(level: str) -> None:
     chance, policy = random.Random(level), parse_policy(f'level = "{level}"')
     for table in RECORDED.values():
@@ -117,6 +117,18 @@ def test_numbers_are_bucketed_rounded_and_left_out_where_samples_are_few() -> No
     assert np.float64(1.0).tobytes() not in buffers  # nor does what is NULL leave a trace
 
 
+@pytest.mark.parametrize("level", ["L1", "L2", "L3"])
+def test_what_stands_beneath_a_null_does_not_leave(level: str) -> None:
+    rows = rows_of(CLIENT_REPORTS, {"samples": [64, 64], "loss": [1.0, 2.0]}, 2)
+    hidden = pa.Array.from_buffers(pa.int32(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(b"\x11\x22\x33\x44" * 2)])
+    columns = [hidden if name == "base_round" else rows.column(name) for name in rows.schema.names]
+    found = filtered(
+        parse_policy(f'level = "{level}"'), CLIENT_REPORTS, pa.RecordBatch.from_arrays(columns, rows.schema.names)
+    )
+    assert found is not None and found.column("base_round").to_pylist() == [None, 0x44332211]
+    assert bytes(found.column("base_round").buffers()[1]).count(b"\x11\x22\x33\x44") == 1
+
+
 def test_of_an_error_the_type_and_of_a_traceback_the_frames_leave() -> None:
     trace = (
         f'Traceback (most recent call last):\n  File "/home/{CANARY}/a.py", line 7, in fit\n    raise X("{CANARY}")\n'
@@ -142,7 +154,8 @@ def test_everything_leaves_for_a_day_at_most() -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "level = 7", 'level = "L9"', 'level = "L3"', "levle = 1", "level", "min_count = 0", "tables = 3",
+    "level = 7", 'level = "L9"', 'level = "L3"\n[noise]\nepsilon = 99', 'level = "L3"\n[noise]\nsigma = 1',
+    'level = "L3"\n[tables.steps]\nloss = "noise"', "levle = 1", "level", "min_count = 0", "tables = 3",
     "[tables.nothing]\na = 'keep'", "[tables.steps]\nnothing = 'keep'", "[tables.steps]\nloss = 'maybe'",
     "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
 ])  # fmt: skip

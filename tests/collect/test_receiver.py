@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from collecting import HandMadeClient, blocks_of, metric_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import wait_until
 
 from stethos.collect.aliases import note_alias
 from stethos.collect.batch import BatchError, compress, decode_batch, digest_of
@@ -24,6 +27,9 @@ from stethos.collect.enrolment import Enrolment, NotEnrolledError
 from stethos.collect.intervals import Intervals
 from stethos.collect.journal import Journal
 from stethos.collect.receiver import BURST_BATCHES, BusyError, Receiver
+from stethos.collect.run_writer import RunWriter
+from stethos.errors import RecordingError
+from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, encode_block
 from stethos.schema import METRICS, ROUNDS
 from stethos.store.health import examine
@@ -52,7 +58,10 @@ def send(receiver: Receiver, *batches: bytes) -> list[Any]:
     """What becomes of batches that are sent at once."""
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(receiver.take(one) for one in batches), return_exceptions=True)
+        found = await asyncio.gather(*(receiver.take(one) for one in batches), return_exceptions=True)
+        if receiver._committing is not None:
+            await receiver._committing  # it may still begin a new file
+        return found
 
     return asyncio.run(all_of_them())
 
@@ -198,6 +207,93 @@ def test_on_a_full_disk_nothing_is_acknowledged_and_nothing_is_lost(
     assert isinstance(found, BusyError) and found.status == 503 and found.wait_s
     monkeypatch.undo()
     assert send(receiver, client.batch(1, [1])) == [STORED] and rows_after(receiver) == [1]
+
+
+def test_a_client_that_hangs_up_is_not_told_later_that_a_failed_batch_is_stored(
+    receiver: Receiver, client: HandMadeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, may_write = client.batch(1, [1]), threading.Event()
+
+    def full(batches: Any) -> None:
+        may_write.wait(60)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def hang_up() -> Any:
+        first = asyncio.create_task(receiver.take(batch))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        second = asyncio.create_task(receiver.take(batch))  # while the first is still on its way
+        await asyncio.sleep(0.05)
+        was_told = second.done()
+        may_write.set()
+        return was_told, *await asyncio.gather(second, return_exceptions=True)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(receiver._journal, "commit", full)
+        was_told, found = asyncio.run(hang_up())
+    assert not was_told and isinstance(found, BusyError)
+    assert send(receiver, batch) == [STORED] and rows_after(receiver) == [1]
+
+
+def test_a_file_of_the_journal_goes_after_its_last_batch(
+    tmp_path: Path, enrolment: Enrolment, client: HandMadeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing writes the runs here, so what is queued stands in the order in which it would be done."""
+    monkeypatch.setattr("stethos.collect.journal.ROLL_BYTES", 1)
+    monkeypatch.setattr(RunWriter, "start", lambda self: None)
+    idle = Receiver(tmp_path / "idle", enrolment)
+    assert send(idle, *(client.batch(number, [number]) for number in (1, 2, 3))) == [STORED] * 3
+    queued = [idle._runs._queue.get(timeout=1) for _ in range(4)]
+    numbers = [item[0].header.number if isinstance(item, tuple) else "journal" for item in queued]
+    assert numbers == [1, 2, 3, "journal"]
+
+
+def test_the_journal_is_kept_until_all_that_came_before_is_saved(
+    receiver: Receiver, client: HandMadeClient, enrolment: Enrolment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stethos.collect.journal.ROLL_BYTES", 1)
+    monkeypatch.setattr("stethos.collect.run_writer.SAVE_S", 0.05)
+    monkeypatch.setattr("stethos.collect.run_writer.SAVE_SHARE", 0.0)  # no time for manifests
+    journal = receiver.directory / ".collector"
+    assert send(receiver, client.batch(1, [1]), HandMadeClient(enrolment, "b").batch(1, [2])) == [STORED] * 2
+    time.sleep(0.3)
+    assert (journal / "000000001.journal").stat().st_size > 0
+    monkeypatch.setattr("stethos.collect.run_writer.SAVE_SHARE", 1.0)
+    wait_until(lambda: not (journal / "000000001.journal").exists(), "a journal that is no longer needed")
+    assert rows_after(receiver) == [1, 2]
+
+
+def test_a_run_that_cannot_be_made_yet_gets_its_rows_later(
+    receiver: Receiver, client: HandMadeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stethos.collect.run_writer._RETRY_S", 0.01)
+    tries: list[str] = []
+    create = RunPlace.create
+
+    def full(self: RunPlace, facts: dict[str, Any]) -> None:
+        tries.append(self.name)
+        if len(tries) < 3:
+            raise RecordingError("cannot record: No space left on device")
+        create(self, facts)
+
+    monkeypatch.setattr(RunPlace, "create", full)
+    assert send(receiver, client.batch(1, [1])) == [STORED]
+    wait_until(lambda: len(tries) == 3, "a third try")
+    assert rows_after(receiver) == [1]
+
+
+@pytest.mark.parametrize("limit", ["FEWEST_OPEN", "MOST_KNOWN"])
+def test_more_processes_than_are_kept_open_or_known_are_written(
+    tmp_path: Path, enrolment: Enrolment, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr("stethos.collect.run_writer._allowed_files", lambda wanted: 0)
+    monkeypatch.setattr(f"stethos.collect.run_writer.{limit}", 2)
+    clients = [HandMadeClient(enrolment, f"c{place}") for place in range(6)]
+    few = Receiver(tmp_path / "few", enrolment)
+    for number in (1, 2, 3):
+        values = [(client, 10 * place + number) for place, client in enumerate(clients)]
+        assert send(few, *(client.batch(number, [value]) for client, value in values)) == [STORED] * 6
+    assert rows_after(few) == sorted(10 * place + number for place in range(6) for number in (1, 2, 3))
 
 
 @given(data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_what_is_wrong_in_the_file_is_said_with_its_name(inside: Path, text: str
     with pytest.raises(UsageError, match=complaint) as caught:
         find_configuration()
     assert str(path) in caught.value.message and caught.value.hint
+
+
+def test_a_file_of_a_terabyte_is_refused_and_a_link_is_followed(inside: Path) -> None:
+    path = inside / "stethos.toml"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(UsageError, match="larger than"):
+        find_configuration()
+    path.unlink()
+    (inside / "mine.toml").write_text("[diagnose]\nsilence = ['label-skew']")
+    path.symlink_to(inside / "mine.toml")
+    assert find_configuration().silence == ("label-skew",)
 
 
 def test_thresholds_on_the_command_line() -> None:

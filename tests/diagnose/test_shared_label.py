@@ -12,6 +12,7 @@ import pytest
 
 from stethos import lab
 from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.federated.accusation import weigh
 from stethos.diagnose.federated.cohort import COLUMNS, Cohort, is_alone_with, shared_labels
 from stethos.diagnose.federated.faulty_client import FaultyClient
 from stethos.diagnose.federated.verdict import IN_COMPANY, SURE, verdicts_on
@@ -101,5 +102,5 @@ def test_noisy_labels_are_found_among_clients_that_share_them() -> None:
 def test_it_is_said_whose_data_could_not_be_compared() -> None:
     cohort = cohort_of([[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9], [0, 1, 1, 1]])
     with pytest.raises(CannotTell, match="4 of 5 clients hold most samples of their labels themselves"):
-        list(FaultyClient()._findings(None, cohort))
-    assert list(FaultyClient()._findings(None, cohort_of([[5, 5]] * 5))) == []
+        list(FaultyClient()._findings(None, weigh(cohort), {}))
+    assert list(FaultyClient()._findings(None, weigh(cohort_of([[5, 5]] * 5)), {})) == []

@@ -30,8 +30,12 @@ def federate(
     directory: Path, *, rounds: int = 4, clients: int = 8, spoil: Spoil = honest, faulty: str = "c3",
     change: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] | None = None,
     lr: Callable[[str], float] = lambda _: 0.1, is_delta: bool = False, is_recorded: bool = True,
+    is_by_hand: bool = False,
 ) -> tuple[Run | None, State]:  # fmt: skip
-    """A loop with the six lines of the docs; `change` spoils the data of the faulty client."""
+    """A loop with the six lines of the docs; `change` spoils the data of the faulty client.
+
+    `is_by_hand`: weights are changed without an optimizer.
+    """
     model = make_model()
     fed = stethos.federation("loop", model=model, dir=directory, run="r", progress=False) if is_recorded else None
     for number in range(1, rounds + 1):
@@ -49,7 +53,12 @@ def federate(
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(local(x[batch]), y[batch])
                 loss.backward()
-                optimizer.step()
+                if is_by_hand:
+                    with torch.no_grad():
+                        for one in local.parameters():
+                            one -= lr(client.name) * one.grad
+                else:
+                    optimizer.step()
             state = {key: value.clone() for key, value in local.state_dict().items()}
             state = spoil(client.name, number, state, base) if client.name == faulty else state
             states.append(state)
@@ -72,6 +81,17 @@ def accused_in(run: Run | None) -> dict[str, tuple[str, str]]:
     return {one.subject.clients[0]: (one.kind, one.detail["guilt"]) for one in found}
 
 
+def test_weights_that_are_changed_by_hand_are_followed(tmp_path: Path) -> None:
+    run, _ = federate(
+        tmp_path, spoil=lambda _n, _k, state, base: {key: 2 * base[key] - state[key] for key in state}, is_by_hand=True
+    )
+    turns = {(row["round"], row["client"]): json.loads(row["value"]) for row in rows_of(run, "turn")}
+    assert turns and all(facts["steps"] > 0 and "lr" not in facts for facts in turns.values())
+    for (_, client), facts in turns.items():  # what left is what was trained, or its opposite
+        assert facts["way_sent"] == pytest.approx(-1.0 if client == "c3" else 1.0, abs=1e-3)
+    assert accused_in(run) == {"c3": ("sign-flip", "buggy")}
+
+
 def rows_of(run: Run | None, kind: str) -> list[dict[str, Any]]:
     assert run is not None
     sql = f"SELECT round, client, value FROM evidence WHERE kind = '{kind}' ORDER BY round, client"
@@ -92,8 +112,8 @@ def test_rows_are_small_and_data_are_sketched_once(tmp_path: Path) -> None:
     run, _ = federate(tmp_path)
     data, turns = rows_of(run, "data"), rows_of(run, "turn")
     assert [(row["round"], row["client"]) for row in data] == [(1, f"c{number}") for number in range(8)]
-    assert len(turns) == 4 * 8 and max(len(row["value"]) for row in turns if row["round"] > 1) <= 260
-    assert max(len(row["value"]) for row in turns) <= 300
+    assert len(turns) == 4 * 8 and max(len(row["value"]) for row in turns if row["round"] > 1) <= 270
+    assert max(len(row["value"]) for row in turns) <= 350
     assert max(len(row["value"]) for row in data) <= 12_000
     facts = json.loads(turns[-1]["value"])
     assert facts["way_sent"] == facts["sent_sent"] == 1.0 and facts["begin"] == 0.0 and facts["new"] == 0
@@ -185,6 +205,7 @@ def test_numbers_of_the_comparison_are_those_of_a_plain_one() -> None:
     assert facts["way_sent"] == pytest.approx(way @ change / (way @ way), rel=1e-4)
     assert facts["sent_sent"] == pytest.approx(change @ change / (way @ way), rel=1e-4)
     assert facts["way"] == pytest.approx(float(np.linalg.norm(way)), rel=1e-4) and facts["steps"] == 3
+    assert facts["rest"] == pytest.approx(float(np.linalg.norm(change - way) / np.linalg.norm(way)), rel=1e-2)
 
 
 @pytest.mark.parametrize("state", [{}, [], {"a": "text"}, {"a": np.zeros((3, 3))}, [torch.zeros(7)]])
@@ -196,3 +217,36 @@ def test_what_does_not_fit_is_not_compared(state: Any) -> None:
     check.after_step(optimizer)
     check.compare(state, None, is_delta=False)
     assert "way_sent" not in check.facts()
+
+
+def second_step(**settings: float) -> dict[str, Any]:
+    """What is known of a turn of two steps of SGD with these settings; `clip` shortens gradients."""
+    model = make_model()
+    clip = settings.pop("clip", None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **settings)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    check = UpdateCheck(("run", "loop", f"c {sorted(settings.items())}"))
+    for client in make_clients(2):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(client.x), client.y)
+        check.before_backward(loss)
+        loss.backward()
+        check.after_backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        check.before_step(optimizer)
+        optimizer.step()
+        check.after_step(optimizer)
+    check.compare(model.state_dict(), before, is_delta=False)
+    return check.facts()
+
+
+def test_a_step_is_compared_with_its_gradient() -> None:
+    plain = second_step()
+    assert plain["stretch"] == pytest.approx(0.05, rel=1e-3) and plain["gradient"] > 0
+    assert not plain.keys() & {"downhill", "given", "rest"}  # nothing to say
+    clipped = second_step(clip=1e-3)
+    assert clipped["given"] < 0.1 and clipped["stretch"] == pytest.approx(0.05, rel=1e-3)
+    decayed = second_step(weight_decay=5.0)
+    assert decayed["downhill"] < 0.9 and decayed["outwards"] < plain.get("outwards", 0.0) - 0.3
+    assert second_step(momentum=0.9)["stretch"] > 0.06

@@ -29,7 +29,8 @@ def start(tmp_path: Path) -> Iterator[object]:
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(kind: str) -> subprocess.Popen[bytes]:
-        settings = json.dumps({"dir": str(tmp_path), "kind": kind, "round": 1})
+        number = 4 if kind == "server-stop" else 1  # a server gives its first sign of life after a second
+        settings = json.dumps({"dir": str(tmp_path), "kind": kind, "round": number})
         words = [sys.executable, str(PROGRAM), settings]
         started.append(subprocess.Popen(words, cwd=tmp_path, env=environment(), start_new_session=True))
         return started[-1]

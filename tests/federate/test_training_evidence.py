@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import stethos
 
 FAULTS = ("turned", "decayed", "softmax twice", "dropout left", "stopped early")
+ONLY_UNLIKE = ("stopped early",)  # honest clients of some algorithms do so, too: a remark, not an accusation
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor, fault: str | None) -> Tensor:
@@ -43,7 +44,13 @@ def train(model: nn.Module, x: Tensor, y: Tensor, fault: str | None) -> None:
             break
 
 
-def accused_in(directory: Path, fault_of: Callable[[str], str | None], *, has_windows: bool = False) -> dict[str, str]:
+def accused_in(
+    directory: Path,
+    fault_of: Callable[[str], str | None],
+    *,
+    has_windows: bool = False,
+    detector: str = "faulty-client",
+) -> dict[str, str]:
     """`has_windows`: samples are cut anew from longer records in each round, and c3 has ten times as many."""
     torch.manual_seed(1)
     model = make_model()
@@ -62,13 +69,15 @@ def accused_in(directory: Path, fault_of: Callable[[str], str | None], *, has_wi
                     site.update(local.state_dict(), samples=len(x))
                     states.append(local.state_dict())
             model.load_state_dict({key: sum(one[key] for one in states) / len(states) for key in states[0]})
-    findings = [one for one in stethos.diagnose(fed.run()).findings if one.name == "faulty-client"]
+    findings = [one for one in stethos.diagnose(fed.run()).findings if one.name == detector]
     return {one.subject.clients[0]: one.kind for one in findings}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_who_trains_otherwise_than_the_others_is_named(tmp_path: Path, fault: str) -> None:
-    assert accused_in(tmp_path, lambda name: fault if name == "c3" else None) == {"c3": "unknown"}
+    detector = "unlike-client" if fault in ONLY_UNLIKE else "faulty-client"
+    named = accused_in(tmp_path, lambda name: fault if name == "c3" else None, detector=detector)
+    assert named == {"c3": "unknown"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

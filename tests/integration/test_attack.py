@@ -39,7 +39,7 @@ def test_pieces_are_put_together_and_an_interrupted_one_is_done_again(tmp_path: 
 
 def test_a_piece_that_dies_does_not_count_as_good(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert do_pieces("no such attack", 10, 10, tmp_path, jobs=1, ends=None) is None
-    assert "piece 1 ended with 1" in capfd.readouterr().err and not list(tmp_path.glob("*.json"))
+    assert "a piece ended with 1" in capfd.readouterr().err and not list(tmp_path.glob("*.json"))
 
 
 def test_pieces_of_what_is_counted_end_with_it(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_with_scratch_only_finished_files_reach_the_run_directory(tmp_path: Path
     (local,) = scratch.iterdir()
     assert sorted(file.name for file in local.iterdir()) == ["000001.seg", "ring"]
     process = RunPlace(path).processes()[0].path
-    assert sorted(file.name for file in process.iterdir()) == ["manifest.json", "process.json"]
+    assert sorted(file.name for file in process.iterdir()) == ["manifest.copy.json", "manifest.json", "process.json"]
     with open_run(path) as run:
         assert metric_values(run) == list(range(3000))  # readable on this machine while it grows
     kill_drainer(path)

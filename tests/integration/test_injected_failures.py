@@ -110,7 +110,10 @@ ELSEWHERE = (
     # what is called where a program evaluates, logs by another tool, or breaks: tests of their own
     "observe.autograd_graph.",
     "observe.batch_facts.",
+    "observe.call_check.",
     "observe.evaluation.",
+    "observe.graph_check.",
+    "observe.helper_model.",
     "observe.hyperparameters.",
     "observe.kept_graph.",
     "observe.loggers.",
@@ -118,7 +121,11 @@ ELSEWHERE = (
     "observe.nan_origin.",
     "observe.optimizer_facts.",
     "observe.out_of_memory.",
+    "observe.module_check.",
+    "observe.program_check.",
     "observe.replica.",
+    "observe.row_print.",
+    "observe.schedules.",
     "observe.step_sampler.",
     "observe.loss_graph.",
     "observe.batch_print.",
@@ -178,7 +185,8 @@ def test_every_function_on_the_side_of_the_training_was_reached(outcomes: list[d
 
 # Small turns that depend on numbers, and are tested on their own.
 RARE = {
-    "observe.step_recorder.StepRecorder.take_number",
+    "observe.step_recorder.StepRecorder.take_number", "observe.attention.looks_ahead", "observe.attention.keys_seen",
+    "observe.mode_facts._is_drifting", "observe.mode_facts._is_untouched",
     "observe.layer_name._stripped", "observe.optimizers._numbered", "observe.module_trace.ModuleTrace.is_on",
     "observe.session.Session._end_of_child", "observe.ending._was_caught",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.statistic._norm_by_block",

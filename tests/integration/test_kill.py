@@ -233,7 +233,7 @@ def test_a_drainer_ends_with_its_run_and_takes_its_ring_along(tmp_path: Path) ->
     wait_until(lambda: not drainers_of(tmp_path / "run"), "the end of the drainer")
     process = RunPlace(tmp_path / "run").processes()[0]
     files = {path.name for path in process.path.iterdir()} - {"000001.host.parquet"}  # a sample, if it took that long
-    assert files == {"000001.metrics.parquet", "manifest.json", "process.json"}
+    assert files == {"000001.metrics.parquet", "manifest.copy.json", "manifest.json", "process.json"}
 
 
 def test_a_closed_watch_is_collected_while_its_program_lives_on(tmp_path: Path) -> None:

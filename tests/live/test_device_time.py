@@ -184,3 +184,12 @@ def test_operators_of_a_cpu_are_shown_by_class(tmp_path: Path) -> None:
     from stethos.cli.task.saved_trace import device_lines, read_trace
 
     assert device_lines(read_trace(arguments.from_trace)) == ["no GPU worked in this trace"]
+
+
+def test_a_trace_that_unfolds_beyond_all_measure_is_none(tmp_path: Path) -> None:
+    from stethos.cli.task.saved_trace import read_trace
+
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 1_000_000 + b"]}"))
+    with pytest.raises(UsageError, match="not a trace"):
+        read_trace(path)

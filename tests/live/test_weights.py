@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import struct
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 
 from stethos.cli.main import main
 from stethos.errors import RecordingError
+from stethos.live.checkpoint import load_checkpoint
 from stethos.live.weights import WeightsFile, read_weights
 
 NAN, INF = float("nan"), float("inf")
@@ -140,3 +142,50 @@ def test_a_file_without_tensors_is_none_the_worse(tmp_path: Path, capsys: pytest
     assert main(["inspect", str(path)]) == 0
     assert "0 tensors" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "missing.pt")]) == 5
+
+
+def test_tensors_in_the_same_place_are_not_read_again_and_again(tmp_path: Path) -> None:
+    whole = torch.zeros(1_000)
+    torch.save({f"w{number}": whole.view(-1) for number in range(50)}, tmp_path / "w.pt")
+    found = read_weights(tmp_path / "w.pt").tensors
+    assert len(found) == 50 and {one.nan for one in found} == {0, None} and found[0].nan == 0
+    about = {"dtype": "F32", "shape": [1_000], "data_offsets": [0, 4_000]}
+    header = json.dumps({f"w{number}": about for number in range(2_000)}).encode()
+    (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4_000))
+    with pytest.raises(RecordingError, match="same place"):
+        read_weights(tmp_path / "w.safetensors")
+
+
+def test_what_was_packed_by_somebody_else_is_not_unfolded(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(100_000)}, tmp_path / "w.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pt") as old,
+        zipfile.ZipFile(tmp_path / "p.pt", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    assert [one.nan for one in read_weights(tmp_path / "w.pt").tensors] == [0]
+    assert [one.nan for one in read_weights(tmp_path / "p.pt").tensors] == [None]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plain": None}, {"plain": "["}, {"plain": "[]"}, {"plain": "[" * 100_000}, {"step": "x"}, {"step": None},
+        {"plain": '{"optimizer.state.x.y": 1}'}, {"param_groups": "{"}, {"format": "other"},
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_a_stranger_is_an_error_of_ours(tmp_path: Path, changes: dict[str, str | None]) -> None:
+    facts = {"format": "stethos-checkpoint-1", "step": "3", "plain": "{}", "param_groups": "[]"}
+    path = tmp_path / "a.safetensors"
+    save_file({"model.w": torch.ones(2)}, path, facts)
+    assert load_checkpoint(path)["step"] == 3
+    save_file({"model.w": torch.ones(2)}, path, {k: v for k, v in (facts | changes).items() if v is not None})
+    with pytest.raises(RecordingError, match="not a Stethos checkpoint"):
+        load_checkpoint(path)
+
+
+def test_an_empty_file_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").touch()
+    with pytest.raises(RecordingError):
+        load_checkpoint(tmp_path / "a.safetensors")

@@ -8,6 +8,7 @@ import torch
 from recording import Recording
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 Record = Callable[..., Recording]
@@ -59,6 +60,31 @@ def test_an_evaluation_in_training_mode_is_seen(record: Record) -> None:
     train(evaluate_in_training_mode=True)
     recording.close()
     assert recording.rows("SELECT DISTINCT stateful_training FROM inspections WHERE phase = 'evaluation'") == [(1,)]
+
+
+def test_an_average_of_the_weights_is_evaluated_without_the_model(record: Record) -> None:
+    recording = record()
+    model = train(passes=1)
+    average, data = AveragedModel(model.train()), DataLoader(TensorDataset(torch.randn(64, 6)), 16)
+    update_bn(data, average)
+    average.eval()
+    with torch.no_grad():
+        for (batch,) in data:
+            average(batch)
+    recording.close()
+    assert recording.rows("SELECT stateful_training FROM inspections WHERE phase = 'evaluation'") == [(0,)]
+
+
+def test_a_part_of_the_model_that_runs_is_an_evaluation(record: Record) -> None:
+    recording = record()
+    model = nn.ModuleList([nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[2](model[1](model[0](torch.randn(4, 6)))).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model[2](model[1](torch.randn(4, 8)))
+    recording.close()
+    assert recording.rows("SELECT stateful_training FROM inspections WHERE phase = 'evaluation'") == [(1,)]
 
 
 def test_the_training_does_not_notice(record: Record) -> None:

@@ -107,3 +107,12 @@ def test_whether_the_loss_is_its_functions_and_nothing_else(
 ) -> None:
     graph = read_loss_graph(loss_of())
     assert graph.function and graph.is_alone is is_alone
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_whether_attention_looks_ahead(dropout: float, is_masked: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(5) if is_masked else None
+    graph = read_loss_graph(layer(torch.randn(3, 5, 8), src_mask=mask).sum())
+    assert graph.ahead == [(5, not is_masked)]

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from fleet_runs import plain
+
 import stethos
 from stethos.cli.main import main
 from stethos.cluster import ClusterError, connect, run_calls
@@ -40,7 +43,7 @@ def outcomes(job: dict[str, Any]) -> dict[str, Any]:
     archive = stethos.archive(job["archive"])
     found: dict[str, Any] = {
         "verdicts": {row["run"]: row["verdict"] for row in archive.diagnose(on="local", timeout_s=900).runs},
-        "tables": [archive.sql(sql, engine="ray").to_pylist() for sql in job["queries"]],
+        "tables": [plain(archive.sql(sql, engine="ray")) for sql in job["queries"]],
         "commands": [printed([*words, "--on", "local"]) for words in job["commands"]],
         "lost": list(run_calls(die_once, [(job["marker"],)], "local")),
     }

@@ -269,6 +269,7 @@ def test_the_counters_of_a_dead_process_are_in_its_manifest_and_its_ring_is_gone
     assert manifest["counters"]["spent_ns"] == 123 and manifest["counters"]["slots"] == 3
     assert sorted(path.name for path in process.place.path.iterdir()) == [
         "000001.steps.parquet",
+        "manifest.copy.json",
         "manifest.json",
         "process.json",
     ]

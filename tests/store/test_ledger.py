@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from builders import RunBuilder, dead_pid
 
+from stethos.record.border import read_json
 from stethos.record.layout import State
-from stethos.record.place import ProcessPlace, write_json
+from stethos.record.place import ProcessPlace
 from stethos.record.segment import scan
 from stethos.store.health import Grade, examine
 from stethos.store.ledger import Ledger
@@ -223,7 +225,7 @@ def test_damage_that_only_the_parquet_reader_notices_is_found_by_the_query(run: 
         manifest = process.place.manifest()
         for file in manifest["sealed"]:
             del file["crc32"]
-        write_json(process.place.path / "manifest.json", manifest)
+        process.place.write_manifest(manifest)
     path = process.place.path / "000001.steps.parquet"
     data = bytearray(path.read_bytes())
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
@@ -263,6 +265,61 @@ def test_a_damaged_manifest_and_process_file_do_not_break_reading(run: RunBuilde
     assert Run(run.place).summary()["rows"]["steps"] == 20
 
 
+def damaged_files(run: RunBuilder) -> list[str]:
+    return [check.found for check in examine(Run(run.place)).checks if check.what == "damaged files"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{broken", b"[]", None])
+def test_a_damaged_manifest_is_named_and_its_copy_read(run: RunBuilder, damage: bytes | None) -> None:
+    process = run.process(is_alive=False)
+    process.metric("loss", 0.5)
+    process.seal()
+    process.metric("loss", 0.25)  # waits in the ring: its name is known to the manifest alone
+    assert not damaged_files(run)
+    path = process.place.path / "manifest.json"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"loss"', b'"cost"') if damage is None else damage)
+    opened = Run(run.place)
+    assert opened.rows("SELECT name, value FROM metrics ORDER BY value").values == [("loss", 0.25), ("loss", 0.5)]
+    assert books(opened)["rows_lost"] == 0
+    (said,) = damaged_files(run)
+    assert said.startswith(f"{process.place.name}/manifest.json: not as written")
+
+
+def test_a_drainer_that_finds_a_damaged_manifest_goes_on_by_its_copy(run: RunBuilder) -> None:
+    process = run.process(is_alive=False)
+    process.metric("loss", 0.5)
+    process.seal()
+    process.metric("loss", 0.25)
+    path = process.place.path / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"rows": 1', b'"rows": 7', 1))
+    process.restart()
+    process.finish()
+    opened = Run(run.place)
+    assert opened.rows("SELECT name, value FROM metrics ORDER BY value").values == [("loss", 0.25), ("loss", 0.5)]
+    assert books(opened)["rows_lost"] == 0 and not damaged_files(run)
+
+
+def test_a_file_of_facts_that_was_altered_is_named(run: RunBuilder) -> None:
+    process = run.process(rank=1)
+    path = process.place.path / "process.json"
+    path.write_bytes(path.read_bytes().replace(b'"rank": 1', b'"rank": 3'))
+    assert [said.partition(":")[0] for said in damaged_files(run)] == [f"{process.place.name}/process.json"]
+
+
+def test_files_without_a_checksum_are_read_as_they_are(run: RunBuilder) -> None:
+    process = fill(run, is_alive=False)
+    process.finish()
+    (process.place.path / "manifest.copy.json").unlink()
+    for path in (
+        process.place.path / "manifest.json",
+        process.place.path / "process.json",
+        run.place.path / "run.json",
+    ):
+        path.write_text(json.dumps(read_json(path)), encoding="utf-8")
+    assert Run(run.place).summary()["rows"]["steps"] == 20 and not damaged_files(run)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "process.json"])
 def test_files_that_nothing_lists_any_more_are_a_problem(run: RunBuilder, name: str) -> None:
     process = fill(run, is_alive=False)
@@ -270,6 +327,7 @@ def test_files_that_nothing_lists_any_more_are_a_problem(run: RunBuilder, name: 
     files = len(list(process.place.path.glob("*.parquet")))
     assert files and not examine(Run(run.place)).has_problem
     (process.place.path / name).unlink()
+    (process.place.path / "manifest.copy.json").unlink()
     (found,) = [check for check in examine(Run(run.place)).checks if check.what == "manifests"]
     assert found.grade is Grade.PROBLEM and f"{files} files of {process.place.name} cannot be read" in found.found
 

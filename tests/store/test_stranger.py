@@ -17,12 +17,16 @@ import pytest
 from builders import RunBuilder
 
 from stethos.errors import RecordingError, StethosError
-from stethos.record.border import open_file
+from stethos.record.border import checked_json, open_file
 from stethos.record.drainer import Drainer
-from stethos.record.place import RunPlace, host_key
+from stethos.record.place import MANIFEST_COPY, MANIFEST_FILE, RunPlace, host_key
 from stethos.store.findings import keep_findings, read_findings, read_kept_diagnosis, read_proofs
 from stethos.store.health import examine
+from stethos.store.labels import Labels, read_labels
 from stethos.store.run import Run
+from stethos.store.silences import read_silences
+from stethos.web.run_cache import RunCache
+from stethos.web.run_table import RunTable
 
 
 @pytest.fixture
@@ -58,7 +62,9 @@ def state_of(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def change(path: Path, **values: Any) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**content, **values}), encoding="utf-8")
+    content.pop("crc32", None)
+    for file in (path, path.with_name(MANIFEST_COPY)) if path.name == MANIFEST_FILE else (path,):
+        file.write_bytes(checked_json({**content, **values}))
 
 
 def test_a_copy_is_read_completely_and_not_changed(mailed: Path) -> None:
@@ -313,6 +319,20 @@ def test_values_of_another_kind_are_as_if_they_were_not_there(mailed: Path, file
     examine(run)
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999", "9" * 5000, "null", '"x"', "[]"])
+def test_what_people_noted_beside_a_run_is_left_out_where_it_is_no_number(mailed: Path, number: str) -> None:
+    (mailed / "labels.json").write_text(f'{{"version": {number}, "title": "x"}}', encoding="utf-8")
+    (mailed / "silences.json").write_text(
+        f'{{"key": {{"state": "silenced", "note": "", "t_ns": {number}}}}}', encoding="utf-8"
+    )
+    assert read_labels(mailed) == Labels() and read_silences(mailed) == {}
+    table = RunTable(RunCache(mailed.parent))
+    try:
+        assert [row["run"] for row in table.rows()] == [mailed.name]
+    finally:
+        table.close()
+
+
 def test_a_stack_of_halves_of_characters_is_shown(mailed: Path) -> None:
     lines = [{"process": "\ud800", "depth": 10**400}, {"thread": "a\udc80b"}]
     (mailed / "stacks.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -352,3 +372,11 @@ def test_a_file_of_another_user_is_read_and_never_written(tmp_path: Path) -> Non
     for flags in (os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_APPEND):
         with pytest.raises(PermissionError):
             open_file(path, flags)
+
+
+@pytest.mark.parametrize("name", ["\udcff\udc80", "a\nb", "\x1b[2J"])
+def test_a_process_with_a_name_that_none_of_ours_has_is_not_there(mailed: Path, name: str) -> None:
+    shutil.copytree(mailed / "100-200", mailed / name)
+    run = Run(RunPlace(mailed))
+    assert run.rows("SELECT count(*) FROM steps").values == [(18,)]
+    assert [row["process"] for row in run.processes()] == ["100-200"]

@@ -19,7 +19,7 @@ from processes import DEADLINE_S, command, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from served import Served
 
-from stethos.errors import QueryError
+from stethos.errors import QueryError, RunNotFoundError
 from stethos.store.find import list_runs
 from stethos.store.run import open_run
 from stethos.web.app import make_app
@@ -226,7 +226,7 @@ def test_a_refusal_is_told_to_the_page(call: Caller) -> None:
 
 
 def test_a_query_has_its_limits(shown_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stethos.web.query_process.PROCESS_MEMORY_BYTES", 500 << 20)
+    monkeypatch.setattr("stethos.web.line_process.PROCESS_MEMORY_BYTES", 500 << 20)
     queries, odd = QueryProcess(), shown_runs / "odd"
     many = json.loads(queries.ask(odd, "SELECT * FROM range(1000000000)", timeout_s=DEADLINE_S))
     assert (many["rows"], many["is_cut"]) == (SQL_ROWS, True)
@@ -300,45 +300,53 @@ def test_an_empty_a_damaged_and_a_foreign_directory_are_told(tmp_path: Path) -> 
 
 def test_a_run_that_is_deleted_meanwhile_is_gone(shown_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(shown_runs / "odd", tmp_path / "copy")
-    cache = RunCache(tmp_path)
-    assert cache.answer("copy", ("a",), lambda run: run.name.encode()) == b"odd"
-    shutil.rmtree(tmp_path / "copy")
+    with contextlib.closing(RunCache(tmp_path)) as cache:
+        assert cache.answer("copy", ("a",), "panel", which="summary", parameters={})
+        shutil.rmtree(tmp_path / "copy")
+        with pytest.raises(RunNotFoundError):
+            cache.answer("copy", ("a",), "panel", which="summary", parameters={})
     answers = Caller(tmp_path)("/api/runs/copy/panels/summary", "/api/runs")
     assert [answer.status_code for answer in answers] == [404, 200]
     assert answers[1].json()["runs"] == []
 
 
-def test_an_answer_is_made_once_for_each_version(shown_runs: Path, tmp_path: Path) -> None:
+def test_an_answer_is_made_once_for_each_version(
+    shown_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(shown_runs / "odd", tmp_path / "copy")
     cache, made = RunCache(tmp_path), []
 
-    def make(run: object) -> bytes:
-        made.append(run)
+    def make(*told: object) -> bytes:
+        made.append(told)
         return b"answer"
 
+    monkeypatch.setattr(cache.readers, "ask", make)
     for _ in range(3):
-        assert cache.answer("copy", ("a",), make) == b"answer"
-    assert len(made) == 1
+        assert cache.answer("copy", ("a",), "job") == b"answer"
+    assert made == [([tmp_path / "copy"], "job")]
     (tmp_path / "copy" / "launcher-1.json").write_text("{}")
-    cache.answer("copy", ("a",), make)
+    cache.answer("copy", ("a",), "job")
     assert len(made) == 2
 
 
-def test_answers_about_older_versions_are_let_go(shown_runs: Path, tmp_path: Path) -> None:
+def test_answers_about_older_versions_are_let_go(
+    shown_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("growing", "other"):
         shutil.copytree(shown_runs / "odd", tmp_path / name)
     cache = RunCache(tmp_path)
-    cache.answer("other", ("a",), lambda run: b"answer")
+    monkeypatch.setattr(cache.readers, "ask", lambda *told: bytes(1000))
+    cache.answer("other", ("a",), "job")
     for version in range(5):
         (tmp_path / "growing" / f"launcher-{version}.json").write_text("{}")
         for key in ("a", "b"):
-            cache.answer("growing", (key,), lambda run: bytes(1000))
+            cache.answer("growing", (key,), "job")
     assert sorted((name, key) for name, _, key in cache._answers) == [
         ("growing", "a"),
         ("growing", "b"),
         ("other", "a"),
     ]
-    assert 2_000 < cache._size < 4_000
+    assert 3_000 < cache._size < 5_000
 
 
 def test_twenty_readers_at_once_get_the_same_answer(server: Served) -> None:

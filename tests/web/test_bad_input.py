@@ -12,12 +12,14 @@ import pytest
 from processes import wait_until
 
 from stethos.export.prometheus import text
+from stethos.record.place import RunPlace
 from stethos.store.foreign.run_writer import write_run
 from stethos.store.foreign.value import Logged, LoggedNumber, LoggedSetting
 from stethos.store.run import Run, open_run
 from stethos.web.encode import encode
 from stethos.web.panel import evaluate
 from stethos.web.panels import PANELS
+from stethos.web.reading import PANEL_MEMORY_BYTES
 from stethos.web.run_cache import RunCache
 from stethos.web.run_table import RunTable
 
@@ -72,9 +74,23 @@ def test_of_names_without_end_a_page_gets_sixty_and_a_row_two_hundred(runs: Path
         assert set(found["values"][found["names"].index("name")]) == {"layer099999/norm"}
 
 
-def test_a_million_points_are_drawn_as_two_thousand_and_none_hides_its_nan(runs: Path) -> None:
-    with open_run(runs / "endless") as run:
-        answer = asked(run, like="a/long")
+@pytest.fixture
+def within_a_panel(runs: Path) -> Iterator[Run]:
+    """The endless run, with as much memory as the server gives a panel."""
+    run = Run(RunPlace(runs / "endless"), memory_bytes=PANEL_MEMORY_BYTES)
+    yield run
+    run.close()
+
+
+def test_every_panel_of_a_million_points_fits_into_its_memory(within_a_panel: Run) -> None:
+    assert asked(within_a_panel)["rows"] == 666 + 59  # 40,000 points for 60 lines, and one of each short one
+    for panel in PANELS.values():
+        given = {one.name: "x" for one in panel.parameters if one.kind == "text"}
+        evaluate(within_a_panel, panel, **given)
+
+
+def test_a_million_points_are_drawn_as_two_thousand_and_none_hides_its_nan(within_a_panel: Run) -> None:
+    answer = asked(within_a_panel, like="a/long")
     columns = dict(zip(answer["names"], answer["values"], strict=True))
     assert 1000 < answer["rows"] <= 2000 and sum(columns["points"]) == POINTS and sum(columns["broken"]) == 1
     assert (min(columns["low_end"]), max(columns["high_end"])) == (0, 6)

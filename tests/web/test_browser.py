@@ -294,6 +294,7 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
     panel = page.locator('[data-metric="train/loss"]')
     expect(page.locator("[data-metric]")).to_have_count(4)
     expect(page.get_by_role("heading", name="train 2")).to_be_visible()
+    expect(page.get_by_role("link", name="Clients", exact=True)).to_have_count(0)  # it has none
     expect(page.locator("[data-metric=broken]")).to_contain_text("NaN or infinite at every step")
     over = panel.locator(".u-over")
     over.scroll_into_view_if_needed()
@@ -316,6 +317,15 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
         with page.expect_download() as saved:
             panel.get_by_role("button", name=kind).click()
         assert Path(saved.value.path()).stat().st_size > 1000
+    panel.get_by_text("y axis").click()
+    panel.get_by_label("from").fill("5")
+    panel.get_by_label("from").press("Enter")
+    page.get_by_role("checkbox", name="log scale").check()
+    page.get_by_role("slider", name="smoothing").fill("0.6")
+    expect(page).to_have_url(re.compile("log=1.*smooth=0.6|smooth=0.6.*log=1"))
+    other = page.locator('[data-metric="eval/accuracy"]')
+    panel.locator(".u-over").hover()
+    expect(other.locator(".tip")).to_contain_text("time")  # one cursor for all
     page.get_by_role("searchbox").fill("accu")
     expect(page.locator("[data-metric]")).to_have_count(1)
 
@@ -327,6 +337,10 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_stays_in_sight(browser: Bro
     window = Window(context, server)
     page = window.go("/run/brief/metrics")
     expect(page.locator("[data-metric=loss] canvas")).to_be_visible()
+    rows_first = sorted((server.directory / "brief").rglob("*.*"), key=lambda path: -len(path.name))
+    for path in rows_first:  # slowly, as a full disk does it
+        path.unlink()
+        page.wait_for_timeout(150)
     shutil.rmtree(server.directory / "brief")
     expect(page.get_by_role("alert")).to_contain_text("This run has been deleted. You see its last known state.")
     expect(page.locator("[data-metric=loss] canvas")).to_be_visible()

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import RunBuilder
+from builders import T0_NS, RunBuilder
 from playwright.sync_api import Browser, Page, expect
 from processes import environment, finish, start_command
 from served import PATIENCE_MS, Served
 
 from stethos.diagnose.api import diagnose
+from stethos.store.foreign.run_writer import write_run
+from stethos.store.foreign.value import LoggedNumber, LoggedSetting
+from stethos.store.labels import read_labels
 from stethos.store.run import open_run
 from stethos.store.silences import read_silences
 from stethos.web.own_panels import FILE, read_own
@@ -51,6 +54,11 @@ def _build(directory: Path) -> None:
         process.finish()
     with open_run(directory / "one") as opened:
         assert diagnose(opened, keep=True).findings
+    for number in range(6):  # three learning rates, two seeds each
+        lr, seed = 10.0 ** -(number // 2 + 1), number % 2
+        told = [LoggedNumber("eval/score", step, T0_NS + step * 10**9, lr * step + seed) for step in range(30)]
+        settings = [LoggedSetting("lr", lr), LoggedSetting("seed", seed)]
+        write_run(directory / f"sweep-{number}", Path("logs"), [*settings, *told])
 
 
 @pytest.fixture
@@ -128,3 +136,98 @@ def test_a_finding_is_acknowledged_and_that_is_undone(page: Page, editing: Serve
     page.get_by_role("button", name="Undo").first.click()
     expect(page.get_by_role("button", name="Acknowledge").first).to_be_visible()
     assert read_silences(editing.directory / "one") == {}
+
+
+def names_in(page: Page) -> list[str]:
+    return page.locator(".runs-table .run-name").all_inner_texts()
+
+
+def test_the_table_of_runs_is_filtered_sorted_and_remembers_its_columns(page: Page, editing: Served) -> None:
+    page.goto(editing.page("/runs"))
+    heading = page.locator(".runs-table thead")
+    expect(heading.get_by_role("button", name="eval/score", exact=True)).to_be_visible()
+    expect(heading.get_by_role("button", name="lr", exact=True)).to_be_visible()  # what differs is there unasked
+    wanted = page.get_by_role("searchbox", name="Filter runs")
+    for text, count in (
+        ("sweep-1", 1), ("name:sweep", 6), ("state:ended name:sweep", 6), ("sweep lr<0.05", 4), ("sweep lr=0.1", 2),
+        ("sweep eval/score>2", 2), ("verdict:problem", 1), ("tag:best", 0), ("name:sweep", 6),
+    ):  # fmt: skip
+        wanted.fill(text)
+        expect(page.locator(".runs-table .run-name")).to_have_count(count)
+    heading.get_by_role("button", name="eval/score", exact=True).click()
+    assert names_in(page)[0] == "sweep-1"  # 0.1 * 29 + 1
+    heading.get_by_role("button", name="eval/score").click()
+    assert names_in(page)[0] == "sweep-4"
+    page.get_by_text("Columns", exact=True).click()
+    page.get_by_role("searchbox", name="Search columns").fill("score (")
+    page.get_by_role("checkbox", name="eval/score (max)").check()
+    page.get_by_role("button", name="pin").click()
+    expect(heading.locator("th").nth(2)).to_have_text(re.compile(r"eval/score \(max\)"))
+    page.goto("about:blank")
+    page.goto(editing.page("/runs"))
+    expect(heading.locator("th").nth(2)).to_have_text(re.compile(r"eval/score \(max\)"))  # by this browser
+
+
+def test_runs_are_ticked_compared_grouped_and_drawn(page: Page, editing: Served) -> None:
+    page.goto(editing.page("/runs%3Fq=sweep%26metric=eval/score"))
+    expect(page.locator("[data-panel=curves] canvas")).to_be_visible()
+    expect(page.locator("[data-panel=curves] .legend-steps button")).to_have_count(6)
+    page.get_by_label("group by").select_option("config:lr")
+    expect(page.locator("[data-panel=groups] tbody tr")).to_have_count(3)
+    expect(page.locator("[data-panel=groups]")).to_contain_text("±")
+    expect(page.locator("[data-panel=curves] .legend-steps button").first).to_contain_text("(2)")  # mean of two seeds
+    expect(page.locator("[data-panel=sweep] path")).to_have_count(6)
+    page.get_by_role("radio", name="scatter").click()
+    expect(page.locator("[data-panel=sweep] circle")).to_have_count(6)
+    for kind, begins in (("SVG", b"<svg"), ("PNG", b"\x89PNG"), ("CSV", b"run,")):
+        with page.expect_download() as saved:
+            page.locator("[data-panel=sweep]").get_by_role("button", name=kind).click()
+        assert Path(saved.value.path()).read_bytes().startswith(begins)
+    with page.expect_download() as saved:
+        page.locator(".run-tools").get_by_role("button", name="CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0].startswith("run,state") and len(lines) == 7
+    for name in ("sweep-0", "sweep-1"):
+        page.get_by_role("checkbox", name=f"compare {name}").check()
+    page.get_by_role("link", name="Compare 2").click()
+    expect(page.locator("[data-panel=settings] tr.differs").first).to_contain_text("seed")
+
+
+def test_of_two_tabs_that_edit_one_run_the_second_is_told(page: Page, editing: Served) -> None:
+    page.goto(editing.page("/runs"))
+    other = page.context.new_page()
+    other.goto(editing.page("/runs"))
+    for tab, tag in ((page, "mine"), (other, "theirs")):
+        tab.get_by_role("button", name="edit sweep-4").click()
+        tab.get_by_label("Tags, with commas").fill(tag)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".runs-table .tag")).to_have_text(["mine"])
+    other.get_by_role("button", name="Save", exact=True).click()
+    expect(other.get_by_role("dialog").get_by_role("alert")).to_contain_text("meanwhile")
+    assert read_labels(editing.directory / "sweep-4").tags == ("mine",)
+    other.get_by_role("button", name="Cancel").click()
+    expect(other.locator(".runs-table .tag")).to_have_text(["mine"])  # what the first has saved
+
+
+def test_a_run_is_tagged_renamed_archived_and_deleted(page: Page, editing: Served) -> None:
+    page.goto(editing.page("/runs"))
+    page.get_by_role("button", name="edit sweep-5").click()
+    page.get_by_label("Title").fill("The <b>last</b>")
+    page.get_by_label("Tags, with commas").fill("best, seed 1")
+    page.get_by_role("textbox", name="Note").fill("look again")
+    page.get_by_role("button", name="Save", exact=True).click()
+    row = page.locator("tr", has=page.get_by_role("link", name="The <b>last</b>"))
+    expect(row.locator(".tag")).to_have_text(["best", "seed 1"])
+    assert read_labels(editing.directory / "sweep-5").note == "look again"
+    page.get_by_role("button", name="edit sweep-5").click()
+    page.get_by_role("checkbox", name="archived", exact=True).check()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(row).to_have_count(0)
+    page.get_by_role("checkbox", name="archived too").check()
+    expect(row).to_have_count(1)
+    page.get_by_role("button", name="edit sweep-5").click()
+    page.get_by_text("Delete this run").click()
+    page.get_by_label("Name of the run to delete").fill("sweep-5")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(row).to_have_count(0)
+    assert not (editing.directory / "sweep-5").exists()

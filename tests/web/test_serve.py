@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
-from processes import command, finish, start_command
+from builders import RunBuilder
+from processes import DEADLINE_S, command, finish, start_command
 
 from stethos.errors import UsageError
 from stethos.web.keys import new_token
@@ -48,17 +51,37 @@ def test_what_is_no_port_is_refused(tmp_path: Path, port: str) -> None:
     assert result.returncode == 2 and "hint:" in result.stderr
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_an_interrupt_ends_it_quietly(tmp_path: Path, scheme: str) -> None:
-    words = ("--tls", "--keys", tmp_path / "keys") if scheme == "https" else ()
-    process = start_command("serve", "--dir", tmp_path / "nothing-here", "--port", "0", "--json", *words)
+def start_server(directory: Path, *words: object) -> tuple[subprocess.Popen[str], str]:
+    """A server, and the address that it has printed."""
+    process = start_command("serve", "--dir", directory, "--port", "0", "--json", *words)
     assert process.stdout is not None
     text = ""
     while not text.rstrip().endswith("}"):
         line = process.stdout.readline()
         assert line, "the server did not start"
         text += line
-    assert json.loads(text)["url"].startswith(f"{scheme}://127.0.0.1:")
+    return process, str(json.loads(text)["url"])
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_interrupt_ends_it_quietly(tmp_path: Path, scheme: str) -> None:
+    words = ("--tls", "--keys", tmp_path / "keys") if scheme == "https" else ()
+    process, url = start_server(tmp_path / "nothing-here", *words)
+    assert url.startswith(f"{scheme}://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert (result.returncode, result.stderr) == (130, "")
+
+
+def test_it_ends_quietly_after_it_has_answered(run: RunBuilder) -> None:
+    member = run.process("p0", is_alive=False)
+    member.steps(5)
+    member.finish()
+    process, url = start_server(run.path.parent)
+    place, _, token = url.partition("/#token=")
+    headers = {"authorization": f"Bearer {token}"}
+    answer = httpx.get(f"{place}/api/runs/demo/panels/summary", headers=headers, timeout=DEADLINE_S)
+    assert answer.status_code == 200
     process.send_signal(signal.SIGINT)
     result = finish(process)
     assert (result.returncode, result.stderr) == (130, "")

@@ -140,3 +140,14 @@ def test_findings_are_acknowledged_over_the_api_and_shown(run: RunBuilder) -> No
     for content in (b"", b"[]", b'{"a": {}}', b'{"a": {"state": "x", "note": "", "t_ns": 1}}', b"\xff"):
         (place.path / FILE).write_bytes(content)
         assert read_silences(place.path) == {}
+
+
+def test_what_keeps_links_and_keys_is_the_users_alone_under_every_umask(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        Links.of(tmp_path).add("Ann")
+        token_in(tmp_path / "made" / "here" / "token")
+    finally:
+        os.umask(mask)
+    made = [*(tmp_path / "config").rglob("*"), *(tmp_path / "made").rglob("*"), tmp_path / "config", tmp_path / "made"]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []

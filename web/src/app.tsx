@@ -84,7 +84,7 @@ function InRun({ route, theme, turn, own }: Shown) {
   const isUnknown = summary.complaint?.status === 404 && summary.answer === null;
   const found = diagnosis.answer?.conclusion;
   return (
-    <Frame route={route} theme={theme} turn={turn} own={own} title={route.run} state={state} version={version} wrong={Math.max(0, (found?.problems ?? 0) + (found?.over ?? 0) - silenced(diagnosis.answer))} worst={found?.colour === "red" ? "error" : "warning"}>
+    <Frame route={route} theme={theme} turn={turn} own={own} title={route.run} state={state} version={version} isFederated={summary.answer === null || column(summary.answer, "rounds")[0] !== null || Number(column(summary.answer, "clients")[0]) > 0} wrong={Math.max(0, (found?.problems ?? 0) + (found?.over ?? 0) - silenced(diagnosis.answer))} worst={found?.colour === "red" ? "error" : "warning"}>
       {(isGone || isUnknown) && (
         <p class="trouble" role="alert">
           {summary.answer === null ? "This run does not exist (yet)." : "This run has been deleted. You see its last known state."}
@@ -109,13 +109,14 @@ interface FrameProps extends Shown {
   state?: string;
   version: string;
   wrong?: number;
+  isFederated?: boolean;
   worst?: string;
   children: preact.ComponentChildren;
 }
 
-function Frame({ route, theme, turn, own, title, state = "", version, wrong = 0, worst = "", children }: FrameProps) {
+function Frame({ route, theme, turn, own, title, state = "", version, wrong = 0, isFederated = true, worst = "", children }: FrameProps) {
   const { catalogue, source } = useAround();
-  const pages = Object.entries(catalogue.pages);
+  const pages = Object.entries(catalogue.pages).filter(([page]) => page !== "clients" || isFederated || route.page === page);
   useEffect(() => {
     document.querySelector(".side [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // a phone's row of pages is longer than its screen
   }, [route.page, route.run]);

@@ -1,8 +1,8 @@
 // Colours: of series, of severities, and of heat maps, in both themes.
 import type { Scale } from "./model";
 
-const LIGHT = ["#0d9488", "#d9480f", "#4263eb", "#b45309", "#9333ea", "#0891b2", "#be123c", "#4d7c0f", "#7c6f64", "#1d4ed8"];
-const DARK = ["#2dd4bf", "#ff9466", "#8aa4ff", "#fbbf24", "#c792ea", "#38bdf8", "#fb7185", "#a3e635", "#c4b5a5", "#93c5fd"];
+const LIGHT = ["#0d9488", "#d9480f", "#4263eb", "#9333ea", "#b45309", "#0891b2", "#be123c", "#4d7c0f", "#7c6f64", "#1d4ed8"];
+const DARK = ["#2dd4bf", "#ff9466", "#8aa4ff", "#c792ea", "#fbbf24", "#38bdf8", "#fb7185", "#a3e635", "#c4b5a5", "#93c5fd"];
 const VIRIDIS = ["#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6dcd59", "#b4de2c", "#fde725"];
 const AGAINST_LIGHT = ["#9f1239", "#e11d48", "#fb7185", "#fecdd3", "#f4f4f1", "#bfe3df", "#5eb8ae", "#0d9488", "#0b5e57"];
 const AGAINST_DARK = ["#fb7185", "#e11d48", "#9f1239", "#5b1a2c", "#2b2f36", "#14423f", "#0f766e", "#14b8a6", "#5eead4"];
@@ -22,8 +22,8 @@ export function seriesColour(index: number): string {
 
 // Phases have the same colour wherever they are shown.
 const PHASES: Record<string, number> = {
-  download: 2, compute: 0, upload: 4, aggregate: 3, evaluate: 5, observe: 8,
-  data: 3, forward: 2, backward: 0, optimizer: 4, step: 4, other: 8, reported: 0, failed: 6, sent: 4, received: 2,
+  download: 2, compute: 0, upload: 3, aggregate: 4, evaluate: 5, observe: 8,
+  data: 4, forward: 2, backward: 0, optimizer: 3, step: 3, other: 8, reported: 0, failed: 6, sent: 3, received: 2,
 };
 
 export function phaseColour(name: string, index: number): string {

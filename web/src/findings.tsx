@@ -30,7 +30,7 @@ export function Verdict({ diagnosis, run }: { diagnosis: Diagnosis | null; run: 
           <p class="verdict-word">{sentence(conclusion.text)}</p>
           <p class="verdict-more">
             {error !== "" && <span>{error}</span>}
-            {conclusion.state === "nothing could be checked" && <span>no training seen</span>}
+            {conclusion.state === "nothing could be checked" && <span>No optimizer step and no round was recorded. <code>stethos doctor -t {run}</code> says what was, and why.</span>}
             {conclusion.state === "nothing found" && <span>{checked.length} checks made, {unchecked.length} not possible</span>}
             {conclusion.infos > 0 && <a href={address({ run, page: "findings", given: {} })}>{conclusion.infos} info</a>}
           </p>

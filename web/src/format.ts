@@ -9,7 +9,8 @@ export function plain(value: number): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US").replace("-", MINUS);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e").replaceAll("-", MINUS);
+  if (size >= 1e6 || size < 1e-4) return Number(value.toPrecision(3)).toExponential().replace("e+", "e").replaceAll("-", MINUS);
+  if (size < 1e-3) return String(Number(value.toPrecision(3))).replace("-", MINUS);
   if (size >= 1e4) return Math.round(value).toLocaleString("en-US").replace("-", MINUS);
   const digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
   return String(Number(value.toFixed(digits))).replace("-", MINUS);
@@ -27,6 +28,7 @@ export function bytes(value: number): string {
 }
 
 export function duration(ms: number): string {
+  if (ms === 0) return "0 ms";
   if (ms < 1) return `${plain(ms * 1000)} µs`;
   if (ms < 1000) return `${Number(ms.toPrecision(3))} ms`;
   const seconds = ms / 1000;
@@ -58,6 +60,7 @@ export function clock(seconds: number): string {
 export function ago(ns: number): string {
   const ms = Date.now() - ns / 1e6;
   if (ms < 1500) return "just now";
+  if (ms > 60 * 86_400_000) return moment(ns).slice(0, 10);
   const [count = "", unit = ""] = duration(ms < 60_000 ? Math.round(ms / 1000) * 1000 : ms).split(" ");
   return `${count} ${unit} ago`;
 }
@@ -78,8 +81,21 @@ export function measured(value: number, name: string, unit = ""): string {
 export function short(value: number, name: string, unit = ""): string {
   const size = Math.abs(value);
   const isPlain = measured(1, name, unit) === "1";
-  if (!isPlain || value === 0 || (size >= 1e-3 && size < 1e5)) return measured(value, name, unit);
+  if (!isPlain || value === 0 || (size >= 1e-4 && size < 1e5)) return measured(value, name, unit);
   return Number(value.toPrecision(2)).toExponential().replace("e+", "e").replaceAll("-", MINUS);
+}
+
+/** The labels of an axis: with as many digits as tell neighbours apart. */
+export function tickLabels(ticks: (number | null)[], name: string, unit = ""): string[] {
+  const labels = ticks.map((tick) => (tick === null ? "" : short(tick, name, unit)));
+  const shown = labels.filter((text) => text !== "");
+  const isBytes = name.endsWith("_bytes") || unit === "bytes";
+  if (!isBytes || new Set(shown).size === shown.length) return labels;
+  const largest = Math.max(...ticks.map((tick) => Math.abs(tick ?? 0)));
+  const place = Math.min(4, Math.floor(Math.log10(largest) / 3));
+  const [one = 0, other = 1] = ticks.filter((tick) => tick !== null);
+  const digits = Math.max(0, Math.ceil(3 * place - Math.log10(Math.abs(other - one))));
+  return ticks.map((tick) => (tick === null ? "" : `${(tick / 1000 ** place).toFixed(Math.min(6, digits))} ${["B", "kB", "MB", "GB", "TB"][place]}`));
 }
 
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;

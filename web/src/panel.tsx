@@ -93,14 +93,14 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       const found = curvesOf({ ...panel, scale }, columns, names);
       const [sampled, steps] = [column(columns, "sampled").reduce<number>((sum, value) => sum + (number(value) ?? 0), 0), number(column(columns, "of_steps")[0]) ?? 0];
       const isSampled = sampled < steps / 2;
-      const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })) } : found;
+      const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })), ...(panel.x === "step" ? { reach: steps } : {}) } : found;
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
       const shown = { ...panel, scale };
       if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
       const zoom = (range: Range | null): void => go({ ...route, given: zoomed(route.given, panel.x, range) }, true);
       return (
         <>
-        {isSampled && <p class="note">Samples: {plain(sampled)} of {plain(steps)} steps ({share(sampled / steps)}), as the overhead budget allows.</p>}
+        {isSampled && <Sampled points={sampled} steps={steps} columns={columns} />}
         <Plot
           panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`}
           zoom={zoomOf(route.given, panel.x)} onZoom={zoom}
@@ -144,6 +144,16 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
   }
 }
 
+/** How many of the steps were sampled, and what decides that. */
+export function Sampled({ points, steps, columns }: { points: number; steps: number; columns: Columns }) {
+  const budget = number(column(columns, "budget")[0]);
+  return (
+    <p class="note">
+      Samples: {plain(points)} of {plain(steps)} steps ({share(points / steps)}){budget === null ? "" : `, overhead budget ${share(budget)}`}.
+    </p>
+  );
+}
+
 /** A curve that leaps by orders of magnitude, as a loss that diverges, is only seen on a logarithmic scale. */
 function fitting(scale: Panel["scale"], columns: Columns, panel: Panel): Panel["scale"] {
   if (scale !== "linear") return scale;
@@ -162,7 +172,7 @@ function scaleOf(panel: Panel, given: Given): { scale: Panel["scale"]; unit: str
       return { scale, unit: chosen.unit, title: chosen.title };
     }
   }
-  return { scale: panel.scale, unit: panel.unit, title: panel.note.replace(/\.$/, "") };
+  return { scale: panel.scale, unit: panel.unit, title: panel.note.length > 90 ? "" : panel.note.replace(/\.$/, "") };
 }
 
 interface Chosen {

@@ -1,5 +1,6 @@
 // Where the page gets its numbers: the server, or what a report carries with it.
 import { keep, kept } from "./kept";
+import { parse } from "./route";
 import type { Catalogue, Columns, Comparison, Diagnosis, Given, Own, OwnPanel, OwnView, RunRow } from "./model";
 
 export class Complaint extends Error {
@@ -57,6 +58,7 @@ export class Server implements Source {
 
   private runsVersion = "";
   private knownRuns: RunRow[] = [];
+  private early: Promise<RunRow[]> | null = null;
 
   constructor(private readonly token: string) {}
 
@@ -65,10 +67,20 @@ export class Server implements Source {
   }
 
   async catalogue(): Promise<Catalogue> {
+    if (parse(location.hash).run === "") {
+      this.early = this.askRuns(); // beside it, not after it: the table is what one waits for
+      this.early.catch(() => undefined);
+    }
     return (await this.get("/api/panels")) as Catalogue;
   }
 
   async runs(): Promise<RunRow[]> {
+    const early = this.early;
+    this.early = null;
+    return early ?? this.askRuns();
+  }
+
+  private async askRuns(): Promise<RunRow[]> {
     const told = (await this.send(`/api/runs?version=${this.runsVersion}`, {})) as { version: string; runs?: RunRow[] };
     this.runsVersion = told.version;
     this.knownRuns = told.runs ?? this.knownRuns; // left out where nothing has changed

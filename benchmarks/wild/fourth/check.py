@@ -11,6 +11,8 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +24,10 @@ from benchmarks.wild.play import Case
 from benchmarks.wild.unwatched import Unwatched
 
 
-def constant_loss(loop: Loop) -> float:
+def constant_loss(loop: Any) -> float:
     """The lowest loss that an answer reaches that does not look at its inputs."""
     y = torch.cat([loop.clean_data_of(name)[1][:25] for name in sorted(loop.clients)])
-    outputs = 3 if loop.case.model == "quantile" else loop.classes
+    outputs = {"quantile": 3, "spread": 2}.get(loop.case.model, loop.classes)
     answer = nn.Parameter(torch.zeros(outputs))
     optimizer = torch.optim.Adam([answer], lr=0.05)
     for _ in range(200):
@@ -36,23 +38,23 @@ def constant_loss(loop: Loop) -> float:
     return float(loss.detach())
 
 
-def learnt(case: Case) -> tuple[float, float, float]:
+def learnt(case: Case, loop_of: Callable[[Case], Any] = Loop) -> tuple[float, float, float]:
     """The loss of a constant answer, of the global model before a federation, and of that after it."""
     torch.manual_seed(case.seed)
-    loop = Loop(case)
+    loop = loop_of(case)
     constant, before = constant_loss(loop), loop.loss()
     for number in range(1, case.rounds + 1):
         loop.round(Unwatched(number))
     return constant, before, loop.loss()
 
 
-def shift_of(case: Case, rounds: int = 6) -> float:
+def shift_of(case: Case, rounds: int = 6, loop_of: Callable[[Case], Any] = Loop) -> float:
     """How far the fault moves its client's update from that of a healthy twin, as a share of the twin's norm.
 
     The most of the first rounds, from the same global model and with the same batches; inf where the fault diverges.
     """
     torch.manual_seed(case.seed)
-    loop = Loop(case)
+    loop = loop_of(case)
     most = 0.0
     name = loop.faulty[0]
     for number in range(1, rounds + 1):
@@ -82,9 +84,9 @@ def told(case: Case) -> str:
     return f"{case.seed} {names} {case.clients} clients {case.rounds} rounds, {fault}"
 
 
-def main() -> int:
+def check(cases: list[Case], faults: tuple[str, ...], loop_of: Callable[[Case], Any]) -> int:
+    """Do what the command line asks for with the federations of a set."""
     torch.set_num_threads(1)
-    cases = [case_of(seed) for seed in range(FIRST, LAST)]
     match sys.argv[1]:
         case "list":
             for case in cases:
@@ -92,18 +94,18 @@ def main() -> int:
             for axis in ("faulty", "fault", "data", "model", "algorithm", "split"):
                 print(axis, dict(Counter(getattr(case, axis) for case in cases)))
         case "learn":
-            for case in cases[int(sys.argv[2]) - FIRST : int(sys.argv[3]) - FIRST]:
+            for case in [one for one in cases if int(sys.argv[2]) <= one.seed < int(sys.argv[3])]:
                 start = time.process_time()
-                constant, before, after = learnt(case._replace(fault=None, faulty=0))
+                constant, before, after = learnt(case._replace(fault=None, faulty=0), loop_of)
                 spent_s = time.process_time() - start
                 mark = "" if after < constant else "  DOES NOT LEARN"
                 print(f"{told(case)}: {constant:.2f}, {before:.2f} -> {after:.2f}, {spent_s:.1f} s{mark}", flush=True)
         case "faults":
-            for fault in sys.argv[2:] or FOURTH.faults:
-                shifts = [shift_of(case) for case in cases if case.fault == fault]
+            for fault in sys.argv[2:] or faults:
+                shifts = [shift_of(case, loop_of=loop_of) for case in cases if case.fault == fault]
                 print(f"{fault}: {', '.join(f'{one:.2f}' for one in shifts)}", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check([case_of(seed) for seed in range(FIRST, LAST)], FOURTH.faults, Loop))

@@ -17,7 +17,7 @@ from benchmarks.wild.play import Case
 
 FIRST, LAST = 40_000, 40_110
 REGRESSIONS = ("series", "counts", "values")
-_FAULTY = (0, 1, 1, 0, 1, 2, 0, 1, 1, 0, 1, 0, 2, 1, 0, 1, 0, 2, 1, 0)  # clients, in one federation after the other
+FAULTY = (0, 1, 1, 0, 1, 2, 0, 1, 1, 0, 1, 0, 2, 1, 0, 1, 0, 2, 1, 0)  # clients, in one federation after the other
 _CLIENTS = (5, 6, 7, 8, 8, 9, 10, 10, 12, 14, 16, 20, 24, 30)
 _MOST = {"penguins": 7, "water": 12}  # clients; these have few rows
 
@@ -29,10 +29,10 @@ def case_of(seed: int) -> Case:
     def one(options: Any) -> Any:
         return options[int(draw.integers(len(options)))]
 
-    cycle, place = divmod(seed - FIRST, len(_FAULTY))
-    faulty = _FAULTY[place]
-    before = sum((count > 0) == (faulty > 0) for count in _FAULTY[:place])  # of its kind, in this cycle
-    rank = cycle * sum((count > 0) == (faulty > 0) for count in _FAULTY) + before
+    cycle, place = divmod(seed - FIRST, len(FAULTY))
+    faulty = FAULTY[place]
+    before = sum((count > 0) == (faulty > 0) for count in FAULTY[:place])  # of its kind, in this cycle
+    rank = cycle * sum((count > 0) == (faulty > 0) for count in FAULTY) + before
     order = np.random.default_rng(405).permutation(len(FOURTH.faults))
     fault = FOURTH.faults[order[rank % len(order)]] if faulty else None
     has_unlike = not faulty and rank % 3 == 1

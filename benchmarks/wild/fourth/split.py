@@ -35,20 +35,20 @@ def parts_of(split: str, found: Samples, clients: int, size: int, draw: np.rando
     pools = {int(label): list(order[kinds[order] == label]) for label in labels}
     usual = np.array([len(pools[int(label)]) for label in labels]) / count
     if split == "one-class-less":
-        return [_dealt(pools, usual * (labels != labels[place % len(labels)]), size, draw) for place in range(clients)]
+        return [dealt(pools, usual * (labels != labels[place % len(labels)]), size, draw) for place in range(clients)]
     if split == "drifting":  # from the first client to the last, low classes give way to high ones
         slopes = np.linspace(-1, 1, len(labels))
         along = np.linspace(-0.8, 0.8, clients)
-        return [_dealt(pools, usual * (1 + slopes * at), size, draw) for at in along]
+        return [dealt(pools, usual * (1 + slopes * at), size, draw) for at in along]
     if split == "own-mix":
         wanted = np.where(labels == draw.choice(labels), 12 * usual, usual)
-        return [_dealt(pools, usual if place else wanted, size, draw) for place in range(clients)]
+        return [dealt(pools, usual if place else wanted, size, draw) for place in range(clients)]
     if split == "rare-alone":
         rarest = labels == labels[usual.argmin()]
         mixes = [
             usual * np.where(rarest, 0, 1) if place else usual * np.where(rarest, 3, 1) for place in range(clients)
         ]
-        return [_dealt(pools, mix, size, draw) for mix in mixes]
+        return [dealt(pools, mix, size, draw) for mix in mixes]
     if split == "other-group":
         other, rest = order[found.groups[order] == 1], order[found.groups[order] == 0]
         size = min(size, len(rest) // (clients - 1), len(other))
@@ -70,7 +70,7 @@ def parts_of(split: str, found: Samples, clients: int, size: int, draw: np.rando
     raise ValueError(split)
 
 
-def _dealt(pools: dict[int, list[int]], mix: Array, size: int, draw: np.random.Generator) -> Array:
+def dealt(pools: dict[int, list[int]], mix: Array, size: int, draw: np.random.Generator) -> Array:
     """Samples of classes in a mix, taken off the pools; an empty class gives way to the fullest of those wanted."""
     labels = list(pools)
     rows = []

@@ -17,6 +17,7 @@ from stethos.settings import object_store_settings
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _PARAMETERS = ("endpoint", "region")
 _CONNECT_S, _REQUEST_S, _ATTEMPTS = 5, 60, 4
 
@@ -54,7 +55,9 @@ class Address:
     # What the libraries want ---------------------------------------------------------------------
 
     def endpoint_url(self) -> str | None:
-        return self.endpoint or object_store_settings().endpoint
+        """Where the store answers; UsageError if that cannot be."""
+        endpoint = self.endpoint or object_store_settings().endpoint
+        return None if endpoint is None else _checked_endpoint(endpoint)
 
     def region_name(self) -> str:
         return self.region or object_store_settings().region or "us-east-1"
@@ -69,7 +72,7 @@ class Address:
         endpoint = self.endpoint_url()
         if endpoint is not None:
             parts = urlsplit(endpoint)
-            options = {"endpoint_override": parts.netloc or parts.path, "scheme": parts.scheme or "https"}
+            options = {"endpoint_override": parts.netloc, "scheme": parts.scheme}
         return fs.S3FileSystem(
             region=self.region_name(), connect_timeout=_CONNECT_S, request_timeout=_REQUEST_S,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
@@ -82,7 +85,7 @@ class Address:
             return self.path, {}
         options = {
             "AWS_REGION": self.region_name(), "timeout": f"{_REQUEST_S}s", "connect_timeout": f"{_CONNECT_S}s",
-            "max_retries": str(_ATTEMPTS), "retry_timeout": f"{_REQUEST_S}s",
+            "max_retries": str(_ATTEMPTS - 1), "retry_timeout": f"{_REQUEST_S}s",
         }  # fmt: skip
         endpoint = self.endpoint_url()
         if endpoint is not None:
@@ -116,9 +119,21 @@ def parse_address(text: str | Path) -> Address:
             f"an address has no parameter {', '.join(map(repr, odd)) or 'after #'}",
             hint=f"allowed: {', '.join(_PARAMETERS)}; credentials come from the environment",
         )
-    if "@" in given.get("endpoint", ""):
-        raise UsageError("an endpoint must not contain credentials", hint="set AWS_ACCESS_KEY_ID and so on")
+    if "endpoint" in given:
+        _checked_endpoint(given["endpoint"])
     path = re.sub(r"/+", "/", parts.path).strip("/")
     if not _BUCKET.fullmatch(parts.netloc) or ".." in path.split("/"):
         raise UsageError("not an address of an object store", hint="write s3://BUCKET/PATH")
     return Address("s3", f"{parts.netloc}/{path}".rstrip("/"), given.get("endpoint"), given.get("region"))
+
+
+def _checked_endpoint(text: str) -> str:
+    """The endpoint of a store; UsageError, which does not repeat it, if it is none: the libraries would panic."""
+    if "@" in text:
+        raise UsageError("an endpoint must not contain credentials", hint="set AWS_ACCESS_KEY_ID and so on")
+    if not _ENDPOINT.fullmatch(text):
+        raise UsageError(
+            "the endpoint of the object store is not a URL",
+            hint="write http://HOST:PORT or https://HOST into AWS_ENDPOINT_URL, or after ?endpoint=",
+        )
+    return text

@@ -10,7 +10,7 @@ from stethos.archive.address import Address, parse_address
 from stethos.archive.cache import open_archived
 from stethos.archive.catalogue import Catalogue
 from stethos.cluster import check_place
-from stethos.errors import RunNotFoundError
+from stethos.errors import RunNotFoundError, UsageError
 from stethos.store.statement import tables_named
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from stethos.archive.fleet_diagnosis import FleetDiagnosis
     from stethos.store.run import Run
+
+
+_ENGINES = ("duckdb", "daft", "ray", "auto")
 
 
 def archive(address: str | Path) -> Archive:
@@ -56,6 +59,8 @@ class Archive:
         if engine != "duckdb":
             from stethos.archive.daft_query import ask_daft
 
+            if engine not in _ENGINES and not engine.startswith("ray://"):  # what it says may be a secret
+                raise UsageError("no such engine", hint="use duckdb, daft, ray, or ray://HOST:PORT for a Ray cluster")
             where = None if engine == "daft" else check_place(engine)
             found = ask_daft(self.address, rows, query, named, where)
             return found if limit_rows is None else found.slice(0, limit_rows)
@@ -65,7 +70,7 @@ class Archive:
 
         with Fleet(self.address, rows) as fleet:
             try:
-                fleet.define(named)
+                fleet.define(named, query)
                 statement = fleet.engine.check(query)
                 return fleet.engine.arrow(statement, set(named), limit_rows=limit_rows, timeout_s=timeout_s)
             except FileTroubleError as error:

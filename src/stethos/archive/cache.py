@@ -23,12 +23,12 @@ from stethos.archive.place import ArchivedRun
 from stethos.archive.snapshot import Snapshot, written_manifest
 from stethos.errors import ArchiveError
 from stethos.record.border import make_directory, read_json, version_of
-from stethos.record.place import MANIFEST_FILE, RUN_FILE, RunPlace, write_json
+from stethos.record.place import MANIFEST_FILE, RUN_FILE, RunPlace, write_facts, write_json
 from stethos.record.whole_file import whole_file
 from stethos.settings import cache_bytes, cache_dir
-from stethos.store.sealed import SealChecker, Sealed
+from stethos.store.find import ARCHIVE_SOURCE
+from stethos.store.sealed import CHECKED_BYTES, SealChecker, Sealed
 
-SOURCE_FILE = "archive.json"
 FETCHES = 8
 
 
@@ -47,7 +47,7 @@ def open_archived(address: Address) -> RunPlace:
     assert snapshot is not None
     path = directory_of(address.parent) / address.name
     place = RunPlace(path)
-    source = read_json(path / SOURCE_FILE)
+    source = read_json(path / ARCHIVE_SOURCE)
     if source.get("sequence") != snapshot.sequence or source.get("identity") != snapshot.identity or not place.exists():
         _write(path, address, snapshot)
     return place
@@ -65,14 +65,16 @@ def _write(path: Path, address: Address, snapshot: Snapshot) -> None:
             facts = written_manifest(snapshot, process)
         elif name == RUN_FILE:
             facts = {**facts, "archived": archived}
-        write_json(path / name, facts)
+        write_facts(path / name, facts)
         os.utime(path / name, ns=when)
     for name, blob in snapshot.blobs.items():
         with whole_file(path / name) as file:
             file.write(blob)
     objects = {f"{file.process}/{file.name}": file.path for file in snapshot.files}
-    source = {"address": str(address), "sequence": snapshot.sequence, "identity": snapshot.identity, "objects": objects}
-    write_json(path / SOURCE_FILE, source)
+    rounds = {f"{file.process}/{file.name}": file.rounds for file in snapshot.files if file.rounds is not None}
+    source = {"address": str(address), "sequence": snapshot.sequence, "identity": snapshot.identity, "objects": objects,
+              "rounds": rounds}  # fmt: skip
+    write_json(path / ARCHIVE_SOURCE, source)
 
 
 class ArchivedSealChecker(SealChecker):
@@ -83,6 +85,9 @@ class ArchivedSealChecker(SealChecker):
         self._directory = directory
         self._address = str(source["address"])
         self._objects: dict[str, str] = {str(key): str(value) for key, value in source["objects"].items()}
+        self.ranges = {
+            directory / key: {"round": (int(low), int(high))} for key, (low, high) in source.get("rounds", {}).items()
+        }
 
     def is_whole(self, file: Sealed, *, deep: bool = False) -> bool:
         return self._is_away(file) or super().is_whole(file, deep=deep)
@@ -97,8 +102,10 @@ class ArchivedSealChecker(SealChecker):
                 make_room(sum(file.bytes for file in away), {file.path for file in wanted})
             with ThreadPoolExecutor(FETCHES) as pool:
                 list(pool.map(lambda file: self._fetch(objects, file), away))
+            # Files of this machine are linked: as in a run's directory, sizes are enough where they are large.
+            is_deep = not objects.address.is_local or sum(file.bytes for file in away) <= CHECKED_BYTES
             for file in away:
-                super().is_whole(file, deep=True)
+                super().is_whole(file, deep=is_deep)
         now = time.time_ns()
         for file in wanted:
             with suppress(OSError):  # evicted by another process: the query looks again
@@ -129,7 +136,7 @@ def checker_of(directory: Path) -> SealChecker:
     """
     with suppress(OSError):
         if directory.resolve().parents[1] == cache_root().resolve():
-            source = read_json(directory / SOURCE_FILE)
+            source = read_json(directory / ARCHIVE_SOURCE)
             if isinstance(source.get("address"), str) and isinstance(source.get("objects"), dict):
                 return ArchivedSealChecker(directory, source)
     return SealChecker()

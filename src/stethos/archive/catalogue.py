@@ -1,7 +1,7 @@
 """The list of an archive's runs: one small Delta table, which every archiver adds to and which is read in one go.
 
 A row says everything that a list shows. The newest row of a run counts; one whose state is `deleted` ends it. It is an
-index: `rebuild` makes it anew from the runs themselves.
+index: `maintain.list_missing` makes it anew from the runs themselves.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _LISTED_FILES = 400  # of a run, in its row; of a larger one the snapshot is rea
 _LISTED_PROCESSES = 256
 _DIAGNOSED_ROWS = 5_000_000  # of a larger run the diagnosis takes gigabytes: it is listed as not diagnosed
 _LAST_VALUES = 64
+_ATTEMPTS = 5
 _LAST_METRICS = (
     "SELECT name, arg_max(value, t_ns) FROM metrics WHERE value IS NOT NULL GROUP BY name ORDER BY name LIMIT 64"
 )
@@ -118,14 +119,12 @@ class Catalogue:
 
     def rows(self) -> list[Row]:
         """The runs, the latest first."""
-        newest = self._newest(read_parquet(self._objects, [file.path for file in self._log.files()]))
-        rows = [row for row in newest.values() if row["state"] != DELETED]
+        rows = [row for row in self._newest().values() if row["state"] != DELETED]
         return sorted(rows, key=lambda row: (row["started_ns"] or 0, row["run"]), reverse=True)
 
     def sequence_of(self, run: str) -> int | None:
         """Which snapshot of a run is listed; None if it is not."""
-        files = [file.path for file in self._log.files() if _may_hold(file, run)]
-        row = self._newest(read_parquet(self._objects, files)).get(run)
+        row = self._newest(run).get(run)
         return None if row is None or row["state"] == DELETED else int(row["sequence"])
 
     def put(self, row: Row) -> None:
@@ -141,10 +140,9 @@ class Catalogue:
 
     def merge(self) -> None:
         """Make one file of all; if another archiver adds to them meanwhile, that is left to the next one."""
-        old = self._log.files()
-        newest = self._newest(read_parquet(self._objects, [file.path for file in old]))
+        rows, old = self.rows(), self._log.files()
         try:
-            self._write([row for row in newest.values() if row["state"] != DELETED], old)
+            self._write(rows, old)
         except ArchiveError:
             self._log.refresh()
             return
@@ -165,12 +163,24 @@ class Catalogue:
         new = DeltaFile(path, len(content), len(rows), {"run": names[0]}, {"run": names[-1]})
         self._log.commit([new], old, schema=_schema(), is_shared=not old)
 
-    @staticmethod
-    def _newest(rows: Sequence[Row]) -> dict[str, Row]:
-        found: dict[str, Row] = {}
-        for row in sorted(rows, key=lambda row: row["archived_ns"] or 0):
-            found[row["run"]] = row
-        return found
+    def _newest(self, run: str | None = None) -> dict[str, Row]:
+        """The newest row of each run, or of one; read again where an archiver has merged files meanwhile."""
+        for _ in range(_ATTEMPTS):
+            files = [file.path for file in self._log.files() if run is None or _may_hold(file, run)]
+            try:
+                rows = read_parquet(self._objects, files)
+            except FileNotFoundError:
+                self._log.refresh()
+                continue
+            except ArchiveError as error:
+                error.hint = error.hint or self._remedy()
+                raise
+            named = [dict.fromkeys(_schema().names) | row for row in rows if isinstance(row.get("run"), str)]
+            return {str(row["run"]): row for row in sorted(named, key=lambda row: row["archived_ns"] or 0)}
+        raise ArchiveError(f"files of the list of {self.archive} are missing", hint=self._remedy())
+
+    def _remedy(self) -> str:
+        return f"delete its {CATALOGUE} and run `stethos archive --to {self.archive} --compact`"
 
 
 def _may_hold(file: DeltaFile, run: str) -> bool:

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -70,10 +70,11 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
         known = {file.path for file in before.files}
         new = [file for file in snapshot.files if file.path not in known]
         new = _uploaded(there, place.path, new, tell)
-        _commit_tables(address, new)
         fresh = {file.path: file for file in new}
         snapshot.files = [fresh.get(file.path, file) for file in snapshot.files]
         snapshot.files = [file for file in snapshot.files if file.path in fresh or file.path in known]
+        for table in sorted({file.table for file in new} & {table.name for table in RECORDED.values()}):
+            log_files(address, table, new, snapshot.files)
         snapshot.sequence, snapshot.archived_ns = before.sequence, before.archived_ns
         if _has_changed(before, snapshot):
             snapshot.sequence, snapshot.archived_ns = before.sequence + 1, time.time_ns()
@@ -145,18 +146,16 @@ def ranges_in(path: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _commit_tables(address: Address, files: list[ArchivedFile]) -> None:
-    """Add new files to the Delta logs of their tables."""
+def log_files(address: Address, table: str, new: Iterable[ArchivedFile], every: Iterable[ArchivedFile]) -> None:
+    """Add new files to the Delta log of their table; where there is no log, or none any more, add every file of it."""
     from stethos.record.arrow import full_schema
 
-    tables = {table.name: table for table in RECORDED.values()}
-    for name in sorted({file.table for file in files} & set(tables)):
-        log = DeltaLog(address / name)
-        known = {file.path for file in log.files()}
-        added = [delta_file(file) for file in files if file.table == name]
-        added = [file for file in added if file.path not in known]
-        if added or not log.exists:
-            log.commit(added, schema=full_schema(TABLES[name]))
+    log = DeltaLog(address / table)
+    known = {file.path for file in log.files()}
+    added = [delta_file(file) for file in (new if log.exists else every) if file.table == table]
+    added = [file for file in added if file.path not in known]
+    if added or not log.exists:
+        log.commit(added, schema=full_schema(TABLES[table]))
 
 
 def delta_file(file: ArchivedFile) -> DeltaFile:

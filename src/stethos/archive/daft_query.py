@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.archive.address import Address
 from stethos.archive.catalogue import Row
-from stethos.archive.fleet import Fleet, files_by_table, fleet_table
+from stethos.archive.fleet import Fleet, fleet_table
 from stethos.errors import ArchiveError, QueryError, UsageError
 from stethos.guard import tried
 from stethos.redact import redact
@@ -52,7 +52,7 @@ def ask_daft(
         statement = empty.engine.check(sql)
         columns = _bound(empty, statement, named)
     daft = need_daft(where)
-    frames = _frames(daft, archive, rows, named)
+    frames = _frames(daft, archive, rows, statement, named)
     text = _without_schemas(statement)
     plan, error = tried(daft.sql, text, **frames)
     if error is not None or plan is None:
@@ -77,21 +77,20 @@ def _bound(empty: Fleet, statement: str, named: Collection[str]) -> list[tuple[s
         raise explain_error(error, set(named)) from None
 
 
-def _frames(daft: Any, archive: Address, rows: Sequence[Row], named: Collection[str]) -> dict[str, Any]:
+def _frames(daft: Any, archive: Address, rows: Sequence[Row], statement: str, named: Collection[str]) -> dict[str, Any]:
     """A lazy frame for each table: recorded ones from their files, the others as DuckDB makes them."""
     recorded = {table.qualified_name: table for table in RECORDED.values() if table.qualified_name in named}
-    files = files_by_table(archive, rows, recorded)
-    frames = {
-        table.name: _scan(daft, archive, table, [file.object for file in files[name]])
-        for name, table in recorded.items()
-    }
     others = [name for name in named if name not in recorded]
-    if others:
-        with Fleet(archive, rows) as fleet:
-            fleet.define(others)
-            for name in others:
-                made = fleet.engine.connection.sql(f"SELECT * FROM {name}").to_arrow_table()
-                frames[TABLES[name].name] = daft.from_arrow(made)
+    with Fleet(archive, rows) as fleet:
+        files = fleet.needed(statement, named, recorded)
+        frames = {
+            table.name: _scan(daft, archive, table, [file.object for file in files[name]])
+            for name, table in recorded.items()
+        }
+        fleet.define(others)
+        for name in others:
+            made = fleet.engine.connection.sql(f"SELECT * FROM {name}").to_arrow_table()
+            frames[TABLES[name].name] = daft.from_arrow(made)
     return frames
 
 

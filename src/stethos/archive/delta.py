@@ -7,6 +7,7 @@ an index: the Parquet files can be read without it.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.archive.address import Address
-from stethos.archive.objects import trouble
+from stethos.archive.objects import LATER, trouble
 from stethos.errors import ArchiveError, UsageError
 from stethos.guard import tried
 from stethos.record.border import make_directory
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OWNER = "stethos"
+_LARGEST_LOG = 1 << 30
 _CONFIGURATION = {"delta.checkpointInterval": "50"}
 
 
@@ -53,6 +55,23 @@ def need_deltalake() -> Any:
     return module
 
 
+def _check_log(address: Address) -> None:
+    """ArchiveError if a local log holds what would make its reader wait or take all memory: it may be a stranger's."""
+    total = 0
+    try:
+        with os.scandir(Path(address.path) / "_delta_log") as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+                    raise ArchiveError(f"{address} is not an archive: {entry.name!r} is not a regular file")
+                total += entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise trouble(address, "read the Delta log of", error) from None
+    if total > _LARGEST_LOG:
+        raise ArchiveError(f"{address} is not an archive: its log has {total:,} bytes")
+
+
 class DeltaLog:
     """A Delta table as it was at the last look."""
 
@@ -73,9 +92,12 @@ class DeltaLog:
     def refresh(self) -> None:
         """Look again."""
         uri, options = self.address.delta_location()
+        if self.address.is_local:
+            _check_log(self.address)
         table, error = tried(self._library.DeltaTable, uri, storage_options=options)
         if error is None:
             self._table = table
+            self._check_owner()
         elif type(error).__name__ == "TableNotFoundError":
             self._table = None
         else:
@@ -90,7 +112,9 @@ class DeltaLog:
             raise self._damaged(error or ValueError("no list of files"))
         import pyarrow as pa
 
-        found = pa.table(rows).to_pylist()
+        # `pa.table` would import pandas to see whether this is one of its frames: 0.3 s.
+        is_stream = hasattr(rows, "__arrow_c_stream__")
+        found = (pa.RecordBatchReader.from_stream(rows).read_all() if is_stream else pa.table(rows)).to_pylist()
         return sorted(
             (
                 DeltaFile(
@@ -121,7 +145,6 @@ class DeltaLog:
             self.refresh()  # another one was faster
             if self._table is None:
                 return self._settle(error)
-        self._check_owner()
         self._add_columns(schema)
         actions = adds + [transaction.RemoveAction(f.path, True, now_ms, f.bytes, {}) for f in removed]
         _, error = tried(
@@ -159,7 +182,8 @@ class DeltaLog:
         name = self._table.metadata().name
         if name != _OWNER:
             raise ArchiveError(
-                f"{self.address} is a Delta table that Stethos did not make", hint="archive to another place"
+                f"{self.address} is a Delta table that Stethos did not make",
+                hint="choose another place to archive to",
             )
 
     def _add_columns(self, schema: pa.Schema) -> None:
@@ -174,6 +198,9 @@ class DeltaLog:
 
     def _damaged(self, error: Exception) -> ArchiveError:
         found = trouble(self.address, "read the Delta log of", error)
-        if found.hint == "try again later":
-            found.hint = "if the log is damaged, delete its _delta_log; the Parquet files stay readable"
+        if found.hint == LATER:
+            found.hint = (
+                "if the log is damaged, delete its _delta_log and run `stethos archive --to ARCHIVE --compact`, "
+                "which makes it anew from the Parquet files"
+            )
         return found

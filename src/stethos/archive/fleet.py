@@ -16,6 +16,7 @@ from stethos.archive.place import ArchivedRun
 from stethos.errors import ArchiveError, QueryError
 from stethos.record.border import make_directory, version_of
 from stethos.schema import FINDINGS, PROCESSES, RECORDED, RUNS, TABLES, Column, Kind, Source, Table
+from stethos.store.narrowing import Ranges, needs_of
 from stethos.store.statement import with_sources
 from stethos.store.view import FLEET_VIEWS
 
@@ -37,15 +38,21 @@ _OWN_RUNS = (
 
 @dataclass(frozen=True, slots=True)
 class FleetFile:
-    """A Parquet file of one run: its object below the archive, and its size."""
+    """A Parquet file of one run: its object below the archive, its size, and the range of its rounds."""
 
     run: str
     path: str
     bytes: int
+    rounds: tuple[int, int] | None = None
 
     @property
     def object(self) -> str:
         return f"{self.run}/{self.path}"
+
+    def ranges(self) -> Ranges:
+        """What the file holds, for choosing."""
+        run = {"run": (self.run, self.run)}
+        return run if self.rounds is None else {**run, "round": self.rounds}
 
 
 def fleet_table(name: str) -> Table:
@@ -65,9 +72,10 @@ def files_by_table(archive: Address, rows: Sequence[Row], tables: Collection[str
         run = str(row["run"])
         try:
             listed = json.loads(row["files"]) if row["files"] else _files_in_snapshot(archive / run)
-            for path, table, _, size, _ in listed:
+            for path, table, _, size, rounds in listed:
                 if table in found and _is_plain(run) and _is_plain(str(path).partition("/")[2]):
-                    found[table].append(FleetFile(run, f"{table}/{str(path).partition('/')[2]}", int(size)))
+                    span = None if rounds is None else (int(rounds[0]), int(rounds[1]))
+                    found[table].append(FleetFile(run, f"{table}/{str(path).partition('/')[2]}", int(size), span))
         except (ValueError, TypeError):
             raise ArchiveError(f"the list of {archive} is damaged at run {run}") from None
     return found
@@ -129,11 +137,19 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.engine.close()
 
-    def define(self, named: Collection[str]) -> None:
-        """Make these tables, and those that views among them are made of."""
+    def needed(self, query: str, named: Collection[str], tables: Collection[str]) -> dict[str, list[FleetFile]]:
+        """The files of these tables in all runs that this query, which names some, can need."""
+        found = files_by_table(self.archive, self._rows, tables)
+        for name, files in found.items():
+            is_needed = needs_of(self.engine.connection, query, set(named), name)
+            found[name] = [file for file in files if is_needed(file.ranges())]
+        return found
+
+    def define(self, named: Collection[str], query: str = "") -> None:
+        """Make these tables, and those that views among them are made of, with what this query needs of them."""
         wanted = with_sources(set(named))
         recorded = {table.qualified_name: table for table in RECORDED.values() if table.qualified_name in wanted}
-        files = files_by_table(self.archive, self._rows, recorded)
+        files = self.needed(query, wanted, recorded)
         depth = len(directory_of(self.archive).resolve().parts)
         run = f", string_split(filename, '/')[{depth + 1}] AS run"  # the name of a directory
         for name in recorded:

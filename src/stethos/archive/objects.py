@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,22 +12,45 @@ from typing import NamedTuple
 
 from stethos.archive.address import Address
 from stethos.errors import ArchiveError
-from stethos.record.border import make_directory, map_file, version_of
+from stethos.record.border import make_directory, map_file, read_file, version_of
 from stethos.record.whole_file import whole_file
 from stethos.redact import redact
 
 _LONGEST_REASON = 300
-# What an object store's error says, and what to do about it.
-_HINTS = {
-    ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID", "EXPIRED_TOKEN",
-     "InvalidAccessKeyId", "SignatureDoesNotMatch", "HTTP status 403", "HTTP status 401", "Forbidden", "status: 403",
-     "status: 401"): "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they are allowed to do",
-    ("No credential", "CredentialsNotLoaded", "no providers in chain", "InstanceMetadata", "169.254.169.254"):
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    ("NO_SUCH_BUCKET", "NoSuchBucket", "does not exist"): "check the bucket's name and the endpoint",
-    ("NETWORK_CONNECTION", "onnection refused", "onnect error", "dns error", "curlCode", "error sending request"):
-        "check the network and AWS_ENDPOINT_URL",
-}  # fmt: skip
+_LARGEST_OBJECT = 256 << 20  # of those that are read as a whole
+LATER = "try again later"
+_BACKTRACE = re.compile(r"\n\s+0: .*", re.DOTALL)  # of Rust
+
+
+class _Known(NamedTuple):
+    """An error that is known by words in it: what is wrong, and what to do about it."""
+
+    words: tuple[str, ...]
+    reason: str
+    hint: str
+
+
+_KNOWN = (
+    _Known(
+        ("No credential", "CredentialsNotLoaded", "no providers in chain", "InstanceMetadata", "169.254.169.254",
+         "169.254.170.2"),
+        "there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    ),
+    _Known(
+        ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID",
+         "EXPIRED_TOKEN", "InvalidAccessKeyId", "SignatureDoesNotMatch", "HTTP status 403", "HTTP status 401",
+         "Forbidden", "status: 403", "status: 401", "lacked the necessary privileges", "lacked valid authentication"),
+        "access is denied", "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they are allowed to do",
+    ),
+    _Known(
+        ("NO_SUCH_BUCKET", "NoSuchBucket", "does not exist"), "there is no such bucket",
+        "check the bucket's name and the endpoint",
+    ),
+    _Known(
+        ("NETWORK_CONNECTION", "onnection refused", "onnect error", "dns error", "curlCode", "error sending request"),
+        "the store does not answer", "check the network and AWS_ENDPOINT_URL",
+    ),
+)  # fmt: skip
 
 
 class Listed(NamedTuple):
@@ -49,10 +73,12 @@ def explained(address: Address, doing: str) -> Iterator[None]:
 
 def trouble(address: Address, doing: str, error: Exception) -> ArchiveError:
     """What went wrong with an archive, in one line, and what to check."""
-    text = redact(" ".join(str(error).split()))
-    hint = next((hint for words, hint in _HINTS.items() if any(word in text for word in words)), "try again later")
+    text = redact(" ".join(_BACKTRACE.sub("", str(error)).split()))
     if address.is_local and isinstance(error, OSError):
-        hint, text = "check the directory and its permissions", error.strerror or text
+        text, hint = error.strerror or text, "check the directory and its permissions"
+    else:
+        known = next((one for one in _KNOWN if any(word in text for word in one.words)), None)
+        text, hint = (text, LATER) if known is None or address.is_local else (known.reason, known.hint)
     return ArchiveError(f"cannot {doing} {address}: {text[:_LONGEST_REASON]}", hint=hint)
 
 
@@ -68,9 +94,14 @@ class Objects:
         return f"{self.address.path}/{path}" if path else self.address.path
 
     def read(self, path: str) -> bytes:
-        """An object's content; FileNotFoundError if there is none."""
-        with explained(self.address, "read"), self._files.open_input_file(self._full(path)) as file:
-            return bytes(file.read())
+        """A small object's content; FileNotFoundError if there is none."""
+        with explained(self.address, "read"):
+            if self.address.is_local:
+                return read_file(Path(self._full(path)), _LARGEST_OBJECT)
+            with self._files.open_input_file(self._full(path)) as file:
+                if file.size() > _LARGEST_OBJECT:
+                    raise ValueError(f"{path} is larger than {_LARGEST_OBJECT >> 20} MB")
+                return bytes(file.read(_LARGEST_OBJECT))
 
     def size_of(self, path: str) -> int | None:
         """An object's size; None if there is none."""
@@ -92,7 +123,7 @@ class Objects:
             with self._files.open_output_stream(full) as stream:
                 stream.write(content)
         if self.size_of(path) != len(content):
-            raise ArchiveError(f"{self.address} has not kept {path} as it was written", hint="try again later")
+            raise ArchiveError(f"{self.address} has not kept {path} as it was written", hint=LATER)
 
     def put_file(self, path: str, source: Path) -> None:
         """As `put`, from a file of a run."""

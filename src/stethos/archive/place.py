@@ -21,10 +21,12 @@ from stethos.store.find import ARCHIVED_MARK
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 CATALOGUE = "_catalogue"
 STATE = ARCHIVED_MARK
 _KEPT_STATES = 8
+_MOST_ROWS, _LARGEST_ROWS = 1_000_000, 512 << 20  # of small Parquet files
 
 
 def parquet_bytes(rows: pa.Table) -> memoryview:
@@ -37,17 +39,29 @@ def parquet_bytes(rows: pa.Table) -> memoryview:
 
 
 def read_parquet(objects: Objects, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of small Parquet files; ArchiveError if one is damaged."""
+    """The rows of small Parquet files; ArchiveError if one is damaged, FileNotFoundError if one is missing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows: list[dict[str, Any]] = []
     for path in paths:
+        content = objects.read(path)
         try:
-            rows += pq.read_table(io.BytesIO(objects.read(path))).to_pylist()
-        except pa.ArrowException as error:
+            with pq.ParquetFile(io.BytesIO(content)) as file:
+                _check_size(file.metadata)
+                rows += file.read().to_pylist()
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise ArchiveError(f"{objects.address}/{path} is damaged: {error}") from None
     return rows
+
+
+def _check_size(facts: pq.FileMetaData) -> None:
+    """ValueError if a file would unfold to more than anything of ours does."""
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    unfolded = sum(max(0, column.total_uncompressed_size) for column in columns)
+    if facts.num_rows > _MOST_ROWS or unfolded > _LARGEST_ROWS:
+        raise ValueError(f"{facts.num_rows:,} rows of {unfolded:,} bytes")
 
 
 class ArchivedRun:
@@ -59,7 +73,7 @@ class ArchivedRun:
         self.log: DeltaLog | None = None
 
     def snapshot(self, *, is_needed: bool = True) -> Snapshot | None:
-        """The newest snapshot; RunNotFoundError if there is none and one `is_needed`."""
+        """The newest snapshot that is there; RunNotFoundError if there is none and one `is_needed`."""
         if self.objects.size_of("") is not None:  # a file
             raise RunNotFoundError(f"{self.address} is not an archive")
         self.log = DeltaLog(self.address / STATE)
@@ -67,7 +81,13 @@ class ArchivedRun:
         if not self.log.exists:  # the log is an index: without it, the files tell
             paths = [one.path.partition("/")[2] for one in self.objects.listed(STATE, deep=False)]
         for path in sorted((path for path in paths if path.endswith(".parquet")), reverse=True):
-            rows = read_parquet(self.objects, [f"{STATE}/{path}"])
+            try:
+                rows = read_parquet(self.objects, [f"{STATE}/{path}"])
+            except FileNotFoundError:  # somebody has deleted a damaged one
+                continue
+            except ArchiveError as error:
+                error.hint = error.hint or "delete this file: the snapshot before it then counts"
+                raise
             if rows and isinstance(rows[0].get("content"), str):
                 return Snapshot.from_json(rows[0]["content"], str(self.address))
         if is_needed:

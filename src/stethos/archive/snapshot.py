@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ _PROCESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 _LAUNCHER = re.compile(r"launcher-[0-9]{1,10}\.json")
 _LOCAL_NAME = re.compile(r"[0-9]{6,9}\.([a-z_]{1,40})\.parquet")
 _OBJECT = re.compile(r"([a-z_]{1,40})/[A-Za-z0-9._-]{1,200}\.parquet")
+_MERGED = re.compile(r".*-([0-9]+)to([0-9]+)-[0-9a-f]+\.parquet")
 _LARGEST_BLOB = 32 << 20
 
 
@@ -102,11 +104,14 @@ class Snapshot:
                 for name, blob in content["blobs"].items()
                 if name in (FINDINGS_FILE, STACKS_FILE) and len(blob) < 2 * _LARGEST_BLOB
             }
+            sequence, archived_ns = int(content["sequence"]), int(content["archived_ns"])
+            if not (0 <= sequence < 2**62 and 0 <= archived_ns < 2**62):
+                raise ValueError("not a number of a snapshot")
             return cls(
-                str(content["run"]), str(content["identity"]), int(content["sequence"]), int(content["archived_ns"]),
-                bool(content["is_complete"]), documents, blobs, files,
+                str(content["run"]), str(content["identity"]), sequence, archived_ns, bool(content["is_complete"]),
+                documents, blobs, files,
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, binascii.Error):
             raise ArchiveError(
                 f"{where} is not an archived run, or is damaged", hint="archive it again from the run's directory"
             ) from None
@@ -116,6 +121,7 @@ def take_snapshot(place: RunPlace, before: Snapshot | None) -> Snapshot:
     """The run as it is now; files that were archived `before` stay in it, though they may have been retired here."""
     facts = place.facts()
     kept = {file.path: file for file in before.files} if before else {}
+    merged = _merged_spans(kept.values())
     found = Snapshot(str(facts.get("run") or place.path.resolve().name), identity_of(place), is_complete=True)
     found.documents[RUN_FILE] = {name: value for name, value in facts.items() if name != "origin"}
     for path in sorted(place.path.glob("launcher-*.json")):
@@ -131,7 +137,8 @@ def take_snapshot(place: RunPlace, before: Snapshot | None) -> Snapshot:
         found.documents[f"{process.name}/{MANIFEST_FILE}"] = manifest
         for entry in manifest.get("sealed", ()):
             file = ArchivedFile.of(process.name, entry)
-            if not _is_merged(file, kept.values()):
+            number = int(file.name.partition(".")[0])
+            if not any(low <= number <= high for low, high in merged.get((file.process, file.table), ())):
                 kept.setdefault(file.path, file)
     found.files = sorted(kept.values(), key=lambda file: file.path)
     found.blobs = _blobs_of(place)
@@ -159,14 +166,14 @@ def written_manifest(snapshot: Snapshot, process: str) -> dict[str, Any]:
     return {**manifest, "sealed": [file.as_entry() for file in own], "retired": retired}
 
 
-def _is_merged(file: ArchivedFile, known: Any) -> bool:
-    """Whether a file's rows are in one that compaction made: those bear the numbers of the first and last."""
-    number = int(file.name.partition(".")[0])
-    for one in known:
-        span = re.fullmatch(r".*-([0-9]+)to([0-9]+)-[0-9a-f]+\.parquet", one.path)
-        if span and one.process == file.process and one.table == file.table and int(span[1]) <= number <= int(span[2]):
-            return True
-    return False
+def _merged_spans(files: Iterable[ArchivedFile]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """By process and table: the numbers, from first to last, of the files that compaction has made one of."""
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for file in files:
+        span = _MERGED.fullmatch(file.path)
+        if span:
+            found.setdefault((file.process, file.table), []).append((int(span[1]), int(span[2])))
+    return found
 
 
 def _blobs_of(place: RunPlace) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ Repeat it at any time: only what is new is copied, and an interrupted copy resum
 are archived; the newest rows of a run that is still going follow later. Captured models stay where they are.
 `stethos ls ADDRESS` lists an archive; `stethos -t ADDRESS/RUN COMMAND` reads a run in it.
 
-    stethos archive --to s3://bucket/path --compact        make few large files of many small ones
+    stethos archive --to s3://bucket/path --compact        make few large files of many small ones; list what is missing
     stethos archive --to s3://bucket/path --retain 90d     delete archived runs that ended longer ago
 
 Credentials come from AWS's own variables and files (AWS_ACCESS_KEY_ID, AWS_PROFILE ...), the endpoint from
@@ -48,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="with --follow: seconds between copies (default: 15)",
     )
-    parser.add_argument("--compact", action="store_true", help="merge small files of runs that are over")
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="merge small files of runs that are over, and list runs that are missing on the list",
+    )
     parser.add_argument(
         "--retain", metavar="TIME", help="delete archived runs that ended longer ago than this, such as 90d or 12h"
     )
@@ -119,9 +123,12 @@ def _show(arguments: argparse.Namespace, outcome: Outcome, *, is_going: bool) ->
 
 def _maintain(arguments: argparse.Namespace, archive: Address, age_s: float | None) -> int:
     from stethos.archive.catalogue import Catalogue
-    from stethos.archive.maintain import compact_run, remove_run
+    from stethos.archive.maintain import compact_run, list_missing, remove_run
 
     status = 0
+    if arguments.compact:
+        for name in list_missing(archive):
+            print(f"listed {clean(name)}, which was archived but not on the list")
     for row in Catalogue(archive).rows():
         ended_ns = (row["started_ns"] or 0) + int(1e9 * (row["duration_s"] or 0))
         is_old = age_s is not None and row["state"] != "running" and time.time_ns() - ended_ns > age_s * 1e9

@@ -20,6 +20,7 @@ import sys
 
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import add_trainer_arguments, trainer_for
+from stethos.record.border import make_directory
 from stethos.settings import cache_dir
 
 _HISTORY = "debug-history"
@@ -63,5 +64,5 @@ def _write_history() -> None:
     with contextlib.suppress(ImportError, OSError):
         import readline
 
-        cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(cache_dir())
         readline.write_history_file(cache_dir() / _HISTORY)

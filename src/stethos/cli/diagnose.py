@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
+from stethos.cli.task.trainer import add_cluster_arguments
 from stethos.cli.task.value import seconds
 from stethos.errors import RecordingError, UsageError
 
@@ -57,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help='first prove or refute accusations below 90%% from captured updates (all of them: `capture="all"`)',
+        help='first prove or refute unsure accusations from captured updates (all of them: `capture="all"`)',
+    )
+    parser.add_argument(
+        "--below", metavar="SHARE", default="90%", help="with --prove: those less sure than this (default: 90%%)"
     )
     parser.add_argument(
         "--evaluator", metavar="MODULE:FUNCTION", help="with --prove, for your own loop: f(state) returns numbers"
@@ -71,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-keep", action="store_true", help="do not write the findings into the run")
     parser.add_argument("--over", metavar="ADDRESS", help="every run of an archive: s3://BUCKET/PATH or a directory")
-    parser.add_argument("--on", metavar="CLUSTER", help="with --over, each run a task of Ray: ray://HOST:PORT or local")
+    add_cluster_arguments(parser, "with --over, each run a task of Ray")
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
@@ -83,13 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.over is not None:
         from stethos.cli.screen.fleet import show_fleet
 
-        return show_fleet(arguments.over, arguments.on, as_json=arguments.json)
+        return show_fleet(arguments.over, arguments.on, arguments.task_timeout, as_json=arguments.json)
     _check(arguments)
     from stethos.diagnose.api import configured_detectors, look
 
     settings = [*arguments.set]
     if arguments.alarm_rate is not None:
-        settings.append(f"faulty-client.alarm_rate={share_in(arguments.alarm_rate)}")
+        for name in ("faulty-client", "unlike-client", "over-filtered"):
+            settings.append(f"{name}.alarm_rate={share_in(arguments.alarm_rate)}")
     detectors = configured_detectors(thresholds_of(settings), arguments.silence)
     with open_target(arguments) as one:
         if arguments.live:
@@ -113,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if arguments.prove:
                     from stethos.cli.task.unsure import prove_unsure
 
-                    prove_unsure(one, diagnosis, arguments)
+                    prove_unsure(one, diagnosis, arguments, below=share_in(arguments.below))
         return _show(diagnosis, one, arguments)
 
 
@@ -130,7 +135,7 @@ def share_in(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise UsageError(f"--alarm-rate {text} is not a share", hint="give 1% or 0.01")
+        raise UsageError(f"{text} is not a share", hint="give 1% or 0.01")
     return share
 
 

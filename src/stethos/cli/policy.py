@@ -5,8 +5,9 @@
     stethos policy --site SITE --grant-hours 8    everything, for some hours (L4), while somebody helps you
 
 Only the site can change its policy: edit SITE/policy.toml. L0 sends nothing, L1 (the default) how long things took and
-how they ended, L2 also losses and gradient norms, rounded, L4 everything. L1 and L2 give no formal guarantee of
-privacy. See docs/privacy.md for the whole table.
+how they ended, L2 also losses and gradient norms, rounded, L3 what L1 sends and some numbers with noise, L4 everything.
+L1 and L2 give no formal guarantee of privacy; L3 does, for the numbers with noise. See docs/privacy.md for the whole
+table.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", type=Path, metavar="DIR", help="the site's directory (default: STETHOS_SITE)")
-    parser.add_argument("--level", metavar="LEVEL", help="L0, L1, L2 or L4: what it lets through")
+    parser.add_argument("--level", metavar="LEVEL", help="L0, L1, L2, L3 or L4: what it lets through")
     parser.add_argument(
         "--grant-hours", type=float, metavar="H", help="let everything through for this many hours, at most 24"
     )
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         text = read_file(site.policy_path, 1 << 20).decode()
     except (OSError, ValueError) as error:
         raise UsageError(f"{site.policy_path} cannot be read: {error}", hint="nothing leaves until it can") from None
-    _show(parse_policy(text), _books(site.spool), is_json=arguments.json, name=site.name)
+    policy = parse_policy(text)
+    _show(policy, _books(site.spool), is_json=arguments.json, name=site.name, spent=_spent(site.path, policy))
     return 0
 
 
@@ -83,7 +85,21 @@ def _books(spool: Path) -> dict[str, Any]:
     return found
 
 
-def _show(policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "") -> None:
+def _spent(directory: Path, policy: Policy) -> dict[str, float]:
+    """What the numbers with noise have cost so far, by run."""
+    from stethos.collect.noise import LEDGER_FILE, NEEDS_NOISE, NoiseLedger, spent
+
+    ledger = NoiseLedger(directory / LEDGER_FILE)
+    runs = ledger.runs()
+    try:
+        return {run: spent(ledger.releases(run), policy.noise.delta) for run in runs}
+    except ImportError:
+        raise UsageError("the ledger of noise needs dp-accounting", hint=NEEDS_NOISE) from None
+
+
+def _show(
+    policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "", spent: dict[str, float] | None = None
+) -> None:
     from stethos.collect.policy import MEANS
 
     if is_json:
@@ -95,7 +111,7 @@ def _show(policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "
             if policy.allows(table)
         }
         print_json({"site": name, "level": policy.level, "min_count": policy.min_count, "leaves": tables,
-                    "withholds": policy.withholds(), "waiting": books})  # fmt: skip
+                    "withholds": policy.withholds(), "waiting": books, "epsilon_spent": spent or {}})  # fmt: skip
         return
     lines = [f"{name}: level {policy.level}" if name else f"level {policy.level}"]
     for table, rules in policy.tables.items():
@@ -108,6 +124,8 @@ def _show(policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "
                 lines.append(f"    {words}: {', '.join(columns)}")
     if not any(map(policy.allows, policy.tables)):
         lines.append("  nothing leaves")
+    for run_name, epsilon in (spent or {}).items():
+        lines.append(f"noise: {run_name}: epsilon {epsilon:.3f} of {policy.noise.epsilon:g} spent")
     for process, one in books.items():
         lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -28,6 +28,7 @@ LANES = (0, 1, 2)  # client_reports and what became of the process; other tables
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COUNT = range(2**62)
+Key = tuple[str, str, str, str]  # run, client, process, epoch: a stream of batches
 
 
 class BatchError(StethosError):
@@ -58,7 +59,7 @@ class BatchHeader:
     ended: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Key:
         """The stream of batches that it belongs to."""
         return self.run, self.client, self.process, self.epoch
 

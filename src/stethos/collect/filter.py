@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from stethos.collect.policy import FACTS, ColumnRule, Policy
-from stethos.collect.report import error_type, frames_of
+from stethos.collect.report import SOMETHING, error_type, frames_of
 from stethos.record.arrow import arrow_type, number_array, segment_schema, stored_columns, text_array
 from stethos.schema import NULL_F64, NULL_I32, NULL_I64, Column, Kind, Table
+
+if TYPE_CHECKING:
+    from stethos.collect.noise import NoiseSource
 
 _DTYPES = {Kind.I32: np.int32, Kind.I64: np.int64, Kind.F64: np.float64}
 _NULLS: dict[Kind, Any] = {Kind.I32: NULL_I32, Kind.I64: NULL_I64, Kind.F64: NULL_F64}
@@ -22,12 +25,23 @@ _DIGEST = re.compile("[0-9a-f]{32}")
 Vector = npt.NDArray[Any]
 
 
-def filtered(policy: Policy, table: Table, rows: pa.RecordBatch) -> pa.RecordBatch | None:
-    """The rows as they may leave, in the schema of their table; None if none may."""
+def filtered(
+    policy: Policy, table: Table, rows: pa.RecordBatch, noise: NoiseSource | None = None
+) -> pa.RecordBatch | None:
+    """The rows as they may leave, in the schema of their table; None if none may.
+
+    Without a source of noise what may leave with noise alone stays.
+    """
     if not policy.allows(table.name):
         return None
     enough = _has_enough(policy, rows)
-    columns = [_column(policy.rule(table.name, column.name), column, rows, enough) for column in stored_columns(table)]
+    columns = []
+    for column in stored_columns(table):
+        rule = policy.rule(table.name, column.name)
+        if rule.way == "noise" and noise is not None and column.name in rows.schema.names:
+            columns.append(_noised(policy, table, column, rows, enough, noise))
+        else:
+            columns.append(_column(rule, column, rows, enough))
     return pa.RecordBatch.from_arrays(columns, schema=segment_schema(table))
 
 
@@ -61,11 +75,11 @@ def _has_enough(policy: Policy, rows: pa.RecordBatch) -> Vector:
 
 
 def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vector) -> pa.Array:
-    if rule.way == "drop" or column.name not in rows.schema.names:
+    if rule.way in ("drop", "noise") or column.name not in rows.schema.names:
         return pa.nulls(rows.num_rows, arrow_type(column.kind))
     found = rows.column(column.name)
     match rule.way:
-        case "keep":
+        case "keep" if column.kind not in _DTYPES:
             return found
         case "error-type":
             return _texts(found, error_type)
@@ -73,8 +87,12 @@ def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vect
             return _texts(found, frames_of)
         case "digest":
             return _texts(found, lambda text: text if _DIGEST.fullmatch(text) else "")
+        case "whether":
+            return _texts(found, lambda _: SOMETHING)
     values, nulls = _numbers(found)
     match rule.way:
+        case "keep":  # made anew: beneath a NULL could stand what a number was before
+            changed = values
         case "bucket":
             changed = _bucketed(values, 30 if column.kind is Kind.I32 else 61)
         case "second":
@@ -84,6 +102,22 @@ def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vect
     made = changed.astype(_DTYPES[column.kind])
     made[nulls] = _NULLS[column.kind]
     return number_array(made, column.kind)
+
+
+def _noised(
+    policy: Policy, table: Table, column: Column, rows: pa.RecordBatch, enough: Vector, noise: NoiseSource
+) -> pa.Array:
+    """Shares and counts of samples, each clipped to what it can be and then with noise."""
+    what, found = f"{table.name}.{column.name}", rows.column(column.name)
+    if column.kind is Kind.TEXT:
+        texts = [text if one else None for text, one in zip(found.to_pylist(), enough, strict=True)]
+        return text_array(noise.counts(what, texts, policy.noise))
+    values, nulls = _numbers(found)
+    samples = _numbers(rows.column("samples"))[0].astype(np.int64).tolist()
+    known = enough & ~nulls & np.isfinite(values)
+    shares = [min(max(float(one), 0.0), 1.0) if is_known else None for one, is_known in zip(values, known, strict=True)]
+    given = noise.shares(what, shares, samples, policy.noise)
+    return number_array(np.array([NULL_F64 if one is None else one for one in given], np.float64), column.kind)
 
 
 def _numbers(array: pa.Array) -> tuple[Vector, Vector]:

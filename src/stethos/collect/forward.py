@@ -20,6 +20,7 @@ import pyarrow as pa
 from stethos.collect.batch import MOST_BATCH_BYTES, MOST_RAW_BYTES, BatchHeader, compress, digest_of, encode_batch
 from stethos.collect.books import SPOOL_FULL, TOO_LARGE, Books
 from stethos.collect.filter import filtered, filtered_facts
+from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
 from stethos.collect.policy import NOTHING, Policy, parse_policy
 from stethos.collect.report import power_of_two
 from stethos.collect.ride import RIDE_BYTES
@@ -28,7 +29,7 @@ from stethos.collect.site import SiteHome, open_site
 from stethos.collect.spool import SPOOL_BYTES, Spool, spools_in
 from stethos.errors import UsageError
 from stethos.record.arrow import checked_batch, segment_schema, serialize_batch
-from stethos.record.border import map_file, read_file, version_of
+from stethos.record.border import make_directory, map_file, read_file, version_of
 from stethos.record.collector import Collector, counters_of
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, Block, Bytes, encode_block, scan
@@ -73,6 +74,8 @@ class Forwarder:
         self._policy_version: tuple[int, ...] | None = None
         self._policy_until = 0.0
         self._sign = site.signer()
+        self._noise = NoiseSource(NoiseLedger(site.path / LEDGER_FILE), run.name)
+        self._noted: set[str] = set()
         self._next_adoption = 0.0
         self._most_bytes = (MOST_BATCH_BYTES >> 1) if site.address else RIDE_BYTES - _HEADER_ROOM
         self.sender = Sender(site, self) if site.address else None
@@ -168,7 +171,7 @@ class Forwarder:
         name = collector.place.name
         if name not in self.processes:
             path = self.site.spool / self.run.name / name
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(path)
             adopted = self.adopted.pop(path, None)
             lock = adopted.lock if adopted is not None else take_lock(path / LOCK_FILE)
             if lock is None:  # another drainer is at it
@@ -204,13 +207,23 @@ class Forwarder:
                 if batch is None:
                     one.books.lost += rows
                     continue
-                batch = filtered(policy, table, batch)
+                batch = self._filtered(policy, table, batch)
             if batch is None:
                 one.books.withheld[table.name] = one.books.withheld.get(table.name, 0) + rows
                 continue
             lanes.setdefault(_lane_of(table), []).append((table, batch))
         for lane in sorted(lanes):
             self._append_rows(one, collector, lane, lanes[lane])
+
+    def _filtered(self, policy: Policy, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The rows as they may leave; where noise cannot be had or paid, what would need it stays."""
+        try:
+            return filtered(policy, table, batch, self._noise)
+        except (UsageError, ImportError, OSError) as error:
+            if str(error) not in self._noted:
+                self._noted.add(str(error))
+                self.site.note(what="noise", outcome="numbers about the data stay", why=str(error)[:500])
+            return filtered(policy, table, batch)
 
     def _append_rows(self, one: ForwardedProcess, collector: Collector, lane: int, content: list[FilteredRows]) -> None:
         """Put rows into a batch, or into several if they do not fit into one."""
@@ -299,7 +312,7 @@ def start_forwarding(run: RunPlace, directory: str, on_failure: Callable[[str, s
     """For the drainer of a run that was recorded at a site; None where there is no site any more."""
     try:
         site = open_site(Path(directory))
-        site.spool.mkdir(mode=0o700, exist_ok=True)
+        make_directory(site.spool)
         return Forwarder(run, site)
     except (UsageError, OSError, ImportError) as error:
         on_failure("site", f"rows of this run do not leave: {error}")

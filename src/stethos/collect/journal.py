@@ -36,7 +36,10 @@ class Journal:
 
     @property
     def current(self) -> Path:
-        return self.directory / f"{self._number:09d}.journal"
+        return self._path(self._number)
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:09d}.journal"
 
     @property
     def wants_roll(self) -> bool:
@@ -60,12 +63,15 @@ class Journal:
         self._size = at
 
     def roll(self) -> Path | None:
-        """Begin a new file; the one before, which may go when its batches have reached their runs."""
+        """Begin a new file; the one before, which may go when its batches have reached their runs.
+
+        OSError, with nothing changed, if no file can be made.
+        """
+        following = open_file(self._path(self._number + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         before = self.current if self._descriptor is not None else None
         self.close()
         self._number += 1
-        self._descriptor = open_file(self.current, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self._size = 0
+        self._descriptor, self._size = following, 0
         sync_directory(self.directory)
         return before
 

@@ -1,6 +1,6 @@
 """What may leave a site: an allowlist of columns for each level, which the site's own file can change.
 
-    level = "L1"                 L0 nothing, L1 operational, L2 health, L4 everything, for at most a day
+    level = "L1"                 L0 nothing, L1 operational, L2 health, L3 noise, L4 everything, for at most a day
     min_count = 32               fewer samples than this: numbers about the data stay
     [tables.steps]
     lr = "keep"                  or "drop", "bucket", or a number of digits with bounds:
@@ -21,11 +21,11 @@ from typing import Any, Literal, get_args
 from stethos.errors import UsageError
 from stethos.schema import RECORDED, Kind, Table
 
-Level = Literal["L0", "L1", "L2", "L4"]
+Level = Literal["L0", "L1", "L2", "L3", "L4"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DEFAULT_LEVEL: Level = "L1"
 LONGEST_GRANT_S = 24 * 3600.0
-Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "digest", "drop"]
+Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "digest", "whether", "noise", "drop"]
 MEANS: dict[Way, str] = {
     "keep": "as it is",
     "bucket": "rounded up to a power of two",
@@ -34,6 +34,8 @@ MEANS: dict[Way, str] = {
     "error-type": "the exception's type, without its message",
     "frames": "function, file name and line, without messages, code or directories",
     "digest": "a digest of the model that was received; nothing else passes",
+    "whether": "that there is something, not what",
+    "noise": "with noise, while the budget of the run lasts; only with enough samples",
     "drop": "stays",
 }
 
@@ -50,7 +52,7 @@ class ColumnRule:
 
 KEEP, BUCKET, ROUND, SECOND = ColumnRule("keep"), ColumnRule("bucket"), ColumnRule("round"), ColumnRule("second")
 DROP, ERROR_TYPE, FRAMES = ColumnRule("drop"), ColumnRule("error-type"), ColumnRule("frames")
-DIGEST = ColumnRule("digest")
+DIGEST, NOISE, WHETHER = ColumnRule("digest"), ColumnRule("noise"), ColumnRule("whether")
 Rules = Mapping[str, ColumnRule]
 
 
@@ -72,6 +74,7 @@ _L1: dict[str, Rules] = {
         ),
         "error": ERROR_TYPE,
         "traceback": FRAMES,
+        "filters": WHETHER,
     },
     "gaps": {**_CONTEXT, "what": KEEP},
     "host": {"t_ns": SECOND, **_rules(keep="machine_cores", bucket=_MACHINE)},
@@ -93,17 +96,36 @@ _L2: dict[str, Rules] = {
     "modules": {**_CONTEXT, **_rules(keep="module stage", bucket="duration_ms allocated_bytes alive_bytes")},
     "memory": {**_CONTEXT, **_rules(keep="class device", bucket="bytes peak_bytes allocated_bytes freed_bytes")},
 }  # fmt: skip
+# One sample replaced by another changes these by a known amount at most: a share of samples, and counts of them.
+NOISED = {"client_reports": ("accuracy", "confusion")}
+_L3: dict[str, Rules] = {
+    **_L1,
+    **{table: {**_L1[table], **dict.fromkeys(columns, NOISE)} for table, columns in NOISED.items()},
+}
 _TABLES: dict[str, Table] = {table.name: table for table in RECORDED.values()}
 _L4: dict[str, Rules] = {
     table.name: {column.name: KEEP for column in table.all_columns if column.name not in ("process", "rank")}
     for table in _TABLES.values()
 }
-PRESETS: dict[Level, dict[str, Rules]] = {"L0": {}, "L1": _L1, "L2": _L2, "L4": _L4}
+PRESETS: dict[Level, dict[str, Rules]] = {"L0": {}, "L1": _L1, "L2": _L2, "L3": _L3, "L4": _L4}
 # Facts of a process that leave, and what becomes of them; host, command, directory and configuration stay below L4.
 FACTS: dict[str, ColumnRule] = {
     **_rules(keep="rank world_size python torch versions preset overhead_budget callbacks"),
     "started_ns": SECOND, "error": ERROR_TYPE, "traceback": FRAMES,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseBudget:
+    """What all numbers of a run that leave with noise may cost, and how many of them there will be.
+
+    `classes` is the size of matrices of counts; without it none leaves, since their size would tell of the data.
+    """
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    releases: int = 100
+    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +135,7 @@ class Policy:
     level: Level = DEFAULT_LEVEL
     min_count: int = 32
     tables: Mapping[str, Rules] = field(default_factory=lambda: PRESETS[DEFAULT_LEVEL])
+    noise: NoiseBudget = NoiseBudget()
 
     def rule(self, table: str, column: str) -> ColumnRule:
         return self.tables.get(table, {}).get(column, DROP)
@@ -123,13 +146,13 @@ class Policy:
         return any(rule.way != "drop" for name, rule in self.tables.get(table, {}).items() if name not in shared)
 
     def withholds(self) -> dict[str, list[str]]:
-        """The columns that stay, by table; ["*"] where no row of it leaves."""
+        """The columns that stay or leave with noise alone, by table; ["*"] where no row of it leaves."""
         found: dict[str, list[str]] = {}
         for table in _TABLES.values():
             if not self.allows(table.name):
                 found[table.name] = ["*"]
                 continue
-            kept = [one.name for one in table.columns if self.rule(table.name, one.name).way == "drop"]
+            kept = [one.name for one in table.columns if self.rule(table.name, one.name).way in ("drop", "noise")]
             if kept:
                 found[table.name] = kept
         return found
@@ -144,9 +167,11 @@ def parse_policy(text: str, now_s: float | None = None) -> Policy:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"the policy is not TOML: {error}", hint="see docs/privacy.md") from None
-    unknown = sorted(set(content) - {"level", "min_count", "tables", "until"})
+    unknown = sorted(set(content) - {"level", "min_count", "tables", "until", "noise"})
     if unknown:
-        raise UsageError(f"the policy has no setting {unknown[0]!r}", hint="settings: level, min_count, tables, until")
+        raise UsageError(
+            f"the policy has no setting {unknown[0]!r}", hint="settings: level, min_count, tables, until, noise"
+        )
     level = _level_in(content, time.time() if now_s is None else now_s)
     min_count = content.get("min_count", 32)
     if type(min_count) is not int or not 1 <= min_count <= 10**9:
@@ -157,13 +182,11 @@ def parse_policy(text: str, now_s: float | None = None) -> Policy:
         raise UsageError("`tables` is not a table", hint='write [tables.steps], then column = "keep"')
     for name, rules in changes.items():
         _change(tables, name, rules)
-    return Policy(level, min_count, tables)
+    return Policy(level, min_count, tables, _noise_in(content.get("noise", {})))
 
 
 def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
     given = content.get("level", DEFAULT_LEVEL)
-    if given == "L3":
-        raise UsageError("L3 needs noise with a ledger, or secure aggregation", hint="this version has neither")
     if given not in LEVELS:
         raise UsageError(f"no level {given!r}", hint=f"levels: {', '.join(LEVELS)}")
     if given != "L4":
@@ -175,6 +198,20 @@ def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
     if left_s > LONGEST_GRANT_S:
         raise UsageError("level L4 is for at most 24 hours", hint="choose an earlier `until`")
     return "L4" if left_s > 0 else DEFAULT_LEVEL
+
+
+def _noise_in(given: Any) -> NoiseBudget:
+    limits = {"epsilon": (1e-6, 10.0), "delta": (1e-12, 1e-3), "releases": (1, 10**6), "classes": (0, 1000)}
+    if not isinstance(given, dict) or set(given) - set(limits):
+        raise UsageError("[noise] is not understood", hint=f"settings: {', '.join(limits)}")
+    for name, value in given.items():
+        low, high = limits[name]
+        is_count = isinstance(low, int)
+        if isinstance(value, bool) or not isinstance(value, int if is_count else int | float):
+            raise UsageError(f"noise.{name} = {value!r} is not a number", hint="see docs/privacy.md")
+        if not low <= value <= high:
+            raise UsageError(f"noise.{name} = {value!r}", hint=f"from {low:g} to {high:g}")
+    return NoiseBudget(**given)
 
 
 def _change(tables: dict[str, dict[str, ColumnRule]], name: str, rules: Any) -> None:
@@ -191,7 +228,9 @@ def _change(tables: dict[str, dict[str, ColumnRule]], name: str, rules: Any) -> 
     for column, words in rules.items():
         if column not in kinds:
             raise UsageError(f"`{name}` has no column {column!r}", hint=f"columns: {', '.join(kinds)}")
-        own[column] = _rule_of(f"{name}.{column}", kinds[column], words)
+        own[column] = NOISE if words == "noise" else _rule_of(f"{name}.{column}", kinds[column], words)
+        if own[column] is NOISE and column not in NOISED.get(name, ()):
+            raise UsageError(f"what one sample changes in {name}.{column} is not bounded", hint="no noise can hide it")
 
 
 def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:

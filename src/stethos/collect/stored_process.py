@@ -8,7 +8,6 @@ manifest. The rows are in the schema of this version, whatever version wrote the
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from stethos.collect.batch import LANES, BatchError, BatchHeader, SignedBatch, d
 from stethos.collect.intervals import Intervals
 from stethos.collect.policy import FACTS
 from stethos.record.arrow import checked_batch, checked_schema, in_schema, segment_schema, serialize_batch, text_array
-from stethos.record.border import checked_books, checked_counters, map_file, version_of
+from stethos.record.border import checked_books, checked_counters, is_gone, map_file, version_of
 from stethos.record.collector import SEGMENT_BYTES
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, RunPlace, write_json
+from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, ProcessPlace, RunPlace, write_facts
 from stethos.record.segment import (
     FLAG_LAST,
     FLAG_NAMES,
@@ -34,7 +33,6 @@ from stethos.record.segment import (
     scan,
     seal_segment,
 )
-from stethos.record.whole_file import whole_file
 from stethos.schema import ACTION_EVENTS, CLIENT_REPORTS, RECORDED, ROUNDS, UPDATES, Table
 
 # Told by the server about its clients, and never by a client.
@@ -89,7 +87,8 @@ class StoredProcess:
     def _write_facts(self, header: BatchHeader) -> None:
         own = {"process": self.place.name, "host_key": f"collected:{self.client}", "host": self.client}
         facts = {name: value for name, value in header.facts.items() if name in _TOLD_FACTS}
-        _write_soon(self.place.path / PROCESS_FILE, {"started_ns": header.t_ns, **facts, **own})
+        content = {"started_ns": header.t_ns, **facts, **own}
+        write_facts(self.place.path / PROCESS_FILE, content, is_synced=False)  # the journal has what it was made from
 
     @property
     def _writer(self) -> SegmentWriter:
@@ -260,8 +259,10 @@ class StoredProcess:
     def _write_manifest(self, changes: dict[str, Any]) -> None:
         collected = {**self.told, "lanes": {str(lane): found.runs for lane, found in self.lanes.items()}}
         manifest = {**self.manifest, **changes, "collected": collected}
-        write = write_json if changes else _write_soon  # without: what the segment has, or the next batch brings again
-        write(self.place.path / MANIFEST_FILE, manifest)
+        if changes:
+            self.place.write_manifest(manifest)
+        else:  # what the segment has, or the next batch brings again: no reason to wait for the disk
+            write_facts(self.place.path / MANIFEST_FILE, manifest, is_synced=False)
         self.manifest = manifest
 
     def close(self) -> None:
@@ -274,6 +275,8 @@ class StoredProcess:
 def stored_numbers(runs: Path, header: BatchHeader) -> dict[int, Intervals]:
     """Which batches of a process are on disk, by lane; nothing is made where there is none."""
     place = process_place(runs, header)
+    if is_gone(place.path):
+        return {lane: Intervals() for lane in LANES}
     manifest = place.manifest()
     told = _told_in(manifest.get("collected"))
     lanes = {lane: Intervals(told["lanes"].get(str(lane))) for lane in LANES}
@@ -290,12 +293,6 @@ def _whole_groups(place: ProcessPlace, manifest: dict[str, Any]) -> list[Block]:
     while blocks and not blocks[-1].flags & FLAG_LAST:
         blocks.pop()
     return blocks
-
-
-def _write_soon(path: Path, content: Any) -> None:
-    """Replace a file without waiting for the disk: the journal has what it was made from."""
-    with whole_file(path, is_synced=False) as file:
-        file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
 def _told_in(content: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 from stethos.errors import StethosError, UsageError
 
 FILE = "stethos.toml"
+_LARGEST = 1 << 20  # it may lie beside a run that somebody sent
 ENTRY_POINTS = "stethos.detectors"  # the group by which other packages add detectors
 _KNOWN = ("silence", "thresholds")
 
@@ -52,7 +53,11 @@ def find_configuration() -> Configuration:
 def read_configuration(path: Path) -> Configuration:
     """The `diagnose` table of a file, checked; UsageError says what is wrong with it."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ValueError(f"it is larger than {_LARGEST:,} bytes")
+        content = tomllib.loads(text.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     table = content.get("diagnose", {})

@@ -20,12 +20,15 @@ from stethos.diagnose.federated.aggregation_bias import AggregationBias
 from stethos.diagnose.federated.client_anomaly import ClientAnomaly
 from stethos.diagnose.federated.different_models import DifferentModels
 from stethos.diagnose.federated.faulty_client import FaultyClient
+from stethos.diagnose.federated.faulty_in_groups import FaultyInGroups
 from stethos.diagnose.federated.label_skew import LabelSkew
 from stethos.diagnose.federated.non_finite_model import NonFiniteModel
+from stethos.diagnose.federated.over_filtered import OverFiltered
 from stethos.diagnose.federated.quantity_skew import ClientQuantitySkew
 from stethos.diagnose.federated.round_repeat import RoundRepeat
 from stethos.diagnose.federated.server_instability import ServerInstability
 from stethos.diagnose.federated.stalled_federation import StalledFederation
+from stethos.diagnose.federated.unlike_client import UnlikeClient
 from stethos.diagnose.federated.unseen_federation import UnseenFederation
 from stethos.diagnose.installed import installed_detectors
 from stethos.diagnose.numbers.dead_units import DeadUnits
@@ -49,15 +52,20 @@ from stethos.diagnose.performance import (
     SmallBatches,
     UnevenRanks,
 )
+from stethos.diagnose.program.constant_outputs import ConstantOutputs
 from stethos.diagnose.program.growing_graph import GrowingGraph
+from stethos.diagnose.program.helper_model import HelperModel
 from stethos.diagnose.program.implausible_loss import ImplausibleLoss
 from stethos.diagnose.program.learning_rate_collapse import LearningRateCollapse
 from stethos.diagnose.program.lost_gradients import LostGradients
 from stethos.diagnose.program.odd_batch import OddBatch
+from stethos.diagnose.program.odd_graph import OddGraph
 from stethos.diagnose.program.odd_optimizer import OddOptimizer
+from stethos.diagnose.program.odd_schedule import OddSchedule
 from stethos.diagnose.program.repeated_data import RepeatedData
 from stethos.diagnose.program.telling_warning import TellingWarning
 from stethos.diagnose.program.unoptimized_parameters import UnoptimizedParameters
+from stethos.diagnose.program.wrong_call import WrongCall
 from stethos.diagnose.program.wrong_loss import WrongLoss
 from stethos.diagnose.program.wrong_mode import WrongMode
 from stethos.diagnose.ranks.collective_mismatch import CollectiveMismatch
@@ -90,12 +98,14 @@ DETECTORS: dict[str, type[Detector]] = {
         DetachedLoss, GradientsNotZeroed,
         # program
         WrongLoss, UnoptimizedParameters, WrongMode, LostGradients, RepeatedData, OddBatch, LearningRateCollapse,
-        ImplausibleLoss, TellingWarning, OddOptimizer, GrowingGraph,
+        ImplausibleLoss, TellingWarning, OddOptimizer, GrowingGraph, OddGraph, WrongCall, OddSchedule, HelperModel,
+        ConstantOutputs,
         # ranks
         ReplicaDivergence, CollectiveMismatch,
         # federated
         FaultyClient, LabelSkew, ClientQuantitySkew, AggregationBias, ServerInstability, ClientAnomaly, RoundRepeat,
-        NonFiniteModel, StalledFederation, DifferentModels, UnseenFederation,
+        NonFiniteModel, StalledFederation, DifferentModels, OverFiltered, UnseenFederation, FaultyInGroups,
+        UnlikeClient,
         # system
         Straggler, RankStraggler, MissingUpdate, OversizeUpdate, DataLoaderStall, MemoryGrowth, OutOfMemoryRisk,
         OutOfMemory, ClientMemory, StalledProcess, ProcessFailure, LowUtilisation, RowLoss, Hang,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.window import Window
-from stethos.store.frame import Array, Frame
+from stethos.store.frame import Array, Frame, is_known
 from stethos.store.literal import literal
 from stethos.store.order import natural_key
 
@@ -70,22 +70,22 @@ class Turns:
         return f"WHERE {' AND '.join((*own, *conditions))} " if (*own, *conditions) else ""
 
 
-def turns_of(window: Window) -> Iterator[Turns]:
+def turns_of(window: Window) -> list[Turns]:
     """The clients' turns of each federation of the run."""
+    return window.derive(_turns_in)
+
+
+def _turns_in(window: Window) -> list[Turns]:
     frame = window.frame("client_rounds")
     if not len(frame) or "client" not in frame or "round" not in frame:
-        return
-    known = np.array([one is not None for one in frame["client"].tolist()], bool) & ~_is_nan(frame["round"])
-    frame = frame.where(known)
+        return []
+    frame = frame.where(is_known(frame["client"]) & ~_is_nan(frame["round"]))
     if "t_ns" in frame:
         frame = frame.sorted_by("t_ns")
-    if "federation" not in frame or all(one is None for one in frame["federation"].tolist()):
-        if len(frame):
-            yield Turns(None, frame)
-        return
+    if "federation" not in frame or not is_known(frame["federation"]).any():
+        return [Turns(None, frame)] if len(frame) else []
     groups = frame.groups("federation")
-    for name, part in groups.items():
-        yield Turns(str(name) if len(groups) > 1 else None, part)
+    return [Turns(str(name) if len(groups) > 1 else None, part) for name, part in groups.items()]
 
 
 def others_median(grid: Grid) -> Grid:
@@ -96,14 +96,14 @@ def others_median(grid: Grid) -> Grid:
         if len(known) >= 2:
             found[:, column] = np.median(grid[known, column])
         if len(known) >= 3:
-            found[known, column] = _median_without_each(grid[known, column])
+            found[known, column] = median_without_each(grid[known, column])
         elif len(known):
             found[known, column] = math.nan
     return found
 
 
-def _median_without_each(values: Array) -> Array:
-    """For each value the median of all the others; three values at least."""
+def median_without_each(values: Array) -> Array:
+    """For each value the median of all the others; two values at least."""
     order = np.argsort(values, kind="stable")
     ranked, rank = values[order], np.empty(len(values), int)
     rank[order] = np.arange(len(values))

@@ -25,6 +25,7 @@ class Window:
     def __init__(self, frames: Mapping[str, Frame] | None = None, *, is_live: bool = False) -> None:
         self._frames = dict(frames or {})
         self._derived: dict[Callable[[Window], Any], Any] = {}
+        self._recorded: dict[tuple[str, str], bool] = {}
         self.is_live = is_live
 
     def frame(self, table: str) -> Frame:
@@ -40,9 +41,16 @@ class Window:
         if not len(frame):
             return f"no rows in `{table}`"
         for column in sorted(columns):
-            if column not in frame or not _has_values(frame[column]):
+            if not self._is_recorded(table, column, frame):
                 return f"`{table}.{column}` was not recorded"
         return ""
+
+    def _is_recorded(self, table: str, column: str, frame: Frame) -> bool:
+        """Whether a column has a value; looked at once, as many detectors ask about millions of rows."""
+        key = table, column
+        if key not in self._recorded:
+            self._recorded[key] = column in frame and _has_values(frame[column])
+        return self._recorded[key]
 
     def derive(self, make: Callable[[Window], Made]) -> Made:
         """What a function makes of this window; made once, whoever asks."""
@@ -102,4 +110,4 @@ class RunWindow(Window):
 def _has_values(values: Array) -> bool:
     if values.dtype.kind == "f":
         return not is_null(values).all()
-    return any(value is not None for value in values.tolist())
+    return any(value is not None for value in values)  # most often the first one is

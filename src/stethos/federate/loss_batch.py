@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from stethos.observe.autograd_graph import name_of, nodes_of, saved
+from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
 
 Target = Literal["classes", "binary", "values", "residuals"]
 _MOST_NODES = 3000
@@ -79,14 +79,15 @@ def batch_of(loss: Any) -> Batch | None:
     for node, _ in nodes_of(root, _MOST_NODES):
         name = name_of(node)
         if name not in _OF_LAYOUT:
-            edges.update(f"{name} {below}" for below in _below(node))
+            how = "" if getattr(node, "_saved_training", True) else " as in use"  # batch norm that does not train
+            edges.update(f"{name}{how} {below}" for below in _below(node))
         goal.look(node, name)
         if (attributes := _INPUTS.get(name)) is not None and _is_first(node):
             inputs += [one for one in (saved(node, each) for each in attributes)
                        if one is not None and _is_data(one) and not _is_beside_parameter(node, name, one)]  # fmt: skip
         elif name in _TOKENS:
             indices = saved(node, _TOKENS[name])
-            if indices is not None and not _is_count(indices):
+            if indices is not None and not is_count(indices):
                 tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
     found = _assembled(goal, inputs, tokens)
     return None if found is None else replace(found, graph=zlib.crc32("\n".join(sorted(edges)).encode()))
@@ -206,12 +207,6 @@ def _is_beside_parameter(node: Any, name: str, tensor: torch.Tensor) -> bool:
 def _is_data(tensor: torch.Tensor) -> bool:
     """Whether a tensor can be a batch: nothing leads back from it, and it is more than a number."""
     return not tensor.requires_grad and tensor.dim() > 0 and tensor.numel() > 1 and tensor.dtype.is_floating_point
-
-
-def _is_count(indices: torch.Tensor) -> bool:
-    """Whether these are places 0, 1, 2, ... as of position embeddings."""
-    last = indices.reshape(-1, indices.shape[-1])[0] if indices.dim() else indices
-    return last.numel() > 1 and bool((last == torch.arange(last.numel(), device=last.device)).all())
 
 
 def _by_row(tensor: torch.Tensor, rows: int) -> torch.Tensor | None:

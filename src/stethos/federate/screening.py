@@ -64,10 +64,10 @@ def accused_in(screened: Screened | None, probability: float | None) -> list[Cli
     """Verdicts on clients of the round; as sure as the detector `faulty-client` must be where nothing is said."""
     if screened is None:
         return []
-    from stethos.diagnose.federated.accusation import SURE_OF_UPDATES, accusations_in
+    from stethos.diagnose.federated.accusation import SURE_OF_UPDATES, weigh
 
     limit = SURE_OF_UPDATES if probability is None else probability
-    verdicts = accusations_in(screened.cohort, None, limit, 0.01).verdicts
+    verdicts = weigh(screened.cohort).accused(probability=limit)
     return [one for one in verdicts if one.client in screened.clients and one.last is None]
 
 

@@ -65,7 +65,7 @@ class TurnEvidence:
 
     def before_backward(self, loss: Any) -> None:
         """Look at the batch behind a loss, if this one is looked at."""
-        self.check.before_backward()
+        self.check.before_backward(loss)
         if self.check.is_before_last and isinstance(loss, torch.Tensor) and (last := batch_of(loss)) is not None:
             self._note_last(last)
         if self._is_settled:
@@ -171,7 +171,7 @@ class TurnEvidence:
             if self._device != "cpu":
                 known["device"] = self._device
         if self._rows:
-            known |= {"rows": self._rows, "new": self._new, "batch": self._batch}
+            known |= {"rows": self._rows, "new": self._new} | ({"batch": self._batch} if self._new else {})
             if self._changed:
                 known["relabelled"] = len(self._changed)
             if self._odd_batches:

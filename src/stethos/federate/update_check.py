@@ -2,7 +2,8 @@
 
 Of the weights at most some tens of thousands are compared, the same ones each time. They are read when the first step
 of a turn begins, and after the step that was the last one in the client's turn before; where a turn has more or fewer
-steps, when the update is sent. A few hundred are read around its first steps, too.
+steps, when the update is sent. A few hundred are read around its first steps, too. Where no optimizer steps, the
+weights behind the first loss are followed instead, and each backward counts as a step: many loops update by hand.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stethos.federate.step_check import StepCheck, short
+from stethos.observe.autograd_graph import nodes_of
 from stethos.observe.layer_name import parameters_of
 
 Vector = npt.NDArray[np.float64]
 _MOST_ELEMENTS = 1 << 15
 _MOST_CLIENTS = 4096
 _ASKED = 2
-_SOME, _FEW = 16, 64  # parameters and elements of each that are read more often
-_TURNED = 0.99
+_ROUNDED = 1e-5
 _SAME, _SMALL = 0.3, 1e-2  # of the way of a parameter, and of all of them together: what rounding may do
 Whose = tuple[str, str, str]  # run, federation, client
 _LAST_STEPS: OrderedDict[Whose, int] = OrderedDict()
+_WITH_OPTIMIZER: OrderedDict[Whose, bool] = OrderedDict()
+_MOST_NODES = 4096  # of a graph that is searched for weights
 
 
 def setup_of(optimizer: torch.optim.Optimizer) -> int:
@@ -54,6 +58,8 @@ class UpdateCheck:
     def __init__(self, whose: Whose) -> None:
         self._whose = whose
         self._optimizers: dict[int, _Followed] = {}
+        self._by_hand: _Followed | None = None
+        self._is_searched = False
         self.steps = 0
         self._expected = _LAST_STEPS.get(self._whose, 0)
         self._lr: float | None = None
@@ -61,15 +67,25 @@ class UpdateCheck:
         self._found: dict[str, Any] = {}
         self._has_stepped = False
         self._asked = self._uncleared = 0
-        self._between = _Between()
+        self._between = StepCheck()
 
     @property
     def is_before_last(self) -> bool:
         """Whether the turn's last step is next, if it has as many as the client's turn before."""
         return self.steps == self._expected - 1 > 0
 
-    def before_backward(self) -> None:
-        """Whether gradients of the step before are still there; asked twice in a turn, of its smallest parameter."""
+    def before_backward(self, loss: Any = None) -> None:
+        """Whether gradients of the step before are still there; asked twice in a turn, of its smallest parameter.
+
+        The weights behind the turn's first loss are followed until an optimizer is seen; not in turns of a client whose
+        turn before had one.
+        """
+        if not self._is_searched and not self._optimizers:
+            self._is_searched = True
+            weights = weights_behind(loss) if self._whose not in _WITH_OPTIMIZER else []
+            self._by_hand = _Followed(weights) if weights else None
+        if self._by_hand is not None:
+            self.steps += 1
         if self._has_stepped and self._asked < _ASKED:
             self._asked += 1
             left = [one.grad for each in self._optimizers.values() for one in each.parameters if one.grad is not None]
@@ -81,6 +97,8 @@ class UpdateCheck:
         self._between.after_backward(self.steps)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._by_hand is not None:
+            self._by_hand, self.steps = None, 0
         self._between.before_step(optimizer, self.steps)
         if id(optimizer) not in self._optimizers and len(self._optimizers) < 4:
             self._optimizers[id(optimizer)] = _Followed(parameters_of(optimizer))
@@ -99,20 +117,22 @@ class UpdateCheck:
 
     def compare(self, state: Any, base: Mapping[str, Any] | None, *, is_delta: bool) -> None:
         """What was sent: weights, or their change; `base` is the global model that the round began with, by name."""
-        for one in self._optimizers.values():
+        followed = [*self._optimizers.values()] or ([self._by_hand] if self._by_hand is not None else [])
+        for one in followed:
             one.settle(self.steps)
-        if self._optimizers:
-            self._found = compared(list(self._optimizers.values()), state, base, is_delta=is_delta)
+        if followed:
+            self._found = compared(followed, state, base, is_delta=is_delta)
 
     def facts(self) -> dict[str, Any]:
         if self.steps:
-            _LAST_STEPS[self._whose] = self.steps
-            _LAST_STEPS.move_to_end(self._whose)
-            while len(_LAST_STEPS) > _MOST_CLIENTS:
-                _LAST_STEPS.popitem(last=False)
+            _remember(_LAST_STEPS, self._whose, self.steps)
+        if self._optimizers:
+            _remember(_WITH_OPTIMIZER, self._whose, True)
         known = {name: value for name, value in self._found.items() if value is not None}
+        if self._expected:  # the client's turn before has said it
+            known.pop("trained", None)
         if self._lr is not None:
-            known |= {"lr": self._lr, "setup": self._setup}
+            known |= {"lr": self._lr} if self._expected else {"lr": self._lr, "setup": self._setup}
         if self.steps:
             known["steps"] = self.steps
         if self._uncleared:
@@ -120,72 +140,19 @@ class UpdateCheck:
         return known | self._between.facts
 
 
-class _Between:
-    """What happens to some weights between the turn's first two steps, and to their gradients before the second.
-
-    Nothing but the optimizer is to move weights, and nothing to turn a gradient, unless all clients do it.
-    """
-
-    def __init__(self) -> None:
-        self.facts: dict[str, Any] = {}
-        self._weights: list[torch.Tensor] = []
-        self._optimizer = 0
-        self._start = self._end = self._gradients = np.zeros(0)
-
-    def before_step(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        if steps == 0 and not self._optimizer:
-            self._optimizer, self._weights = id(optimizer), _some_of(parameters_of(optimizer))
-            self._start = _few(self._weights)
-        elif steps == 1 and id(optimizer) == self._optimizer:
-            moved, way = _few(self._weights) - self._end, self._end - self._start
-            length = float(np.linalg.norm(way))
-            if length > 0 and (by := short(float(np.linalg.norm(moved)) / length)):
-                self.facts["between"] = by
-            turned = _least_cosine(self._gradients, _few(self._weights, of_gradients=True), _sizes(self._weights))
-            if turned is not None and turned < _TURNED:
-                self.facts["turned"] = short(turned)
-
-    def after_step(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        if steps == 0 and id(optimizer) == self._optimizer:
-            self._end = _few(self._weights)
-
-    def after_backward(self, steps: int) -> None:
-        if steps == 1 and self._weights:
-            self._gradients = _few(self._weights, of_gradients=True)
+def _remember(kept: OrderedDict[Whose, Any], whose: Whose, value: Any) -> None:
+    kept[whose] = value
+    kept.move_to_end(whose)
+    while len(kept) > _MOST_CLIENTS:
+        kept.popitem(last=False)
 
 
-def _some_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Some parameters, spread over the model, the largest among them."""
-    some = list(parameters)[:: -(-len(parameters) // _SOME) or 1]
-    largest = max(parameters, key=torch.numel, default=None)
-    return some if largest is None or any(one is largest for one in some) else [*some, largest]
-
-
-def _sizes(parameters: Sequence[torch.Tensor]) -> list[int]:
-    return [min(one.numel(), _FEW) for one in parameters]
-
-
-def _few(parameters: Sequence[torch.Tensor], *, of_gradients: bool = False) -> Vector:
-    """A few elements of each, in one read; of a gradient that is not there, zeros."""
-    parts = []
-    for one, size in zip(parameters, _sizes(parameters), strict=True):
-        tensor = one.grad if of_gradients else one
-        if tensor is None or tensor.is_sparse:
-            tensor = torch.zeros_like(one)
-        parts.append(tensor.detach().reshape(-1)[:: max(1, one.numel() // max(size, 1))][:size].float())
-    return torch.cat(parts).cpu().numpy().astype(np.float64) if parts else np.zeros(0)
-
-
-def _least_cosine(before: Vector, after: Vector, sizes: Sequence[int]) -> float | None:
-    """Of each parameter the cosine of its gradient with the one that it had before: the least."""
-    if before.shape != after.shape or not np.isfinite(before).all() or not np.isfinite(after).all():
-        return None
-    least = 1.0
-    for old, new in zip(*(np.split(one, np.cumsum(sizes)[:-1]) for one in (before, after)), strict=True):
-        lengths = float(np.linalg.norm(old)) * float(np.linalg.norm(new))
-        if lengths > 0:
-            least = min(least, float(old @ new) / lengths)
-    return least
+def weights_behind(loss: Any) -> list[torch.Tensor]:
+    """The leaves that a loss is differentiated by, those of the first layers first."""
+    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
+        return []
+    found = [getattr(node, "variable", None) for node, _ in nodes_of(loss.grad_fn, _MOST_NODES)]
+    return [one for one in reversed(found) if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
 
 class _Followed:
@@ -216,11 +183,11 @@ def compared(
     named = dict(state) if isinstance(state, Mapping) else {str(place): one for place, one in enumerate(state)}
     bases = list(base.values()) if base is not None and len(base) == len(named) else None
     by_name = base if isinstance(state, Mapping) else dict(zip(named, bases, strict=True)) if bases else None
-    ways, sent, begins, sizes = [], [], [], [0, 0]
+    ways, sent, begins, starts, sizes = [], [], [], [], [0, 0]
     trained = sum(parameter.numel() for one in followed for parameter in one.parameters)
     for one in followed:
         for parameter, start, end, name in zip(
-            one.parameters, one.start, one.end or (), names_of(one, named), strict=False
+            one.parameters, one.start, one.end or (), names_of(one, named, by_name), strict=False
         ):
             sizes[0] += parameter.numel()
             if name is None or (by_name is None and not is_delta):
@@ -233,13 +200,21 @@ def compared(
                     continue
                 values = values - from_base
             ways.append(end - start)
+            starts.append(start)
             sent.append(values)
             if from_base is not None and from_base.shape == start.shape:
                 begins.append(start - from_base)
     if not ways:
         return {"shared": 0.0} if sizes[0] else {}
     numbers = _numbers(np.concatenate(ways), np.concatenate(sent), begins, sizes[1] / max(sizes[0], 1))
-    return numbers | {"trained": trained, "unlike": _unlike(ways, sent)}
+    return numbers | {"trained": trained, "unlike": _unlike(ways, sent), "outwards": _outwards(ways, starts)}
+
+
+def _outwards(ways: Sequence[Vector], starts: Sequence[Vector]) -> float | None:
+    """How far the way leads to larger weights: a cosine, nothing unless it is said. Decay leads inwards."""
+    lengths = math.sqrt(sum(float(one @ one) for one in ways) * sum(float(one @ one) for one in starts))
+    along = sum(float(way @ start) for way, start in zip(ways, starts, strict=True))
+    return short(along / lengths, 2) if 0 < lengths < math.inf and abs(along) > _SMALL * lengths else None
 
 
 def _unlike(ways: Sequence[Vector], sent: Sequence[Vector]) -> float | None:
@@ -267,6 +242,8 @@ def _numbers(way: Vector, sent: Vector, begins: list[Vector], shared: float) -> 
         if length > 0 and math.isfinite(length):
             known["sent_sent"] = short(float(sent @ sent) / length**2)
             known["way_sent"] = short(float(way @ sent) / length**2)
+            rest = float(np.linalg.norm(sent - way)) / length
+            known["rest"] = short(rest, 3) if rest > _ROUNDED else None  # of what was sent; nothing unless it is said
             support = sent != 0
             if 0 < support.sum() < len(sent):  # top-k sends some elements only
                 known["kept"] = short(float(way[support] @ way[support]) / length**2)
@@ -276,24 +253,60 @@ def _numbers(way: Vector, sent: Vector, begins: list[Vector], shared: float) -> 
     return known
 
 
-def short(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def names_of(
+    followed: _Followed, named: Mapping[str, Any], base: Mapping[str, Any] | None = None
+) -> list[str | None]:  # fmt: skip
+    """Which entry of what was sent holds which parameter: the same memory, else the same shapes in the same order.
 
-
-def names_of(followed: _Followed, named: Mapping[str, Any]) -> list[str | None]:
-    """Which entry of what was sent holds which parameter: the same memory, else the same shapes in the same order."""
+    Where parameters did not begin as these entries of `base` do, each is the one of its shape that it began nearest to.
+    """
     addresses = {
         one.data_ptr(): name for name, one in named.items() if isinstance(one, torch.Tensor) and one.numel() > 0
     }
     found = [addresses.get(one.data_ptr()) for one in followed.parameters]
     if all(found):
         return found
-    left = [(name, tuple(one.shape)) for name, one in named.items() if hasattr(one, "shape")]
+    shapes = {name: tuple(one.shape) for name, one in named.items() if hasattr(one, "shape")}
+    ordered = _in_order([tuple(one.shape) for one in followed.parameters], shapes)
+    if base is None:
+        return ordered
+    known = {name: strided(base[name], followed.stride) for name in shapes if name in base}
+    if all(
+        name in known and _apart(start, known[name]) == 0 for name, start in zip(ordered, followed.start, strict=True)
+    ):
+        return ordered
+    return _nearest(followed, shapes, known)
+
+
+def _in_order(wanted: Sequence[tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> list[str | None]:
+    left = list(shapes.items())
     matched: list[str | None] = []
     place = 0
-    for parameter in followed.parameters:
-        shape = tuple(parameter.shape)
+    for shape in wanted:
         at = next((number for number in range(place, len(left)) if left[number][1] == shape), None)
         matched.append(None if at is None else left[at][0])
         place = place if at is None else at + 1
     return matched
+
+
+def _nearest(
+    followed: _Followed, shapes: Mapping[str, tuple[int, ...]], known: Mapping[str, Vector]
+) -> list[str | None]:  # fmt: skip
+    pairs = [
+        (_apart(start, known[name]), place, name)
+        for place, (parameter, start) in enumerate(zip(followed.parameters, followed.start, strict=True))
+        for name in known
+        if shapes[name] == tuple(parameter.shape)
+    ]
+    matched: list[str | None] = [None] * len(followed.parameters)
+    taken: set[str] = set()
+    for _, place, name in sorted(pairs):
+        if matched[place] is None and name not in taken:
+            matched[place] = name
+            taken.add(name)
+    return matched
+
+
+def _apart(start: Vector, values: Vector) -> float:
+    distance = float(np.abs(values - start).sum()) if values.shape == start.shape else math.inf
+    return distance if math.isfinite(distance) else math.inf

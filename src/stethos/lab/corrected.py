@@ -75,6 +75,8 @@ class Reply:
     state: FlatState
     labels: NDArray[np.int64]
     answers: NDArray[np.int64] | None
+    inputs: Tensor | None = None
+    trained: Tensor | None = None
 
 
 def review(

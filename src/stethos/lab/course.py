@@ -229,7 +229,7 @@ class Course:
         self._report(site, record, trained, labels, trip.total_ms)
         site.trace(losses=trained.losses, order=lambda: self._setup.order(turn.client, turn.number, len(labels)))
         site.update(self.layout.as_dict(state), samples=len(labels), loss=trained.loss, accuracy=trained.accuracy)
-        return Reply(record, state, labels, trained.answers)
+        return Reply(record, state, labels, trained.answers, x, trained.state.vector)
 
     def _report(
         self, site: SiteLog, record: ClientRecord, trained: Trained, labels: NDArray[np.int64], duration_ms: float
@@ -302,6 +302,8 @@ class Course:
             tuple(reply.record for reply in replies),
             tuple(reply.labels for reply in replies),
             tuple(reply.answers for reply in replies),
+            tuple(reply.inputs for reply in replies),
+            tuple(reply.trained for reply in replies),
         )
 
 

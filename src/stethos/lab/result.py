@@ -54,7 +54,9 @@ class Exchange:
     """What the server saw in a round, for `each_round=`: one row of `sent` per client that replied.
 
     `labels` and `answers` are the client's samples and what the incoming model
-    said of them. All of it is valid during the call, and not to be written to.
+    said of them; `inputs` and `trained`, its inputs and the weights that it
+    trained, are seen by the client alone. All of it is valid during the call,
+    and not to be written to.
     """
 
     round: int
@@ -66,6 +68,8 @@ class Exchange:
     records: tuple[ClientRecord, ...]
     labels: tuple[NDArray[np.int64], ...]
     answers: tuple[NDArray[np.int64] | None, ...]
+    inputs: tuple[Tensor | None, ...] = ()
+    trained: tuple[Tensor | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

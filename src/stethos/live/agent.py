@@ -35,6 +35,7 @@ from stethos.live.sync import parameter_hash
 from stethos.live.wire import LARGEST_REPLY, LARGEST_REQUEST, error_reply, receive, send
 from stethos.observe import boot
 from stethos.observe.session import Session
+from stethos.record.border import make_directory
 
 THREAD_NAME = "stethos-agent"
 _MOST_CLIENTS = 128
@@ -104,18 +105,20 @@ class Agent:
         if self._listener is not None:
             return
         path = socket_path(os.getpid())
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         about = path.parent.stat()
         if about.st_uid != os.geteuid() or about.st_mode & 0o077:
             raise LiveError(f"{path.parent} is not this user's alone")
-        path.unlink(missing_ok=True)
+        unheard = path.with_suffix(".new")  # who finds the socket by its name finds it listening
+        unheard.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(listener.fileno(), 0o600)  # the mode that `bind` gives the file
-            with address_of(path) as address:
+            with address_of(unheard) as address:
                 listener.bind(address)
-            path.chmod(0o600)
+            unheard.chmod(0o600)
             listener.listen(_BACKLOG)
+            unheard.replace(path)
         except BaseException:
             listener.close()
             raise

@@ -90,7 +90,19 @@ def _write(path: Path, tensors: dict[str, Any], facts: dict[str, str]) -> int:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """`step`, `model` and `optimizer` of a checkpoint: the latter two as `load_state_dict` takes them."""
+    """`step`, `model` and `optimizer` of a checkpoint: the latter two as `load_state_dict` takes them.
+
+    RecordingError if it is not one, or is damaged.
+    """
+    try:
+        return _loaded(Path(path))
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError):
+        raise RecordingError(
+            f"{path} is not a Stethos checkpoint, or is damaged", hint="`stethos inspect FILE` shows what it holds"
+        ) from None
+
+
+def _loaded(path: Path) -> dict[str, Any]:
     import numpy as np
 
     from stethos.replay.tensorfile import parse, tensor_in
@@ -98,7 +110,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     file = np.memmap(path, np.uint8, "r")
     entries, facts = parse(file)
     if facts.get("format") != "stethos-checkpoint-1":
-        raise RecordingError(f"{path} is not a Stethos checkpoint", hint="`stethos inspect FILE` shows what it holds")
+        raise ValueError("another format")
     values = {name: tensor_in(file, entry) for name, entry in entries.items()} | json.loads(facts["plain"])
     state: dict[int, dict[str, Any]] = {}
     for name, value in values.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -25,6 +26,7 @@ _LARGEST_PICKLE = 512 << 20
 _PIECE = 1 << 22
 _MOST_DEPTH = 12
 _MOST_VISITS = 1_000_000
+_MOST_TIMES = 8  # the size of the file
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 # Bytes per element, and how its bits look if it is a floating-point number: exponent bits, mantissa bits.
 _KINDS: dict[str, tuple[int, tuple[int, int] | None]] = {
@@ -105,13 +107,16 @@ def _read_safetensors(file: BinaryIO, file_bytes: int) -> WeightsFile:
         raise ValueError(f"a header of {size:,} bytes")
     header = json.loads(file.read(size))
     facts = header.pop("__metadata__", {})
-    tensors = []
+    tensors, room = [], _MOST_TIMES * file_bytes
     for name, about in header.items():
         first, last = about["data_offsets"]
         kind, shape = str(about["dtype"]), tuple(map(int, about["shape"]))
         width = _KINDS[kind][0] if kind in _KINDS else None
         if not 0 <= first <= last <= file_bytes - 8 - size:
             raise ValueError(f"{name} lies outside the file")
+        room -= last - first
+        if room < 0:
+            raise ValueError("many tensors in the same place")
         if width is not None and math.prod(shape) * width != last - first:
             raise ValueError(f"{name} has {last - first:,} bytes for shape {shape}")
         file.seek(8 + size + first)
@@ -137,13 +142,13 @@ def _read_zip(file: BinaryIO) -> WeightsFile:
         def odd(tensor: _Tensor) -> tuple[int | None, int | None]:
             name = f"{base}data/{tensor.storage.key}"
             width = _KINDS[tensor.storage.kind][0]
-            if name not in names or not tensor.is_contiguous:
-                return None, None
+            if name not in names or not tensor.is_contiguous or archive.getinfo(name).compress_type:
+                return None, None  # torch packs none
             with archive.open(name) as stored:
                 stored.seek(tensor.offset * width)
                 return _odd_elements(_pieces(stored, tensor.size * width), tensor.storage.kind)
 
-        return _described("torch", content, reader, odd)
+        return _described("torch", content, reader, odd, file)
 
 
 def _read_legacy(file: BinaryIO) -> WeightsFile:
@@ -151,7 +156,7 @@ def _read_legacy(file: BinaryIO) -> WeightsFile:
     reader = _Inert(file)
     content = reader.load()
     if content != _LEGACY_MAGIC:
-        return _described("pickle", content, reader, lambda tensor: (None, None))
+        return _described("pickle", content, reader, lambda tensor: (None, None), file)
     _Inert(file).load()
     _Inert(file).load()
     reader = _Inert(file)
@@ -170,7 +175,7 @@ def _read_legacy(file: BinaryIO) -> WeightsFile:
         file.seek(places[tensor.storage.key][0] + tensor.offset * width)
         return _odd_elements(_pieces(file, tensor.size * width), tensor.storage.kind)
 
-    return _described("torch (before 1.6)", content, reader, odd)
+    return _described("torch (before 1.6)", content, reader, odd, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +284,9 @@ def _parameter(data: Any, *rest: object) -> Any:
 
 
 def _described(
-    kind: str, content: Any, reader: _Inert, odd: Callable[[_Tensor], tuple[int | None, int | None]]
+    kind: str, content: Any, reader: _Inert, odd: Callable[[_Tensor], tuple[int | None, int | None]], file: BinaryIO
 ) -> WeightsFile:
-    walk = _Walk(odd)
+    walk = _Walk(odd, os.fstat(file.fileno()).st_size)
     walk.visit("", content, 0)
     keys = tuple(_text(key) for key in content) if isinstance(content, dict) else ()
     return WeightsFile(kind, keys, tuple(walk.tensors), walk.values, tuple(dict.fromkeys(reader.imports)))
@@ -290,7 +295,8 @@ def _described(
 class _Walk:
     """Lists what is in a content; small files can hold endlessly nested ones, so there is a limit."""
 
-    def __init__(self, odd: Callable[[_Tensor], tuple[int | None, int | None]]) -> None:
+    def __init__(self, odd: Callable[[_Tensor], tuple[int | None, int | None]], file_bytes: int) -> None:
+        self._bytes = _MOST_TIMES * file_bytes  # that are read: many tensors may say that they lie in the same place
         self.tensors: list[TensorEntry] = []
         self.values: dict[str, Any] = {}
         self._odd = odd
@@ -302,7 +308,9 @@ class _Walk:
             raise ValueError(f"more than {_MOST_VISITS:,} entries")
         inner = f"{name}." if name else ""
         if isinstance(value, _Tensor):
-            self.tensors.append(TensorEntry(name, value.storage.kind, value.shape, *self._odd(value)))
+            self._bytes -= value.size * _KINDS[value.storage.kind][0]
+            odd = self._odd(value) if self._bytes >= 0 else (None, None)
+            self.tensors.append(TensorEntry(name, value.storage.kind, value.shape, *odd))
         elif isinstance(value, dict) and depth < _MOST_DEPTH:
             for key, item in value.items():
                 self.visit(f"{inner}{_text(key)}", item, depth + 1)

@@ -25,6 +25,12 @@ def name_of(node: Any) -> str:
     return str(node.name()).rstrip("0123456789")
 
 
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of what a node's operation has made."""
+    made = getattr(node, "_input_metadata", None)
+    return tuple(int(size) for size in made[0].shape) if made else ()
+
+
 def saved(node: Any, name: str) -> torch.Tensor | None:
     """A tensor that a node has saved; None if it is gone, or a hook would have to bring it back.
 
@@ -38,3 +44,15 @@ def saved(node: Any, name: str) -> torch.Tensor | None:
     except RuntimeError:  # freed, or changed in place
         return None
     return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def is_packed(node: Any, name: str) -> bool:
+    """Whether a hook would have to bring back what a node has saved under this name."""
+    kept = getattr(node, f"_raw_saved_{name}", None)
+    return kept is not None and getattr(kept, "unpack_hook", True) is not None
+
+
+def is_count(indices: torch.Tensor) -> bool:
+    """Whether these are places 0, 1, 2, ... as of position embeddings."""
+    last = indices.reshape(-1, indices.shape[-1])[0] if indices.dim() else indices
+    return last.numel() > 1 and bool((last == torch.arange(last.numel(), device=last.device)).all())

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from stethos.observe.batch_print import class_counts, equal_column, is_readable, print_of
+from stethos.guard import attempt
+from stethos.observe.batch_print import class_counts, equal_column, is_readable, numbers_of, print_of
 from stethos.observe.loss_graph import LossGraph
 
+_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # torch's own
 Facts = dict[str, Any]  # columns of `inspections` by name; `detail` as a dict
 
 
-def batch_facts(graph: LossGraph) -> Facts:
-    """Columns of `inspections` about inputs and labels."""
+def batch_facts(graph: LossGraph, is_early: bool) -> Facts:
+    """Columns of `inspections` about inputs and labels; only early inputs are searched for a copy of the labels."""
     facts: Facts = {}
     inputs, labels = graph.inputs, graph.labels
     for name, tensor in (("input", inputs), ("label", labels)):
@@ -30,7 +32,7 @@ def batch_facts(graph: LossGraph) -> Facts:
         facts["top_class_share"] = max(counts) / sum(counts)
     if graph.outputs is not None and graph.outputs.dim() > 1:
         facts["outputs"] = float(graph.outputs.shape[1])
-    column = equal_column(inputs, labels)
+    column = equal_column(inputs, labels) if is_early else -1
     if column >= 0:
         facts["leaking_column"] = float(column)
     return facts
@@ -43,22 +45,100 @@ def label_facts(graph: LossGraph) -> Facts:
         return {}
     facts: Facts = {"labels": labels.numel()}
     if graph.ignored is not None:
-        facts["ignored"] = float((labels == graph.ignored).double().mean())
+        facts["ignored"] = float((numbers_of(labels) == graph.ignored).mean())
         inputs = graph.inputs
         if inputs is not None and is_readable(inputs) and not inputs.is_floating_point() and inputs.numel():
             word = int(torch.mode(labels.reshape(-1)[:4096]).values)
             is_both = word == int(torch.mode(inputs.reshape(-1)[:4096]).values) and word != graph.ignored
             facts["padding"] = float((labels == word).double().mean()) if is_both else 0.0
-            is_one = graph.losses == 1  # else the labels of one step of a sequence are the inputs of the next
-            if is_one and inputs.numel() == labels.numel() and bool((inputs != inputs.reshape(-1)[0]).any()):
-                facts["is_copy"] = bool((inputs.reshape(-1) == labels.reshape(-1)).all())
+            if graph.losses == 1:  # else the labels of one step of a sequence are the inputs of the next
+                facts |= _order_facts(graph, inputs, labels)
     return facts
 
 
+def mask_facts(graph: LossGraph) -> Facts:
+    """Of attention over words that end with padding: the share of words, and that of padding, which is seen."""
+    words, seen = graph.inputs, graph.keys
+    if words is None or seen is None or words.dim() != 2 or words.is_floating_point() or not is_readable(words):
+        return {}
+    count, length = words.shape
+    if seen.shape[-1] != length or seen.shape[0] % count:
+        return {}
+    is_padding = words == int(torch.mode(words[:, -1]).values)
+    is_padding = is_padding.flip(1).long().cumprod(1).flip(1).bool()  # what follows the last word
+    if not 0.05 < float(is_padding.double().mean()) < 0.95:
+        return {}
+    seen = seen.reshape(count, -1, length).any(1)
+    return {
+        "sees_words": float(seen[~is_padding].double().mean()),
+        "sees_padding": float(seen[is_padding].double().mean()),
+    }
+
+
+def _order_facts(graph: LossGraph, inputs: torch.Tensor, labels: torch.Tensor) -> Facts:
+    """Where labels are words of the inputs: by how many places they are shifted, and whether attention sees them."""
+    facts: Facts = {}
+    if not bool((inputs != inputs.reshape(-1)[0]).any()):
+        return facts
+    if inputs.numel() == labels.numel():
+        facts["is_copy"] = bool((inputs.reshape(-1) == labels.reshape(-1)).all())
+    shift, length = _shift_of(inputs, labels)
+    if length:
+        facts["shift"] = shift
+    if shift == 1:
+        looks = [is_ahead for size, is_ahead in graph.ahead if size == length]
+        if looks:  # of an encoder beside a decoder only one looks ahead
+            facts["sees_answer"] = all(looks)
+    return facts
+
+
+def _shift_of(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[int, int]:
+    """By how many places labels lie ahead of the inputs from which they are predicted, and the length; 0, 0: neither.
+
+    The labels may lack some places at the end of each sequence. Sequences are rows, or columns.
+    """
+    if inputs.dim() != 2:
+        return 0, 0
+    words = numbers_of(inputs)
+    for table, is_turned in ((words, False), (words.T, True)):
+        count, length = table.shape
+        wanted_length = labels.numel() // max(count, 1)
+        if labels.numel() != count * wanted_length or not 3 < wanted_length <= length or count < 2:
+            continue
+        flat = numbers_of(labels.reshape(-1))
+        wanted = flat.reshape(wanted_length, count).T if is_turned else flat.reshape(count, wanted_length)
+        for shift in (1, 2, 3, -1):
+            first, last = max(0, -shift), min(wanted_length, length - shift)
+            if last - first >= 3 and bool((table[:, first + shift : last + shift] == wanted[:, first:last]).all()):
+                return shift, length
+    return 0, 0
+
+
 def loader_facts(iterator: Any) -> Facts:
-    """How many batches a pass has, and whether their order is drawn at random; only torch's own samplers are asked."""
+    """How many batches a pass has and of what size, and how samples are drawn; only torch's own samplers are asked."""
     batches = getattr(iterator, "_index_sampler", None)
     sampler = batches.sampler if type(batches) is BatchSampler else None
-    if batches is None or type(sampler) not in (RandomSampler, SequentialSampler):
+    if batches is None or sampler is None:
         return {}
-    return {"batches": len(batches), "is_shuffled": type(sampler) is RandomSampler}
+    facts: Facts = {"batch_size": batches.batch_size}
+    if type(sampler) not in _SAMPLERS:
+        return facts
+    length = attempt(len, getattr(iterator, "_dataset", None))  # type: ignore[arg-type]
+    if type(sampler) in (RandomSampler, SequentialSampler):
+        facts |= {"batches": len(batches), "is_shuffled": type(sampler) is RandomSampler}
+    if length:
+        drawn = attempt(len, sampler) or length  # type: ignore[arg-type]
+        facts |= {"dataset": length, "drawn_per_pass": drawn, "used": min(len(batches) * batches.batch_size, drawn)}
+    if type(sampler) is WeightedRandomSampler and length:
+        facts["weights"] = len(sampler.weights)
+    return facts
+
+
+def empty_loader(iterator: Any) -> str:
+    """How a loader with data gives no batch, in words; empty where it gives some, or draws them in its own way."""
+    batches = getattr(iterator, "_index_sampler", None)
+    if type(batches) is not BatchSampler or type(batches.sampler) not in _SAMPLERS or attempt(len, batches) != 0:
+        return ""
+    length = attempt(len, getattr(iterator, "_dataset", None))  # type: ignore[arg-type]
+    said = f"{length} samples, batches of {batches.batch_size}, drop_last={batches.drop_last}"
+    return said if length else ""

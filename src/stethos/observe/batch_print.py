@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from stethos.observe.statistic import array_of
 from stethos.schema import NULL_F64
 
 _MOST_ELEMENTS = 4096
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MOST_ROWS = 256  # of a table that is searched for its labels
+_ONLY_TORCH = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _MOST_CLASSES = 4096  # a label beyond is a number, not a class
+
+Array = npt.NDArray[Any]
 
 
 class BatchPrint(NamedTuple):
@@ -41,52 +49,61 @@ def print_of(tensor: torch.Tensor | None) -> BatchPrint:
     """The fingerprint of a tensor in CPU memory; of any other all NULL."""
     if tensor is None or not is_readable(tensor) or not tensor.numel() or tensor.is_complex():
         return BatchPrint()
-    values = _sampled(tensor).to(torch.float64)
-    is_nan = values.isnan()
-    finite = values[values.isfinite()]
-    nan_share = float(is_nan.double().mean())
-    digest = float(zlib.crc32(values.numpy().tobytes()))
-    if not finite.numel():
-        return BatchPrint(hash=digest, nan_share=nan_share)
-    std = float(finite.std(correction=0))
-    return BatchPrint(
-        digest, float(finite.mean()), std, float(finite.min()), float(finite.max()),
-        float((values == 0).double().mean()), nan_share,
-    )  # fmt: skip
+    values = numbers_of(_sampled(tensor)).astype(np.float64)
+    digest, count = float(zlib.crc32(values.tobytes())), len(values)
+    zero_share, nan_share = 1 - np.count_nonzero(values) / count, 0.0
+    total = float(np.add.reduce(values))
+    if not math.isfinite(total):
+        nan_share = np.count_nonzero(np.isnan(values)) / count
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return BatchPrint(hash=digest, nan_share=nan_share)
+        total = float(np.add.reduce(values))
+    mean = total / len(values)
+    low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+    centred = values - mean
+    std = math.sqrt(float(np.dot(centred, centred)) / len(values)) if high > low else 0.0
+    return BatchPrint(digest, mean, std, low, high, zero_share, nan_share)
 
 
 def class_counts(labels: torch.Tensor | None) -> list[int] | None:
     """How often each class occurs in labels that are small whole numbers; None for anything else."""
-    if labels is None or not is_readable(labels) or not labels.numel():
+    if labels is None or not is_readable(labels) or not labels.numel() or labels.is_complex():
         return None
-    values = labels.detach().reshape(-1)[:_MOST_ELEMENTS]
-    if values.is_floating_point():
-        if not bool((values == values.round()).all()):
-            return None
-        values = values.long()
-    if values.dtype == torch.bool:
-        values = values.long()
+    values = numbers_of(labels.detach().reshape(-1)[:_MOST_ELEMENTS])
+    if values.dtype.kind == "f" and not bool((values == np.rint(values)).all()):
+        return None
     values = values[values >= 0]  # -100 and the like: left out of the loss
-    if values.is_complex() or not values.numel() or int(values.max()) >= _MOST_CLASSES:
+    if not len(values) or int(values.max()) >= _MOST_CLASSES:
         return None
-    return [int(count) for count in torch.bincount(values)]
+    counts: list[int] = np.bincount(values.astype(np.int64)).tolist()
+    return counts
 
 
 def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> int:
     """The column of a table of inputs that equals the labels, -1 if none does: the answer is among the questions."""
     if inputs is None or labels is None or not is_readable(inputs) or not is_readable(labels) or inputs.dim() != 2:
         return -1
-    rows = inputs.shape[0]
-    flat = labels.detach().reshape(-1)
-    if flat.numel() != rows or rows < 8 or inputs.shape[1] > _MOST_ELEMENTS or not inputs.is_floating_point():
+    rows, columns = inputs.shape
+    if labels.numel() != rows or rows < 8 or columns > _MOST_ELEMENTS or not inputs.is_floating_point():
         return -1
-    flat = flat.to(inputs.dtype)
-    if bool((flat == flat[0]).all()):
+    target = numbers_of(labels.detach().reshape(-1)[:_MOST_ROWS]).astype(np.float64)
+    if bool((target == target[0]).all()):
         return -1
-    centred, target = inputs.detach() - inputs.detach().mean(0), flat - flat.mean()
-    likeness = (centred * target[:, None]).sum(0).abs() / (centred.norm(dim=0) * target.norm()).clamp_min(1e-12)
-    best = int(likeness.argmax())
-    return best if float(likeness[best]) > 0.9999 else -1
+    with np.errstate(all="ignore"):
+        table, target = numbers_of(inputs.detach()[:_MOST_ROWS]), target - target.mean()
+        centred = table - table.mean(0)
+        likeness = np.abs(np.einsum("rc,r->c", centred, target)) / np.sqrt(
+            np.einsum("rc,rc->c", centred, centred).clip(1e-24) * np.dot(target, target)
+        )
+        best = int(likeness.argmax())  # the first NaN, if there is one
+        return best if float(likeness[best]) > 0.9999 else -1
+
+
+def numbers_of(tensor: torch.Tensor) -> Array:
+    """The numbers of a readable tensor; a view where NumPy has their type. A few are read faster so than by torch."""
+    tensor = tensor.detach().resolve_neg()
+    return array_of(tensor.float() if tensor.dtype in _ONLY_TORCH else tensor)
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:

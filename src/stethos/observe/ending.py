@@ -64,7 +64,7 @@ def record_failure(session: Session, error: BaseException, trace: TracebackType 
 def _explain_memory(session: Session, error: BaseException, trace: TracebackType | None) -> None:
     """Where memory ran out: what filled it. Torch is imported, or there would be nothing to tell."""
     if "torch" in sys.modules and not isinstance(error, SystemExit | KeyboardInterrupt):
-        from stethos.observe.inspection import put_inspection
+        from stethos.observe.inspection_row import put_inspection
         from stethos.observe.out_of_memory import is_out_of_memory, memory_facts
 
         if is_out_of_memory(error):

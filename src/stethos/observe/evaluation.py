@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from stethos.observe.batch_print import print_of
+from stethos.observe.helper_model import HelperModels
+from stethos.observe.inspection_row import put_inspection
+from stethos.observe.mode_facts import mode_details, mode_facts
+
 if TYPE_CHECKING:
     from stethos.observe.inspection import Inspector
     from stethos.observe.session import Session
@@ -29,6 +34,8 @@ _LOSSES = (
 _NAME = "eval_loss (seen)"
 _MOST_LOSSES = 10_000  # of one evaluation
 _FRUITLESS = 4
+_PAUSE = 16  # steps, at least, until a fruitless place is looked at again
+_MOST_ROWS = 96  # about helpers and inputs of evaluations
 
 
 class Evaluations:
@@ -41,6 +48,12 @@ class Evaluations:
         self.opened: Any = None  # the block that is being watched
         self._place: tuple[object, int] = (None, 0)
         self._fruitless: dict[tuple[object, int], int] = {}
+        self._again_at: dict[tuple[object, int], int] = {}  # the step at which a fruitless place is looked at again
+        self._helpers = HelperModels()
+        self._parts: set[int] = set()  # ids of the model that runs, and of its modules
+        self._noted: set[tuple[str, int]] = set()  # of the block that is open
+        self._rows = self._helpers_seen = 0
+        self._inputs_at = 0  # the step at which inputs are looked at next: ever more seldom
         self._losses: list[float] = []
         self._at = 0  # the step of these losses
         self.functional_dropouts = 0
@@ -58,12 +71,15 @@ class Evaluations:
             return
         place = frame.f_code, frame.f_lineno
         if self._fruitless.get(place, 0) >= _FRUITLESS:
-            return
+            if self.session.steps < self._again_at.setdefault(place, 2 * self.session.steps + _PAUSE):
+                return
+            self._again_at[place] = 2 * self.session.steps + _PAUSE
         if self._at != self.session.steps:
             self.flush()
             self._at = self.session.steps
         self.opened, self._place = block, place
         self._fruitless[place] = self._fruitless.get(place, 0) + 1
+        self._parts, self._noted = set(), set()
         self._wrap()
 
     def left(self, block: object) -> None:
@@ -106,10 +122,45 @@ class Evaluations:
         self._undo.append(restore)
 
     def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        """A forward pass begins; of a module that is trained: note its mode once per evaluation."""
-        if not torch.is_grad_enabled() and self._inspector.is_root(module):
+        """A forward pass begins: of what is trained note its mode, once per evaluation, and what it is given."""
+        if torch.is_grad_enabled():
+            return
+        inspector = self._inspector
+        is_trained = inspector.is_trained(module)
+        if is_trained:
             self._fruitless[self._place] = 0
-            self._inspector.evaluating()
+            inspector.evaluating()
+        if not is_trained and id(module) not in self._parts and self._helpers_seen < _MOST_ROWS:
+            self._helpers_seen += 1
+            self._parts = set(map(id, module.modules()))
+            self._note_helper(module)
+        weight = getattr(module, "weight", None)
+        if weight is not None and id(weight) == inspector.check.first_weight and inputs:
+            self._note_inputs(inputs[0])
+
+    def _note_helper(self, module: torch.nn.Module) -> None:
+        """A row for a model that runs beside the one that is trained, once per block."""
+        inspector = self._inspector
+        if ("helper", id(module)) in self._noted or self._rows >= _MOST_ROWS or inspector.holds_trained(module):
+            return
+        self._noted.add(("helper", id(module)))
+        detail = self._helpers.facts(module, inspector.roots())
+        if detail is not None and detail["parameters"]:
+            self._rows += 1
+            facts = {"phase": "helper", **mode_facts([module]), "detail": detail | mode_details([module])}
+            put_inspection(self.session, facts, [])
+
+    def _note_inputs(self, inputs: Any) -> None:
+        """A row for the data of an evaluation, as the first layer gets them; at most once per step."""
+        steps = self.session.steps
+        if steps < self._inputs_at or self._rows >= _MOST_ROWS or not isinstance(inputs, torch.Tensor):
+            return
+        self._inputs_at = steps + 1 + steps // 8
+        self._rows += 1
+        taken = print_of(inputs)._asdict() if inputs.is_floating_point() else {}
+        facts: dict[str, Any] = {f"input_{key}": value for key, value in taken.items()}
+        detail = self._inspector.check.rows.overlap(inputs) | {"shape": list(inputs.shape)}
+        put_inspection(self.session, {"phase": "evaluation inputs", **facts, "detail": detail}, [])
 
     def _seen_loss(self, result: Any, args: Any, kwargs: Any) -> None:
         is_number = type(result) is torch.Tensor and result.is_cpu and result.numel() == 1

@@ -7,48 +7,45 @@ calls only. Everything is read, nothing is computed on the graph, and no random 
 from __future__ import annotations
 
 import functools
-import json
 import zlib
 from collections.abc import Callable
 from time import process_time_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.clock import monotonic_ns
-from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts
-from stethos.observe.batch_print import is_readable
+from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts, mask_facts
 from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
 from stethos.observe.hand_step import HandSteps
+from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
 from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
+from stethos.observe.mode_facts import mode_details, mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
-from stethos.observe.optimizer_facts import decay_of, frozen_share
+from stethos.observe.optimizer_facts import decay_of, frozen_share, has_learned_nothing, settings_of
+from stethos.observe.program_check import ProgramCheck
 from stethos.observe.replica import is_rank, replica_facts, unwrapped
-from stethos.observe.statistic import norm_of
-from stethos.schema import INSPECTIONS, NULL_F64, NULL_I32, Kind
+from stethos.observe.statistic import estimated_norm_of
+from stethos.schema import NULL_F64
 
 if TYPE_CHECKING:
-    from stethos.observe.session import Session
     from stethos.observe.step_recorder import StepRecorder
 
 _FIRST_BACKWARDS = 8  # inspected in any case
-_PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared
+_FIRST_PASSES = 4  # over the data, of which the first backward is inspected in any case
+_PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared; 1 where that takes too long
 _MOST_EVALUATIONS = 64
 _MOST_EXPLAINED = 4
-_SHARE, _ALLOWED_NS = 0.002, 30_000_000  # what inspections may take: of the CPU time so far, and in any case
+_SHARE, _ALLOWED_NS = 0.004, 8_000_000  # what inspections may take: of the CPU time so far, and in any case
+_SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
 _MOST_RANK_STEPS = 4096  # ranks can only be compared where all of them look, so until then they look whatever it takes
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_NAMES = [column.name for column in INSPECTIONS.of_kind(Kind.NAME)]
-_NUMBERS = [column.name for column in INSPECTIONS.of_kind(Kind.I32, Kind.I64, Kind.F64)]
 
 
 class Inspector:
@@ -59,6 +56,7 @@ class Inspector:
         self._session = watch.session
         self._hand = HandSteps(watch)
         self._kept = KeptGraphs()
+        self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_leaves: set[int] = set()  # of the last inspected backward, where it left gradients
         self._pass_facts: Facts = {}
@@ -70,6 +68,9 @@ class Inspector:
         self._spent_ns = 0
         self._look_at = 2 * _FIRST_BACKWARDS  # a step whose number decides it: the same on all ranks
         self._accounted_at = 0
+        self._passes = 0
+        self._is_small = False  # of the model behind the last inspected loss
+        self._asked_at = 0
         self._evaluations = 0
         self._evaluated_at = -1
         self._explained = 0
@@ -80,24 +81,30 @@ class Inspector:
         self._session.on_pass = self.pass_began
         if not self._session.steps:
             self._arm(_FIRST_BACKWARDS)
+            self.check.calls.install()
 
     def finish(self) -> None:
         """The recording ends: write the last step that was made by hand, and the last evaluation."""
         self._hand.finish()
         self.evaluations.flush()
+        self._put_calls()
 
     def uninstall(self) -> None:
         """Give torch its own function back."""
         self._hand.is_needed = False
         self._left, self._look_at = 0, NEVER
         self._put_back()
+        self.check.uninstall()
 
     def pass_began(self, iterator: Any) -> None:
         """The first batch of a pass over a training loader has come."""
         self._pass_at = self._session.steps
         self._pass_facts = self._session.guard.run("inspection", loader_facts, iterator) or {}
+        self._passes += 1
         if self._can_afford():
             self._arm(_PER_LOOK)
+        elif self._passes <= _FIRST_PASSES:
+            self._arm(1)
 
     def account(self) -> None:
         """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
@@ -105,11 +112,15 @@ class Inspector:
         pause, self._accounted_at = steps - self._accounted_at, steps
         stride = 1 << max(steps.bit_length() - 3, 0)
         following = steps + stride - steps % stride
-        is_near = self._look_at == NEVER and following - steps <= 4 * pause
-        is_due = following.bit_count() == 1 or self._can_afford() or (steps < _MOST_RANK_STEPS and is_rank())
-        if is_near and is_due:
+        if self._look_at != NEVER or following - steps > 4 * pause:
+            return
+        is_power_of_4 = following.bit_count() == 1 and following.bit_length() % 2 == 1
+        if is_power_of_4 or self._can_afford() or (steps < _MOST_RANK_STEPS and is_rank()):
             self._look_at = following
             self._arm(0)
+        elif self._is_small and following != self._asked_at:  # gradients that vanish are to be noticed all the same
+            self._asked_at = following
+            self._watch.sampler.want_norm()
 
     def _can_afford(self) -> bool:
         return self._spent_ns < _ALLOWED_NS + _SHARE * (process_time_ns() - self._began_ns)
@@ -126,12 +137,16 @@ class Inspector:
         if self._inner is not None and torch.autograd.backward is self._ours and not is_wanted:
             torch.autograd.backward, self._inner = self._inner, None
 
+    def _begin_look(self) -> None:
+        self._look_at = NEVER
+        self._left = max(self._left, _PER_LOOK if self._can_afford() or is_rank() else 1)
+
     def _wrapper_of(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         run, hand = self._session.guard.run, self._hand
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._session.steps >= self._look_at:
-                self._look_at, self._left = NEVER, max(self._left, _PER_LOOK)
+                run("inspection", self._begin_look)
             if hand.is_needed or self._left > 0:
                 run("inspection", hand.before_backward)
             if self._left <= 0 or not self._watch.is_active:
@@ -155,17 +170,19 @@ class Inspector:
             return None
         with torch.no_grad(), _disable_current_modes():
             graph = read_loss_graph(loss)
-            facts = {**batch_facts(graph), **self._parameter_facts(graph)}
+            is_early = self._session.steps < _FIRST_BACKWARDS
+            facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
             facts["detail"] |= {
                 "nodes": graph.nodes, "is_alone": graph.is_alone, "kept": self._kept.mark(loss),
-                **label_facts(graph), **self._pass_facts, **self._gradient_facts(graph, tensors),
+                "passes": self._passes, **label_facts(graph), **mask_facts(graph), **self._pass_facts,
+                **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
             trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
             left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
-            facts["leftover_norm"] = norm_of(left) if left else 0.0
+            facts["leftover_norm"] = estimated_norm_of(left) if left else 0.0
         facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)
@@ -177,8 +194,11 @@ class Inspector:
             graph, facts = seen
             gradients = [leaf.grad for leaf in graph.leaves]
             facts["detail"]["samples"] = self._watch.local.iteration.samples
+            facts["detail"] |= self.check.rounding(graph)
+            graph.remarks += self.check.remarks(graph, self._batch_of(graph), facts["detail"])
+            self._put_calls()
             if all(gradient is None or gradient.is_cpu for gradient in gradients):
-                facts["gradient_norm"] = norm_of(gradients)
+                facts["gradient_norm"] = estimated_norm_of(gradients)
             if "weights" in facts["detail"]:
                 facts["gradient_hash"] = float(
                     crc_of(checksums_of(gradients, map(str, range(len(gradients)))).values())
@@ -186,10 +206,26 @@ class Inspector:
             self._last_leaves = set(map(id, graph.leaves)) if facts.get("gradient_norm", 0.0) > 0 else set()
             put_inspection(self._session, facts, graph.remarks)
             self._hand.after_backward(graph.leaves)
-            self._watch.sampler.want_norm()
+            self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
+            if self._is_small or "weights" in facts["detail"] or self._can_afford():
+                self._spent_ns += int(self._watch.sampler.want_norm())
         if self._left <= 0:
             self._put_back()
         self._charge(start_ns, cpu_ns)
+
+    def _batch_of(self, graph: LossGraph) -> int:
+        """How many samples the batch has: what the loader was told, or one label each; 0 if neither says."""
+        labels, inputs = graph.labels, graph.inputs
+        size = self._pass_facts.get("batch_size")
+        if isinstance(size, int):
+            return size
+        is_each = labels is not None and labels.dim() == 1 and inputs is not None and len(labels) == len(inputs)
+        return len(labels) if is_each and labels is not None else 0
+
+    def _put_calls(self) -> None:
+        """Rows for what was odd about calls of torch's functions."""
+        for one in self.check.calls.take():
+            put_inspection(self._session, {"phase": "call", "detail": one}, [])
 
     def _gradient_facts(self, graph: LossGraph, tensors: Any) -> Facts:
         """What these gradients are to be divided by, and whether they are added to those of an earlier backward."""
@@ -211,20 +247,25 @@ class Inspector:
             return
         self._evaluated_at = self._session.steps
         self._evaluations += 1
-        roots = self._roots()
+        roots = self.roots()
         detail = {"functional_dropouts": self.evaluations.functional_dropouts}
-        put_inspection(self._session, {"phase": "evaluation", **_mode_facts(roots), "detail": detail}, [])
+        put_inspection(self._session, {"phase": "evaluation", **mode_facts(roots), "detail": detail}, [])
 
-    def is_root(self, module: torch.nn.Module) -> bool:
-        """Whether a module is one that is trained as a whole."""
-        return any(module is root or module is unwrapped(root) for root in self._roots())
+    def is_trained(self, module: torch.nn.Module) -> bool:
+        """Whether a module is part of what is trained; a teacher or an average of weights is not."""
+        return any(module is part for root in self.roots() for part in root.modules())
 
     def is_evaluated(self) -> bool:
         """Whether all that is trained is in evaluation mode."""
-        roots = self._roots()
+        roots = self.roots()
         return bool(roots) and not any(unwrapped(root).training for root in roots)
 
-    def _roots(self) -> list[torch.nn.Module]:
+    def holds_trained(self, module: torch.nn.Module) -> bool:
+        """Whether a model has parameters that an optimizer updates."""
+        trained = set(map(id, self._parameters()))
+        return any(id(parameter) in trained for parameter in module.parameters())
+
+    def roots(self) -> list[torch.nn.Module]:
         return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
 
     def explain(self, tensors: Any, value: float) -> None:
@@ -266,13 +307,13 @@ class Inspector:
 
     def _parameter_facts(self, graph: LossGraph) -> Facts:
         seen = self._watch.optimizers.seen()
-        roots = {id(root): root for root in self._roots()}
+        roots = {id(root): root for root in self.roots()}
         names: dict[int, str] = {}
         for root in roots.values():
             names |= names_under(root)
         reached = set(map(id, graph.leaves))
         detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
-        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail, **_mode_facts(list(roots.values()))}
+        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail, **mode_facts(list(roots.values()))}
         is_plain = all(type(leaf) in _PLAIN for leaf in graph.leaves)  # sharded ones are other tensors than those used
         owners: dict[int, tuple[int, bool]] = {}  # by parameter: in how many optimizers, whether it requires a gradient
         for watched in seen:
@@ -281,9 +322,11 @@ class Inspector:
                 is_plain = is_plain and type(parameter) in _PLAIN
                 owners[id(parameter)] = owners.get(id(parameter), (0, False))[0] + 1, parameter.requires_grad
             if optimizer is not None:
-                detail |= decay_of(optimizer)
+                detail |= decay_of(optimizer) | settings_of(optimizer, reached)
+                if watched.local_step >= _FIRST_BACKWARDS and has_learned_nothing(optimizer):
+                    detail.setdefault("idle", []).append(watched.number)
         detail["frozen"] = frozen_share(roots.values())
-        detail["untouched"] = sum(_is_untouched(module) for root in roots.values() for module in root.modules())
+        detail |= mode_details(list(roots.values()))
         if not owners or not is_plain:
             return facts
         alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
@@ -313,23 +356,6 @@ class Inspector:
             iteration.mark_ns += took_ns
 
 
-def put_inspection(session: Session, facts: Facts, remarks: list[tuple[str, str]]) -> None:
-    """A row for what was seen, and one more for each further remark."""
-    for kind, text in remarks or [("", "")]:
-        row = {**facts, "remark": kind}
-        detail = {**facts.get("detail", {}), **({"seen": text} if kind else {})}
-        ids = [session.name_id(str(row[name])) if row.get(name) else NULL_I32 for name in _NAMES]
-        numbers = [_number(row.get(name)) for name in _NUMBERS]
-        session.put_frame(
-            INSPECTIONS.number, np.array(ids, np.int32).tobytes(), np.array(numbers, np.float64).data.cast("B"),
-            (json.dumps(detail, ensure_ascii=False) if detail else "",),
-        )  # fmt: skip
-
-
-def _number(value: float | str | None) -> float:
-    return value if isinstance(value, float) else NULL_F64
-
-
 def _root_of(named: Any) -> torch.nn.Module | None:
     return named.root() if named.root is not None else None
 
@@ -342,28 +368,3 @@ def _random_hash(device: torch.device) -> float:
     elif device.type != "cpu":
         return NULL_F64
     return float(zlib.crc32(states))
-
-
-def _mode_facts(roots: list[torch.nn.Module]) -> Facts:
-    if not roots:
-        return {}
-    stateful = [module for root in roots for module in root.modules() if _depends_on_mode(module)]
-    return {
-        "root_training": float(all(unwrapped(root).training for root in roots)),
-        "stateful": float(len(stateful)),
-        "stateful_training": float(sum(module.training for module in stateful)),
-        "dropouts": float(sum(isinstance(module, _DropoutNd) and module.training for module in stateful)),
-    }
-
-
-def _is_untouched(module: torch.nn.Module) -> bool:
-    """Whether a norm uses running statistics that no batch has ever changed."""
-    counter = getattr(module, "num_batches_tracked", None)
-    return not module.training and is_readable(counter) and counter is not None and not int(counter)
-
-
-def _depends_on_mode(module: torch.nn.Module) -> bool:
-    """Whether a module acts otherwise in training: dropout that drops something, statistics of batches."""
-    if isinstance(module, _DropoutNd):
-        return module.p > 0
-    return isinstance(module, _NormBase) and module.track_running_stats

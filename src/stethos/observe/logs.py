@@ -48,6 +48,7 @@ class LogWatch:
 
     def _record(self, entry: logging.LogRecord) -> None:
         fields = {name: value for name, value in entry.__dict__.items() if name not in _STANDARD}
+        fields.pop("_ray_timestamp_ns", None)  # Ray puts it into every record, once it is imported
         exception = ""
         if entry.exc_info and entry.exc_info[1] is not None:
             exception = "".join(traceback.format_exception(entry.exc_info[1]))

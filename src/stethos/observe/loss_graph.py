@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
-from stethos.observe.autograd_graph import name_of, nodes_of, saved
+from stethos.observe.attention import FUSED, SOFTMAXES, keys_seen, looks_ahead
+from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
 from stethos.observe.batch_print import is_readable
+from stethos.observe.graph_check import GraphCheck, saved_rows
 
 _MOST_NODES = 20_000
 _NEAR = 3  # operations from the tensor given to backward
+_MARGIN, _OUTSIDE = 0.05, 0.05  # beyond the bounds of an activation; the share of targets that may be there
 _SUM = 2  # torch's number of the reduction
 _LOSS_DEPTH = 16  # operations between the tensor given to backward and the loss function
 _CLASSES = ("NllLossBackward", "NllLoss2DBackward", "NllLossNdBackward")
@@ -27,6 +30,7 @@ _DIVERGENCE = ("KlDivBackward",)
 _LOSSES = (*_CLASSES, *_SQUARES, *_BINARY, *_LOGITS, *_DIVERGENCE)
 _NEVER_NEGATIVE = ("PowBackward", "AbsBackward", "LinalgVectorNormBackward", "NormBackward")
 _SUMS = ("MeanBackward", "SumBackward", "AddBackward", "StackBackward", "CatBackward")
+_MOST_FEATURES = 6
 _MOST_TERMS = 256  # of a sum of losses
 # Operations that hand values on as they are, in another shape or dtype.
 _SHAPES = (
@@ -55,9 +59,14 @@ class LossGraph:
     inputs: torch.Tensor | None = None
     ignored: int | None = None  # the label that the loss leaves out
     losses: int = 0  # loss functions that are added up in it; labels and outputs are of the first found
+    ahead: list[tuple[int, bool]] = field(default_factory=list)  # of attention: its length, whether it looks ahead
+    keys: torch.Tensor | None = None  # of masked attention: which places of each sequence are seen
     is_alone: bool = False  # whether the loss is these functions, their mean or sum, and nothing else
     nodes: int = 0
     is_complete: bool = True
+    check: GraphCheck = field(default_factory=GraphCheck)
+    features: list[torch.Tensor] = field(default_factory=list)  # what some layers were given, a row for each sample
+    first_weight: int = 0  # the id of the weight that `inputs` meet
 
 
 def read_loss_graph(loss: torch.Tensor) -> LossGraph:
@@ -70,6 +79,10 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
     for node, depth in nodes_of(loss.grad_fn, _MOST_NODES):
         found.nodes += 1
         name = name_of(node)
+        found.check.note(node, name, depth)
+        rows = saved_rows(node, name) if len(found.features) < _MOST_FEATURES else None
+        if rows is not None:
+            found.features.append(rows)
         variable = getattr(node, "variable", None)
         if variable is not None:
             found.leaves.append(variable)
@@ -78,11 +91,14 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
         elif name in ("PowBackward", "AbsBackward") and depth <= _LOSS_DEPTH and not found.function:
             _note_hand_made(found, node)
         elif name in _FIRST and node.next_functions:
-            found.inputs = _data_of(node, name, found.inputs)
+            _note_data(found, node, name)
         elif name == "SubBackward" and depth <= _NEAR and not found.function:
             _note_divergence(found, node)
         elif name == "LogBackward" and depth <= _LOSS_DEPTH:
             _note_logarithm(found, node)
+        elif name in SOFTMAXES or name.startswith(FUSED):
+            found.ahead.extend(filter(None, [looks_ahead(node, name)]))
+            found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
     found.is_alone = bool(found.function) and _is_alone(loss.grad_fn)
     return found
@@ -151,6 +167,7 @@ def _remarks_on(node: Any, name: str) -> Iterator[tuple[str, str]]:
         yield from _on_targets(node)
     elif name in _SQUARES:
         yield from _on_shapes(node)
+        yield from _on_range(node)
     elif name in _DIVERGENCE:
         values = saved(node, "self")
         if values is not None and is_readable(values) and bool((values > 0).any()):
@@ -243,6 +260,18 @@ def _on_shapes(node: Any) -> Iterator[tuple[str, str]]:
             return
 
 
+def _on_range(node: Any) -> Iterator[tuple[str, str]]:
+    """Targets that the activation before the loss cannot give."""
+    behind, target = _behind(node), saved(node, "target")
+    activation = _BOUNDED.get(name_of(behind)) if behind is not None else None
+    if activation is None or target is None or not is_readable(target) or not target.numel():
+        return
+    low, high = (0.0, math.inf) if activation == "relu" else (-1.0, 1.0) if activation == "tanh" else (0.0, 1.0)
+    outside = float(((target < low - _MARGIN) | (target > high + _MARGIN)).double().mean())
+    if outside > _OUTSIDE:
+        yield "targets-out-of-reach", f"{outside:.0%} of the targets lie outside of what {activation} can give"
+
+
 def _note_hand_made(found: LossGraph, node: Any) -> None:
     """A squared or absolute difference written out: a row of N targets against a column of N outputs gives N x N."""
     difference, values = _behind(node), saved(node, "self")
@@ -266,11 +295,25 @@ def _output_size(node: Any) -> int:
     return math.prod(int(size) for size in sizes) if sizes is not None else -1
 
 
-def _data_of(node: Any, name: str, before: torch.Tensor | None) -> torch.Tensor | None:
+def _note_data(found: LossGraph, node: Any, name: str) -> None:
     """The batch, where a node works on data that need no gradient; the deepest such node is asked last."""
     place, kept = _FIRST[name]
     edges = node.next_functions
-    if name == "EmbeddingBackward" or (len(edges) > place and edges[place][0] is None):
-        tensor = saved(node, kept)
-        return tensor if tensor is not None and tensor.dim() else before
-    return before
+    if name != "EmbeddingBackward" and (len(edges) <= place or edges[place][0] is not None):
+        return
+    tensor = saved(node, kept)
+    is_places = name == "EmbeddingBackward" and tensor is not None and is_readable(tensor) and is_count(tensor)
+    if tensor is not None and tensor.dim() and not is_places:
+        if found.inputs is not None and is_readable(tensor) and not bool(tensor.any()):
+            return  # the first state of a recurrent layer
+        found.inputs = tensor
+        weights = [leaf for edge, _ in edges for leaf in _leaves_at(edge) if leaf.dim() > 1]
+        found.first_weight = id(weights[0]) if weights else 0
+
+
+def _leaves_at(node: Any) -> list[torch.Tensor]:
+    """A leaf that feeds an operation, perhaps transposed."""
+    if node is not None and name_of(node) == "TBackward":
+        node = node.next_functions[0][0]
+    leaf = getattr(node, "variable", None)
+    return [leaf] if isinstance(leaf, torch.Tensor) else []

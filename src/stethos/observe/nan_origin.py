@@ -113,7 +113,8 @@ def _of_forward(nodes: list[_Node], is_bad: Test) -> dict[str, Any]:
                 maker = one.node
             if maker not in orders or _is_by_data(maker):
                 kind = "label" if one.order > last_layer else "input"
-                return {"kind": kind, "layers": _modules(one.layers) if kind == "input" else []}
+                layers = _modules(one.layers) if kind == "input" else []
+                return {"kind": kind, "layers": layers, "rows": tensor.shape[0] if tensor.dim() else 1}
             if found is None or orders[maker] < found[0]:
                 found = orders[maker], maker
         if found is not None and one.order > found[0]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
 
+from stethos.observe.batch_print import is_readable
+
+_WITH_STATE = (
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)  # fmt: skip
 _DECOUPLED = ("AdamW", "NAdamW", "RAdamW", "Lion", "SGD")  # their decay of a step is rate times decay
 
 
@@ -23,6 +30,36 @@ def decay_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if per_step >= found.get("decay_per_step", 0.0) and decay >= found.get("weight_decay", 0.0):
             found = {"weight_decay": float(decay), "decay_per_step": per_step}
     return found
+
+
+def settings_of(optimizer: torch.optim.Optimizer, reached: Container[int]) -> dict[str, Any]:
+    """Settings that are easily confused, and frozen parameters that it goes on to move by gradients of before.
+
+    `reached` are the ids of the parameters behind the loss: an optimizer of which none is among them waits for its turn
+    and moves nothing, as that of a critic does while its generator learns.
+    """
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    betas = group.get("betas")
+    found: dict[str, Any] = {}
+    if isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(one, float) for one in betas):
+        found["betas"] = list(betas)
+    for name in ("eps", "momentum"):
+        if isinstance(group.get(name), float | int):
+            found[name] = float(group[name])
+    if group.get("maximize"):
+        found["maximize"] = True
+    held = [one for each in optimizer.param_groups for one in each["params"]]
+    frozen = sum(not one.requires_grad and one.grad is not None for one in held)
+    if frozen and any(id(one) in reached for one in held):
+        found["frozen_with_gradient"] = frozen
+    places = Counter(one.data_ptr() for one in {id(one): one for one in held}.values() if is_readable(one))
+    twice = sum(count > 1 for place, count in places.items() if place)
+    return found | ({"same_memory": twice} if twice else {})
+
+
+def has_learned_nothing(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer that keeps numbers for each parameter has kept none: no parameter ever had a gradient."""
+    return type(optimizer) in _WITH_STATE and not optimizer.state
 
 
 def frozen_share(roots: Iterable[torch.nn.Module]) -> float:

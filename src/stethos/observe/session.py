@@ -54,7 +54,7 @@ from stethos.record.place import (
     host_key,
     is_network_file_system,
     start_ticks,
-    write_json,
+    write_facts,
 )
 from stethos.record.provenance import Relations, plain_facts, run_facts
 from stethos.record.ring import Ring, create_ring_file
@@ -185,7 +185,7 @@ class Session(SessionFields):
             create_ring_file(path)
             ring = Ring(path)
             ring.set_word(HeaderWord.STARTED_NS, monotonic_ns() + self.offset_ns)
-            write_json(directory / PROCESS_FILE, facts)
+            write_facts(directory / PROCESS_FILE, facts)
         except BaseException:
             path.unlink(missing_ok=True)
             if scratch:
@@ -256,7 +256,7 @@ class Session(SessionFields):
     def _note_no_number(self, name: str, value: object) -> None:
         if name not in self._no_numbers and len(self._no_numbers) < _MOST_NO_NUMBERS:
             self._no_numbers.add(name)
-            self.note_gap("metrics", f"{name}: a {type(value).__name__} is not a number")
+            self.note_gap("metrics", f"{name}: {type(value).__name__} cannot be recorded as a number")
 
     def put_frame(
         self, table: int, names: bytes, numbers: bytes | memoryview, texts: Sequence[str] = (), *, rows: int = 1,

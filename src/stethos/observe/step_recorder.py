@@ -268,8 +268,6 @@ class StepRecorder(RecorderFields):
         """A batch was handed out while no step is made: show that the process is at work."""
         if self.ring is not None:
             self.ring.set_word(HeaderWord.BATCHES, self.ring.word(HeaderWord.BATCHES) + 1)
-        if not torch.is_grad_enabled():
-            self.session.guard.run("inspection", self.inspector.evaluating)
 
     def take_number(self) -> int:
         """The number of a step that no callback has seen begin."""

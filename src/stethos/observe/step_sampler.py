@@ -38,10 +38,14 @@ class StepSampler:
         self._run = recorder.session.guard.run
         self.is_norm_wanted = False
 
-    def want_norm(self) -> None:
-        """Read the gradients at the next step, whatever the budget has planned: their backward was inspected."""
+    def want_norm(self) -> float:
+        """Read the gradients at the next step, whatever the budget has planned: their backward was inspected.
+
+        Returns about what that will take, in ns.
+        """
         self.is_norm_wanted = True
         self._recorder.sample_at = 0
+        return self._budget.by_kind["norm"].cost_ns
 
     def sample(self, watched: Watched, iteration: Iteration) -> None:
         """Take the gradient norm, or all layer statistics, if due or if something looks wrong."""

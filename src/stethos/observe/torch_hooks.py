@@ -28,6 +28,8 @@ from stethos.observe.repeat.step_repeater import StepRepeater
 from stethos.observe.session import Session
 from stethos.observe.step_recorder import StepRecorder
 
+_FRAMES_UP = 3  # the place of this argument of `torch.jit.script`
+
 
 class TorchHooks:
     """Everything installed into torch for one session. `uninstall` undoes it; a second `install` is no effect."""
@@ -60,6 +62,7 @@ class TorchHooks:
         self._undo.append(register_optimizer_step_post_hook(steps.step_ended).remove)
         self._replace(torch.autograd, "backward", lambda original: wrap_backward(steps, original))
         if self.repeater is not None:
+            steps.inspector.check.modules.is_off = True  # a step with hooks on its modules cannot be repeated
             self._replace(torch.autograd, "backward", self.repeater.wrap_backward)
             self._undo.append(register_optimizer_step_post_hook(self.repeater.step_ended).remove)
             self._undo.append(self.repeater.uninstall)
@@ -69,6 +72,7 @@ class TorchHooks:
         for scheduler in (LRScheduler, ReduceLROnPlateau):
             self._replace(scheduler, "__init__", self._scheduled)
         self._replace(torch, "compile", self._compile)
+        self._replace(torch.jit, "script", self._script)
         self.session.guard.run("collectives", self.collectives.install)
         if "torch._dynamo" in sys.modules:
             self.session.guard.run("dynamo", hide_from_dynamo)
@@ -76,6 +80,7 @@ class TorchHooks:
         if self.session.settings.preset != "light":
             self._undo.append(steps.inspector.uninstall)
             self.session.guard.run("inspection", steps.inspector.install)
+            self._replace(_BaseDataLoaderIter, "__init__", self._pass)
             for block in (torch.no_grad, torch.inference_mode):
                 self._replace(block, "__enter__", lambda original: wrap_enter(steps.inspector.evaluations, original))
                 self._replace(block, "__exit__", lambda original: wrap_exit(steps.inspector.evaluations, original))
@@ -132,13 +137,36 @@ class TorchHooks:
 
     def _scheduled(self, original: Callable[..., Any]) -> Callable[..., Any]:
         noted = self.session.guard.wrap("config", lambda scheduler: note_scheduler(self.session, scheduler))
+        made = self.session.guard.wrap("inspection", self.steps.inspector.check.schedules.made)
 
         def init(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             original(scheduler, *args, **kwargs)
             if self._is_active:
                 noted(scheduler)
+                made(scheduler)
 
         return init
+
+    def _pass(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        noted = self.session.guard.wrap("inspection", self.steps.inspector.check.pass_begins)
+
+        def init(iterator: Any, *args: Any, **kwargs: Any) -> None:
+            original(iterator, *args, **kwargs)
+            if self._is_active:
+                noted(iterator)
+
+        return init
+
+    def _script(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        refuse = self.session.guard.wrap("inspection", self.steps.inspector.check.refuse)
+
+        def script(*args: Any, **kwargs: Any) -> Any:
+            refuse()  # a script is made from the source of what it calls: that has to be torch's own
+            if len(args) < _FRAMES_UP:  # names are looked up in the caller's frame, which is one further up
+                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+            return original(*args, **kwargs)
+
+        return script
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
         hide = self.session.guard.wrap("dynamo", hide_from_dynamo)
@@ -147,6 +175,7 @@ class TorchHooks:
         def compile(*args: Any, **kwargs: Any) -> Any:
             if self._is_active:
                 self.steps.inspector.evaluations.is_off = True
+                self.session.guard.run("inspection", self.steps.inspector.check.refuse)
                 hide()
                 refuse("torch.compile is in use: module hooks would change its graphs")
                 if self.repeater is not None:

@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import stat
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -223,20 +224,45 @@ def _key_in(directory: Path) -> bytes:
 # JSON ------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path, *, parts: int = 1, is_needed: bool = False) -> dict[str, Any]:
-    """The file's object, or an empty one if it is missing or damaged.
+_CHECKSUM = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')  # of the bytes before it
 
-    OSError, where `is_needed`, if it is there and cannot be read just now: what is written instead would be wrong.
+
+def checked_json(content: Mapping[str, Any]) -> bytes:
+    """An object as JSON that ends with the checksum of what is before it; half a character is a "?"."""
+    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")[:-1]
+    return b'%s, "crc32": %d}' % (text, zlib.crc32(text)) if content else b"{}"
+
+
+def read_document(path: Path, *, parts: int = 1, is_needed: bool = False) -> tuple[dict[str, Any], bool]:
+    """The file's object without its checksum, and whether it is as it was written.
+
+    The object is empty if the file is missing or damaged. One without a checksum, as older versions wrote it, is
+    taken as it is. OSError, where `is_needed`, if it is there and cannot be read just now: what is written instead
+    would be wrong.
     """
     try:
-        content = json.loads(read_file(path, LARGEST_JSON, parts=parts))
-    except (ValueError, RecursionError, FileNotFoundError):
-        return {}
+        text = read_file(path, LARGEST_JSON, parts=parts)
+        content = json.loads(text)
+    except FileNotFoundError:
+        return {}, True
+    except (ValueError, RecursionError):
+        return {}, False
     except OSError:
         if is_needed:
             raise
-        return {}
-    return content if isinstance(content, dict) else {}
+        return {}, False
+    if not isinstance(content, dict):
+        return {}, False
+    found = _CHECKSUM.search(text, max(0, len(text) - 32))
+    if found is None:
+        return content, True
+    content.pop("crc32", None)
+    return content, int(found[1]) == zlib.crc32(memoryview(text)[: found.start()])
+
+
+def read_json(path: Path, *, parts: int = 1, is_needed: bool = False) -> dict[str, Any]:
+    """The file's object, or an empty one if it is missing or damaged beyond reading; see `read_document`."""
+    return read_document(path, parts=parts, is_needed=is_needed)[0]
 
 
 _NUMBER = range(-(2**62), 2**62)

@@ -28,7 +28,7 @@ from stethos.record.arrow import (
 from stethos.record.board import groups_in
 from stethos.record.border import map_file
 from stethos.record.layout import MOST_NAMES, TABLE_END, TABLE_FACTS, TABLE_NAME, DropReason, HeaderWord
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RING_FILE, ProcessPlace, boot_id, write_json
+from stethos.record.place import PROCESS_FILE, RING_FILE, ProcessPlace, boot_id, write_facts
 from stethos.record.provenance import plain_facts
 from stethos.record.segment import (
     FLAG_LAST,
@@ -234,7 +234,7 @@ class Collector:
                     notes |= note if isinstance(note, dict) else {}
         if notes:
             self.facts |= plain_facts(notes)
-            write_json(self.place.path / PROCESS_FILE, self.facts)
+            write_facts(self.place.path / PROCESS_FILE, self.facts)
 
     # Sealing -----------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Collector:
     def _write_manifest(self, changes: dict[str, Any]) -> None:
         """Replace the manifest; nothing in here has changed if that fails."""
         manifest = {**self.manifest, **changes, "names": list(self.names)}
-        write_json(self.place.path / MANIFEST_FILE, manifest)
+        self.place.write_manifest(manifest)
         self.manifest = manifest
 
 
@@ -322,7 +322,7 @@ def retire_file(place: ProcessPlace, manifest: dict[str, Any], file: dict[str, A
     retired[file["table"]] = retired.get(file["table"], 0) + file["rows"]
     kept = [other for other in manifest["sealed"] if other != file]
     manifest = {**manifest, "sealed": kept, "retired": retired}
-    write_json(place.path / MANIFEST_FILE, manifest)
+    place.write_manifest(manifest)
     (place.path / file["file"]).unlink(missing_ok=True)
     return manifest
 

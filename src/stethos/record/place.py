@@ -6,6 +6,7 @@
     RUN/PROCESS/process.json      one observed process
     RUN/PROCESS/ring              its ring, until it is drained
     RUN/PROCESS/manifest.json     which files hold its rows
+    RUN/PROCESS/manifest.copy.json     the same, should that be damaged
     RUN/PROCESS/000001.seg        the segment being written
     RUN/PROCESS/000001.steps.parquet   rows of finished segments
 
@@ -28,11 +29,13 @@ from typing import Any
 from stethos.errors import RecordingError, UsageError
 from stethos.record.border import (
     checked_facts,
+    checked_json,
     checked_manifest,
     directories_in,
     is_scratch,
     make_directory,
     origin_of,
+    read_document,
     read_json,
     version_of,
 )
@@ -41,6 +44,7 @@ from stethos.record.whole_file import whole_file
 RUN_FILE = "run.json"
 PROCESS_FILE = "process.json"
 MANIFEST_FILE = "manifest.json"
+MANIFEST_COPY = "manifest.copy.json"
 RING_FILE = "ring"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -75,7 +79,13 @@ def check_name(name: str) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Replace a small file atomically; readers see the old or the new content, never a part."""
     with whole_file(path) as file:
-        file.write(json.dumps(content, ensure_ascii=False).encode())
+        file.write(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))  # half a character is a "?"
+
+
+def write_facts(path: Path, content: Mapping[str, Any], *, is_synced: bool = True) -> None:
+    """Replace a file of a run that says what its rows are, atomically and with a checksum."""
+    with whole_file(path, is_synced=is_synced) as file:
+        file.write(checked_json(content))
 
 
 def host_key() -> str:
@@ -169,7 +179,7 @@ class RunPlace:
         try:
             make_directory(self.path)
             if not self.exists():
-                write_json(self.path / RUN_FILE, {**facts, "origin": origin_of(self.path, is_new=True)})
+                write_facts(self.path / RUN_FILE, {**facts, "origin": origin_of(self.path, is_new=True)})
         except OSError as error:
             if is_new:
                 with contextlib.suppress(OSError):
@@ -187,8 +197,9 @@ class RunPlace:
         return checked_facts(read_json(self.path / RUN_FILE))
 
     def processes(self) -> list[ProcessPlace]:
-        """Every process directory, oldest first."""
-        return [ProcessPlace(path) for path in directories_in(self.path) if version_of(path / PROCESS_FILE)]
+        """Every process directory, oldest first; none of ours has a name that cannot be printed."""
+        found = (path for path in directories_in(self.path) if path.name.isprintable())
+        return [ProcessPlace(path) for path in found if version_of(path / PROCESS_FILE)]
 
     def launchers(self) -> list[dict[str, Any]]:
         try:
@@ -214,8 +225,21 @@ class ProcessPlace:
         return checked_facts(read_json(self.path / PROCESS_FILE, parts=2, is_needed=is_needed))
 
     def manifest(self, *, is_needed: bool = False) -> dict[str, Any]:
-        """Empty where it is not one of ours."""
-        return checked_manifest(read_json(self.path / MANIFEST_FILE, parts=2, is_needed=is_needed))
+        """What its drainer says of its files; by the copy where that is damaged, empty where neither is one of ours."""
+        for name in (MANIFEST_FILE, MANIFEST_COPY):
+            content, is_whole = read_document(self.path / name, parts=2, is_needed=is_needed)
+            if is_whole and (found := checked_manifest(content)):
+                return found
+        return {}
+
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
+        """Replace the manifest, then its copy, so that one of them is whole at any time.
+
+        OSError if the manifest cannot be written; a copy that cannot is not worth a row.
+        """
+        write_facts(self.path / MANIFEST_FILE, content)
+        with contextlib.suppress(OSError):
+            write_facts(self.path / MANIFEST_COPY, content)
 
     def scratch(self, facts: Mapping[str, Any] | None = None) -> Path:
         """Where the ring and the open segment are: here, or on local disk beside a network file system."""

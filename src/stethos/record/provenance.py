@@ -16,6 +16,8 @@ from stethos.redact import MASK, names_secret, redact, redact_command
 from stethos.settings import Settings, clean_environment, rank_and_world
 
 _LONGEST_VALUE = 2000
+_DEEPEST = 30
+_MOST_BITS = 10_000
 _NUMERIC = re.compile(r"(?i)(?:passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|secret|(?<![a-z])pin)$")
 
 
@@ -36,23 +38,30 @@ def run_facts(run: str, command: Sequence[str], settings: Settings, git_commit: 
     }
 
 
-def plain_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Facts as JSON can hold them, with secrets masked, also those that only their key gives away."""
-    return {str(key): _plain(value, str(key)) for key, value in facts.items()}
+def plain_facts(facts: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
+    """Facts as JSON can hold them, with secrets masked, also those that only their key gives away.
+
+    What lies too deep, as in a mapping that holds itself, is left out.
+    """
+    return {str(key): _plain(value, str(key), depth + 1) for key, value in facts.items()}
 
 
-def _plain(value: Any, key: str) -> Any:
+def _plain(value: Any, key: str, depth: int) -> Any:
     match value:
         case int() if _NUMERIC.search(key):
             return MASK
+        case int() if value.bit_length() > _MOST_BITS:  # which JSON cannot tell
+            return "..."
         case None | bool() | int() | float():
             return value
+        case Mapping() | list() | tuple() | set() | frozenset() if depth > _DEEPEST:
+            return "..."
         case Mapping():
-            return plain_facts(value)
+            return plain_facts(value, depth)
         case list() | tuple() | set() | frozenset():
             items = list(value)
             is_command = all(isinstance(each, str) for each in items)
-            return [_plain(each, key) for each in (redact_command(items) if is_command else items)]
+            return [_plain(each, key, depth + 1) for each in (redact_command(items) if is_command else items)]
     text = value if isinstance(value, str) else str(value)[:_LONGEST_VALUE]
     return MASK if names_secret(key, text) else redact(text)
 

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stethos.errors import QueryError
 from stethos.record.border import map_file, open_file, sync_directory
@@ -294,14 +294,17 @@ def seal_segment(
     return sealed, rows.lost + max(0, rows_after - rows.end_rows)
 
 
+def parquet_options(table: Table) -> dict[str, Any]:
+    """How the columns of a table are packed, for pyarrow's writers."""
+    names = [column.name for column in table.all_columns if column.kind is Kind.NAME]
+    numbers = [column.name for column in table.all_columns if column.kind is Kind.F64]
+    return {"compression": "zstd", "compression_level": 1, "use_dictionary": names, "use_byte_stream_split": numbers,
+            "write_page_checksum": True}  # fmt: skip
+
+
 def write_parquet(content: pa.Table, path: Path, table: Table) -> None:
     """Write a file under a temporary name, sync it, then give it its name."""
     import pyarrow.parquet as pq
 
-    names = [column.name for column in table.all_columns if column.kind is Kind.NAME]
-    numbers = [column.name for column in table.all_columns if column.kind is Kind.F64]
     with whole_file(path, is_sole=True) as file:
-        pq.write_table(
-            content, file, compression="zstd", compression_level=1, use_dictionary=names,
-            use_byte_stream_split=numbers, row_group_size=16_384, write_page_checksum=True,
-        )  # fmt: skip
+        pq.write_table(content, file, row_group_size=16_384, **parquet_options(table))

@@ -116,7 +116,7 @@ class Engine:
         body = " UNION ALL BY NAME ".join(parts)
         try:
             self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:  # whatever is thrown inside of it
             raise FileTroubleError(str(error)) from None
         self._defined.add(table.qualified_name)
         self._made_of[table.qualified_name] = made_of
@@ -130,7 +130,7 @@ class Engine:
         """Whether DuckDB gets through a whole Parquet file."""
         try:
             self._connection.execute(f"SELECT count(COLUMNS(*)) FROM read_parquet({literal(str(path))})").fetchall()
-        except duckdb.Error:
+        except (duckdb.Error, RuntimeError):
             return False
         return True
 
@@ -224,7 +224,7 @@ class Engine:
         except RuntimeError as error:
             if "interrupted" in str(error).lower():  # how DuckDB passes Ctrl-C on
                 raise KeyboardInterrupt from None
-            raise
+            raise FileTroubleError(str(error)) from None
 
     def _interrupt(self) -> bool:
         """Stop the query under way; False once the connection is closed."""

@@ -14,6 +14,7 @@ from stethos.settings import default_runs_dir, registry_dir
 _NEAR_NAMES = 3
 _LONGEST_PATH = 4096
 ARCHIVED_MARK = "_state"  # a directory that an archived run has
+ARCHIVE_SOURCE = "archive.json"  # a file of its copy on this machine: where it comes from
 
 
 def find_run(target: str | None = None, directory: Path | None = None, *, anywhere: bool = False) -> RunPlace:

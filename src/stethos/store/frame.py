@@ -27,6 +27,13 @@ class Frame:
     def __init__(self, columns: Mapping[str, Sequence[Any] | Array]) -> None:
         self._columns = {name: _array(values) for name, values in columns.items()}
 
+    @classmethod
+    def _of(cls, columns: dict[str, Array]) -> Frame:
+        """Columns that are as a frame has them."""
+        frame = cls({})
+        frame._columns = columns
+        return frame
+
     def __len__(self) -> int:
         return len(next(iter(self._columns.values()))) if self._columns else 0
 
@@ -42,27 +49,38 @@ class Frame:
 
     def where(self, mask: Array) -> Frame:
         """The rows for which the mask holds."""
-        return Frame({name: values[mask] for name, values in self._columns.items()})
+        return Frame._of({name: values[mask] for name, values in self._columns.items()})
 
     def sorted_by(self, *names: str) -> Frame:
         """The rows in the order of these columns, the first one first."""
         order = np.lexsort([self._columns[name] for name in reversed(names)]) if len(self) else np.array([], int)
-        return Frame({name: values[order] for name, values in self._columns.items()})
+        return Frame._of({name: values[order] for name, values in self._columns.items()})
 
     def groups(self, name: str) -> dict[Any, Frame]:
         """The rows by the value of a column, in order of first occurrence; rows where it is NULL are left out."""
-        values = self._columns[name]
-        found: dict[Any, list[int]] = {}
-        for place, value in enumerate(values.tolist()):
-            if value is not None and value == value:
-                found.setdefault(value, []).append(place)
-        return {value: self.where(np.array(places)) for value, places in found.items()}
+        values = self._columns[name].tolist()
+        numbers: dict[Any, int] = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        codes = np.fromiter(map(numbers.__getitem__, values), int, len(values))
+        order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes, minlength=len(numbers)))
+        places = dict(zip(numbers, np.split(order, ends[:-1]), strict=True)) if numbers else {}
+        return {value: self.where(own) for value, own in places.items() if value is not None and value == value}
 
 
 def select(run: Run, sql: str) -> Frame:
     """The result of a query."""
     found = run.arrow(sql, timeout_s=_TIMEOUT_S)
-    return Frame({name: _with_nulls(found.column(name)) for name in found.column_names})
+    columns = {name: found.column(name) for name in found.column_names}
+    return Frame._of(
+        {
+            name: _texts(values) if "string" in str(values.type) else _array(_with_nulls(values))
+            for name, values in columns.items()
+        }
+    )
+
+
+def is_known(values: Array) -> Array:
+    """Which names or texts of a column were recorded."""
+    return np.asarray(values != None)  # noqa: E711  # elementwise
 
 
 def is_null(values: Array) -> Array:
@@ -78,6 +96,14 @@ def _with_nulls(column: Any) -> Array:
         values = values.astype(np.float64)
         values.view(np.int64)[column.is_null().to_numpy(zero_copy_only=False)] = NULL_F64_BITS
     return values
+
+
+def _texts(column: Any) -> Array:
+    """A column of texts; equal ones are one object, as there are few of them in many rows."""
+    coded = column.combine_chunks().dictionary_encode()
+    coded = coded if hasattr(coded, "indices") else coded.combine_chunks()
+    known = np.array([*coded.dictionary.to_pylist(), None], object)
+    return np.asarray(known[coded.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)])
 
 
 def _array(values: Sequence[Any] | Array) -> Array:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from stethos.record.place import RunPlace, is_network_file_system
+from stethos.record.border import read_document
+from stethos.record.place import MANIFEST_COPY, MANIFEST_FILE, PROCESS_FILE, RUN_FILE, RunPlace, is_network_file_system
 from stethos.record.spawn import is_drained
 from stethos.schema import (
     ACTION_EVENTS,
@@ -138,6 +139,7 @@ def examine(run: Run, *, verify: bool = False) -> Health:
         *_unaccounted(ledger),
         *_elsewhere(ledger),
         *_unlisted(run, summary["state"]),
+        *_altered(run),
         _drainer(run, summary["state"]),
         *_callbacks(run),
         _place(run),
@@ -277,6 +279,19 @@ def _unlisted(run: Run, state: str) -> list[Check]:
     names = ", ".join(sorted({file.parent.name for file in files}))
     found = f"{len(files)} files of {names} cannot be read: manifest.json or process.json there is damaged or missing"
     return [Check("manifests", Grade.PROBLEM, found, "bring these two back from a copy; rows are in the Parquet files")]
+
+
+def _altered(run: Run) -> list[Check]:
+    """Files that say what the rows are, and are not as they were written."""
+    files = [run.path / RUN_FILE, *sorted(run.path.glob("launcher-*.json"))]
+    files += [reader.place.path / name for reader in run.readers() for name in (PROCESS_FILE, MANIFEST_FILE)]
+    found = [str(file.relative_to(run.path)) for file in files if not read_document(file)[1]]
+    if not found:
+        return []
+    said = f"{', '.join(found)}: not as written"
+    if any(name.endswith(MANIFEST_FILE) for name in found):
+        said += f"; where {MANIFEST_FILE} is damaged, {MANIFEST_COPY} is read"
+    return [Check("damaged files", Grade.PROBLEM, said, "ranks, commands and states may be wrong: bring a copy back")]
 
 
 def _drainer(run: Run, state: str) -> Check:

@@ -38,7 +38,7 @@ def read_labels(run: Path) -> Labels:
     try:
         content = json.loads(read_file(run / FILE, _LARGEST))
         return _checked(Labels(), content, int(content["version"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, UsageError):
         return Labels()
 
 

@@ -30,7 +30,7 @@ from stethos.schema import (
 )
 from stethos.store.asker import Asker
 from stethos.store.catalogue import Row, overhead_share, process_rows, run_row
-from stethos.store.find import find_run
+from stethos.store.find import ARCHIVE_SOURCE, find_run
 from stethos.store.html import show_arrow_in_notebooks, summary_html
 from stethos.store.ledger import Ledger
 from stethos.store.limit import DEFAULT_TIMEOUT_S
@@ -199,7 +199,7 @@ class Run:
             self._refresh()
             seen = self._sealed_of(with_sources(named))
             try:
-                self._load(named)
+                self._load(named, query)
                 if lists_tables(query):
                     self._open_engine().require(TABLES)
                 statement = self._open_engine().check(query)
@@ -229,7 +229,8 @@ class Run:
     def _find_damage(self, named: set[str]) -> bool:
         """Look into every file of the named tables; return whether one was found damaged that was not known to be."""
         tables = with_sources(named)
-        whole = [file for file in self._sealed_of(tables) if self.examiner.is_whole(file)]
+        here = [file for file in self._sealed_of(tables) if version_of(file.path)]
+        whole = [file for file in here if self.examiner.is_whole(file)]
         for file in whole:
             if self.examiner.is_whole(file, deep=True) and not self._open_engine().can_read(file.path.resolve()):
                 self.examiner.condemn(file)
@@ -373,13 +374,13 @@ class Run:
             if waiting != before or is_starting:
                 moved = time.monotonic()
 
-    def _load(self, named: set[str]) -> None:
-        """Bring the named tables up to date in the engine."""
+    def _load(self, named: set[str], query: str | None = None) -> None:
+        """Bring the named tables up to date in the engine; of files elsewhere those that this query needs."""
         engine = self._open_engine()
         named = with_sources(named)
         for table in RECORDED.values():
             if table.qualified_name in named:
-                self._load_recorded(engine, table)
+                self._load_recorded(engine, table, self._files_for(engine, table, named, query))
         engine.require(named)
         if FINDINGS.name in named:
             from stethos.store.findings import read_findings
@@ -401,9 +402,18 @@ class Run:
         if STACKS.name in named:
             engine.fill(STACKS, [*read_stacks(self._place.path), *found])
 
-    def _load_recorded(self, engine: Engine, table: Table) -> None:
-        self.examiner.bring(self._sealed_of({table.name}))
-        checked = [(file, self.examiner.is_whole(file)) for file in self._sealed_of({table.name})]
+    def _files_for(self, engine: Engine, table: Table, named: set[str], query: str | None) -> list[Sealed]:
+        files = self._sealed_of({table.name})
+        if query is None or not self.examiner.ranges:
+            return files
+        from stethos.store.narrowing import needs_of
+
+        is_needed = needs_of(engine.connection, query, named, table.qualified_name)
+        return [file for file in files if is_needed(self.examiner.ranges.get(file.path, {}))]
+
+    def _load_recorded(self, engine: Engine, table: Table, files: list[Sealed]) -> None:
+        self.examiner.bring(files)
+        checked = [(file, self.examiner.is_whole(file)) for file in files]
         growing = list(self._readers.values())
         version = (checked, [(reader.name, reader.growing_version) for reader in growing])
         if self._loaded.get(table.name) == version:
@@ -416,7 +426,7 @@ class Run:
 
 def _checker_of(directory: Path) -> SealChecker:
     """Looks after the files of a run; those of an archived one it fetches."""
-    if not version_of(directory / "archive.json"):
+    if not version_of(directory / ARCHIVE_SOURCE):
         return SealChecker()
     from stethos.archive.cache import checker_of
 

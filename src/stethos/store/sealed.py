@@ -47,10 +47,12 @@ class _Verdict:
 class SealChecker:
     """Remembers which files are whole, so that each is examined once per change.
 
-    A shallow look compares sizes; a deep one also compares checksums.
+    A shallow look compares sizes; a deep one also compares checksums. `ranges` has what is known of the columns of
+    files that must be fetched, by which a query can do without some of them.
     """
 
     def __init__(self) -> None:
+        self.ranges: dict[Path, dict[str, tuple[int, int]]] = {}
         self._verdicts: dict[Path, _Verdict] = {}
 
     def is_whole(self, file: Sealed, *, deep: bool = False) -> bool:

@@ -42,7 +42,7 @@ def read_silences(run: Path) -> dict[str, Silence]:
     try:
         content = json.loads(read_file(run / FILE, _LARGEST))
         return {key: Silence(_state(one["state"]), str(one["note"]), int(one["t_ns"])) for key, one in content.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, UsageError):
         return {}
 
 

@@ -48,10 +48,15 @@ def check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 def tables_named(sql: str) -> set[str]:
     """The tables a query may read, by qualified name: those whose name occurs anywhere in its text."""
-    if _DYNAMIC.search(sql):
+    if is_dynamic(sql):
         return set(TABLES)
     words = set(_WORD.findall(sql.lower()))
     return {name for name, table in TABLES.items() if table.name in words}
+
+
+def is_dynamic(sql: str) -> bool:
+    """Whether a query may name tables in texts."""
+    return bool(_DYNAMIC.search(sql))
 
 
 def lists_tables(sql: str) -> bool:

@@ -8,15 +8,20 @@ _TORCH_TRACE_SQL = (
     "SELECT {run} process, rank, step, module, stage, duration_ms / 1000 AS duration, "
     "alive_bytes / 1e6 AS allocated, allocated_bytes / 1e6 AS allocated_delta, t_ns FROM main.modules"
 )
-_KEYS = ("client", "round", "federation", "turn")
+_ROUND = ("federation", "round")
+_KEYS = ("client", *_ROUND, "turn")
 # Rounds that were repeated by another server, as after a crash: who had the last word, and until when the others spoke.
 _AGAIN_SQL = (
-    "SELECT {run} federation, round, arg_max(process, t_ns) AS server, "
-    "max(t_ns) FILTER (process <> last_server) AS until_ns "
-    "FROM (SELECT {run} federation, round, process, t_ns, "
-    "arg_max(process, t_ns) OVER (PARTITION BY {run} federation, round) "
-    "AS last_server FROM main.client_reports WHERE side = 'server') "
-    "GROUP BY {run} federation, round HAVING count(DISTINCT process) > 1"
+    "SELECT {run} federation, round, arg_max(process, last_ns) AS server, max(last_ns, 2)[2] AS until_ns "
+    "FROM (SELECT {run} federation, round, process, max(t_ns) AS last_ns "
+    "FROM main.client_reports WHERE side = 'server' GROUP BY {run} federation, round, process) "
+    "GROUP BY {run} federation, round HAVING count(*) > 1"
+)
+# Rounds of which more is told than what one server says. All others have one row for each turn: servers count turns.
+_SEVERAL_SQL = (
+    "SELECT {run} federation, round FROM (SELECT DISTINCT {run} federation, round, side, process "
+    "FROM main.client_reports) GROUP BY {run} federation, round "
+    "HAVING count(*) > 1 OR min(side) IS DISTINCT FROM 'server'"
 )
 
 
@@ -46,8 +51,13 @@ def _client_rounds_sql(run: str) -> str:
             parts.append(_first_known(name, "side = 'server'"))
         else:
             parts.append(f"min({name}) AS {name}")
+    names = ", ".join(column.name for column in CLIENT_ROUNDS.columns)
+    same = " AND ".join(f"told.{name} IS NOT DISTINCT FROM several.{name}" for name in (*run.split(",")[:-1], *_ROUND))
     return (
-        f"SELECT {run} {', '.join(parts)} FROM main.client_reports "
+        f"WITH several AS MATERIALIZED ({_SEVERAL_SQL.format(run=run)}) "
+        f"SELECT {run} {names} FROM main.client_reports AS told ANTI JOIN several ON {same} UNION ALL "
+        f"SELECT {run} {', '.join(parts)} FROM (SELECT told.* FROM main.client_reports AS told "
+        f"SEMI JOIN several ON {same}) "
         f"LEFT JOIN ({_AGAIN_SQL.format(run=run)}) AS again USING ({run} federation, round) "
         "WHERE again.server IS NULL OR CASE side WHEN 'server' THEN process = again.server "
         f"ELSE t_ns > again.until_ns END GROUP BY {run} {', '.join(_KEYS)}"

@@ -93,8 +93,8 @@ CLIENT_MAP = Query(
     "differing AS (SELECT client, count(*) OVER () AS of_rows,\n"
     "                     row_number() OVER (ORDER BY max(abs(value - middle)) DESC NULLS LAST, client) AS place\n"
     "              FROM cells, middle GROUP BY client),\n"
-    "shown AS (FROM differing WHERE place <= 200)\n"
-    f"SELECT client, {BY_ROUND}, avg(value) AS value, of_rows, if(of_rows > 200, place, NULL) AS place\n"
+    "shown AS (FROM differing WHERE place <= 100)\n"
+    f"SELECT client, {BY_ROUND}, avg(value) AS value, of_rows, if(of_rows > 100, place, NULL) AS place\n"
     "FROM cells JOIN shown USING (client), span GROUP BY ALL ORDER BY place, client, round",
     (MEASURE,),
 )
@@ -246,6 +246,27 @@ CLIENT_TABLE = Query(
 CLIENT_MEMORY = Query(
     "SELECT client, max(peak_bytes) AS peak_bytes FROM client_rounds WHERE peak_bytes IS NOT NULL\n"
     "GROUP BY client ORDER BY peak_bytes DESC, client LIMIT 20"
+)
+# The last confusion matrix of a client, or of all together: the share of each label's samples that got each answer. One
+# with noise is an object around its counts.
+CONFUSION = Query(
+    """\
+WITH told AS (
+    SELECT federation, round, t_ns, TRY_CAST(regexp_extract(confusion, '[[].*[]]') AS DOUBLE[][]) AS counts
+    FROM client_rounds
+    WHERE confusion IS NOT NULL AND ($client IS NULL OR client = $client)
+), last AS (
+    SELECT federation, round FROM told WHERE len(counts) BETWEEN 1 AND 200 ORDER BY t_ns DESC LIMIT 1
+), rows AS (
+    SELECT unnest(counts) AS counts, generate_subscripts(counts, 1) - 1 AS label
+    FROM told SEMI JOIN last ON told.round = last.round AND told.federation IS NOT DISTINCT FROM last.federation
+), cells AS (
+    SELECT label, unnest(counts) AS samples, generate_subscripts(counts, 1) - 1 AS answer FROM rows
+)
+SELECT label::VARCHAR AS label, answer, sum(samples) / nullif(sum(sum(samples)) OVER (PARTITION BY label), 0) AS value,
+       sum(samples) AS samples
+FROM cells GROUP BY label, answer ORDER BY cells.label, answer""",
+    (CLIENT,),
 )
 
 

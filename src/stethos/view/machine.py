@@ -14,6 +14,7 @@ SUMMARY = Query(
     "       coalesce((SELECT loss FROM last_round), (SELECT arg_max(loss, t_ns) FROM steps)) AS loss,\n"
     "       (SELECT accuracy FROM last_round) AS accuracy,\n"
     "       (SELECT max(overhead_share) FROM processes) AS overhead_share,\n"
+    "       (SELECT max(overhead_budget) FROM processes) AS overhead_budget,\n"
     "       runs.rows_stored, (SELECT sum(rows_dropped + rows_lost) FROM processes) AS rows_missing,\n"
     "       runs.size_bytes, runs.started_ns\n"
     "FROM runs"
@@ -41,7 +42,8 @@ PROGRESS = Query(
 ENVIRONMENT = Query(
     "WITH facts AS (\n"
     "  SELECT 0 AS place, ['command', 'commit', 'machine', 'stethos', 'exit code'] AS names,\n"
-    "         [regexp_replace(command, '^\\S*/', ''), git_commit, host, version, exit_code::VARCHAR] AS texts\n"
+    "         [regexp_replace(command, '^\\S*/', ''), replace(git_commit, '+', ', with changes'), host,\n"
+    "          version, exit_code::VARCHAR] AS texts\n"
     "  FROM runs\n"
     "  UNION ALL\n"
     "  SELECT DISTINCT 1, ['python', 'torch', 'packages', 'preset'],\n"
@@ -69,8 +71,8 @@ PROCESSES = Query(
     "FROM processes LEFT JOIN last USING (process) ORDER BY rank NULLS LAST, started_ns"
 )
 ROW_COUNTS = Query(
-    "SELECT process, rank, rows_produced, rows_stored, rows_dropped, rows_lost, drops, overhead_share,\n"
-    "       overhead_budget, preset\n"
+    "SELECT process, rank, rows_produced, rows_stored, rows_dropped, rows_lost, nullif(drops, '{}') AS drops,\n"
+    "       overhead_share, overhead_budget, preset\n"
     "FROM processes ORDER BY rank NULLS LAST, started_ns LIMIT 1000"
 )
 LOGS = Query("SELECT t_ns, level, logger, message, round, client FROM logs ORDER BY t_ns DESC LIMIT 200")

@@ -6,6 +6,7 @@ from stethos.view.query import Option, Parameter, Query
 from stethos.view.series import SERIES
 
 PER_PAGE = 60  # names in one answer
+_OURS = "regexp_matches(name, '^(steps|rounds)/')"  # what the program logged comes first
 _SERIES = "coalesce(client, 'rank ' || rank, process)"
 _SAMPLES = """seen AS x FROM points ASOF LEFT JOIN (
   SELECT process AS of_process, t_ns AS at_ns, sum(samples) OVER (PARTITION BY process ORDER BY t_ns) AS seen
@@ -21,37 +22,42 @@ _X = Parameter(
         "samples": Option(_SAMPLES, "samples seen by the optimizer until then"),
     },
 )  # fmt: skip
-# Up to 60 names from `from` on, with the numbers of the steps under `steps/`; at most 2,000 points of a line.
+# Up to 60 names from `from` on, with the numbers of the steps under `steps/`; at most 2,000 points of a line. Of a
+# longer line each point stands for a stretch of rows in the order in which they were recorded: nothing is sorted, and
+# nothing but what is shown is kept, so that millions of values fit into a panel's memory.
 METRICS = Query(
     f"""\
-WITH told AS (
+WITH told AS NOT MATERIALIZED (
   SELECT name, {_SERIES} AS series, process, step, round, t_ns, value, NULL AS of_steps FROM metrics
   WHERE name IS NOT NULL
   UNION ALL BY NAME
   SELECT 'steps/' || name AS name, series, process, step, round, t_ns, value, of_steps FROM (
-    SELECT {SERIES} AS series, process, step, round, t_ns, loss, lr, grad_norm, step_ms, count(*) OVER () AS of_steps
+    SELECT {SERIES} AS series, process, step, round, t_ns, loss, lr, grad_norm, step_ms,
+           (SELECT count(*) FROM steps) AS of_steps
     FROM steps) UNPIVOT (value FOR name IN (loss, lr, grad_norm, step_ms))
   UNION ALL BY NAME
   SELECT 'rounds/' || name AS name, series, process, step, round, t_ns, value FROM (
     SELECT coalesce(federation, process) AS series, process, step, round, t_ns, loss, accuracy FROM rounds)
   UNPIVOT (value FOR name IN (loss, accuracy))),
 wanted AS (SELECT DISTINCT name FROM told WHERE $like IS NULL OR contains(lower(name), lower($like))),
-ranked AS (SELECT name, row_number() OVER (ORDER BY name) - 1 AS place, count(*) OVER () AS names FROM wanted),
-chosen AS (
-  SELECT told.*, names, row_number() OVER line - 1 AS place, count(*) OVER (PARTITION BY told.name, series) AS total
-  FROM told JOIN ranked USING (name)
-  WHERE ranked.place >= coalesce($from, 0) AND ranked.place < coalesce($from, 0) + {PER_PAGE}
-  WINDOW line AS (PARTITION BY told.name, series ORDER BY t_ns, step)),
-room AS (SELECT least(2000, greatest(100, 40000 // greatest(1, count(DISTINCT name || series)))) AS points FROM chosen),
+ranked AS (SELECT name, row_number() OVER (ORDER BY {_OURS}, name) - 1 AS place, count(*) OVER () AS names
+           FROM wanted),
+page AS (FROM ranked WHERE place >= coalesce($from, 0) AND place < coalesce($from, 0) + {PER_PAGE}),
+numbered AS NOT MATERIALIZED (SELECT *, row_number() OVER () AS row FROM told),
+lines AS (SELECT name, series, names, count(*) AS total, min(row) AS first, max(row) AS last
+          FROM numbered JOIN page USING (name) GROUP BY name, series, names),
+room AS (SELECT least(2000, greatest(100, 40000 // greatest(1, count(*)))) AS points FROM lines),
 points AS (
   SELECT name, series, any_value(process) AS process, max(step) AS step, max(round) AS round, max(t_ns) AS t_ns,
          coalesce(avg(value) FILTER (isfinite(value)), 'nan'::DOUBLE) AS value,
          min(value) FILTER (isfinite(value)) AS low_end, max(value) FILTER (isfinite(value)) AS high_end,
          count(*) FILTER (NOT isfinite(value)) AS broken, count(*) AS points, any_value(of_steps) AS of_steps,
          any_value(names) AS names
-  FROM chosen, room GROUP BY name, series, place // ((total + room.points - 1) // room.points))
-SELECT name, series, value, low_end, high_end, broken, points, of_steps, names, $x
-ORDER BY name, series, x""",
+  FROM numbered JOIN lines USING (name, series), room
+  GROUP BY name, series, if(total <= room.points, row, (row - first) * room.points // (last - first + 1)))
+SELECT name, series, value, low_end, high_end, broken, points, of_steps, names,
+       (SELECT max(overhead_budget) FROM processes) AS budget, $x
+ORDER BY {_OURS}, name, series, x""",
     (_X, Parameter("like", "Name contains"), Parameter("from", "From", "number")),
 )
 MEDIA = Query(

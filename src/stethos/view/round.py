@@ -254,7 +254,7 @@ ROUND_TIME = Query(
 _SPAN = f"WITH {span_of('round', 600, 'rounds')}\n"
 ROUND_CLIENTS = Query(
     f"{_SPAN}SELECT {BY_ROUND}, avg(reported) AS reported, avg(failed) AS failed\n"
-    "FROM rounds, span WHERE selected IS NOT NULL GROUP BY 1 ORDER BY 1"
+    "FROM rounds, span WHERE coalesce(reported, failed) IS NOT NULL GROUP BY 1 ORDER BY 1"
 )
 GLOBAL_DRIFT = Query(
     f"{_SPAN}SELECT {BY_ROUND},\n"

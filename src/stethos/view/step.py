@@ -14,7 +14,8 @@ def by_step(value: str) -> Query:
     return Query(
         f"{_SPAN}SELECT {BY_STEP}, {SERIES} AS series,\n"
         f"       avg({value}) AS {value}, min({value}) AS low_end, max({value}) AS high_end,\n"
-        "       count(*) AS sampled, (SELECT count(*) FROM steps) AS of_steps\n"
+        "       count(*) AS sampled, (SELECT count(*) FROM steps) AS of_steps,\n"
+        "       (SELECT max(overhead_budget) FROM processes) AS budget\n"
         f"FROM steps, span WHERE {value} IS NOT NULL GROUP BY 1, 2 ORDER BY 2, 1"
     )
 

@@ -8,6 +8,7 @@ what they take is signed.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,17 +24,16 @@ from starlette.responses import Response, StreamingResponse
 
 from stethos import __version__
 from stethos.errors import LiveError, QueryError, RunNotFoundError, StethosError, UsageError
-from stethos.export.prometheus import merged, text
+from stethos.export.prometheus import merged
 from stethos.schema import TABLES
 from stethos.store.deletion import delete_run
 from stethos.store.find import is_live
 from stethos.store.labels import change_labels
-from stethos.store.run import Run
 from stethos.store.silences import change_silence
 from stethos.web.access import AccessControl, GuardedRoute
 from stethos.web.body import read_object
 from stethos.web.commands import AuditLog, Commands
-from stethos.web.compare import Comparer
+from stethos.web.compare import check_compared
 from stethos.web.encode import encode
 from stethos.web.events import Watchers
 from stethos.web.examine import BackgroundDiagnosis, findings_of
@@ -42,15 +42,14 @@ from stethos.web.keys import INCLUDED, Capability, Keys
 from stethos.web.links import Links
 from stethos.web.own_panels import OwnPanels
 from stethos.web.page_files import PageFiles
-from stethos.web.panel import Panel, evaluate
+from stethos.web.panel import Panel
 from stethos.web.panels import PAGES, PANELS
-from stethos.web.query_process import SQL_TIMEOUT_S, QueryProcess
+from stethos.web.query_process import QueryProcess
 from stethos.web.run_cache import RunCache
 from stethos.web.run_table import RunTable
 from stethos.web.stacks import stacks_of
 
 _BODY_BYTES = 64 << 10
-_VALUES_ROWS = 5_000
 _SCRAPED_S, _SCRAPED_RUNS = 900.0, 20
 _EXPOSITION = "text/plain; version=0.0.4"
 _STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400, LiveError: 503}
@@ -59,17 +58,19 @@ _STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400, LiveError: 5
 class Dashboard:
     """What the routes answer, over one directory of runs."""
 
-    def __init__(self, directory: Path, bundle: PageFiles, own_file: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, bundle: PageFiles, own_file: Path | None = None,
+        is_ending: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self.cache = RunCache(directory)
         self.bundle = bundle
         self.queries = QueryProcess()
         self.examiner = BackgroundDiagnosis(self.cache)
-        self.comparer = Comparer(self.cache)
         self.table = RunTable(self.cache, KeptRows.of(directory))
         self.own = OwnPanels(directory, own_file)
         self.links = Links.of(directory)
         self._listing = anyio.Lock()
-        self.watchers = Watchers(self.cache, self.examiner)
+        self.watchers = Watchers(self.cache, self.examiner, is_ending)
 
     async def asset(self, request: Request) -> Response:
         """The page and its files; they hold no data."""
@@ -107,6 +108,7 @@ class Dashboard:
 
     async def list_ahead(self) -> None:
         """Look at the runs before anybody asks: whoever starts a server opens the page a moment later."""
+        await to_thread.run_sync(self.cache.readers.begin)
         async with self._listing:
             rows = await to_thread.run_sync(lambda: self.table.rows(is_first=True))
             await to_thread.run_sync(self.table.answer, rows, "")
@@ -161,19 +163,20 @@ class Dashboard:
 
     async def compare(self, request: Request) -> Response:
         """Runs side by side; those that the query string names."""
-        return _json(await to_thread.run_sync(self.comparer.compare, request.query_params.getlist("run")))
+        first, *others = check_compared(request.query_params.getlist("run"))
+        key = ("compare", *others)
+        body = await to_thread.run_sync(lambda: self.cache.answer(first, key, "compare", others))
+        return Response(body, media_type="application/json")
 
     async def panel(self, request: Request) -> Response:
         """One panel's numbers; its parameters are those of the query string."""
         name, panel = request.path_params["run"], _panel(request)
         given = dict(request.query_params)
         panel.query(**given)  # complain before anything is opened
-
-        def make(run: Run) -> bytes:
-            return encode({"panel": panel.name, **evaluate(run, panel, **given).as_dict()})
-
         key = (panel.name, *sorted(f"{parameter}={value}" for parameter, value in given.items()))
-        body = await to_thread.run_sync(self.cache.answer, name, key, make)
+        body = await to_thread.run_sync(
+            lambda: self.cache.answer(name, key, "panel", which=panel.name, parameters=given)
+        )
         return Response(body, media_type="application/json")
 
     async def values(self, request: Request) -> Response:
@@ -183,12 +186,7 @@ class Dashboard:
         if parameter is None or not parameter.values:
             return _json({"error": "no such parameter", "hint": "see /api/panels"}, 404)
         sql = parameter.values
-
-        def make(run: Run) -> bytes:
-            found = run.rows(sql, limit_rows=_VALUES_ROWS, timeout_s=SQL_TIMEOUT_S)
-            return encode({"values": [row[0] for row in found.values], "is_cut": found.is_cut})
-
-        body = await to_thread.run_sync(self.cache.answer, name, ("values", sql), make)
+        body = await to_thread.run_sync(lambda: self.cache.answer(name, ("values", sql), "values", sql=sql))
         return Response(body, media_type="application/json")
 
     async def sql(self, request: Request) -> Response:
@@ -217,7 +215,7 @@ class Dashboard:
 
         def expose() -> str:
             names = [place.name for place in self.cache.recent(_SCRAPED_S)][:_SCRAPED_RUNS]
-            return merged(self.cache.answer(name, ("metrics",), _exposition).decode() for name in names)
+            return merged(json.loads(self.cache.answer(name, ("metrics",), "metrics")) for name in names)
 
         return Response(await to_thread.run_sync(expose), media_type=_EXPOSITION)
 
@@ -254,15 +252,16 @@ class Dashboard:
 def make_app(
     directory: Path, tokens: Mapping[str, Capability], *, keys: Keys | None = None, names: tuple[str, ...] = (),
     bundle: PageFiles | None = None, on_pass: Callable[[tuple[str, int]], None] | None = None,
-    more: Sequence[GuardedRoute] = (), own_file: Path | None = None,
+    more: Sequence[GuardedRoute] = (), own_file: Path | None = None, is_ending: Callable[[], bool] = lambda: False,
 ) -> AccessControl:  # fmt: skip
     """The application over a directory of runs; with `keys` also the commands for those who have their tokens.
 
     `names` are further names of this machine; `on_pass` is called with the peer of each request with a valid token;
-    `more` are further routes, as those of a collector; `own_file` has panels and views of the user's own.
+    `more` are further routes, as those of a collector; `own_file` has panels and views of the user's own. Streams of
+    events end once `is_ending`.
     """
-    dashboard = Dashboard(directory, bundle or PageFiles(), own_file)
-    routes = [*dashboard.routes(), *more]
+    dashboard = Dashboard(directory, bundle or PageFiles(), own_file, is_ending)
+    routes = [*more, *dashboard.routes()]  # what thousands of clients ask for is looked up first
     on_refusal: Callable[[str, str, str, int], Awaitable[None]] | None = None
     if keys is not None:
         audit = AuditLog(keys.directory / "audit.jsonl")
@@ -295,10 +294,6 @@ def _panel(request: Request) -> Panel:
     if panel is None:
         raise UsageError(f"no panel {request.path_params['panel']!r}", hint=f"panels: {', '.join(PANELS)}")
     return panel
-
-
-def _exposition(run: Run) -> bytes:
-    return text(run).encode()
 
 
 def _json(content: Any, status: int = 200) -> Response:

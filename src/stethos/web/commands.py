@@ -28,7 +28,7 @@ from stethos.settings import gateway_environment
 from stethos.web.access import GuardedRoute
 from stethos.web.body import read_object
 from stethos.web.keys import INCLUDED
-from stethos.web.query_process import PROCESS_MEMORY_BYTES, rss_bytes
+from stethos.web.line_process import PROCESS_MEMORY_BYTES, rss_bytes
 from stethos.web.remote_command import REMOTE_COMMANDS, CommandCall, checked_call
 from stethos.wiring import command_line
 

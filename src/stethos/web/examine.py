@@ -12,12 +12,9 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from stethos.diagnose.engine import Conclusion, Diagnosis
-from stethos.diagnose.followup import completed
-from stethos.diagnose.life import read_diagnosis
 from stethos.errors import RunNotFoundError
 from stethos.settings import clean_environment
 from stethos.store.silences import read_silences
@@ -27,6 +24,7 @@ from stethos.wiring import command_line
 _LEAST_PAUSE_S = 2.0
 _PAUSE_TIMES = 4.0
 _LIMIT_S = 600.0
+_QUIET_S, _MOST_WAIT_S, _LOOK_S = 1.0, 4.0, 0.1  # before the first diagnosis of a run
 
 
 @dataclass(slots=True)
@@ -78,8 +76,18 @@ class BackgroundDiagnosis:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _until_quiet(self) -> None:
+        """Let a page that has just been opened have its panels first; the page of a live run never stops asking."""
+        start = time.monotonic()
+        while (waited_s := time.monotonic() - start) < _MOST_WAIT_S:
+            if min(waited_s, self._cache.quiet_s()) >= _QUIET_S:
+                return
+            await asyncio.sleep(_LOOK_S)
+
     async def _examine(self, name: str, version: str, known: Examination) -> None:
         async with self._turn:
+            if known.result is None:
+                await self._until_quiet()
             start = time.monotonic()
             try:
                 path = self._cache.place(name).path
@@ -106,17 +114,12 @@ class BackgroundDiagnosis:
 
 def findings_of(cache: RunCache, name: str, known: Examination) -> dict[str, Any]:
     """The last diagnosis of a run, or the one kept in it, as `stethos diagnose --json` gives it; and its progress."""
-    found, is_diagnosed = known.result, True
+    found = known.result
     if found is None:
-        kept, opened = read_diagnosis(cache.place(name).path), cache.opened(name)
-        is_diagnosed = kept is not None
-        with opened.lock:
-            found = completed(kept or Diagnosis(), opened.run()).as_dict()
-    if not is_diagnosed:
-        found["conclusion"] = asdict(Conclusion())
+        found = json.loads(cache.read(name, "findings"))
     silences = {key: one.as_dict() for key, one in read_silences(cache.place(name).path).items()}
     progress = {"is_under_way": known.is_under_way, "error": known.error, "took_s": known.took_s}
-    return {**found, "is_diagnosed": is_diagnosed, "silences": silences, **progress}
+    return {"is_diagnosed": True, **found, "silences": silences, **progress}
 
 
 def _step_back() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos import __version__
-from stethos.record.border import read_file
+from stethos.record.border import make_directory, read_file
 from stethos.record.place import write_json
 from stethos.settings import cache_dir
 
@@ -46,7 +46,7 @@ class KeptRows:
     def write(self, rows: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
         """Remember these; where nothing can be written, nothing is."""
         with contextlib.suppress(OSError):
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self._file.parent)
             write_json(self._file, {"version": __version__, "rows": rows})
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from stethos.errors import LiveError, UsageError
+from stethos.record.border import make_directory
 
 # See a run, add rows of one's own to it, label and delete runs, change a training.
 Capability = Literal["read", "write", "edit", "act"]
@@ -71,8 +72,7 @@ def new_token() -> str:
 
 def open_keys(directory: Path) -> Keys:
     """The keys in a directory, made on the first start; the files are readable by this user alone."""
-    for path in (*reversed(directory.absolute().parents), directory):
-        path.mkdir(mode=0o700, exist_ok=True)
+    make_directory(directory.absolute())
     about = directory.stat()
     if about.st_uid != os.geteuid() or about.st_mode & 0o077:
         raise LiveError(f"other users can read {directory}", hint=f"chmod 700 {directory}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.errors import UsageError
-from stethos.record.border import read_file, version_of
+from stethos.record.border import make_directory, read_file, version_of
 from stethos.record.place import write_json
 from stethos.settings import config_dir
 from stethos.web.keys import Capability, new_token
@@ -93,7 +93,7 @@ class Links:
 
     def _write(self, links: tuple[SharedLink, ...]) -> None:
         try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self._file.parent)
             write_json(self._file, {"links": [asdict(one) for one in links]})
         except OSError as error:
             raise UsageError(f"cannot write {self._file}: {error.strerror}") from None
@@ -104,7 +104,7 @@ def token_in(file: Path) -> str:
     """The token that a file holds, made on the first start; UsageError if it is none, or others can read it."""
     try:
         if not file.exists():
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(file.parent.absolute())
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             with open(descriptor, "w", encoding="ascii") as opened:
                 opened.write(f"{new_token()}\n")

@@ -59,10 +59,7 @@ _OVERVIEW = (
         "hyperparameters", "overview", "Hyperparameters", "table", machine.HYPERPARAMETERS,
         "What the program was given or set up: arguments, optimizer, scheduler, data, found without logging.",
     ),
-    Panel(
-        "made", "overview", "Environment", "table", machine.ENVIRONMENT,
-        "A + behind the commit: the working directory had changes.",
-    ),
+    Panel("made", "overview", "Environment", "table", machine.ENVIRONMENT),
 )  # fmt: skip
 
 
@@ -107,9 +104,16 @@ _CLIENTS = (
     _beside("client-loss", "Loss that it reported", "Of the client's own training, at the end of its turn.", "loss"),
     _beside("client-time", "Duration of its turn", "From download to upload.", "duration"),
     Panel(
+        "confusion", "clients", "Confusion matrix", "heat", client.CONFUSION,
+        "Each label's samples (row) by the answer that the incoming global model gave (column), as shares, in the last "
+        "round that has one. All clients together if none is chosen.",
+        x="answer", y=("label",), is_wide=True,
+    ),
+    Panel(
         "client-table", "clients", "Clients", "table", client.CLIENT_TABLE,
         "Samples, entry loss (of the incoming model on its data), duration, norm ratio and cosine (to the others' "
-        "updates) are medians over its rounds; loss is the last one that it reported.",
+        "updates) are medians over its rounds; loss is the last one that it reported. At most 1,000 are listed: those "
+        "with NaN and the lowest cosine first.",
         selects={"client": "client"}, is_wide=True,
     ),
 )  # fmt: skip

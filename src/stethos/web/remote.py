@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import http.client
 import json
+import socket
 import ssl
+import threading
 from typing import Any
 
 from stethos.errors import LiveError
@@ -43,6 +46,12 @@ class PinnedConnection(http.client.HTTPSConnection):
                 hint="copy its token file again, over a way you trust",
             )
         self.sock.settimeout(self._answer_s)
+        self._socket = self.sock  # which is let go of when the answer begins
+
+    def cut(self) -> None:
+        """End it now, from another thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def call_remote(address: str, token: Token, call: CommandCall) -> dict[str, Any]:
@@ -55,13 +64,19 @@ def call_remote(address: str, token: Token, call: CommandCall) -> dict[str, Any]
         raise LiveError(f"no server at {address}: {error}", hint="start one there: `stethos gateway`") from None
     headers = headers_for({"Authorization": f"Bearer {token.secret}"})
     body = json.dumps({"target": call.target, "words": call.options, "text": call.text})
+    at_deadline = threading.Timer(ANSWER_S, connection.cut)  # a server that sends a byte now and then
+    at_deadline.daemon = True
+    at_deadline.start()
     try:
         connection.request("POST", f"/api/commands/{call.name}", body, headers)
         reply = connection.getresponse()
         content = reply.read(LARGEST_ANSWER)
-    except (OSError, http.client.HTTPException) as error:
+        if reply.length and len(content) < LARGEST_ANSWER:
+            raise http.client.IncompleteRead(content[:0], reply.length)
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise LiveError(f"{address} did not answer: {error!r}") from None
     finally:
+        at_deadline.cancel()
         connection.close()
     answer = _object_in(content)
     if reply.status != 200:

@@ -123,7 +123,7 @@ def _pack_first(run: Run, bag: _Bag, advance: Callable[[float], None], panels: S
     """Every panel as it opens; the largest ones are thinned where they do not fit together."""
     found: list[tuple[int, Panel, Rows]] = []
     for panel in panels:
-        if panel.chart not in ("findings", "media") and not _is_about_one_client(panel):
+        if panel.chart not in ("findings", "media") and (not _is_about_one_client(panel) or _is_about_all(panel)):
             try:
                 columns = _rounded_rows(evaluate(run, panel))
             except QueryError as error:
@@ -228,6 +228,11 @@ def _layer(layer: str) -> list[Choice]:
 
 def _is_about_one_client(panel: Panel) -> bool:
     return any(parameter.name == "client" for parameter in panel.parameters)
+
+
+def _is_about_all(panel: Panel) -> bool:
+    """Whether a panel about a client answers for all together if none is chosen."""
+    return "$client IS NULL" in panel.query.sql
 
 
 def thin(panel: Panel, columns: Rows, most_bytes: int) -> Rows:

@@ -1,4 +1,4 @@
-"""The directory of runs that is shown: which there are, opened ones, and answers that still hold."""
+"""The directory of runs that is shown: which there are, and answers about them that still hold."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stethos.errors import RunNotFoundError
-from stethos.record.memory import trim_heaps
 from stethos.record.place import RunPlace
 from stethos.store.find import is_live, list_runs
-from stethos.store.run import Run
-from stethos.web.version import version_of
+from stethos.web.readers import Readers
+from stethos.web.version import Version, look_at
 
-_OPEN_RUNS = 4
 _SETTLED_NS, _LISTED_NS = 10_000_000_000, 30_000_000_000
 _CACHED_BYTES = 48 << 20
-_TRIM_EVERY_S = 5.0
 _ENTRY_BYTES = 500  # of an answer's key and place
-PANEL_MEMORY_BYTES = 192 << 20
 
 
 class _Listing(NamedTuple):
@@ -33,38 +30,19 @@ class _Listing(NamedTuple):
     read_ns: int
 
 
-class OpenedRun:
-    """One opened run, used by one thread at a time."""
-
-    def __init__(self, place: RunPlace) -> None:
-        self.place = place
-        self.lock = threading.Lock()
-        self._run: Run | None = None
-
-    def run(self) -> Run:
-        """The run; hold `lock`."""
-        if self._run is None:
-            self._run = Run(self.place, memory_bytes=PANEL_MEMORY_BYTES)
-        return self._run
-
-    def close(self) -> None:
-        """Give the memory back once nobody is reading."""
-        with self.lock:
-            if self._run is not None:
-                self._run.close()
-
-
 class RunCache:
     """Everything below one directory. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
-        self._opened: OrderedDict[str, OpenedRun] = OrderedDict()
+        self.readers = Readers()
+        self._turns: dict[str, threading.Lock] = {}
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._versions: dict[str, str] = {}  # of the runs that the answers are about
         self._size = 0
-        self._trimmed_s = time.monotonic()
+        self._making = 0  # answers under way
+        self._made_s = time.monotonic()  # when the last one was there
         self._listed: _Listing | None = None
 
     def places(self) -> list[RunPlace]:
@@ -101,47 +79,62 @@ class RunCache:
         is_plain = name not in ("", ".", "..") and not name.startswith(".") and not set(name) & set("/\\\0")
         place = RunPlace(self.directory / name)
         if not is_plain or place.path.resolve().parent != self.directory.resolve() or not place.exists():
-            self._forget(name)
             raise RunNotFoundError(f"no run {name!r} in {self.directory}", hint="it may have been deleted; go to Runs")
         return place
 
     def version(self, name: str, *, with_findings: bool = True) -> str:
+        seen = self.look_at(name)
+        return seen.text if with_findings else seen.rows
+
+    def look_at(self, name: str) -> Version:
+        """How the files of a run are now."""
         place = self.place(name)
         try:
-            return version_of(place.path, with_findings=with_findings)
+            return look_at(place.path)
         except OSError:
-            self._forget(name)
             raise RunNotFoundError(f"run {name!r} is gone", hint="it may have been deleted; go to Runs") from None
 
-    def opened(self, name: str) -> OpenedRun:
-        """The run, opened; only a few stay so."""
-        place = self.place(name)
-        closing = []
-        with self._lock:
-            opened = self._opened.pop(name, None) or OpenedRun(place)
-            self._opened[name] = opened
-            while len(self._opened) > _OPEN_RUNS:
-                closing.append(self._opened.popitem(last=False)[1])
-        for old in closing:
-            old.close()
-        return opened
+    def read(self, name: str, job: str, **given: Any) -> bytes:
+        """The answer of a reading process to a job about a run, one after the other."""
+        with self._turn(name):
+            return self.readers.ask([self.place(name).path], job, **given)
 
-    def answer(self, name: str, key: tuple[str, ...], make: Callable[[Run], bytes]) -> bytes:
-        """What `make` says about a run, or what it said when the run's files were the same as now."""
-        full = (name, self.version(name), *key)
+    def answer(self, name: str, key: tuple[str, ...], job: str, others: Sequence[str] = (), **given: Any) -> bytes:
+        """What a job says about a run, and `others`, or what it said when the files of all were the same as now."""
+        full = (name, self.version(name), *key, *map(self.version, others))
         known = self._known(full)
         if known is not None:
             return known
-        opened = self.opened(name)
-        with opened.lock:
+        with self._made(), self._turn(name):
             known = self._known(full)  # somebody else may have asked the same meanwhile
             if known is None:
-                known = make(opened.run())
+                known = self.readers.ask([self.place(one).path for one in (name, *others)], job, **given)
                 self._keep(full, known)
-        if time.monotonic() - self._trimmed_s > _TRIM_EVERY_S:  # what was read of a growing run leaves holes
-            self._trimmed_s = time.monotonic()
-            trim_heaps()
         return known
+
+    def close(self) -> None:
+        """End the processes that read."""
+        self.readers.close()
+
+    def _turn(self, name: str) -> threading.Lock:
+        """Held by whoever has a run read."""
+        with self._lock:
+            return self._turns.setdefault(name, threading.Lock())
+
+    def quiet_s(self) -> float:
+        """For how long no answer had to be made; 0 while one is."""
+        return 0.0 if self._making else time.monotonic() - self._made_s
+
+    @contextmanager
+    def _made(self) -> Iterator[None]:
+        with self._lock:
+            self._making += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._making -= 1
+                self._made_s = time.monotonic()
 
     def _known(self, key: tuple[str, ...]) -> bytes | None:
         with self._lock:
@@ -161,9 +154,3 @@ class RunCache:
             self._size += len(answer) + _ENTRY_BYTES
             while self._size > _CACHED_BYTES:
                 self._size -= len(self._answers.popitem(last=False)[1]) + _ENTRY_BYTES
-
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            opened = self._opened.pop(name, None)
-        if opened is not None:
-            opened.close()

@@ -18,7 +18,6 @@ from stethos.store.catalogue import overhead_share, run_row
 from stethos.store.labels import read_labels
 from stethos.store.run import Run
 from stethos.view.finding import conclusion_of
-from stethos.view.state import METRIC_RANGES
 from stethos.web.encode import encode
 from stethos.web.kept_rows import KeptRows
 from stethos.web.run_cache import RunCache
@@ -76,9 +75,10 @@ class RunTable:
         self._answered = _Answer([], [], "", b"")
 
     def close(self) -> None:
-        """Stop measuring, and wait for the query under way: no thread may be in the engine when the process ends."""
+        """Stop measuring and reading."""
         self._closing.set()
         self._wakes.set()
+        self._cache.close()
         if self._worker is not None:
             self._worker.join(_END_S)
             self._keep()
@@ -135,11 +135,11 @@ class RunTable:
                 and known.times == times
             ):
                 return known
-            if known is None:
-                known = self._remembered(place, now)
-            if known is None and now > until_s:
+            if known is None and now > until_s and not self._is_remembered(place):
                 return None
             version = version_of(place.path)
+            if known is None:
+                known = self._remembered(place, version, now)
             if known is None or known.version != version or known.row["state"] == "running":
                 old = known.row if known is not None else {}
                 known = _Known(_first_row(place, old), version, now)
@@ -151,12 +151,12 @@ class RunTable:
             return _Known(row, "", now, True, shown=row)
         return known
 
-    def _remembered(self, place: RunPlace, now: float) -> _Known | None:
+    def _is_remembered(self, place: RunPlace) -> bool:
+        return self._kept is not None and place.name in self._kept
+
+    def _remembered(self, place: RunPlace, version: str, now: float) -> _Known | None:
         """A row of the last start, if the run is as it was."""
-        if self._kept is None or place.name not in self._kept:
-            return None
-        version = version_of(place.path)
-        row = self._kept.find(place.name, version)
+        row = self._kept.find(place.name, version) if self._kept is not None else None
         return None if row is None else _Known(row, version, now, is_measured=True)
 
     def _keep(self) -> None:
@@ -193,6 +193,8 @@ class RunTable:
                 try:
                     found = self._figures(name, one.row)
                 except (OSError, StethosError):
+                    if self._closing.is_set():
+                        return
                     found = {}
                 with self._lock:
                     one.row = {**one.row, **found}
@@ -203,10 +205,7 @@ class RunTable:
     def _figures(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
         if not any(row["tables"].get(table) for table in _FIGURES):
             return {"is_measured": True}
-        opened = self._cache.opened(name)
-        with opened.lock:
-            ranges = METRIC_RANGES.ask(opened.run()).values
-        metrics = {one: list(values) for one, *values in ranges}
+        metrics = {one: values for one, *values in json.loads(self._cache.read(name, "ranges"))}
         last = {one: values[0] for one, values in metrics.items()}
         return {
             "loss": last.get("rounds/loss", last.get("steps/loss")), "accuracy": last.get("rounds/accuracy"),

@@ -116,6 +116,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
       pick(cursor);
     }
   };
+  const isPartly = typeof all === "number" && all > grid.rows.length;
   const value = cursor === null ? EMPTY : (grid.cells[cursor.row * grid.xs.length + cursor.x] ?? EMPTY);
   const said = value === EMPTY ? "no value" : scale === "category" ? (STATUS[Math.round(value)] ?? "?") : measured(value, "", unit);
   return (
@@ -132,11 +133,11 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
         onClick={(event) => pick(at(event))}
         onKeyDown={keyed}
       />
+      {isPartly && <Finder name={y} pick={(name) => onPick(name, grid.xs[0] ?? 0)} />}
       <div class="heat-said" aria-live="polite">
         {cursor === null ? (
           <span class="muted">
-            {counted(grid.rows.length, y)} × {counted(grid.xs.length, panel.x)}
-            {typeof all === "number" && all > grid.rows.length && `: of ${plain(all)} those that differ most, the first above`}
+            {counted(grid.xs.length, panel.x)} × {isPartly ? `the ${plain(grid.rows.length)} of ${counted(all ?? 0, y)} that differ most, the most different first` : counted(grid.rows.length, y)}
           </span>
         ) : (
           <span>
@@ -145,6 +146,22 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
         )}
       </div>
     </div>
+  );
+}
+
+/** A way to a row that is not among those that are drawn: by its whole name. */
+function Finder({ name, pick }: { name: string; pick: (row: string) => void }) {
+  const [wanted, setWanted] = useState("");
+  const submit = (event: Event): void => {
+    event.preventDefault();
+    if (wanted !== "") pick(wanted);
+  };
+  return (
+    <form class="finder" onSubmit={submit}>
+      <label>
+        another {name} <input type="search" placeholder="its whole name" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
+      </label>
+    </form>
   );
 }
 
@@ -256,9 +273,7 @@ function Legend({ shade, unit, title, scale, hasBroken, hasGaps }: Legended) {
         </span>
       )}
       <span class="muted">
-        {title}
-        {scale === "log" && shade.ticks.length > 0 ? ", logarithmic" : ""}
-        {hasGaps ? "; – not measured" : ""}
+        {[title, scale === "log" && shade.ticks.length > 0 ? "logarithmic" : "", hasGaps ? "– not measured" : ""].filter((part) => part !== "").join(", ")}
       </span>
       {shade.ticks.length > 0 && <div>
         <i style={{ background: `linear-gradient(to right, ${shade.stops.join(",")})` }} />

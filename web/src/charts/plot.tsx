@@ -1,8 +1,9 @@
 // Lines and stacks over a dense x axis, drawn by uPlot.
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { BROKEN, faded, phaseColour, seriesColour, themeColour } from "../colour";
-import { clock, heading, label as nameOf, measured, moment, plain, short } from "../format";
+import { BROKEN, faded, themeColour } from "../colour";
+import { colourOf, drawRaw, withRaw } from "./behind";
+import { clock, heading, label as nameOf, measured, moment, plain, tickLabels } from "../format";
 import { column, number, type Columns, type Finding, type Panel } from "../model";
 
 export type Range = [number, number];
@@ -27,6 +28,8 @@ export interface Curves {
   /** Where a value is NaN or infinite, which no line can show; and in which curves, where that is to be told. */
   broken: number[];
   brokenIn?: string[];
+  /** How far the x axis reaches beyond the last value: where only some of the steps were sampled, to the last step. */
+  reach?: number;
 }
 
 const MOST_CURVES = 40;
@@ -211,69 +214,9 @@ interface Latest {
   limits: [number | null, number | null];
 }
 
-function colourOf(curve: Curve, index: number, isStack: boolean): string {
-  if (curve.colour !== undefined) return curve.colour;
-  if (curve.isFaint) return themeColour("muted");
-  return isStack ? phaseColour(curve.name, index) : seriesColour(index);
-}
-
 /** The curves that are series of the drawing; raw ones are drawn behind them. */
 function solid(data: Curves): Curve[] {
   return data.curves.filter((one) => !one.isRaw);
-}
-
-/** The range of the values, widened by what lies behind them. */
-function withRaw(low: number | null, high: number | null, data: Curves): [number | null, number | null] {
-  if (low === null || high === null) return [null, null];
-  let range: Range = [low, high];
-  for (const one of data.curves) {
-    if (!one.isRaw) continue;
-    for (const value of one.values) {
-      if (value === null || value === undefined) continue;
-      if (value < range[0]) range = [value, range[1]];
-      else if (value > range[1]) range = [range[0], value];
-    }
-  }
-  return range;
-}
-
-/** What was smoothed, pale behind it. Not as series: these cost as much as all others, and change only with the axes. */
-function drawRaw(plot: uPlot, data: Curves, isLog: boolean): void {
-  const raw = data.curves.filter((one) => one.isRaw);
-  const [x, y] = [plot.scales.x, plot.scales.y];
-  if (raw.length === 0 || x?.min == null || x.max == null || y?.min == null || y.max == null) return;
-  const { ctx, bbox } = plot;
-  const bend = isLog ? Math.log : (value: number): number => value;
-  const [foot, head] = [bend(y.min), bend(y.max)];
-  const [right, up] = [bbox.width / (x.max - x.min), bbox.height / (head - foot)];
-  const places = plot.data[0];
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-  ctx.clip();
-  ctx.lineWidth = devicePixelRatio;
-  ctx.lineJoin = "bevel";
-  const hidden = new Set(plot.series.filter((one) => one.show === false).map((one) => String(one.label)));
-  raw.forEach((one, index) => {
-    if (hidden.has(one.name)) return;
-    ctx.strokeStyle = faded(colourOf(one, index, false), 0.35);
-    ctx.beginPath();
-    let isDown = false;
-    for (let row = 0; row < places.length; row += 1) {
-      const value = one.values[row];
-      if (value === undefined) continue;
-      if (value === null) {
-        isDown = false;
-        continue;
-      }
-      const [left, top] = [bbox.left + ((places[row] as number) - (x.min as number)) * right, bbox.top + bbox.height - (bend(value) - foot) * up];
-      if (isDown) ctx.lineTo(left, top);
-      else ctx.moveTo(left, top);
-      isDown = true;
-    }
-    ctx.stroke();
-  });
-  ctx.restore();
 }
 
 function tableOf(data: Curves, isStack: boolean, x: string): uPlot.AlignedData {
@@ -321,7 +264,7 @@ function optionsOf(
       series.push({
         label: one.name,
         stroke: colour,
-        width: one.isFaint ? 1.5 : 2,
+        width: solid(data).length > MANY_CURVES ? 1 : one.isFaint ? 1.5 : 2,
         ...(one.isFaint ? { dash: [5, 4] } : {}),
         ...(one.isDots ? { paths: () => null } : {}),
         points: { show: one.isDots === true || data.x.length <= 60, size: 5, fill: colour },
@@ -350,13 +293,13 @@ function optionsOf(
     scales: {
       x: {
         time: panel.x.endsWith("_ns"),
-        range: (_, low, high) => latest.current.zoom ?? (isStack && few ? [low - 0.6, high + 0.6] : low === high ? [low - 1, high + 1] : [low, high]),
+        range: (_, low, high) => latest.current.zoom ?? xRange(low, high, latest.current.data.reach, isStack && few),
       },
       y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(...withRaw(low, high, latest.current.data), panel.scale, isStack, latest.current.limits) },
     },
     axes: [
       { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
-      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => fewer(ticks, panel.scale).map((tick) => (tick === null ? "" : short(tick, unitName, panel.unit))) },
+      { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => tickLabels(fewer(ticks, panel.scale), unitName, panel.unit) },
     ],
     hooks: {
       setSelect: [
@@ -382,11 +325,21 @@ function optionsOf(
   };
 }
 
-/** The y axis: what was asked for, else around the values; where there are none, from 0 to 1. */
-function yRange(low: number | null, high: number | null, scale: Panel["scale"], isStack: boolean, [least, most]: [number | null, number | null]): Range {
-  let found: uPlot.Range.MinMax = [0, 1];
-  if (low !== null && high !== null) found = scale === "log" ? uPlot.rangeLog(low, high, 10, false) : isStack ? [0, high * 1.05 || 1] : uPlot.rangeNum(low, high, 0.1, true);
-  const [from, to] = [least !== null && (scale !== "log" || least > 0) ? least : (found[0] ?? 0), most ?? found[1] ?? 1];
+/** The x axis: all places, those of bars with half a bar at each end. */
+function xRange(low: number, high: number, reach = high, isBars = false): Range {
+  if (isBars) return [low - 0.6, high + 0.6];
+  const end = Math.max(high, reach);
+  return low === end ? [low - 1, end + 1] : [low, end];
+}
+
+/** The y axis: what was asked for, else around the values; where there are none, from 0 to 1.
+ * A logarithmic one has no place for 0 and below: there it ends four powers of ten below the highest value. */
+function yRange(low: number | null, high: number | null, scale: Panel["scale"], isStack: boolean, limits: [number | null, number | null]): Range {
+  const isLog = scale === "log";
+  const [least, most] = limits.map((one) => (isLog && one !== null && one <= 0 ? null : one));
+  let found: uPlot.Range.MinMax = isLog ? [0.1, 1] : [0, 1];
+  if (low !== null && high !== null && (!isLog || high > 0)) found = isLog ? uPlot.rangeLog(low > 0 ? low : high / 1e4, high, 10, false) : isStack ? [0, high * 1.05 || 1] : uPlot.rangeNum(low, high, 0.1, true);
+  const [from, to] = [least ?? found[0] ?? 0, most ?? found[1] ?? 1];
   return from < to ? [from, to] : [from, from + (Math.abs(from) || 1)];
 }
 
@@ -477,7 +430,7 @@ function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean)
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio;
   ctx.save();
-  const begins = new Map<number, number>();
+  const flags: Range[][] = []; // of each row, from where to where flags stand in it
   for (const one of findings) {
     if (one.unit !== unit || one.first === null || one.severity === "info") continue;
     const from = Math.max(bbox.left, plot.valToPos(one.first, "x", true));
@@ -496,13 +449,15 @@ function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean)
     ctx.moveTo(from, bbox.top);
     ctx.lineTo(from, bbox.top + bbox.height);
     ctx.stroke();
-    const row = begins.get(Math.round(from)) ?? 0;
-    begins.set(Math.round(from), row + 1);
-    if (row > 2) continue;
     const words = `${one.kind}${one.clients.length > 0 ? ` · ${one.clients.slice(0, 2).join(", ")}` : ""}`;
     ctx.font = `600 ${10.5 * ratio}px ${themeColour("font")}`;
     const wide = ctx.measureText(words).width + 10 * ratio;
     const left = Math.min(from, bbox.left + bbox.width - wide);
+    const isFree = (taken: Range[]): boolean => taken.every(([first, last]) => left + wide <= first || left >= last);
+    const found = flags.findIndex(isFree);
+    const row = found < 0 ? flags.length : found;
+    if (row > 2) continue;
+    (flags[row] ??= []).push([left, left + wide]);
     const top = bbox.top + row * 18 * ratio;
     ctx.fillStyle = colour;
     ctx.fillRect(left, top, wide, 16 * ratio);

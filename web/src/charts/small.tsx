@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { phaseColour, seriesColour } from "../colour";
 import { useAround } from "../context";
-import { ago, cell, heading, label, measured, moment } from "../format";
+import { ago, cell, heading, label, measured, moment, share } from "../format";
 import { column, number, type Cell, type Columns, type Evidence, type Panel } from "../model";
 
 export function Bars({ panel, columns, onPick }: { panel: Panel; columns: Columns; onPick?: ((name: string) => void) | undefined }) {
@@ -69,14 +69,16 @@ function useWhen(): (ns: number) => string {
 export function Tiles({ columns }: { columns: Columns }) {
   const tiles = columns.names
     .map((name, index) => ({ name, value: columns.values[index]?.[0] ?? null }))
-    .filter(({ name, value }) => value !== null && !(value === 0 && ["clients", "rounds"].includes(name)));
+    .filter(({ name, value }) => value !== null && name !== "overhead_budget" && !(value === 0 && ["clients", "rounds"].includes(name)));
+  const budget = number(column(columns, "overhead_budget")[0]);
+  const isOdd = (name: string, value: Cell): boolean => (name === "rows_missing" && number(value) !== 0) || (name === "overhead_share" && budget !== null && (number(value) ?? 0) > budget);
   const when = useWhen();
   return (
     <dl class="tiles">
       {tiles.map(({ name, value }) => (
-        <div key={name} class={name === "rows_missing" && number(value) !== 0 ? "is-odd" : ""}>
+        <div key={name} class={isOdd(name, value) ? "is-odd" : ""}>
           <dt title={name === "started_ns" ? cell(value, name) : undefined}>{TITLES[name] ?? heading(name)}</dt>
-          <dd>{name === "state" ? <State state={String(value)} /> : name === "started_ns" ? when(number(value) ?? 0) : cell(value, name)}</dd>
+          <dd>{name === "state" ? <State state={String(value)} /> : name === "started_ns" ? when(number(value) ?? 0) : cell(value, name)}{name === "overhead_share" && isOdd(name, value) && <small>above the budget of {share(budget ?? 0)}</small>}</dd>
         </div>
       ))}
     </dl>

@@ -1,6 +1,7 @@
 // Curves as they are shown: smoothed, cut at gaps, put on one x axis.
 import type { Curve, Curves } from "./plot";
 
+const MOST_BANDS = 4; // of more curves the ranges would hide each other
 const GAP = 6; // this many times the usual distance is a gap
 
 export interface Line {
@@ -45,35 +46,49 @@ export function withGaps(line: Line): Line {
   return { name: line.name, x, y, ...(line.colour === undefined ? {} : { colour: line.colour }) };
 }
 
-/** Lines, cut at gaps already, on a common x axis; smoothed, with what they were behind them. */
-export function together(cut: Line[], weight: number, isLog: boolean): Curves {
+/** Lines on a common x axis, as they are before they are smoothed: made once, whatever the smoothing. */
+export interface Placed {
+  x: number[];
+  broken: number[];
+  lines: { line: Line; values: (number | null | undefined)[]; low?: (number | null)[]; high?: (number | null)[] }[];
+}
+
+/** Lines, cut at gaps already, on a common x axis; what cannot be drawn is nothing there. */
+export function placed(cut: Line[], isLog: boolean): Placed {
   const isSame = cut.every((line) => line.x.length === cut[0]?.x.length && line.x.every((value, index) => value === cut[0]?.x[index]));
   const x = isSame ? (cut[0]?.x ?? []) : [...new Set(cut.flatMap((line) => line.x))].sort((a, b) => a - b);
   const index = isSame ? null : new Map(x.map((value, place) => [value, place]));
   const broken = new Set<number>();
-  const curves: Curve[] = [];
-  const faint: Curve[] = [];
-  for (const line of cut) {
+  const usable = (value: number | null): number | null => (value !== null && Number.isFinite(value) && (!isLog || value > 0) ? value : null);
+  const lines = cut.map((line) => {
     const place = (values: (number | null)[]): (number | null | undefined)[] => {
-      const placed: (number | null | undefined)[] = index === null ? [...values] : new Array<undefined>(x.length).fill(undefined);
-      if (index !== null) line.x.forEach((value, row) => (placed[index.get(value) as number] = values[row] ?? null));
-      return placed;
+      if (index === null) return values.map(usable);
+      const found: (number | null | undefined)[] = new Array<undefined>(x.length).fill(undefined);
+      line.x.forEach((value, row) => (found[index.get(value) as number] = usable(values[row] ?? null)));
+      return found;
     };
-    const usable = line.y.map((value, row) => {
-      if (value !== null && !Number.isFinite(value)) broken.add(line.x[row] as number);
-      return value !== null && Number.isFinite(value) && (!isLog || value > 0) ? value : null;
-    });
-    const colour = line.colour === undefined ? {} : { colour: line.colour };
-    const values = place(usable);
+    line.y.forEach((value, row) => value !== null && !Number.isFinite(value) && broken.add(line.x[row] as number));
+    const hasBand = line.low !== undefined && line.high !== undefined && cut.length <= MOST_BANDS;
+    const band = hasBand ? { low: place(line.low ?? []) as (number | null)[], high: place(line.high ?? []) as (number | null)[] } : {};
+    return { line, values: place(line.y), ...band };
+  });
+  return { x, broken: [...broken], lines };
+}
+
+/** Lines with what they were before they were smoothed behind them. */
+export function together({ x, broken, lines }: Placed, weight: number): Curves {
+  const curves: Curve[] = [];
+  const behind: Curve[] = [];
+  for (const { line, values, low, high } of lines) {
+    const shape = { name: line.name, ...(line.colour === undefined ? {} : { colour: line.colour }) };
     if (weight > 0 && !line.isDots) {
-      faint.push({ name: line.name, values, ...colour, isRaw: true });
-      curves.push({ name: line.name, values: smoothed(values, weight), ...colour, isRaw: false });
-    } else if (line.low !== undefined && line.high !== undefined && cut.length <= 4) {
-      const fit = (ends: (number | null)[]) => place(ends.map((value) => (value !== null && Number.isFinite(value) && (!isLog || value > 0) ? value : null))) as (number | null)[];
-      curves.push({ name: line.name, values, ...colour, isRaw: false, low: fit(line.low), high: fit(line.high) });
+      behind.push({ ...shape, values, isRaw: true });
+      curves.push({ ...shape, values: smoothed(values, weight), isRaw: false });
+    } else if (low !== undefined && high !== undefined) {
+      curves.push({ ...shape, values, isRaw: false, low, high });
     } else {
-      curves.push({ name: line.name, values, ...colour, isRaw: false, ...(line.isDots ? { isDots: true } : {}) });
+      curves.push({ ...shape, values, isRaw: false, ...(line.isDots ? { isDots: true } : {}) });
     }
   }
-  return { x, curves: [...faint, ...curves], broken: [...broken] };
+  return { x, curves: [...behind, ...curves], broken };
 }

@@ -1,16 +1,17 @@
 // Several runs side by side: the verdict, the numbers it stands on, the same curves, and what the runs were started with.
-import { useMemo, useState } from "preact/hooks";
-import { curvesOf, Plot, type Curves } from "../charts/plot";
+import { useState } from "preact/hooks";
 import { seriesColour } from "../colour";
 import { useAround, useAsked } from "../context";
 import { StateMark } from "../findings";
 import { cell, measured, plain } from "../format";
-import type { Columns, Comparison, Pair, Panel, Quantity, RunRow } from "../model";
-import { Code, JsonLink, Trouble } from "../panel";
+import type { Comparison, Pair, Panel, Quantity, RunRow } from "../model";
+import { JsonLink, Trouble } from "../panel";
 import { go, type Route } from "../route";
 import { compareAddress } from "../source";
+import { MetricsTogether, Together } from "./together";
 
 const MOST = 8;
+const LISTED = 40;
 const FACTS: [keyof RunRow, string][] = [
   ["state", "state"],
   ["last_round", "rounds"],
@@ -31,10 +32,12 @@ export function ComparePage({ route }: { route: Route }) {
   const known = (answer ?? []).map((row) => row.run);
   const given = (route.given.runs ?? "").split(",").filter((name) => known.includes(name));
   const chosen = (given.length > 0 ? given : known.slice(0, 2)).slice(0, MOST);
+  const [wanted, setWanted] = useState("");
+  const listed = [...chosen, ...known.filter((name) => !chosen.includes(name) && name.toLowerCase().includes(wanted.toLowerCase()))];
   const comparable = catalogue.panels.filter((panel) => panel.comparable);
   const toggle = (name: string): void => {
     const next = chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name];
-    go({ ...route, given: { runs: next.join(",") } });
+    go({ ...route, given: { ...route.given, runs: next.join(",") } });
   };
   const rows = chosen.map((name) => answer?.find((row) => row.run === name)).filter((row) => row !== undefined);
   const first = rows.some((row) => row.last_round != null) ? ["round-accuracy", "round-loss"] : ["step-loss"];
@@ -48,14 +51,24 @@ export function ComparePage({ route }: { route: Route }) {
         <p class="note">All other runs are compared with the first one you chose.</p>
         {complaint !== null && <Trouble complaint={complaint} />}
         {answer === null && complaint === null && <div class="skeleton" />}
+        {given.length > MOST && (
+          <p class="note">The first {MOST} of {given.length} runs are compared. The curves, groups and sweeps under Runs take all of them.</p>
+        )}
+        {known.length > LISTED && (
+          <label class="search">
+            <span class="sr-only">Search runs</span>
+            <input type="search" placeholder={`search ${plain(known.length)} runs`} value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
+          </label>
+        )}
         <div class="chosen-runs" role="group" aria-label="Runs to compare">
-          {[...chosen, ...known.filter((name) => !chosen.includes(name))].slice(0, 40).map((name) => (
+          {listed.slice(0, LISTED).map((name) => (
             <label key={name} class={chosen.includes(name) ? "is-on" : ""}>
               <input type="checkbox" checked={chosen.includes(name)} onChange={() => toggle(name)} />
               <i style={{ background: chosen.includes(name) ? seriesColour(chosen.indexOf(name)) : "transparent" }} />
               {name}
             </label>
           ))}
+          {listed.length > LISTED && <span class="muted">and {plain(listed.length - LISTED)} more: search for them</span>}
         </div>
         {answer !== null && known.length < 2 && <p class="nothing">You need two runs to compare. Record another one.</p>}
         {answer !== null && known.length >= 2 && chosen.length < 2 && <p class="nothing">Choose another one to compare it with.</p>}
@@ -63,6 +76,7 @@ export function ComparePage({ route }: { route: Route }) {
       {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isFirst)} />}
       {chosen.length >= 2 && <h2 class="divider is-wide">Curves</h2>}
       {chosen.length >= 2 && comparable.filter((panel) => !isFirst(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
+      {chosen.length >= 2 && <MetricsTogether key={chosen.join("/")} route={route} runs={chosen} />}
       {rows.length > 0 && <Facts rows={rows} />}
     </div>
   );
@@ -142,9 +156,10 @@ function Quantities({ comparison }: { comparison: Comparison }) {
               <th>quantity</th>
               <th class="is-number">{first.first}</th>
               {pairs.map((pair) => (
-                <th key={pair.second} colSpan={3}>
-                  {pair.second}
-                </th>
+                <>
+                  <th key={pair.second} class="is-number">{pair.second}</th>
+                  <th colSpan={2}>change</th>
+                </>
               ))}
             </tr>
           </thead>
@@ -201,7 +216,7 @@ function reach({ change, low, high }: Quantity): number {
 
 function percent(part: number): string {
   const sign = part > 0 ? "+" : "";
-  return part >= 1 ? `${plain(1 + part)} times` : `${sign}${plain(Number((part * 100).toPrecision(Math.abs(part) >= 0.1 ? 3 : 2)))} %`;
+  return `${sign}${plain(Number((part * 100).toPrecision(Math.abs(part) >= 0.1 ? 3 : 2)))} %`;
 }
 
 function value(number: number | null | undefined, quantity: Quantity | undefined): string {
@@ -297,49 +312,4 @@ function Facts({ rows }: { rows: RunRow[] }) {
       </div>
     </section>
   );
-}
-
-function Together({ panel, runs, isWide = false }: { panel: Panel; runs: string[]; isWide?: boolean }) {
-  const { source, theme } = useAround();
-  const [isOpen, setOpen] = useState(false);
-  const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, panel.name, {}))), `${panel.name} ${runs.join("/")}`);
-  const data = useMemo(() => (answer === null ? null : together(panel, answer, runs)), [answer]);
-  if (complaint !== null) return <Trouble complaint={complaint} />;
-  if (data === null) return <section class="card"><div class="skeleton" /></section>;
-  if (data.curves.length === 0) return null;
-  const [y = ""] = panel.y;
-  const what = panel.chart === "stack" ? `${panel.title}: total` : panel.title;
-  return (
-    <section class={`card panel${isWide ? " is-wide" : ""}`} aria-label={what}>
-      <header>
-        <h2>{what}</h2>
-      </header>
-      <p class="note">{panel.note.split(". ")[0]?.replace(/\.$/, "")}.</p>
-      <Plot panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} isNamed />
-      <footer>
-        <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
-          SQL
-        </button>
-        {isOpen && <Code text={answer?.[0]?.sql ?? ""} />}
-      </footer>
-    </section>
-  );
-}
-
-/** One curve per run: its first curve, or for a stack the height of it. */
-function together(panel: Panel, answers: Columns[], runs: string[]): Curves {
-  const each = answers.map((columns) => curvesOf({ ...panel, band: [] }, columns));
-  const x = [...new Set(each.flatMap((one) => one.x))].sort((a, b) => a - b);
-  const curves = each.flatMap((one, index) => {
-    if (one.curves.length === 0) return [];
-    const place = new Map(one.x.map((value, row) => [value, row]));
-    const values = x.map((value) => {
-      const row = place.get(value);
-      if (row === undefined) return null;
-      if (panel.chart === "stack") return one.curves.reduce((sum, curve) => sum + (curve.values[row] ?? 0), 0);
-      return one.curves[0]?.values[row] ?? null;
-    });
-    return [{ name: runs[index] ?? "", values }];
-  });
-  return { x, curves, broken: [...new Set(each.flatMap((one) => one.broken))], brokenIn: runs.filter((_, index) => (each[index]?.broken.length ?? 0) > 0) };
 }

@@ -3,12 +3,12 @@ import { useMemo, useState } from "preact/hooks";
 import { Plot } from "../charts/plot";
 import { tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
-import { together, withGaps, type Line } from "../charts/smooth";
+import { placed, together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, useAsked } from "../context";
 import { label, plain } from "../format";
 import type { Given, RunRow } from "../model";
-import { metricsOf, Save, Smoothing } from "./metrics";
+import { LogScale, metricsOf, Save, Smoothing } from "./metrics";
 import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
@@ -18,7 +18,8 @@ export function RunCurves({ given, rows, group, set }: { given: Given; rows: Run
   const [isTable, setTable] = useState(false);
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
   const metric = given.metric ?? "";
-  const asked = rows.filter((row) => row.metrics?.[metric] !== undefined).slice(0, MOST);
+  const having = rows.filter((row) => row.metrics?.[metric] !== undefined);
+  const asked = having.slice(0, MOST);
   const key = `${metric} ${asked.map((row) => row.run).join("/")}`;
   const exact = metric;
   const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map((row) => source.panel(row.run, "metrics", { like: exact }).catch(() => null))), key);
@@ -33,7 +34,8 @@ export function RunCurves({ given, rows, group, set }: { given: Given; rows: Run
     const found: Line[] = group === "" ? each.map(({ name, x, y }, index) => ({ name, x, y, colour: seriesColour(index) })) : means(each, group);
     return found.map(withGaps);
   }, [answer, group, theme]);
-  const data = useMemo(() => together(lines, weight, isLog), [lines, weight, isLog]);
+  const inPlace = useMemo(() => placed(lines, isLog), [lines, isLog]);
+  const data = useMemo(() => together(inPlace, weight), [inPlace, weight]);
   return (
     <section class="card panel is-wide" aria-label="Curves of these runs" data-panel="curves">
       <header>
@@ -47,9 +49,10 @@ export function RunCurves({ given, rows, group, set }: { given: Given; rows: Run
             </select>
           </label>
           <Smoothing given={given} set={set} />
-          <label><input type="checkbox" checked={isLog} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale</label>
+          <LogScale given={given} set={set} />
         </div>
       </header>
+      {metric !== "" && having.length > MOST && <p class="note">The first {MOST} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others.</p>}
       {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
         <Plot panel={{ x: "step", y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed />
       )}

@@ -38,7 +38,7 @@ export function LabelDialog({ row, close }: { row: RunRow; close: () => void }) 
         <label class="check"><input type="checkbox" checked={isArchived} onChange={(event) => setArchived(event.currentTarget.checked)} /> archived</label>
         {complaint !== null && <Trouble complaint={complaint} />}
         <p>
-          <button type="submit" class="button">Save</button> <button type="button" class="button" onClick={close}>Cancel</button>
+          <button type="submit" class="button">Save</button> <button type="button" class="button is-quiet" onClick={close}>Cancel</button>
         </p>
       </form>
       <details>

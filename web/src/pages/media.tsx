@@ -4,6 +4,7 @@ import { Heat } from "../charts/heat";
 import { useAround, usePanel } from "../context";
 import { label, plain } from "../format";
 import { column, number, type Columns, type Panel } from "../model";
+import { Behind } from "../panel";
 import type { Route } from "../route";
 
 const MOST = 24;
@@ -20,7 +21,7 @@ export function Media({ route, version, like }: { route: Route; version: string;
     <>
       {shown.length > 0 && (
         <h2 class="divider is-wide">
-          Texts, images and histograms <span class="muted">{shown.length < rows.length ? `${shown.length} of ${rows.length}` : rows.length}</span>
+          Texts, images, tables and histograms <span class="muted">{shown.length < rows.length ? `${shown.length} of ${rows.length}` : rows.length}</span>
         </h2>
       )}
       {shown.map((one) => (
@@ -41,7 +42,9 @@ export function Media({ route, version, like }: { route: Route; version: string;
 function Item({ run, name, kind, steps, version }: { run: string; name: string; kind: string; steps: number[]; version: string }) {
   const [chosen, setChosen] = useState<number | null>(null);
   const index = Math.min(chosen ?? steps.length - 1, steps.length - 1);
-  const { answer } = usePanel(run, "media-item", { name, kind, step: String(steps[index] ?? "") }, chosen === null ? version : "");
+  const panel = usePanelNamed("media-item");
+  const given = { name, kind, step: String(steps[index] ?? "") };
+  const { answer } = usePanel(run, "media-item", given, chosen === null ? version : "");
   const content = answer === null ? "" : String(column(answer, "content")[0] ?? "");
   return (
     <>
@@ -52,8 +55,13 @@ function Item({ run, name, kind, steps, version }: { run: string; name: string; 
         </label>
       )}
       {kind === "image" ? content !== "" && <img class="sample" src={`data:image/png;base64,${content}`} alt={`${label(name)} at step ${steps[index]}`} /> : kind === "table" ? <Table content={content} /> : <pre class="sample" tabIndex={0}>{content}</pre>}
+      {answer !== null && <Behind run={run} panel={{ ...panel, title: label(name), chart: "table" }} given={given} sql={answer.sql} isCut={answer.is_cut} columns={answer} />}
     </>
   );
+}
+
+function usePanelNamed(name: string): Panel {
+  return useAround().catalogue.panels.find((one) => one.name === name) as Panel;
 }
 
 function Table({ content }: { content: string }) {
@@ -79,15 +87,18 @@ function Table({ content }: { content: string }) {
 /** Histograms over time as a map: steps across, values up, the darker the more. */
 function Histograms({ run, name, version }: { run: string; name: string; version: string }) {
   const { theme } = useAround();
-  const { answer } = usePanel(run, "media-histograms", { name }, version);
+  const known = usePanelNamed("media-histograms");
+  const { answer } = usePanel(run, known.name, { name }, version);
   const columns = useMemo(() => (answer === null ? null : mapOf(answer)), [answer]);
-  if (columns === null) return <div class="skeleton" />;
+  if (answer === null || columns === null) return <div class="skeleton" />;
   if (columns.rows === 0) return <p class="nothing">Nothing finite.</p>;
-  const panel: Panel = {
-    name: "histogram", page: "metrics", title: name, chart: "heat", note: "", x: "step", y: ["bucket"], by: "", band: [], scale: "linear", unit: "",
-    parameters: [], selects: {}, marks: "", wide: false, optional: true, comparable: false,
-  };
-  return <Heat panel={panel} columns={columns} scale="linear" unit="" title="share of values" findings={[]} theme={theme} onPick={() => undefined} />;
+  const panel: Panel = { ...known, title: label(name), chart: "heat", x: "step", y: ["bucket"] };
+  return (
+    <>
+      <Heat panel={panel} columns={columns} scale="linear" unit="" title="share of values" findings={[]} theme={theme} onPick={() => undefined} />
+      <Behind run={run} panel={panel} given={{ name }} sql={answer.sql} isCut={answer.is_cut} columns={columns} />
+    </>
+  );
 }
 
 /** Each histogram's counts, spread over buckets that are the same for all steps. */

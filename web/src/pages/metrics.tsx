@@ -3,18 +3,19 @@ import { useMemo, useState } from "preact/hooks";
 import { Plot, type Curves, type Range } from "../charts/plot";
 import { csvOf, saveText, savePng, svgOf, tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
-import { together, withGaps, type Line } from "../charts/smooth";
+import { placed, together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
 import { useAround, usePanel } from "../context";
-import { label, plain, share } from "../format";
+import { label, plain } from "../format";
 import { column, number, type Columns, type Given, type Panel } from "../model";
-import { Behind, Segments, Trouble } from "../panel";
+import { Behind, Sampled, Segments, Trouble } from "../panel";
 import { address, go, zoomed, zoomOf, type Route } from "../route";
 import { Media } from "./media";
 
 const MOST_LINES = 40;
 const PREVIEWED = 6;
 const PER_PAGE = 60;
+export const OURS = /^(steps|rounds)$/; // groups of numbers that other panels draw, too
 
 export interface Metric {
   name: string;
@@ -79,8 +80,6 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
   const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
   const set = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } }, true);
   const shown = metrics.filter((one) => one.name.toLowerCase().includes(like.toLowerCase()));
-  const groups = new Map<string, Metric[]>();
-  for (const one of shown) (groups.get(groupOf(one.name)) ?? groups.set(groupOf(one.name), []).get(groupOf(one.name)))?.push(one);
   const all = answer === null ? 0 : (number(column(answer, "names")[0]) ?? 0);
   const first = Number(from) || 0;
   return (
@@ -92,9 +91,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
         </label>
         {!source.isReport && <Segments title="x axis" names={Object.keys(panel.parameters[0]?.options ?? {})} chosen={x} choose={(value) => set({ x: value === "step" ? "" : value })} />}
         <Smoothing given={route.given} set={set} />
-        <label>
-          <input type="checkbox" checked={route.given.log === "1"} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale
-        </label>
+        <LogScale given={route.given} set={set} />
         <span class="muted">Drag to zoom, double-click to show all.</span>
       </section>
       {complaint !== null && <Trouble complaint={complaint} />}
@@ -102,18 +99,16 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       {answer !== null && shown.length === 0 && (
         <p class="card is-wide nothing">{like === "" ? "No metric was logged, and no step was made." : "No metric has that in its name."}</p>
       )}
-      {[...groups].map(([group, members]) => (
-        <Group key={group} title={group} members={members} route={route} x={x} set={set} />
-      ))}
+      <MetricGroups metrics={shown} route={route} x={x} set={set} />
       {all > PER_PAGE && !source.isReport && (
         <nav class="pager is-wide" aria-label="More metrics">
-          <button type="button" class="button" disabled={first === 0} onClick={() => set({ from: String(Math.max(0, first - PER_PAGE) || "") })}>
+          <button type="button" class="button is-quiet" disabled={first === 0} onClick={() => set({ from: String(Math.max(0, first - PER_PAGE) || "") })}>
             Previous
           </button>
           <span>
             {plain(first + 1)} to {plain(Math.min(all, first + PER_PAGE))} of {plain(all)}
           </span>
-          <button type="button" class="button" disabled={first + PER_PAGE >= all} onClick={() => set({ from: String(first + PER_PAGE) })}>
+          <button type="button" class="button is-quiet" disabled={first + PER_PAGE >= all} onClick={() => set({ from: String(first + PER_PAGE) })}>
             Next
           </button>
         </nav>
@@ -139,6 +134,21 @@ export function Smoothing({ given, set }: { given: Given; set: (changes: Given) 
   );
 }
 
+export function LogScale({ given, set }: { given: Given; set: (changes: Given) => void }) {
+  return (
+    <label>
+      <input type="checkbox" checked={given.log === "1"} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale
+    </label>
+  );
+}
+
+/** A panel for each metric, grouped by the part of the name before the last "/". */
+export function MetricGroups({ metrics, route, x, set }: { metrics: Metric[]; route: Route; x: string; set: (changes: Given) => void }) {
+  const groups = new Map<string, Metric[]>();
+  for (const one of metrics) (groups.get(groupOf(one.name)) ?? groups.set(groupOf(one.name), []).get(groupOf(one.name)))?.push(one);
+  return <>{[...groups].map(([group, members]) => <Group key={group} title={group} members={members} route={route} x={x} set={set} />)}</>;
+}
+
 function Group({ title, members, route, x, set }: { title: string; members: Metric[]; route: Route; x: string; set: (changes: Given) => void }) {
   const [isOpen, setOpen] = useState(true);
   return (
@@ -160,12 +170,13 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
   const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
   const isLog = route.given.log === "1";
   const lines = useMemo(() => metric.lines.map(withGaps), [metric]);
-  const data = useMemo(() => together(lines, weight, isLog), [lines, weight, isLog, theme]);
+  const inPlace = useMemo(() => placed(lines, isLog), [lines, isLog, theme]);
+  const data = useMemo(() => together(inPlace, weight), [inPlace, weight]);
   const name = x === "step" ? "step" : x === "clock" ? "t_ns" : x;
-  const shown: Curves = name === "t_ns" ? { ...data, x: data.x } : data;
-  const zoom = zoomOf(route.given, name);
-  const last = metric.lines[0]?.y.at(-1);
   const isSampled = metric.lines.some((line) => line.isDots);
+  const shown: Curves = isSampled && name === "step" && metric.steps !== null ? { ...data, reach: metric.steps } : data;
+  const zoom = zoomOf(route.given, name);
+  const last = metric.lines.length === 1 ? metric.lines[0]?.y.at(-1) : null;
   const title = label(metric.name);
   const end = set === undefined || groupOf(metric.name) === "" ? title : label(metric.name.slice(groupOf(metric.name).length + 1));
   return (
@@ -175,13 +186,11 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
         <span class="muted">{last === undefined || last === null ? "" : `last ${plain(last)}`}</span>
       </header>
       {isSampled && (
-        <p class="note">
-          Samples: {plain(metric.points)} of {plain(metric.steps ?? 0)} steps ({share(metric.points / (metric.steps ?? 1))}), as the overhead budget allows.
-        </p>
+        <Sampled points={metric.points} steps={metric.steps ?? 1} columns={metric.columns} />
       )}
       <Plot
         panel={{ x: name, y: ["value"], unit: x === "time" ? "" : "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
-        data={shown} theme={theme} label={`${title}: ${plain(metric.points)} points, last ${last == null ? "unknown" : plain(last)}`}
+        data={shown} theme={theme} label={`${title}: ${plain(metric.points)} points${last == null ? "" : `, last ${plain(last)}`}`}
         limits={limits} {...(set === undefined ? {} : { zoom, onZoom: (range: Range | null) => set(zoomed({}, name, range)) })}
       />
       <footer>
@@ -225,7 +234,7 @@ export function Save({ title, x, data, columns, isLog = false }: { title: string
 export function MetricsPreview({ route, version }: { route: Route; version: string }) {
   const { answer } = usePanel(route.run, "metrics", {}, version);
   const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
-  const logged = metrics.filter((one) => groupOf(one.name) !== "steps");
+  const logged = metrics.filter((one) => !OURS.test(groupOf(one.name)));
   if (logged.length === 0) return null;
   const all = number(column(answer as Columns, "names")[0]) ?? 0;
   return (

@@ -19,7 +19,7 @@ interface Shown {
 
 export function RunPage({ route, version, state, diagnosis }: Shown) {
   const { catalogue, source } = useAround();
-  const panels = catalogue.panels.filter((panel) => panel.page === route.page && !["findings", "metrics", "media"].includes(panel.chart));
+  const panels = catalogue.panels.filter((panel) => panel.page === route.page && !["findings", "metrics", "media"].includes(panel.chart) && panel.name !== "progress"); // which stands at the top of every page
   const isAboutOne = route.page === "clients";
   const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
   const hasClient = (route.given.client ?? "") !== "";
@@ -133,7 +133,7 @@ function Stacks({ run, isLive }: { run: string; isLive: boolean }) {
       <header>
         <h2>Stacks of all processes now</h2>
         {isLive && (
-          <button type="button" class="button" disabled={isAsking} onClick={() => setTurn(turn + 1)}>
+          <button type="button" class="button is-quiet" disabled={isAsking} onClick={() => setTurn(turn + 1)}>
             {turn === 0 ? "Take the stacks" : "Take them again"}
           </button>
         )}

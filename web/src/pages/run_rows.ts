@@ -1,11 +1,12 @@
 // Rows of the table of runs: what a column says about a run, sorting, and filters as they are typed.
-import { number, type Cell, type RunRow } from "../model";
+import { number, type Cell, type Columns, type RunRow } from "../model";
 
 export const BUILT_IN: Record<string, string> = {
   state: "state", verdict: "what is wrong", tags: "tags", last_round: "last round", steps: "steps", loss: "loss", accuracy: "accuracy",
   overhead_share: "overhead", duration_ms: "duration", started_ns: "started", size_bytes: "size", host: "host", note: "note", command: "command",
 };
-export const FIRST_COLUMNS = ["state", "verdict", "tags", "last_round", "steps", "loss", "accuracy", "overhead_share", "duration_ms", "started_ns", "size_bytes"];
+const FIRST_COLUMNS = ["state", "verdict", "tags", "last_round", "steps", "loss", "accuracy", "overhead_share", "duration_ms", "started_ns", "size_bytes"];
+const [SETTINGS, METRICS] = [3, 2];
 const PLACES = { last: 0, min: 1, max: 2 };
 
 export function titleOf(row: RunRow): string {
@@ -47,6 +48,15 @@ export function columnsOf(rows: RunRow[]): string[] {
   return [...Object.keys(BUILT_IN), ...[...settings].sort().map((name) => `config:${name}`), ...named.map((name) => `metric:last:${name}`), ...named.flatMap((name) => [`metric:min:${name}`, `metric:max:${name}`])];
 }
 
+/** Without a choice: of the usual columns those that some run fills, a few hyperparameters that differ, a few metrics. */
+export function firstColumns(rows: RunRow[]): string[] {
+  const usual = FIRST_COLUMNS.filter((key) => ["state", "verdict"].includes(key) || rows.some((row) => ![null, "", 0].includes(valueOf(row, key) as string | null)));
+  const settings = varying(rows).slice(0, SETTINGS);
+  const own = columnsOf(rows).filter((key) => key.startsWith("metric:last:") && !/:(steps|rounds)\//.test(key) && !usual.includes(columnTitle(key))).slice(0, METRICS);
+  const at = usual.findIndex((key) => ["overhead_share", "duration_ms", "started_ns"].includes(key));
+  return [...usual.slice(0, at), ...settings, ...own, ...usual.slice(at)];
+}
+
 /** Hyperparameters in which these runs differ. */
 export function differing(rows: RunRow[]): string[] {
   const values = new Map<string, Set<string>>();
@@ -55,6 +65,18 @@ export function differing(rows: RunRow[]): string[] {
   }
   const has = (name: string): number => rows.filter((row) => row.config?.[name] !== undefined).length;
   return [...values].filter(([name, found]) => found.size > 1 || has(name) < rows.length).map(([name]) => `config:${name}`).sort();
+}
+
+/** Hyperparameters of which these runs have several values. */
+export function varying(rows: RunRow[]): string[] {
+  return differing(rows).filter((key) => new Set(rows.map((row) => valueOf(row, key)).filter((value) => value !== null).map(String)).size > 1);
+}
+
+/** Runs as a table of these columns, with their names. */
+export function tableOfRuns(rows: RunRow[], keys: string[]): Columns {
+  const named = ["run", ...keys.filter((key) => key !== "run")];
+  const values = named.map((key) => rows.map((row) => (key === "run" ? row.run : valueOf(row, key))));
+  return { sql: "", names: named.map(columnTitle), types: named.map(() => "VARCHAR"), values, rows: rows.length, is_cut: false };
 }
 
 const NATURAL = new Intl.Collator("en", { numeric: true });

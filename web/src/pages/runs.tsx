@@ -1,5 +1,6 @@
 // All runs of the directory as a workspace: a table that is sorted, filtered and grouped, and drawings over many runs.
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { csvOf, saveText } from "../charts/save";
 import { State } from "../charts/small";
 import { useAround, useAsked, useLater } from "../context";
 import { StateMark } from "../findings";
@@ -10,7 +11,7 @@ import { Trouble } from "../panel";
 import { address, go, parse, type Route } from "../route";
 import { RunCurves } from "./curves";
 import { LabelDialog } from "./labels";
-import { columnsOf, columnTitle, differing, filterOf, FIRST_COLUMNS, groupsOf, sorted, titleOf, valueOf } from "./run_rows";
+import { columnsOf, columnTitle, differing, filterOf, firstColumns, groupsOf, sorted, tableOfRuns, titleOf, valueOf } from "./run_rows";
 import { Sweep } from "./sweep";
 
 const AGAIN_MS = 2500;
@@ -29,7 +30,8 @@ export function RunsPage({ route }: { route: Route }) {
     if (answer?.some((row) => !row.is_known && row.error === undefined)) setTurn((before) => before + 1);
   }, [answer]);
   const { q = "", sort = "", group = "", ticked = "" } = route.given;
-  const [columns, setColumns] = useColumns(route);
+  const usual = useMemo(() => firstColumns(answer ?? []), [answer]);
+  const [columns, setColumns] = useColumns(route, usual);
   const set = useCallback((changes: Given): void => {
     const now = parse(location.hash);
     go({ ...now, given: { ...now.given, ...changes } }, true);
@@ -45,13 +47,11 @@ export function RunsPage({ route }: { route: Route }) {
     set({ ticked: [...next].join(",") });
   };
   const [editing, setEditing] = useState<RunRow | null>(null);
-  const [copied, setCopied] = useState(false);
   const picked = useMemo(() => rows.filter((row) => chosen.has(row.run)), [rows, chosen]);
   const shown = useMemo(() => (picked.length > 0 ? picked : rows).filter((row) => row.is_known), [picked, rows]);
   const unordered = useMemo(() => found.filter((row) => row.is_known && (picked.length === 0 || chosen.has(row.run))), [found, chosen, picked.length === 0]);
   const groupable = useMemo(() => columnsOf(all).filter((key) => key.startsWith("config:") || ["tags", "state", "verdict", "host"].includes(key)), [answer]);
   const mayEdit = catalogue.may?.includes("edit") ?? false;
-  const link = (): void => void navigator.clipboard?.writeText(location.href).then(() => setCopied(true));
   return (
     <>
       <section class="card is-wide runs" aria-labelledby="runs-title">
@@ -66,7 +66,7 @@ export function RunsPage({ route }: { route: Route }) {
             <span class="sr-only">Filter runs</span>
             <input type="search" placeholder="name, state:ended, verdict:NaN, tag:best, lr<0.01 …" value={q} onInput={(event) => set({ q: event.currentTarget.value })} />
           </label>
-          <Picker all={all} rows={shown} columns={columns} setColumns={setColumns} />
+          <Picker all={all} rows={shown} columns={columns} usual={usual} setColumns={setColumns} />
           <label>
             group by{" "}
             <select value={group} onChange={(event) => set({ group: event.currentTarget.value })}>
@@ -79,13 +79,13 @@ export function RunsPage({ route }: { route: Route }) {
           <label>
             <input type="checkbox" checked={route.given.archived === "1"} onChange={(event) => set({ archived: event.currentTarget.checked ? "1" : "" })} /> archived too
           </label>
-          <button type="button" class="button" onClick={link}>{copied ? "Link copied" : "Copy link"}</button>
+          <button type="button" class="button is-quiet" title="this table as a file" onClick={() => saveText(csvOf(tableOfRuns(picked.length > 0 ? picked : rows, columns)), "runs.csv", "text/csv")}>CSV</button>
           {picked.length >= 2 && (
             <a class="button" href={address({ page: "compare", run: "", given: { runs: picked.map((row) => row.run).join(",") } })}>
               Compare {picked.length}
             </a>
           )}
-          {picked.length > 0 && <button type="button" class="button" onClick={() => set({ ticked: "" })}>Untick</button>}
+          {picked.length > 0 && <button type="button" class="button is-quiet" onClick={() => set({ ticked: "" })}>Untick</button>}
         </div>
         {complaint !== null && <Trouble complaint={complaint} />}
         {answer === null && complaint === null && <div class="skeleton" />}
@@ -100,7 +100,7 @@ export function RunsPage({ route }: { route: Route }) {
         )}
       </section>
       {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); setTurn((before) => before + 1); }} />}
-      <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} set={set} />
+      <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} columns={columns} set={set} />
     </>
   );
 }
@@ -109,30 +109,31 @@ export function RunsPage({ route }: { route: Route }) {
  * What is drawn of the runs below their table: a moment after it, so that sorting and typing need not wait.
  * The curves follow the order of the table, of which they draw the first; the sweep draws all, whatever the order.
  */
-function Drawings({ given, inOrder, rows, group, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
+function Drawings({ given, inOrder, rows, group, columns, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; set: (changes: Given) => void }) {
   const { theme } = useAround();
   const [first, all] = [useLater(inOrder), useLater(rows)];
   const { metric = "", smooth = "", log = "", sweep = "", result = "", across = "" } = given;
-  const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} />, [all, group]);
+  const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} columns={columns} />, [all, group, columns.join()]);
   const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} set={set} />, [first, group, metric, smooth, log, theme]);
   const spread = useMemo(() => all.length > 2 && <Sweep rows={all} given={given} set={set} />, [all, sweep, result, across, theme]);
   return <>{groups}{curves}{spread}</>;
 }
 
 /** The columns that are shown: from the address, else as this browser remembers them. */
-function useColumns(route: Route): [string[], (columns: string[]) => void] {
+function useColumns(route: Route, usual: string[]): [string[], (columns: string[]) => void] {
   const given = route.given.columns ?? kept(COLUMNS) ?? "";
-  const columns = given === "" ? FIRST_COLUMNS : given.split("|");
+  const columns = given === "" ? usual : given.split("|");
   return [
     columns,
-    (next) => {
+    (picked) => {
+      const next = picked.join() === usual.join() ? [] : picked; // what is usual follows the runs
       keep(COLUMNS, next.join("|"));
       go({ ...route, given: { ...route.given, columns: next.join("|") } }, true);
     },
   ];
 }
 
-function Picker({ all, rows, columns, setColumns }: { all: RunRow[]; rows: RunRow[]; columns: string[]; setColumns: (columns: string[]) => void }) {
+function Picker({ all, rows, columns, usual, setColumns }: { all: RunRow[]; rows: RunRow[]; columns: string[]; usual: string[]; setColumns: (columns: string[]) => void }) {
   const [wanted, setWanted] = useState("");
   const [isOpen, setOpen] = useState(false);
   const known = isOpen ? columnsOf(all).filter((key) => columnTitle(key).toLowerCase().includes(wanted.toLowerCase())).slice(0, 200) : [];
@@ -140,12 +141,12 @@ function Picker({ all, rows, columns, setColumns }: { all: RunRow[]; rows: RunRo
   const first = (key: string): void => setColumns([key, ...columns.filter((one) => one !== key)]);
   return (
     <details class="column-picker" onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary class="button">Columns</summary>
+      <summary class="button is-quiet">Columns</summary>
       <div class="card">
         <input type="search" aria-label="Search columns" placeholder="search columns" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         <p>
           <button type="button" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>{" "}
-          <button type="button" onClick={() => setColumns(FIRST_COLUMNS)}>Reset</button>
+          <button type="button" onClick={() => setColumns(usual)}>Reset</button>
         </p>
         <ul class="plain">
           {known.map((key) => (
@@ -242,11 +243,13 @@ function Value({ row, name }: { row: RunRow; name: string }) {
   if (name === "tags") return <td>{(row.tags ?? []).map((tag) => <span class="tag" key={tag}>{label(tag)}</span>)}</td>;
   if (name === "started_ns") return <td title={cell(value, name)}>{number(value) === null ? "–" : ago(number(value) as number)}</td>;
   const isBroken = isNumber(name) && !Number.isFinite(number(value) ?? 0);
-  return <td class={`${isNumber(name) ? "is-number" : ""}${isBroken ? " is-broken" : ""}`} title={typeof value === "string" ? value : undefined}>{cell(value, name.startsWith("metric:") ? "" : name)}</td>;
+  const text = name.startsWith("config:") && typeof value === "number" ? String(value) : cell(value, name.startsWith("metric:") ? "" : name); // a setting as it was set
+  return <td class={`${isNumber(name) ? "is-number" : ""}${isBroken ? " is-broken" : ""}`} title={typeof value === "string" ? value : undefined}>{text}</td>;
 }
 
-/** Each group's number of runs, and the mean and spread of its losses. */
-function Groups({ rows, by }: { rows: RunRow[]; by: string }) {
+/** Each group's number of runs, and the mean and spread of its results: loss, accuracy and the metrics of the table. */
+function Groups({ rows, by, columns }: { rows: RunRow[]; by: string; columns: string[] }) {
+  const keys = [...new Set(["loss", "accuracy", ...columns.filter((key) => key.startsWith("metric:"))])].filter((key) => rows.some((row) => number(valueOf(row, key)) !== null));
   const groups = [...groupsOf(rows, by)].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })).slice(0, 200);
   const spread = (members: RunRow[], key: string): string => {
     const values = members.map((row) => number(valueOf(row, key))).filter((value): value is number => value !== null && Number.isFinite(value));
@@ -264,14 +267,14 @@ function Groups({ rows, by }: { rows: RunRow[]; by: string }) {
       <div class="table-frame" tabIndex={0}>
         <table>
           <thead>
-            <tr><th>{label(columnTitle(by))}</th><th class="is-number">runs</th><th class="is-number">loss</th><th class="is-number">accuracy</th><th class="is-number">steps</th></tr>
+            <tr><th>{label(columnTitle(by))}</th><th class="is-number">runs</th>{keys.map((key) => <th class="is-number" key={key}>{label(columnTitle(key))}</th>)}</tr>
           </thead>
           <tbody>
             {groups.map(([name, members]) => (
               <tr key={name}>
                 <td>{label(name)}</td>
                 <td class="is-number">{members.length}</td>
-                {["loss", "accuracy", "steps"].map((key) => <td class="is-number" key={key}>{spread(members, key)}</td>)}
+                {keys.map((key) => <td class="is-number" key={key}>{spread(members, key)}</td>)}
               </tr>
             ))}
           </tbody>

@@ -1,10 +1,12 @@
 // Many runs at once: each a line across its hyperparameters and results, or a dot between two of them.
+import { useRef } from "preact/hooks";
+import { csvOf, savePng, saveText } from "../charts/save";
 import { themeColour } from "../colour";
 import { label, plain, short } from "../format";
 import { number, type Given, type RunRow } from "../model";
 import { Segments } from "../panel";
 import { go } from "../route";
-import { columnsOf, columnTitle, differing, titleOf, valueOf } from "./run_rows";
+import { columnsOf, columnTitle, tableOfRuns, titleOf, valueOf, varying } from "./run_rows";
 
 const [WIDE, HIGH, EDGE] = [960, 320, 46];
 const MOST_AXES = 8;
@@ -17,14 +19,17 @@ interface Axis {
 
 export function Sweep({ rows, given, set }: { rows: RunRow[]; given: Given; set: (changes: Given) => void }) {
   const known = columnsOf(rows).filter((key) => rows.some((row) => valueOf(row, key) !== null));
-  const settings = differing(rows).filter((key) => new Set(rows.map((row) => valueOf(row, key)).filter((value) => value !== null).map(String)).size > 1).slice(0, MOST_AXES - 1);
-  const result = given.result ?? (known.includes("accuracy") ? "accuracy" : known.includes("loss") ? "loss" : "steps");
+  const settings = varying(rows).slice(0, MOST_AXES - 1);
+  const result = given.result ?? usualResult(known, rows);
   const kind = given.sweep === "scatter" ? "scatter" : "parallel";
   const across = given.across ?? settings[0] ?? "steps";
   const keys = kind === "scatter" ? [across, result] : [...settings, result];
   const axes = keys.map((key) => axisOf(key, rows));
+  const frame = useRef<HTMLElement>(null);
+  const drawn = (): string => alone(frame.current?.querySelector("svg.sweep") as SVGElement);
+  const isDrawn = kind === "scatter" || settings.length > 0;
   return (
-    <section class="card panel is-wide" aria-label="Sweep" data-panel="sweep">
+    <section class="card panel is-wide" aria-label="Sweep" data-panel="sweep" ref={frame}>
       <header>
         <h2>{kind === "scatter" ? "Runs between two quantities" : "Runs across what differs"}</h2>
         <div class="choices">
@@ -40,8 +45,42 @@ export function Sweep({ rows, given, set }: { rows: RunRow[]; given: Given; set:
       ) : (
         <Scatter x={axes[0] as Axis} y={axes[1] as Axis} rows={rows} />
       )}
+      {isDrawn && (
+        <footer>
+          <span class="save" role="group" aria-label="Save the drawing">
+            <button type="button" onClick={() => void savePng(drawn(), "sweep.png")}>PNG</button>
+            <button type="button" onClick={() => saveText(drawn(), "sweep.svg", "image/svg+xml")}>SVG</button>
+            <button type="button" onClick={() => saveText(csvOf(tableOfRuns(rows, keys)), "sweep.csv", "text/csv")}>CSV</button>
+          </span>
+        </footer>
+      )}
     </section>
   );
+}
+
+/** A drawing of the page as a file of its own: what the page's styles say stands in the elements. */
+function alone(drawn: SVGElement): string {
+  const copy = drawn.cloneNode(true) as SVGElement;
+  const [ink, muted] = [themeColour("ink"), themeColour("muted")];
+  const set = (elements: Iterable<Element>, given: Record<string, string>): void => {
+    for (const one of elements) for (const [name, value] of Object.entries(given)) one.setAttribute(name, value);
+  };
+  set([copy], { xmlns: "http://www.w3.org/2000/svg", width: String(WIDE), height: String(HIGH), "font-family": "sans-serif", "font-size": "11", fill: muted });
+  set(copy.querySelectorAll("path"), { fill: "none", "stroke-width": "1.2", opacity: "0.5" });
+  set(copy.querySelectorAll("circle"), { opacity: "0.75" });
+  set(copy.querySelectorAll("line"), { stroke: muted });
+  set(copy.querySelectorAll(".axis-name"), { "font-weight": "600", fill: ink });
+  const ground = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+  set([ground], { width: String(WIDE), height: String(HIGH), fill: themeColour("card") });
+  copy.prepend(ground);
+  return new XMLSerializer().serializeToString(copy);
+}
+
+/** What the runs came to: accuracy or loss, else the first metric in which they differ. */
+function usualResult(known: string[], rows: RunRow[]): string {
+  const own = known.filter((key) => key.startsWith("metric:last:"));
+  const differs = (key: string): boolean => new Set(rows.map((row) => valueOf(row, key))).size > 1;
+  return ["accuracy", "loss", ...own].find((key) => known.includes(key) && differs(key)) ?? "steps";
 }
 
 function Choice({ title, value, keys, choose }: { title: string; value: string; keys: string[]; choose: (key: string) => void }) {
@@ -59,7 +98,7 @@ function Choice({ title, value, keys, choose }: { title: string; value: string; 
 function axisOf(key: string, rows: RunRow[]): Axis {
   const values = rows.map((row) => valueOf(row, key)).filter((value) => value !== null && value !== "");
   const numbers = values.map(number).filter((value): value is number => value !== null && Number.isFinite(value));
-  if (numbers.length === values.length && numbers.length > 0) {
+  if (values.every((value) => number(value) !== null) && numbers.length > 0) {
     const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
     const isLog = low > 0 && high / low > 50;
     const bend = isLog ? Math.log : (value: number): number => value;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from stethos.observe.spans import Span
 from stethos.record.place import boot_id
 
 logger = logging.getLogger("stethos.flower")
+_MOST_MODS = 16
+_FILTER_NAMES = re.compile("dp|clip|privacy|noise|percentile|filter", re.IGNORECASE)  # mods that change updates
 
 
 def client_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -42,6 +45,7 @@ def client_mod(message: Message, context: Context, call_next: Callable[[Message,
     label = attempt(lambda: context.node_config.get("partition-id"))
     if label is not None:
         site.note(label=str(label))
+    attempt(lambda: site.note(filters=", ".join(_filters_within(call_next)) or None))
     start_ns = time.time_ns()
     attempt(site.received, _layers_in(message))
     with site:
@@ -57,6 +61,19 @@ def _invitation_in(message: Message, context: Context) -> Invitation | None:
     if fields is not None:
         attempt(take_acks, fields.get(ACKS))
     return replace(Invitation.from_fields(fields), client=str(context.node_id)) if fields is not None else None
+
+
+def _filters_within(call_next: Any) -> list[str]:
+    """The mods between the client app and this one, outermost last; those before this one in the list are not seen."""
+    names: list[str] = []
+    while call_next is not None and len(names) < _MOST_MODS:
+        cells = dict(zip(call_next.__code__.co_freevars, call_next.__closure__ or (), strict=False))
+        if not {"_mod", "_ffn"} <= set(cells):
+            break
+        mod = cells["_mod"].cell_contents
+        names.append(getattr(mod, "__name__", type(mod).__name__))
+        call_next = cells["_ffn"].cell_contents
+    return [name for name in reversed(names) if _FILTER_NAMES.search(name)]
 
 
 def _layers_in(message: Message) -> dict[str, bytes]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.task_utils import get_filters
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.private.privacy_manager import Scope
 from nvflare.widgets.widget import Widget
 
 from stethos.adapters.nvflare.exchange import HEADER, REPORT, bytes_in, failure_of, guarded, weights_in
@@ -220,6 +222,7 @@ class ClientWatch(Widget):  # type: ignore[misc]
     def _execution_ends(self, fl_ctx: FLContext) -> None:
         if self._turn is not None:
             self._turn.end_execution(fl_ctx.get_prop(FLContextKey.TASK_RESULT))
+            self._turn.site.note(filters=", ".join(_filters_of(fl_ctx)) or None)
 
     def _upload_begins(self, fl_ctx: FLContext) -> None:
         if self._turn is not None:
@@ -230,3 +233,11 @@ class ClientWatch(Widget):  # type: ignore[misc]
         if self._turn is not None:
             self._turn.end()
             self._turn = None
+
+
+def _filters_of(fl_ctx: FLContext) -> list[str]:
+    """The filters that this site and the job put between a result and its way to the server."""
+    runner, task = fl_ctx.get_prop(FLContextKey.RUNNER), fl_ctx.get_prop(FLContextKey.TASK_NAME)
+    given = getattr(runner, "task_result_filters", None) or {}
+    found = get_filters(Scope.TASK_RESULT_FILTERS_NAME, fl_ctx, given, task, FilterKey.OUT)
+    return [type(one).__name__ for one in found or ()]

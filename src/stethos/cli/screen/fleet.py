@@ -17,11 +17,11 @@ _SHOWN = 10
 _STYLES = {"red": "red", "amber": "yellow", "green": "", "grey": "dim"}
 
 
-def show_fleet(address: str, on: str | None, *, as_json: bool) -> int:
+def show_fleet(address: str, on: str | None, task_timeout_s: float, *, as_json: bool) -> int:
     """Diagnose every run and print it; the exit status is 1 if a run has a problem."""
     from stethos.archive.api import archive
 
-    found = archive(address).diagnose(on=on, tell=_tell)
+    found = archive(address).diagnose(on=on, timeout_s=task_timeout_s, tell=_tell)
     if as_json:
         from stethos.cli.screen.jsontext import print_json
 

@@ -20,7 +20,7 @@ from typing import Any
 from stethos.cli.screen.text import clean
 from stethos.errors import CommandNotFoundError
 from stethos.record.border import read_json
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_json
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, start_ticks, write_facts
 from stethos.record.spawn import ensure_drainer
 from stethos.redact import redact_command
 from stethos.schema import ROUNDS, STEPS
@@ -103,7 +103,7 @@ class Launch:
     def _write_facts(self) -> None:
         if self._place is not None and self._facts:
             with contextlib.suppress(OSError):  # the directory may be gone or full; the program goes on
-                write_json(self._place.path / f"launcher-{os.getpid()}.json", self._facts)
+                write_facts(self._place.path / f"launcher-{os.getpid()}.json", self._facts)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         """Wait for the program, relaying signals meant for it and keeping a drainer at work.

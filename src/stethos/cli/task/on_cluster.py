@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.progress import progress_bar
 from stethos.cluster import check_place, run_calls
 
 if TYPE_CHECKING:
@@ -103,5 +104,11 @@ def calls_on(
 ) -> list[Any]:
     """Make calls of a function above, each with its own arguments, on the cluster; the results in their order."""
     source, where = replay_source(arguments, path), check_place(arguments.on)
-    made = dict(run_calls(function, [(source, *one) for one in calls], where, timeout_s=arguments.task_timeout))
+    made: dict[int, Any] = {}
+    with progress_bar("tasks", len(calls)) as tell:
+        for number, result in run_calls(
+            function, [(source, *one) for one in calls], where, timeout_s=arguments.task_timeout
+        ):
+            made[number] = result
+            tell(1)
     return [made[number] for number in range(len(calls))]

@@ -75,7 +75,7 @@ def _show_json(addresses: Sequence[str], replies: Sequence[Row]) -> int:
     for address, reply in zip(addresses, replies, strict=True):
         try:
             answers[address] = json.loads(str(reply.get("out") or "null"))
-        except ValueError:
+        except (ValueError, RecursionError):
             answers[address] = None
     lists = [answer for answer in answers.values() if answer is not None]
     if lists and all(isinstance(answer, list) for answer in lists):
@@ -90,7 +90,7 @@ def _show_json(addresses: Sequence[str], replies: Sequence[Row]) -> int:
 
 def _status(reply: Row) -> int:
     status = reply.get("status")
-    return status if isinstance(status, int) else 1
+    return status if isinstance(status, int) and 0 <= status < 256 else 1
 
 
 def _tokens(given: str | None, addresses: Sequence[str]) -> list[Path]:

@@ -14,6 +14,7 @@ from stethos.errors import UsageError
 from stethos.live.device_time import IdleCause, device_times
 
 _LARGEST_TRACE = 2 << 30
+_MOST_TIMES = 100
 _IDLE: dict[IdleCause, str] = {
     "data": "waits for a batch", "communication": "waits for other ranks", "host": "waits for the program",
 }  # fmt: skip
@@ -38,8 +39,9 @@ def read_trace(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             start = file.read(2)
         with gzip.open(path) if start == b"\x1f\x8b" else path.open("rb") as file:
-            text = file.read(_LARGEST_TRACE + 1)
-        trace = json.loads(text) if len(text) <= _LARGEST_TRACE else None
+            most = min(_LARGEST_TRACE, _MOST_TIMES * path.stat().st_size)  # JSON packs to a tenth or so
+            text = file.read(most + 1)
+        trace = json.loads(text) if len(text) <= most else None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError, zlib.error, RecursionError):

@@ -72,7 +72,7 @@ def open_target(arguments: argparse.Namespace) -> Run:
 
 def _say_where(arguments: argparse.Namespace, run: RunPlace) -> None:
     """Name the directory of a run that was not named by its own and is not in `./runs`."""
-    is_named = arguments.dir or (arguments.target and Path(arguments.target).exists())
+    is_named = arguments.dir or (arguments.target and ("://" in arguments.target or Path(arguments.target).exists()))
     if not is_named and not getattr(arguments, "json", False):
         directory = run.path.resolve().parent
         if directory != default_runs_dir().resolve():

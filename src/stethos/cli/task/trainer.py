@@ -49,11 +49,9 @@ def add_trainer_arguments(parser: argparse.ArgumentParser, functions: tuple[str,
     )
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where replays run that do not depend on each other."""
-    parser.add_argument(
-        "--on", metavar="CLUSTER", help="run as Ray tasks, with the same result: ray://HOST:PORT or local"
-    )
+def add_cluster_arguments(parser: argparse.ArgumentParser, what: str = "run as Ray tasks with the same result") -> None:
+    """Where work runs whose parts do not depend on each other; `what` becomes tasks there."""
+    parser.add_argument("--on", metavar="CLUSTER", help=f"{what}: ray://HOST:PORT or local")
     parser.add_argument(
         "--task-timeout",
         type=seconds,

@@ -16,20 +16,19 @@ if TYPE_CHECKING:
     from stethos.replay.proof import Proof
     from stethos.store.run import Run
 
-BELOW = 0.9  # confidence: surer accusations are shown as they are
 
-
-def prove_unsure(one: Run, diagnosis: Diagnosis, arguments: argparse.Namespace) -> None:
+def prove_unsure(one: Run, diagnosis: Diagnosis, arguments: argparse.Namespace, *, below: float) -> None:
     """Prove or refute them from the captured updates, and keep what comes of it. Where that cannot be, say so.
 
-    Nothing is trained. After `arguments.timeout` seconds no further one is begun.
+    Those of at least the confidence `below` are shown as they are. Nothing is trained. After `arguments.timeout` s
+    no further one is begun.
     """
     from stethos.cli.prove import cases_of, keep_proof_of
     from stethos.cli.task.trainer import functions_in, trainer_for
     from stethos.replay.bundle import open_bundle
     from stethos.replay.prover import Prover
 
-    cases = cases_of(one, None, diagnosis, below=BELOW)
+    cases = cases_of(one, None, diagnosis, below=below)
     begun = time.monotonic()
     try:
         if not cases:

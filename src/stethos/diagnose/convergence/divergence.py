@@ -23,7 +23,8 @@ class Divergence:
     of clients, or over the rounds of a federation. It must have lost half of what was gained and a quarter of the
     first loss.
     Why it matters: from here on every step makes the model worse.
-    Not a fault when: the task was changed on purpose, as in a curriculum.
+    Not a fault when: the task was changed on purpose, as in a curriculum. A loss that stays below 0, as of a policy,
+    is only mentioned: it says little about how good the model is.
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
     """
 
@@ -96,7 +97,7 @@ class Divergence:
             return
         onset = self._onset(curve, best + allowed / 2)
         yield Finding(
-            self.code, self.name, self.name, self.severity,
+            self.code, self.name, self.name, self.severity if end > 0 else Severity.INFO,
             f"the loss rose from {best:.3g} to {end:.3g}",
             curve.subject(onset),
             sureness(rise / allowed),

@@ -46,7 +46,7 @@ class LearningRateTooHigh:
     explains: ClassVar[frozenset[str]] = frozenset(
         {"divergence", "oscillation", "plateau", "exploding-gradients", "weight-explosion", "non-finite-loss",
          "non-finite-gradients", "non-finite-weights", "dead-units", "saturated-units", "update-to-weight-ratio",
-         "series-anomaly", "frozen-layers", "vanishing-gradients"}
+         "series-anomaly", "frozen-layers", "vanishing-gradients", "constant-outputs", "implausible-loss"}
     )  # fmt: skip
 
     jump: float = 3.0

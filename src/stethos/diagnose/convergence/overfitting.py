@@ -52,6 +52,8 @@ class Overfitting:
     rise: float = 0.2
     gap: float = 1.5
     patience: int = 4
+    never: float = 0.9  # of the first training loss
+    far: float = 3.0  # times the training loss
 
     def check(self, window: Window) -> Iterator[Finding]:
         trainings = [one for one in trainings_of(window) if len(one.losses) >= 10]
@@ -77,10 +79,32 @@ class Overfitting:
                     at, value = column_of(rounds, "round"), column_of(rounds, "loss")
                     yield from self._check(one, one.round, "rounds.loss", at, value, sql)
 
+    def _never(self, one: Training, place: Array, name: str, at: Array, held: Array, sql: str) -> Iterator[Finding]:
+        """The training loss falls, that of held-out data never does."""
+        finite = np.isfinite(one.loss)
+        first, now = one.loss[finite][:20], one.loss[finite & (place <= at[-1])][-50:]
+        if len(now) < 10:
+            return
+        start, trained, last = float(np.median(first)), float(np.median(now)), float(np.median(held[-3:]))
+        has_learned = trained < 0.5 * start and start > 0
+        if not has_learned or float(held.min()) < self.never * start or last < self.far * trained:
+            return
+        yield Finding(
+            self.code, self.name, "never-learned", self.severity,
+            f"the training loss falls from {start:.3g} to {trained:.3g}, but {name} never does: it is {last:.3g}",
+            one.subject(0), 0.8, (Evidence(f"{len(held)} evaluations, the best {held.min():.3g}", sql, thinned(held)),),
+            "compare a batch of both kinds of data, and the mode of the model: labels that do not belong to their "
+            "inputs, other preprocessing, statistics of batches",
+        )  # fmt: skip
+
     def _check(self, one: Training, place: Array, name: str, at: Array, held: Array, sql: str) -> Iterator[Finding]:
         known = ~is_null(held) & np.isfinite(held) & np.isfinite(at)
         at, held = at[known], held[known]
         if len(held) < self.patience + 2:
+            return
+        never = list(self._never(one, place, name, at, held, sql))
+        if never:
+            yield from never
             return
         best = int(np.argmin(held))
         after = held[best + 1 :]

@@ -21,7 +21,8 @@ class Plateau:
     What it looks at: how much of the first loss was gained, and whether there is any slope beyond the noise. A loss
     that never moved is a warning; one that stopped half-way is only mentioned.
     Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate far off.
-    Not a fault when: training continues from a trained model; a loss below `floor` is never reported.
+    Not a fault when: training continues from a trained model; a loss below `floor` is never reported. A loss below 0,
+    as of a policy, is only mentioned: it says little about how good the model is.
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 
@@ -59,7 +60,7 @@ class Plateau:
             return
         what = "has hardly moved" if never else "no longer moves"
         yield Finding(
-            self.code, self.name, self.name, self.severity if never else Severity.INFO,
+            self.code, self.name, self.name, self.severity if never and curve.end > 0 else Severity.INFO,
             f"the loss {what}: {curve.end:.3g} after {curve.length_text}, {curve.start:.3g} at the start",
             curve.subject(int(curve.at[0]) if never else curve.position_of(third)),
             sureness(self.gained / max(best_fall, 0.02)) if never else 0.75,

@@ -39,6 +39,7 @@ class SlowProgress:
 
     gained: float = 0.2
     hardly: float = 0.1
+    learned: float = 0.5
     surely: float = 5.0
     still: float = 0.3
     least_steps: int = 100
@@ -46,10 +47,12 @@ class SlowProgress:
     floor: float = 0.2
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
-            yield from self._check(curve)
+        curves = list(curves_to_judge(window, self.least_steps, self.least_rounds))
+        is_search = sum(curve.fall > self.learned for curve in curves) >= 2  # of settings, some of which learn slowly
+        for curve in curves:
+            yield from self._check(curve, is_search)
 
-    def _check(self, curve: Curve) -> Iterator[Finding]:
+    def _check(self, curve: Curve, is_search: bool) -> Iterator[Finding]:
         if curve.has_rival or curve.end < self.floor:
             return
         steady = slope_of(curve)
@@ -60,8 +63,9 @@ class SlowProgress:
         late = float(curve.levels[third : 2 * third].mean() - curve.levels[-third:].mean())
         if not late > self.still * early or not late > 0:
             return
+        is_harmful = curve.fall < self.hardly and not is_search
         yield Finding(
-            self.code, self.name, self.name, self.severity if curve.fall < self.hardly else Severity.INFO,
+            self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
             f"the loss fell by only {curve.fall:.1%} in {curve.length_text}, and steadily",
             curve.subject(int(curve.at[0])),
             sureness(min(self.gained / max(curve.fall, 1e-6), -steady / self.surely * 2)),

@@ -14,6 +14,7 @@ from stethos.diagnose.turn import Grid, Turns, numbers, others_median, turns_of
 from stethos.diagnose.window import Window
 from stethos.outlier import LEVEL_TIMES
 from stethos.profile.column import median_of
+from stethos.store.frame import Array
 from stethos.store.literal import literal
 
 _REPORTED = {"entry_loss": "loss of the incoming model", "exit_loss": "loss after training", "samples": "samples"}
@@ -69,28 +70,26 @@ class ClientAnomaly:
         typical = others_median(grid)
         with np.errstate(all="ignore"):
             apart = (grid - typical) / np.maximum(np.abs(typical), _LEAST)
-        for place in range(len(grid)):
-            known = np.flatnonzero(np.isfinite(apart[place]))
-            if len(known) < self.before + self.after:
-                continue
-            start = self._start(apart, place, known)
+        usual = _swing_of_others(apart)
+        known = np.where(np.isfinite(apart), apart, np.nan)
+        span = np.nan_to_num(np.nanmax(known, axis=1) - np.nanmin(known, axis=1))
+        # Nobody moves farther from any level of its own than its values lie apart.
+        for place in np.flatnonzero(span >= np.maximum(self.times * self.floor, 2 * usual)).tolist():
+            columns = np.flatnonzero(np.isfinite(apart[place]))
+            start = self._start(apart[place, columns], float(usual[place]))
             if start is not None:
-                yield self._finding(turns, place, start, grid, typical, words, sql)
+                yield self._finding(turns, place, int(columns[start]), grid, typical, words, sql)
 
-    def _start(self, apart: Grid, place: int, known: np.ndarray[tuple[int], np.dtype[np.intp]]) -> int | None:
-        """The column from which on this client is another one; None if it stays what it was."""
-        own = apart[place, known]
-        quiet = np.delete(apart, place, axis=0)
-        with np.errstate(all="ignore"):
-            usual = np.nanmax(np.abs(quiet - np.nanmedian(quiet, axis=1, keepdims=True)), initial=0.0)
-        for cut in range(self.before, len(known) - self.after + 1):
+    def _start(self, own: Array, usual: float) -> int | None:
+        """The place from which on this client is another one; None if it stays what it was."""
+        for cut in range(self.before, len(own) - self.after + 1):
             past, rest = own[:cut], own[cut:]
             level = float(np.median(past))
             swing = max(float(np.abs(past - level).max()), self.floor)
             moved = rest - level
             is_far = bool((np.abs(moved) >= self.times * swing).all() and (np.abs(moved) >= 2 * usual).all())
             if is_far and bool((np.sign(moved) == np.sign(moved[0])).all()):
-                return int(known[cut])
+                return cut
         return None
 
     def _finding(
@@ -112,6 +111,16 @@ class ClientAnomaly:
             next_step="ask the client what changed in that round: data, preprocessing, labels, version of the code",
             detail={"before": was, "after": now, "others": others},
         )  # fmt: skip
+
+
+def _swing_of_others(apart: Grid) -> Array:
+    """For each client how far any of the others ever went from its own median."""
+    with np.errstate(all="ignore"):
+        swing = np.nanmax(np.abs(apart - np.nanmedian(apart, axis=1, keepdims=True)), axis=1, initial=0.0)
+    widest = int(swing.argmax())
+    found = np.full(len(swing), swing[widest])
+    found[widest] = np.delete(swing, widest).max(initial=0.0)
+    return found
 
 
 def _logged(window: Window, turns: Turns) -> dict[str, Grid]:

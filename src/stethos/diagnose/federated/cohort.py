@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stethos.diagnose.window import Window
 from stethos.schema import COMPARED_REPORTS, UPDATES, Kind
-from stethos.store.frame import Frame
+from stethos.store.frame import Frame, is_known
 
 Array = npt.NDArray[np.float64]
 Columns = Mapping[str, Any]
@@ -57,6 +57,19 @@ class Cohort:
         return Cohort(self.rounds[place], self.clients, {name: value[place] for name, value in self.values.items()})
 
 
+def joined_needs(*reads: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """The columns of several, table by table."""
+    tables = list(dict.fromkeys(name for one in reads for name in one))
+    return {name: frozenset().union(*(one.get(name, frozenset()) for one in reads)) for name in tables}
+
+
+def only_federation(window: Window) -> str | None:
+    """The name of a run's only federation."""
+    updates = window.frame("updates")
+    names = updates["federation"].tolist() if "federation" in updates else []
+    return next((str(name) for name in names if isinstance(name, str)), None)
+
+
 def cohorts_of(window: Window) -> Iterator[tuple[str | None, Cohort]]:
     """The cohort of each federation of a run, from its tables; no name where there is only one."""
     updates, reports = window.frame("updates"), window.frame("client_rounds")
@@ -77,25 +90,27 @@ def cohort_of(updates: Sequence[Columns], reports: Sequence[Columns] = ()) -> Co
     """
     rounds = tuple(sorted({int(number) for one in updates for number in one["round"] if number == number}))
     clients = tuple(dict.fromkeys(client for one in updates for client in one["client"]))
-    row_of = {number: place for place, number in enumerate(rounds)}
+    numbers = np.array(rounds, float)
     column_of = {client: place for place, client in enumerate(clients)}
     shape = (len(rounds), len(clients))
     values = {name: np.full(shape, math.nan) for name in COLUMNS if name not in _RAGGED}
     ragged: dict[str, dict[tuple[int, int], Array]] = {name: {} for name in _RAGGED}
     for one in (*updates, *reports):
-        if not one:
+        if not one or not rounds:
             continue
-        pairs = zip(one["round"], one["client"], strict=True)
-        known = [(at, number, client) for at, (number, client) in enumerate(pairs)
-                 if number in row_of and client in column_of]  # fmt: skip
-        at = [place for place, _, _ in known]
-        rows, columns = [row_of[number] for _, number, _ in known], [column_of[client] for _, _, client in known]
+        given = np.asarray(one["round"], float)
+        columns = np.fromiter((column_of.get(client, -1) for client in one["client"]), int, len(given))
+        rows = np.minimum(np.searchsorted(numbers, given), len(rounds) - 1)
+        at = np.flatnonzero((columns >= 0) & (numbers[rows] == given))
+        rows, columns = rows[at], columns[at]
         for name in COLUMNS:
+            if name not in one:
+                continue
             if name in _RAGGED:
-                found = zip(rows, columns, (_array_in(one[name][place]) for place in at) if name in one else (),
-                            strict=False)  # fmt: skip
+                told = zip(rows.tolist(), columns.tolist(), (one[name][place] for place in at.tolist()), strict=True)
+                found = ((row, column, _array_in(value)) for row, column, value in told if value is not None)
                 ragged[name] |= {(row, column): value for row, column, value in found if value is not None}
-            elif name in one and np.asarray(one[name]).dtype.kind == "f":
+            elif np.asarray(one[name]).dtype.kind == "f":
                 values[name][rows, columns] = np.asarray(one[name])[at]
     values["odd"] = np.nan_to_num(values["nan"]) + np.nan_to_num(values["inf"])
     return Cohort(
@@ -105,13 +120,13 @@ def cohort_of(updates: Sequence[Columns], reports: Sequence[Columns] = ()) -> Co
 
 
 def _cohort_in_tables(updates: Frame, reports: Frame) -> Cohort:
-    is_named = np.array([client is not None for client in updates["client"]], bool)
-    layers = updates["layer"]
-    whole = updates.where(np.array([layer is None for layer in layers], bool) & is_named)
+    is_named, layers = is_known(updates["client"]), updates["layer"]
+    whole = updates.where(~is_known(layers) & is_named)
     outer = dict(zip(("first_ratio", "last_ratio"), _outer_layers(updates), strict=True))
-    parts = {name: updates.where(np.array([one == layer for one in layers], bool) & is_named)
+    parts = {name: updates.where(np.asarray(layers == layer) & is_named)
              for name, layer in outer.items() if layer is not None and "norm_ratio" in updates}  # fmt: skip
-    biases = [_bias_in(text) for text in whole["output_rows"]] if "output_rows" in whole else []
+    has_biases = "output_rows" in whole and bool(is_known(whole["output_rows"]).any())
+    biases = [_bias_in(text) for text in whole["output_rows"]] if has_biases else []
     return cohort_of(
         [_columns(whole) | ({"bias": biases} if biases else {})],
         [

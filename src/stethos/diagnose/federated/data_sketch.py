@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 _LARGEST_TEXT = 1 << 20
+_MOST_JOINED = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +56,21 @@ class Sketch:
         return int(self.means.shape[1])
 
     def can_join(self, other: Sketch) -> bool:
-        return (self.kind, self.targets, self.features, self.products, self.classes is None) == (
-            other.kind, other.targets, other.features, other.products, other.classes is None,
-        )  # fmt: skip
+        return self._form == other._form
+
+    @cached_property
+    def _form(self) -> tuple[str, int, int, int, bool]:
+        return self.kind, self.targets, self.features, self.products, self.classes is None
+
+    @cached_property
+    def covariance(self) -> Array:
+        """Within classes, shrunk towards its diagonal."""
+        size = self.features
+        raw = self.scatter / max(self.n - len(self.counts), 1)
+        share = size / (size + self.n)
+        diagonal = np.diag(raw)
+        floor = 1e-3 * float(np.mean(diagonal)) + 1e-9
+        return np.asarray((1 - share) * raw + np.diag(share * diagonal + floor))
 
 
 def sketch_in(text: str, number: int) -> Sketch | None:
@@ -98,6 +112,11 @@ def sketch_in(text: str, number: int) -> Sketch | None:
 
 def joined(sketches: Sequence[Sketch]) -> Sketch:
     """Several sketches as one. What cannot be added up is that of the one with most samples."""
+    return _joined(tuple(sketches))
+
+
+@lru_cache(maxsize=_MOST_JOINED)  # each client is compared with all others many times
+def _joined(sketches: tuple[Sketch, ...]) -> Sketch:
     largest = max(sketches, key=lambda one: one.n)
     parts = [one for one in sketches if one.can_join(largest)]
     if len(parts) == 1:
@@ -106,20 +125,16 @@ def joined(sketches: Sequence[Sketch]) -> Sketch:
         None if largest.classes is None else tuple(sorted({label for one in parts for label in one.classes or ()}))
     )
     places = {label: place for place, label in enumerate(classes or (0,))}
-    counts, sums = np.zeros(len(places)), np.zeros((len(places), largest.features))
-    for one in parts:
-        for label, count, mean in zip(one.classes or (0,), one.counts, one.means, strict=True):
-            counts[places[label]] += count
-            sums[places[label]] += count * mean
-    means = sums / counts[:, None]
-    scatter = sum(one.scatter for one in parts)
-    for one in parts:
-        for label, count, mean in zip(one.classes or (0,), one.counts, one.means, strict=True):
-            apart = mean - means[places[label]]
-            scatter = scatter + count * np.outer(apart, apart)
+    at = np.array([places[label] for one in parts for label in one.classes or (0,)])
+    sizes, centres = np.concatenate([one.counts for one in parts]), np.concatenate([one.means for one in parts])
+    of_class = sizes * (at == np.arange(len(places))[:, None])
+    counts = of_class.sum(1)
+    means = of_class @ centres / counts[:, None]
+    apart = centres - means[at]
+    scatter = np.sum([one.scatter for one in parts], axis=0) + (sizes[:, None] * apart).T @ apart
     return Sketch(
         min(one.number for one in parts), largest.kind, largest.width, float(counts.sum()), largest.targets, classes,
-        counts, means, np.asarray(scatter), largest.atoms, largest.atom_shares, largest.atom_labels, largest.middle,
+        counts, means, scatter, largest.atoms, largest.atom_shares, largest.atom_labels, largest.middle,
         largest.deviation, largest.zeros, largest.tokens, largest.low, largest.high, largest.products, largest.near,
     )  # fmt: skip
 

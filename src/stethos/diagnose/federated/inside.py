@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_data
 from stethos.diagnose.federated.inside_update import update_margins
 from stethos.diagnose.federated.standing_out import deviations, margins
-from stethos.diagnose.federated.verdict import ClientVerdict
+from stethos.diagnose.turn import median_without_each
 
 Array = npt.NDArray[np.float64]
 _WARM_UP = 1
@@ -130,11 +130,10 @@ def loss_above_others(entry_loss: Array) -> Array:
     rounds = entry_loss[_WARM_UP:] if len(entry_loss) > _WARM_UP else entry_loss
     found = np.full(rounds.shape[1], np.nan)
     known = np.flatnonzero(np.isfinite(rounds).any(0))
-    losses = {place: float(np.nanmedian(rounds[:, place])) for place in known.tolist()}
-    for place, loss in losses.items():
-        if others := [one for other, one in losses.items() if other != place]:
-            usual = float(np.median(others))
-            found[place] = (loss - usual) / max(abs(usual), 1e-9)
+    if len(known) > 1:
+        losses = np.nanmedian(rounds[:, known], axis=0)
+        usual = median_without_each(losses)
+        found[known] = (losses - usual) / np.maximum(np.abs(usual), 1e-9)
     return found
 
 
@@ -240,59 +239,33 @@ def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[t
     return found / doubt, pairs
 
 
-# Verdicts ---------------------------------------------------------------------------------------------
+# Names ------------------------------------------------------------------------------------------------
 
-_AT_ONE_PERCENT = 1.0  # margin that 1 in 100 clean federations reaches, and how it grows as that share falls
-_PER_E_FOLD = 0.12
-_USUAL_CLIENTS = 10
-_CONFIDENCE = ((2.0, 0.97), (1.2, 0.8), (1.0, 0.7), (0.7, 0.25), (0.0, 0.05))  # as measured, by margin
-# A site may have other data than the rest and no fault, or train otherwise: families held out were less kind to these.
 _BY_LOOKS = ("units", "unnormalised", "noise", "grain", "fewer-words", "target-units", "targets")
-_LESS_SURE, _MOST_SURE = (
-    (*_BY_LOOKS, "labels", "relabelled", "atoms", "ascent", "training", "partly", "untrained", "otherwise", "early"),
-    0.85,
-)
 _OF_SENDING = ("free-rider", "sign-flip", "scaling", "update-noise")
 
 
-def margin_for(alarm_rate: float, clients: int = _USUAL_CLIENTS) -> float:
-    """The margin from which a client is accused, so that this share of clean federations has an accusation.
+class Named(NamedTuple):
+    """What a client is called: the rule that it breaks, the kind of fault, and the classes of a label flip."""
 
-    With more clients one of them stands out more by chance.
-    """
-    per_client = min(alarm_rate, 1.0) * _USUAL_CLIENTS / max(clients, _USUAL_CLIENTS)
-    return float(np.clip(_AT_ONE_PERCENT + _PER_E_FOLD * np.log(0.01 / max(per_client, 1e-6)), 0.7, 3.0))
-
-
-def inside_verdicts(inside: InsideEvidence, found: InsideMargins, alarm_rate: float) -> list[ClientVerdict]:
-    """Accusations that stand on evidence from inside, the surest first."""
-    limit = margin_for(alarm_rate, len(found.clients))
-    verdicts = []
-    for place, client in enumerate(found.clients):
-        named = next((name for name in KINDS if name in found.kinds and found.kinds[name][place] >= limit), None)
-        if named is None:
-            continue
-        most = max(float(values[place]) for values in found.kinds.values())
-        kind, pair = KINDS[named], None
-        if named == "labels" and (pair := found.pairs[place]) is not None:
-            kind = "label-flip"
-        first, last = _span(inside, client, named)
-        sure = min(confidence_of(most / limit), _MOST_SURE if named in _LESS_SURE else 1.0)
-        verdicts.append(
-            ClientVerdict(
-                client, kind, sure, first, last, guilt="buggy",
-                source=None if pair is None else pair[1], target=None if pair is None else pair[0],
-            )
-        )  # fmt: skip
-    return sorted(verdicts, key=lambda one: -one.probability)
+    rule: str
+    kind: str
+    pair: tuple[int, int] | None
 
 
-def confidence_of(margin: float) -> float:
-    """The share of accusations with such a margin that were right, on federations for development."""
-    return next(sure for least, sure in _CONFIDENCE if margin >= least)
+def named_in(found: InsideMargins, client: str) -> Named | None:
+    """The first rule of `KINDS` that a client surely breaks, else the one that it comes nearest to; None: no rule."""
+    place = found.clients.index(client)
+    far = {name: float(found.kinds[name][place]) for name in KINDS if name in found.kinds}
+    near = [name for name in far if far[name] >= _WORTH_NAMING]
+    if not near:
+        return None
+    rule = next((name for name in near if far[name] >= 1.0), max(near, key=lambda name: far[name]))
+    pair = found.pairs[place] if rule == "labels" else None
+    return Named(rule, KINDS[rule] if pair is None else "label-flip", pair)
 
 
-def _span(inside: InsideEvidence, client: str, named: str) -> tuple[int, int | None]:
+def span_of(inside: InsideEvidence, client: str, named: str) -> tuple[int, int | None]:
     """First and last round in which it shows; the last is None while it goes on."""
     turns = inside.turns.get(client, {})
     rounds = sorted(turns) or [one.number for one in inside.data.get(client, ())]

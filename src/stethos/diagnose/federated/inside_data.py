@@ -80,13 +80,13 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         spread = np.median([np.abs(one.middle - middle) for one in others if one.middle is not None], axis=0)
         floor = max(0.05 * float(np.median(usual)), 1e-9)
         scale = np.maximum(usual, floor)
-        ratio = np.log10(np.maximum(mine.deviation, floor / 10) / scale)
+        ratio, widest = np.log10(np.maximum(mine.deviation, floor / 10) / scale), _second_widest(others, scale)
         moved = np.abs(mine.middle - middle) / (scale + 3 * spread)
         is_usual = usual > floor / 5  # what is always the same at all others may be another value elsewhere
         if not is_usual.any():
             continue
-        ratio, moved = ratio[is_usual], moved[is_usual]
-        largest[place] = max(float(ratio.max()), float(np.log10(1 + moved.max())))
+        ratio, moved, widest = ratio[is_usual], moved[is_usual], widest[is_usual]
+        largest[place] = max(float((ratio - widest).max()), float(np.log10(1 + moved.max())))
         shifted[place] = float(((np.abs(ratio) > 0.6) | (moved > 4)).mean())
         varies = is_usual & _must_vary(mine, others)
         constant[place] = float((mine.deviation[varies] < 1e-6).mean()) if varies.any() else 0.0
@@ -94,6 +94,12 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         margins(largest, 1.5, 4.0, 0.1), margins(shifted, _MOST_COLUMNS, 4.0, 0.05),
         margins(constant, 0.25, 4.0, 0.05),
     )  # fmt: skip
+
+
+def _second_widest(others: Sequence[Sketch], scale: Array) -> Array:
+    """How many powers of ten wider than usual each input is elsewhere, too: one other may be faulty, too."""
+    wide = np.sort([one.deviation for one in others if one.deviation is not None], axis=0)[-2]
+    return np.asarray(np.log10(np.maximum(wide / scale, 1.0)))
 
 
 def _must_vary(mine: Sketch, others: Sequence[Sketch]) -> npt.NDArray[np.bool_]:
@@ -291,16 +297,6 @@ def _target_units(clients: Sequence[Sketch | None]) -> Array:
 # Relations between inputs ----------------------------------------------------------------------------
 
 
-def covariance_of(sketch: Sketch) -> Array:
-    """Within classes, shrunk towards its diagonal."""
-    size = sketch.features
-    raw = sketch.scatter / max(sketch.n - len(sketch.counts), 1)
-    share = size / (size + sketch.n)
-    diagonal = np.diag(raw)
-    floor = 1e-3 * float(np.mean(diagonal)) + 1e-9
-    return (1 - share) * raw + np.diag(share * diagonal + floor)
-
-
 def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> Array:
     """How much worse a feature follows from the others, within classes, than it does at the other clients.
 
@@ -308,7 +304,7 @@ def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch |
     or less, are how a site may differ. Noise and columns in another order raise the variance most along directions in
     which the others' data hardly vary; rougher textures of pictures raise it along all, so pictures must show that.
     """
-    worse, unexplained, tilt, errors = _residuals(clients, typical)
+    worse, unexplained, tilt, errors = residuals_of(clients, typical)
     apart, by_share = margins(worse, 0.15, 3.5, 0.02, errors), margins(unexplained, 0.04, 1.75, 0.02, errors, gap=1.0)
     tilted = margins(tilt, 0.25, 3.5, 0.03, errors)
     is_rough = np.array([one is not None and one.width > _TABLE for one in clients]) & (tilted < _TILTED)
@@ -316,7 +312,9 @@ def _reconstruction(clients: Sequence[Sketch | None], typical: Sequence[Sketch |
     return np.maximum(found, np.minimum(tilted, apart / _SUPPORTED))
 
 
-def _residuals(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) -> tuple[Array, Array, Array, Array]:
+def residuals_of(
+    clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]
+) -> tuple[Array, Array, Array, Array]:
     """Residuals of features, as distances and shares of their variance; the tilt towards what hardly varies; errors."""
     worse, unexplained, tilt = np.full((3, len(clients)), np.nan)
     errors = np.zeros(len(clients))
@@ -324,17 +322,17 @@ def _residuals(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None
         others = _others(typical, place)
         if mine is None or len(others) < 3 or not others[0].can_join(mine):
             continue
-        reference = covariance_of(joined(others))[: mine.inputs, : mine.inputs]
+        reference = joined(others).covariance[: mine.inputs, : mine.inputs]
         precision = np.linalg.inv(reference)
         own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
-        residual = np.einsum("ij,jk,ki->i", precision, own, precision) / np.diag(precision)
+        residual = ((precision @ own) * precision).sum(1) / np.diag(precision)
         is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
         ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
         spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
         worse[place] = float(np.mean(np.clip(ratio, -2, 2)))
         unexplained[place] = float(np.mean(np.clip(ratio - spread, -2, 2)))
         sizes, ways = np.linalg.eigh(reference[np.ix_(is_used, is_used)])
-        along = np.einsum("ji,jk,ki->i", ways, own[np.ix_(is_used, is_used)], ways) / sizes
+        along = ((own[np.ix_(is_used, is_used)] @ ways) * ways).sum(0) / sizes
         if (half := len(sizes) // 2) >= 1:
             small, large = np.median(along[:half]), np.median(along[half:])
             tilt[place] = float(0.5 * np.log10(max(small, 1e-4) / max(large, 1e-4)))
@@ -356,7 +354,7 @@ def _target_residual(clients: Sequence[Sketch | None], typical: Sequence[Sketch 
             continue
         whole = joined(others)
         inputs = mine.features - mine.targets
-        reference = covariance_of(whole)
+        reference = whole.covariance
         slope = np.linalg.solve(reference[:inputs, :inputs], reference[:inputs, inputs:])
         moment = mine.scatter / mine.n
         goal = moment[inputs:, inputs:]

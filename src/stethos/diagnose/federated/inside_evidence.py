@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,21 @@ class InsideEvidence:
     turns: Mapping[str, Mapping[int, Mapping[str, Any]]]
     data: Mapping[str, tuple[Sketch, ...]]
 
-    @property
+    @cached_property
     def rounds(self) -> tuple[int, ...]:
         return tuple(sorted({number for turns in self.turns.values() for number in turns}))
 
     def matrix(self, name: str) -> Array:
-        """A fact as rounds x clients, NaN where it is not known."""
+        """A fact as rounds x clients, NaN where it is not known; not to be changed."""
+        if name not in self._matrices:
+            self._matrices[name] = self._matrix(name)
+        return self._matrices[name]
+
+    @cached_property
+    def _matrices(self) -> dict[str, Array]:
+        return {}
+
+    def _matrix(self, name: str) -> Array:
         rounds = self.rounds
         found = np.full((len(rounds), len(self.clients)), np.nan)
         for column, client in enumerate(self.clients):
@@ -41,6 +51,7 @@ class InsideEvidence:
                 value = mine.get(number, {}).get(name)
                 if isinstance(value, int | float):
                     found[row, column] = value
+        found.flags.writeable = False
         return found
 
 

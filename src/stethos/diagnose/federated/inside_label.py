@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.data_sketch import Sketch, joined
-from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES, covariance_of
+from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 
 Array = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holder
     if len(known) < 2:
         return
     inputs = mine.features - mine.targets
-    precision = np.linalg.inv(covariance_of(whole)[:inputs, :inputs])
+    precision = np.linalg.inv(whole.covariance[:inputs, :inputs])
     means, sizes = whole.means[known][:, :inputs], whole.counts[known]
     total = share = variance = strange = freedom = moved = 0.0
     cells: list[tuple[float, float, int, int]] = []

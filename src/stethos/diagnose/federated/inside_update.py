@@ -39,7 +39,7 @@ def _update_margins(inside: InsideEvidence) -> dict[str, Array]:
     found["ascent"] = np.maximum(_ascent(inside), _negative(inside.matrix("negative")))
     found["turned"] = _turned(inside)
     found["between"] = _between(inside)
-    found["otherwise"] = np.where(_unlike(inside, "graph", beside="device"), _OTHERWISE, 0.0)
+    found["otherwise"] = np.where(unlike_facts(inside, "graph"), _OTHERWISE, 0.0)
     found["early"] = _early(inside)
     if not np.isfinite(sent).any():
         return found
@@ -233,7 +233,7 @@ def _length(inside: InsideEvidence) -> Array:
 
 def trains_otherwise(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
     """Clients whose loss or optimizer is not the others'."""
-    return _unlike(inside, "loss") | _unlike(inside, "setup") | _unlike(inside, "graph", beside="device")
+    return unlike_facts(inside, "loss") | unlike_facts(inside, "setup") | unlike_facts(inside, "graph")
 
 
 def _turned(inside: InsideEvidence) -> Array:
@@ -273,11 +273,12 @@ def _early(inside: InsideEvidence) -> Array:
     return np.maximum(fewer, more)
 
 
-def _unlike(inside: InsideEvidence, name: str, beside: str | None = None) -> npt.NDArray[np.bool_]:
+def unlike_facts(inside: InsideEvidence, name: str) -> npt.NDArray[np.bool_]:
     """Clients in which a fact is not what it is in at least three quarters of them.
 
-    With `beside`, of those that have this other fact in common with them.
+    A graph of operations is compared with those on the same kind of device.
     """
+    beside = "device" if name == "graph" else None
     told = [_first_told(inside, client, name) for client in inside.clients]
     groups = [None if beside is None else _first_told(inside, client, beside) for client in inside.clients]
     found = np.zeros(len(told), bool)

@@ -38,6 +38,7 @@ _EARLY_DOUBT = 0.08  # the first rounds must be so much surer
 _MOST_LEFT_OUT = 0.4  # of the clients
 _LEAST = 1e-3
 _MOST_OTHERS = 8.0
+_MANY_ROWS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +48,15 @@ class Network:
     layers: tuple[tuple[Array, Array], ...]
 
     def shares(self, signal: Array) -> Array:
-        """A row per client, a column per kind; rows add up to one."""
+        """A row per client, a column per kind; rows add up to one. Of very many rows, in single precision."""
+        precision = np.float32 if len(signal) > _MANY_ROWS else np.float64
+        signal = signal.astype(precision, copy=False)
         for number, (weight, bias) in enumerate(self.layers):
-            signal = signal @ weight.T + bias
+            signal = signal @ weight.T.astype(precision, copy=False) + bias.astype(precision, copy=False)
             if number < len(self.layers) - 1:
                 signal = np.maximum(signal, 0.0)
         signal = np.exp(signal - signal.max(1, keepdims=True))
-        shares: Array = signal / signal.sum(1, keepdims=True)
+        shares: Array = (signal / signal.sum(1, keepdims=True)).astype(np.float64, copy=False)
         return shares
 
 

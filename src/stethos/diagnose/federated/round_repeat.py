@@ -40,6 +40,8 @@ class RoundRepeat:
 
     def check(self, window: Window) -> Iterator[Finding]:
         frame = window.frame("updates")
+        if len(set(frame["process"].tolist())) < 2:  # nobody repeated anything
+            return
         layers = frame["layer"].tolist() if "layer" in frame else [None] * len(frame)
         names = ("process", "client", "round", "norm", "base_norm")
         seen: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}

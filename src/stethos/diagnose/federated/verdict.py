@@ -27,6 +27,7 @@ IN_COMPANY = 0.5  # the same, where another is surely accused of the same fault:
 _COPY = 0.999
 _ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
 _NOTHING = 1e-6
+_MANY = 0.4  # of the clients
 _HUGE = 100.0  # times the median client's update
 _FEWEST_ROUNDS = 3  # of a client, to be judged
 _PASSED = 3  # rounds without a sign of it, until a fault is over
@@ -126,7 +127,12 @@ def certain_on(cohort: Cohort) -> Iterable[ClientVerdict]:
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
     copies = (cohort.cos_last > _COPY) & ~(typical > _ALIKE)
-    for place, client in enumerate(cohort.clients):
+    if copies.size and _MANY < copies.any(0).mean() < 1:  # then it is how this federation works
+        copies[:] = False
+    if nothing.size and nothing.any(0).mean() > _MANY:  # then only who never sends anything is odd
+        nothing &= (nothing | ~took_part).all(0)
+    for place in np.flatnonzero((exploded | odd | nothing | copies).any(0)).tolist():
+        client = cohort.clients[place]
         for kind, broken, fewest in (("scaling", exploded, 1), ("nan", odd, 1), ("free-rider", nothing | copies, 2)):
             rounds = np.flatnonzero(broken[:, place])
             if len(rounds) >= min(fewest, max(took_part[:, place].sum(), 1)):
@@ -192,6 +198,17 @@ def _judged(cohort: Cohort, probability: float, in_company: float, broken: Colle
             cohort.clients[place], kind, 1 - float(shares[0]), cohort.rounds[first],
             None if last >= len(cohort) - _PASSED else cohort.rounds[last], source, target,
         )  # fmt: skip
+
+
+def chances_on(cohort: Cohort) -> tuple[Array, list[str]]:
+    """For each client, the probability that it is faulty in the period in which that is largest, and the kind."""
+    if clients_per_round(cohort) < FEWEST_CLIENTS:
+        return np.zeros(len(cohort.clients)), ["unknown"] * len(cohort.clients)
+    judge = load_judge()
+    nobody = np.zeros(len(cohort.clients), bool)
+    looks = np.array([_look(cohort.part(slice(*period)), judge, nobody)[0] for period in _periods(len(cohort))])
+    shares = looks[looks[:, :, 0].argmin(0), np.arange(len(cohort.clients))]
+    return 1 - shares[:, 0], [judge.kinds[_kind(one)] for one in shares]
 
 
 def _look(period: Cohort, judge: Judge, is_broken: Mask) -> _Found:
@@ -275,25 +292,28 @@ def _stands_out(cohort: Cohort, place: int, names: Iterable[str]) -> bool:
     return False
 
 
-def standing_apart(cohort: Cohort) -> Array:
-    """For each client, how many times as far it is from the median of the others as the second farthest of them.
+def standing_apart(cohort: Cohort, clients: Collection[str]) -> dict[str, float]:
+    """For each of these clients, how many times as far it is from the others' median as the second farthest of them.
 
     In the plain number in which that is most. The second farthest, so that two faulty clients do not hide each other.
     """
-    most = np.zeros(len(cohort.clients))
+    most = dict.fromkeys(clients, 0.0)
+    if not most:
+        return most
+    places = {client: cohort.clients.index(client) for client in clients}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
         for name in _PLAIN:
             values = getattr(cohort, name)
             values = np.log(np.maximum(values, 1e-9)) if name in _OF_SIZE else values
             means = np.nanmean(values - np.nanmedian(values, axis=1, keepdims=True), axis=0)
-            for place in np.flatnonzero(np.isfinite(means)):
+            for client, place in places.items():
                 others = np.delete(means, place)
                 others = others[np.isfinite(others)]
-                if len(others) >= FEWEST_CLIENTS - 1:
+                if np.isfinite(means[place]) and len(others) >= FEWEST_CLIENTS - 1:
                     middle = float(np.median(others))
                     far = float(np.sort(np.abs(others - middle))[-2])
-                    most[place] = max(most[place], abs(float(means[place]) - middle) / max(far, 1e-6))
+                    most[client] = max(most[client], abs(float(means[place]) - middle) / max(far, 1e-6))
     return most
 
 

@@ -46,6 +46,7 @@ class Onset:
     count: int
     is_nan: bool
     origin: dict[str, Any] = field(default_factory=dict)  # what was seen when the loss broke
+    hazards: frozenset[str] = frozenset()  # operations behind the loss whose gradient may be infinite
 
     @property
     def when(self) -> tuple[float, float, int]:
@@ -84,10 +85,13 @@ def onsets_of(window: Window) -> list[list[Onset]]:
 
 def _onsets_of(window: Window) -> list[list[Onset]]:
     groups: dict[str, list[Onset]] = {}
-    origins = _origins_in(window)
+    origins, hazards = _origins_in(window), _hazards_in(window)
     for one in trainings_of(window):
         is_shared = window.is_federated or one.rank is not None
-        found = _explained(one, list(_found_in(one)), origins)
+        found = [
+            replace(onset, hazards=hazards.get(one.process, frozenset()))
+            for onset in _explained(one, list(_found_in(one)), origins)
+        ]
         groups.setdefault("" if is_shared else one.process, []).extend(found)
     listed = []
     for onsets in groups.values():
@@ -109,6 +113,15 @@ def _origins_in(window: Window) -> dict[tuple[str, int], dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for (process, step), detail in zip(keys, details(mine), strict=True):
         found.setdefault((process or "", int(step)), detail)
+    return found
+
+
+def _hazards_in(window: Window) -> dict[str, frozenset[str]]:
+    """By process the operations behind inspected losses whose gradient is infinite somewhere."""
+    found: dict[str, frozenset[str]] = {}
+    frame = window.frame("inspections")
+    for process, row in zip(texts_of(frame, "process").tolist(), details(frame), strict=True) if len(frame) else ():
+        found[process or ""] = found.get(process or "", frozenset()) | frozenset(row.get("hazards", ()))
     return found
 
 
@@ -219,7 +232,11 @@ def _where(onset: Onset) -> str:
     if onset.what == "loss" and kind in _LOSS_ORIGINS:
         operation = f" ({onset.origin['operation']})" if onset.origin.get("operation") else ""
         layer = onset.layers[0] if onset.layers else "the forward pass"
+        if kind in ("input", "label") and onset.origin.get("rows") == 1:
+            return f": what the batch of one sample is given is {onset.word}, as a deviation of one number is"
         return f": {_LOSS_ORIGINS[kind].format(layer=layer, operation=operation)}"
+    if onset.what == "gradient" and "where" in onset.hazards:
+        return ": a `where` hides a division by 0 from the loss, but not from its gradient"
     layers = f" in {onset.layers[0]}" if onset.layers else ""
     return layers + (f" and {len(onset.layers) - 1} more layers" if len(onset.layers) > 1 else "")
 

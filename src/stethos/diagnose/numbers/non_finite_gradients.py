@@ -44,6 +44,17 @@ class NonFiniteGradients:
 def _advice(onset: Onset) -> str:
     step, layers = int(onset.training.step[onset.place]), onset.layers
     where = f"what changes the gradient of {layers[0]} (hooks, scaling)" if len(layers) == 1 else "the loss"
+    if "where" in onset.hazards:
+        return (
+            "the branch that `where` does not choose has a gradient, too, and 0 times infinity is NaN: make its "
+            "arguments harmless first, for example `x / size.clamp_min(1)`"
+        )
+    seen = ", ".join(sorted(onset.hazards))
+    if seen:
+        return (
+            f"go back to a checkpoint before step {step}; behind the loss there are operations whose gradient is "
+            f"infinite at 0: {seen}; add a small number to what they are given"
+        )
     return (
         f"go back to a checkpoint before step {step}; look for a root, norm, logarithm or division at 0 in {where}; "
         f"`torch.autograd.set_detect_anomaly(True)` names the operation"

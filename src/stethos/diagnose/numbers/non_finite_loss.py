@@ -11,6 +11,21 @@ from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.numbers.chronology import READS, Onset, findings_of
 from stethos.diagnose.window import Window
 
+# By the operation that made the first number that is not finite: what to do.
+OPERATIONS = {
+    "Std": "the deviation of a single number is NaN: leave out batches of one sample, or use `std(unbiased=False)`",
+    "Var": "the variance of a single number is NaN: leave out batches of one sample, or use `var(unbiased=False)`",
+    "CtcLoss": "a target is longer than its sequence of outputs: leave such samples out, or pass `zero_infinity=True`",
+    "Log": "a logarithm is taken of 0: use `log_softmax`, `logsigmoid` or `log1p`, or clamp its argument",
+    "Div": "something is divided by 0: clamp the denominator",
+    "Softmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
+    "SafeSoftmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
+    "LogSoftmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
+    "Exp": "an exponential overflows: clamp its argument, or work with logarithms",
+    "Pow": "a power overflows, or a root is taken of a negative number: clamp its argument",
+    "Sqrt": "a root is taken of a negative number: clamp its argument",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteLoss:
@@ -42,6 +57,11 @@ class NonFiniteLoss:
 def _advice(onset: Onset) -> str:
     step = int(onset.training.step[onset.place])
     kind = onset.origin.get("kind")
+    known = OPERATIONS.get(str(onset.origin.get("operation")))
+    if known is not None:
+        return known
+    if kind in ("input", "label") and onset.origin.get("rows") == 1:
+        return "leave out batches of one sample (`drop_last=True`), or use `std(unbiased=False)` plus a small number"
     if kind == "input":
         return f"look at the batch of step {step}: `assert torch.isfinite(inputs).all()`; clean or skip such samples"
     if kind == "label":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, T
 from stethos.diagnose.window import Window
 
 _DENSE = 0.9  # of all elements, at least, are stored
+_MOST_TABLES = 3  # of embeddings that a model begins with
 _MOSTLY = 0.5  # of a gradient is 0: a batch has reached few rows
 
 
@@ -25,7 +27,7 @@ class PoorInitialisation:
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
     Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
     Not a fault when: embeddings (layers with `emb` in their name are left out, and standard normal ones whose gradient
-    is sparse or mostly 0, or that are the first and the only one), the scales of norm layers, single layers that begin
+    is sparse or mostly 0, or that come before all others), the scales of norm layers, single layers that begin
     at 0 on purpose, and parameters beside the weights: tokens, positions, means. If the loss falls as it should it is
     only mentioned.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
@@ -39,13 +41,14 @@ class PoorInitialisation:
     explains: ClassVar[frozenset[str]] = frozenset(
         {"exploding-gradients", "vanishing-gradients", "saturated-units", "dead-units", "plateau", "slow-progress",
          "frozen-layers", "update-to-weight-ratio", "divergence", "oscillation", "weight-explosion", "series-anomaly",
-         "learning-rate-too-high"}
+         "learning-rate-too-high", "constant-outputs", "implausible-loss"}
     )  # fmt: skip
 
     large: float = 12.0
     small: float = 1e-3
     share: float = 0.5
     learned: float = 0.5
+    begun: float = 0.1
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -62,11 +65,13 @@ class PoorInitialisation:
         scales = np.array([float(track["std"][0]) ** 2 * track.size**0.5 for track in tracks])
         means = np.array([float(track["mean"][0]) for track in tracks])
         equal = (scales == 0) & (np.abs(means) != 1) & (means != 0)
+        equal &= bool(named) or len(tracks) > 1  # one parameter of no module is what is looked for: a picture, a point
         zero = (scales == 0) & (means == 0)
         big = scales > self.large
         big &= np.array(["emb" not in track.layer.lower() for track in tracks])
-        if big[0] and big.sum() == 1 and len(tracks) > 1 and _is_standard_normal(tracks[0]):
-            big[0] = False  # torch's own way to begin an embedding, whatever its name
+        first = int(np.argmin(big)) if not big.all() else 0  # those before all others: of words, of places
+        if 0 < first == big.sum() <= _MOST_TABLES and all(map(_is_standard_normal, tracks[:first])):
+            big[:first] = False  # torch's own way to begin an embedding, whatever its name
         gradients = {track.layer: track for track in one.layers.get("gradient", []) if len(track)}
         big &= ~np.array([_is_embedding(track, gradients.get(track.layer)) for track in tracks])
         small = (scales < self.small) & (scales > 0)
@@ -83,6 +88,8 @@ class PoorInitialisation:
             track = tracks[int(np.argmax(found))]
             names = [other.layer for other, is_found in zip(tracks, found, strict=True) if is_found]
             is_harmful = kind == "equal" or not one.fall > self.learned or (kind == "large" and _fell_at_once(one))
+            if kind == "large" and all(map(_is_standard_normal, compress(tracks, found))):
+                is_harmful = not one.fall > self.begun  # they may all be embeddings, which torch begins so
             yield Finding(
                 self.code, self.name, self.name, self.severity if is_harmful else Severity.INFO,
                 f"weights of {len(names)} of {len(tracks)} matrices began {words}, first {names[0]}",

@@ -86,13 +86,17 @@ class SeriesAnomaly:
         if not kind:
             return
         yield Finding(
-            self.code, self.name, kind, self.severity, f"the loss {words} at step {int(one.step[known[place]])}",
+            self.code, self.name, kind, self._severity(kind), f"the loss {words} at step {int(one.step[known[place]])}",
             one.subject(int(known[place])),
             sureness(margin),
             (Evidence(words, sql, thinned(losses), names=("loss",)),),
             f"look at the batch and the settings of step {int(one.step[known[place]])}",
             {"kind": kind, "step": int(one.step[known[place]])},
         )  # fmt: skip
+
+    def _severity(self, kind: str) -> Severity:
+        """Numbers that vary more are a remark: rare batches and policies that explore make them do so."""
+        return Severity.INFO if kind == "variance-change" else self.severity
 
     def _spike(self, losses: Array, first: float) -> tuple[int, str, float, str] | None:
         """A short burst beyond the loss of the untrained model, from a level that was quiet."""
@@ -154,7 +158,7 @@ class SeriesAnomaly:
             f" AND {column} = {literal(one)}" for column, one in (("process", key[1]), ("client", key[2])) if one
         )
         yield Finding(
-            self.code, self.name, kind, self.severity, f"{name} {words} at step {int(at[place])}",
+            self.code, self.name, kind, self._severity(kind), f"{name} {words} at step {int(at[place])}",
             Subject(clients=(key[2],) if key[2] else (), process=key[1], first=int(at[place]), unit="step"),
             sureness(margin),
             (

@@ -23,7 +23,7 @@ _CLASSES = frozenset({"NllLoss", "NllLoss2D", "NllLossNd"})
 
 @dataclass(frozen=True, slots=True)
 class ImplausibleLoss:
-    """A loss that cannot be negative is, or a classification is solved almost at once, or stays at chance level.
+    """A loss that cannot be negative is; a classification begins far above chance, stays there, or is solved at once.
 
     What it looks at: the loss functions that the loss consists of (beside other terms, as in a likelihood, it may well
     be negative), the number of classes, and the losses of all steps.
@@ -44,6 +44,7 @@ class ImplausibleLoss:
     solved: float = 0.01
     early: float = 0.03
     chance: float = 0.02
+    too_high: float = 3.0  # times the level of guessing
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -76,11 +77,12 @@ class ImplausibleLoss:
                 self.severity, 0.85,
             )  # fmt: skip
         elif functions and functions <= _CLASSES:
-            yield from self._classes(one, training, losses, start)
+            yield from self._classes(one, training, losses, start, is_alone=bool(bounded))
 
     def _classes(
-        self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float
-    ) -> Iterator[Finding]:
+        self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float,
+        *, is_alone: bool,
+    ) -> Iterator[Finding]:  # fmt: skip
         outputs = known(one.training, "outputs")
         soon = max(10, int(self.early * len(losses)))
         if start > 0.2 and len(losses) > 2 * soon and float(np.median(losses[soon : 2 * soon])) < self.solved * start:
@@ -92,6 +94,15 @@ class ImplausibleLoss:
             )  # fmt: skip
         chance = float(np.log(np.median(outputs))) if len(outputs) and np.median(outputs) > 1 else np.nan
         late = float(np.median(losses[len(losses) // 2 :]))
+        is_mean = is_alone and late < self.too_high * chance  # else it is on a scale of its own, as a sum
+        if is_mean and float(losses[0]) > self.too_high * chance and training.step[0] == 0:
+            yield self._finding(
+                training, "high-at-start",
+                f"the loss begins at {losses[0]:.3g}, far above {chance:.3g}, the level of guessing among "
+                f"{np.median(outputs):.0f} classes", losses, 0,
+                "make the first outputs smaller: scale down the initialisation of the last layer (or of embeddings "
+                "that are tied to it), and scale the inputs", self.severity, 0.85,
+            )  # fmt: skip
         is_at_chance = abs(late - chance) < self.chance * chance and start < 1.5 * chance
         if is_at_chance and len(losses) >= 4 * self.least and not training.is_relay:
             yield self._finding(

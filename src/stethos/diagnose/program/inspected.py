@@ -19,18 +19,26 @@ from stethos.store.literal import literal
 
 COLUMNS = frozenset({"process", "rank", "client", "step", *(column.name for column in INSPECTIONS.columns)})
 _FIRST_STEPS = 8  # what was seen in one of these has been so from the beginning
+_PHASES = ("training", "evaluation", "helper", "evaluation inputs", "call")
 NEEDS: Needs = {"inspections": frozenset({"step", "phase"})}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inspected:
-    """The inspections of one process. `training` are those of backwards, `evaluation` those of evaluations."""
+    """The inspections of one process. `training` are those of backwards, `evaluation` those of evaluations.
+
+    `helpers` are models that run beside the trained one, `inputs` the data of evaluations, `calls` odd calls of
+    torch's functions.
+    """
 
     process: str
     rank: int | None
     is_federated: bool
     training: Frame
     evaluation: Frame
+    helpers: Frame
+    inputs: Frame
+    calls: Frame
     trainings: list[Training]  # what the steps of this process tell
 
     def subject(self, first: float | None = None, layers: tuple[str, ...] = ()) -> Subject:
@@ -94,10 +102,11 @@ def _inspected_of(window: Window) -> list[Inspected]:
         mine = frame.where(processes == process).sorted_by("step")
         phase, rank = texts_of(mine, "phase"), known(mine, "rank")
         is_federated = any(client is not None for client in texts_of(mine, "client").tolist())
+        training, evaluation, helpers, inputs, calls = (mine.where(phase == name) for name in _PHASES)
         found.append(
             Inspected(
-                process or "", int(rank[0]) if len(rank) else None, is_federated, mine.where(phase == "training"),
-                mine.where(phase == "evaluation"), [one for one in trainings if one.process == (process or "")],
+                process or "", int(rank[0]) if len(rank) else None, is_federated, training, evaluation, helpers,
+                inputs, calls, [one for one in trainings if one.process == (process or "")],
             )
         )  # fmt: skip
     return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, Training, thinned, trainings_of
+from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -43,6 +43,7 @@ class LearningRateCollapse:
     fallen: float = 1e-3
     share: float = 0.2
     least: int = 20
+    done: float = 0.1  # of the first loss is left: the rate fell because there was nothing more to learn
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -61,7 +62,7 @@ class LearningRateCollapse:
         if first >= len(rates) or len(rates) - first < max(self.share * len(rates), 5):
             return
         yield Finding(
-            self.code, self.name, self.name, self.severity,
+            self.code, self.name, self.name, Severity.INFO if self._is_done(one, first) else self.severity,
             f"the learning rate fell from {rates[peak]:g} to {rates[-1]:g}: since step {one.step[first]:.0f} "
             "the weights hardly change",
             one.subject(first), 0.95,
@@ -72,3 +73,9 @@ class LearningRateCollapse:
             "check the scheduler: is `step()` called per batch instead of per epoch, is its length right?",
             {"peak": float(rates[peak]), "last": float(rates[-1])},
         )  # fmt: skip
+
+    def _is_done(self, one: Training, place: int) -> bool:
+        """Whether the loss was nearly gone when the rate fell."""
+        losses = one.loss[np.isfinite(one.loss)]
+        around = one.loss[max(0, place - 20) : place]
+        return len(losses) > 0 and float(np.nanmedian(around)) < self.done * level_at_start(losses)

@@ -35,7 +35,7 @@ class LostGradients:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "detached-loss", "frozen-layers", "learning-rate-too-low",
-         "update-to-weight-ratio", "vanishing-gradients", "dead-units", "implausible-loss"}
+         "update-to-weight-ratio", "vanishing-gradients", "dead-units", "implausible-loss", "constant-outputs"}
     )  # fmt: skip
 
     least_backwards: int = 5

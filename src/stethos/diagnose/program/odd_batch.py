@@ -18,9 +18,10 @@ from stethos.store.frame import Frame
 
 @dataclass(frozen=True, slots=True)
 class OddBatch:
-    """Inputs are constant, NaN or far from scale, or labels are sorted, of one class, or among the inputs.
+    """Inputs are constant, NaN, far from scale or masked; or labels are sorted, of one class, shifted or given away.
 
-    What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches.
+    What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; where
+    labels are words of the inputs, by how many places; what masked attention sees; the scale of evaluations' inputs.
     Why it matters: most trainings that do not learn have a fault in their data, not in their model.
     Not a fault when: features have a natural scale that the model's first layer takes care of.
     Next step: print one batch just before the model gets it.
@@ -34,7 +35,7 @@ class OddBatch:
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "oscillation", "divergence", "exploding-gradients", "learning-rate-too-high",
          "dead-units", "saturated-units", "non-finite-loss", "non-finite-gradients", "non-finite-weights",
-         "implausible-loss", "overfitting", "weight-explosion", "frozen-layers", "series-anomaly",
+         "implausible-loss", "overfitting", "weight-explosion", "frozen-layers", "series-anomaly", "constant-outputs",
          "detached-loss", "vanishing-gradients", "learning-rate-too-low", "update-to-weight-ratio"}
     )  # fmt: skip
 
@@ -44,6 +45,8 @@ class OddBatch:
     top_share: float = 0.95
     padding: float = 0.4
     least_batch: int = 8
+    rescaled: float = 2.5  # times the deviation
+    moved: float = 1.5  # deviations
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -54,6 +57,7 @@ class OddBatch:
                 yield from self._inputs(one)
                 yield from self._labels(one)
                 yield from self._counts(one)
+                yield from self._changes(one)
 
     def _finding(
         self, one: Inspected, kind: str, title: str, text: str, columns: str, advice: str, sure: float,
@@ -74,8 +78,9 @@ class OddBatch:
             yield self._finding(
                 one, "nan-inputs", "the inputs contain NaN", text, columns, advice, 0.96, Severity.ERROR
             )
-        if len(spread) >= self.least and (spread == 0).all():
-            is_zero = (known(rows, "input_zero_share") == 1).all()
+        is_zero = bool((known(rows, "input_zero_share") == 1).all())
+        # A model that learns all the same has other inputs beside these, as at the edge of an equation.
+        if len(spread) >= self.least and (spread == 0).all() and (is_zero or not one.has_learned):
             title = "all inputs are 0" if is_zero else "all inputs are the same number"
             advice = (
                 "check the transfer to the device (a non-blocking copy that was not awaited?) and the preprocessing"
@@ -126,6 +131,30 @@ class OddBatch:
                 f"inputs and labels are equal in {len(copies)} inspected batches", "detail",
                 "shift the labels by one: predict `tokens[:, 1:]` from `tokens[:, :-1]`", 0.9,
             )  # fmt: skip
+        ahead = [row["sees_answer"] for row in rows if "sees_answer" in row]
+        if len(ahead) >= self.least and all(ahead):
+            yield self._finding(
+                one, "sees-the-future", "attention sees the words that it is to predict",
+                f"each label is the next input and nothing is masked, in {len(ahead)} inspected batches", "detail",
+                "mask attention: `is_causal=True`, or `nn.Transformer.generate_square_subsequent_mask(length)`", 0.93,
+            )  # fmt: skip
+        seen = [(row["sees_words"], row["sees_padding"]) for row in rows if "sees_words" in row]
+        if len(seen) >= self.least and all(words < 0.1 and padding > 0.9 for words, padding in seen):
+            yield self._finding(
+                one, "inverted-mask", "the padding mask is inverted: attention sees the padding and not the words",
+                f"{np.mean([words for words, _ in seen]):.0%} of the words and "
+                f"{np.mean([padding for _, padding in seen]):.0%} of the padding are seen", "detail",
+                "invert the mask: in `key_padding_mask` True means that a place is left out", 0.95,
+            )  # fmt: skip
+        shifts = [row["shift"] for row in rows if "shift" in row]
+        if len(shifts) >= self.least and set(shifts) <= {2, 3, -1} and len(set(shifts)) == 1:
+            ahead_by = f"{shifts[0]} places ahead" if shifts[0] > 0 else "one place behind"
+            yield self._finding(
+                one, "wrong-shift", f"labels are shifted wrongly: each is the word {ahead_by}, not the next one",
+                f"in {len(shifts)} inspected batches", "detail",
+                "shift the labels once: many models shift them themselves, and are to be given the inputs as labels",
+                0.92,
+            )  # fmt: skip
         padding = [row["padding"] for row in rows if "padding" in row]
         outputs = known(one.training, "outputs")
         if len(padding) >= self.least and np.mean(padding) > self.padding and len(outputs) and outputs.max() >= 10:
@@ -141,6 +170,45 @@ class OddBatch:
                 f"{len(lost)} inspected batches, one label each", "detail",
                 "check what happens to the first dimension between loader and loss", 0.9,
             )  # fmt: skip
+
+    def _changes(self, one: Inspected) -> Iterator[Finding]:
+        """Inputs of another scale in evaluations, or later in the training."""
+        spread, mean = known(one.training, "input_std"), known(one.training, "input_mean")
+        if len(spread) < 2 * self.least or len(mean) != len(spread) or not np.median(spread) > 0:
+            return
+        if len(one.trainings) > 1:
+            return  # one after the other, as when a model is tuned on other data
+        columns = "input_mean, input_std"
+        usual = float(np.median(mean)), float(np.median(spread))
+        big = np.array([(row.get("shape") or [0])[0] >= self.least_batch for row in details(one.inputs)], bool)
+        rows = one.inputs.where(big) if len(one.inputs) else one.inputs
+        others = list(zip(known(rows, "input_mean").tolist(), known(rows, "input_std").tolist(), strict=False))
+        if others and all(self._is_other(usual, other) for other in others):
+            yield Finding(
+                self.code, self.name, "evaluation-inputs-differ", self.severity,
+                "the inputs of evaluations have another scale than those of the training",
+                one.subject(float(rows["step"][0])), 0.88,
+                (one.evidence(
+                    f"mean {others[-1][0]:.3g} and deviation {others[-1][1]:.3g} in {len(others)} evaluations, "
+                    f"{usual[0]:.3g} and {usual[1]:.3g} in the training", columns, "evaluation inputs",
+                ),),
+                "use the same preprocessing, with the statistics of the training data, for both",
+            )  # fmt: skip
+        first = float(np.median(mean[: self.least])), float(np.median(spread[: self.least]))
+        last = float(np.median(mean[-self.least :])), float(np.median(spread[-self.least :]))
+        passes = max(int(row.get("passes", 0)) for row in details(one.training))
+        is_loader = any("batch_size" in row for row in details(one.training))
+        if is_loader and passes >= self.least and first[1] > 0 and self._is_other(first, last):
+            yield self._finding(
+                one, "inputs-drift", "the inputs change their scale during the training",
+                f"mean {first[0]:.3g} and deviation {first[1]:.3g} at first, {last[0]:.3g} and {last[1]:.3g} at last",
+                columns, "check that the data are not normalised again, in place, at each pass", 0.85,
+            )  # fmt: skip
+
+    def _is_other(self, usual: tuple[float, float], other: tuple[float, float]) -> bool:
+        """Whether mean or deviation are far from the usual ones."""
+        ratio = other[1] / usual[1]
+        return ratio > self.rescaled or ratio < 1 / self.rescaled or abs(other[0] - usual[0]) > self.moved * usual[1]
 
     def _labels(self, one: Inspected) -> Iterator[Finding]:
         rows = one.training.where(column_of(one.training, "batch") >= self.least_batch)
@@ -161,6 +229,8 @@ class OddBatch:
                 "labels differ more between batches than within them", columns, "shuffle the training data", 0.88,
             )  # fmt: skip
             return
+        if any(training.has_rival for training in one.trainings):
+            return  # classes are what is real and what is made up
         if (classes == 1).mean() >= 0.8:
             yield self._finding(
                 one, "sorted-labels", "each batch holds a single class: the data are sorted by class",

@@ -15,13 +15,15 @@ from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of
 from stethos.diagnose.window import Window
 from stethos.store.literal import literal
 
+_LEAST_HALF = 6e-8  # what is smaller is 0 in float16
+
 
 @dataclass(frozen=True, slots=True)
 class OddOptimizer:
-    """An optimizer is made anew for every step, its weight decay outweighs the gradients, or the model is frozen.
+    """An optimizer is made anew for every step, has odd settings, or loses its updates; or the model is frozen.
 
-    What it looks at: how many optimizers step how often, their weight decay, and the share of weights that require a
-    gradient, in a training that does not learn.
+    What it looks at: how many optimizers step how often; betas, momentum, epsilon and the precision of the weights; and
+    in a training that does not learn weight decay and the share of weights that require a gradient.
     Why it matters: a new optimizer has lost its momentum; strong decay pulls weights to 0 faster than they can learn.
     Not a fault when: only an adapter or a head is trained on purpose, and it learns.
     Next step: make the optimizer once, before the loop; use a weight decay of 0.01 or less.
@@ -34,13 +36,15 @@ class OddOptimizer:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "implausible-loss", "frozen-layers", "vanishing-gradients", "dead-units",
-         "update-to-weight-ratio", "learning-rate-too-low", "weight-explosion"}
+         "update-to-weight-ratio", "learning-rate-too-low", "weight-explosion", "non-finite-weights", "divergence",
+         "non-finite-gradients", "non-finite-loss", "oscillation", "exploding-gradients", "learning-rate-too-high"}
     )  # fmt: skip
 
     least: int = 20
     decay_per_step: float = 0.01
     decay: float = 0.1
     frozen: float = 0.9
+    rounded: float = 0.5
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from self._made_anew(window)
@@ -55,8 +59,11 @@ class OddOptimizer:
             steps, makers = int(mine.sum()), len(np.unique(column_of(frame, "optimizer")[mine]))
             if steps < self.least or makers < 0.9 * steps:
                 continue
+            losses = column_of(frame, "loss")[mine]
+            parts = [float(np.nanmedian(part)) for part in np.array_split(losses[np.isfinite(losses)], 4) if len(part)]
+            is_one = len(parts) == 4 and parts[-1] < 0.9 * parts[0]  # else each may be another, with a step of its own
             yield Finding(
-                self.code, self.name, "optimizer-recreated", self.severity,
+                self.code, self.name, "optimizer-recreated", self.severity if is_one else Severity.INFO,
                 "a new optimizer is made for every step, so momentum and moments are lost",
                 Subject(process=process, first=0, unit="step"), 0.93,
                 (Evidence(
@@ -68,9 +75,49 @@ class OddOptimizer:
 
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
+            if len(one.training) and not one.is_federated:
+                yield from self._settings(one)
             is_long = any(len(training.losses) >= 3 * self.least for training in one.trainings)
             if len(one.training) and is_long and not one.has_learned and not one.is_federated:
                 yield from self._check(one)
+
+    def _settings(self, one: Inspected) -> Iterator[Finding]:
+        """Settings that are wrong whatever the training does."""
+        rows = details(one.training)
+        last, subject = rows[-1], one.subject(float(one.training["step"][0]))
+        betas, momentum = last.get("betas", (0.0, 1.0)), last.get("momentum", 0.0)
+        rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
+        functions = {name for name in texts_of(one.training, "function").tolist() if name}
+        is_bounded = functions and all(row.get("is_alone") for row in rows)
+        for kind, is_so, title, text, advice in (
+            ("swapped-betas", betas[0] > betas[1] and betas[0] > 0.95,
+             "the betas of the optimizer are the other way round", f"betas = {tuple(betas)}", "use betas=(0.9, 0.999)"),
+            ("momentum-too-high", momentum >= 1,
+             f"a momentum of {momentum:g} never forgets: steps grow without end", f"momentum = {momentum:g}",
+             "use a momentum of 0.9"),
+            ("ascends", bool(last.get("maximize")) and bool(is_bounded),
+             "the optimizer maximises a loss that is to be minimised", "maximize=True", "leave out `maximize=True`"),
+            ("epsilon-lost", 0 < last.get("half_epsilon", 1.0) < _LEAST_HALF,
+             "the optimizer's epsilon is 0 in half precision: weights without a gradient are divided by 0",
+             f"eps = {last.get('half_epsilon', 0):g}, weights in float16",
+             "keep the weights in float32 and use autocast, or set eps=1e-4"),
+            ("rounded-away", len(rounded) >= 3 and float(np.mean(rounded)) > self.rounded,
+             "most updates are lost: they are smaller than the last bit of the weights, which are in half precision",
+             f"{np.mean(rounded) if rounded else 0:.0%} of the weights looked at",
+             "keep the weights in float32 and use autocast"),
+            ("frozen-layers-move", any(row.get("frozen_with_gradient") for row in rows[-2:]),
+             "frozen parameters still have gradients of before, by which the optimizer moves them",
+             f"{last.get('frozen_with_gradient', 0)} parameters",
+             "set `grad = None` when you freeze them, or leave them out of the optimizer"),
+            ("tied-by-memory", all(row.get("same_memory") for row in rows[1:]) and len(rows) > 2,
+             "two parameters share their memory, but each has a gradient and moments of its own",
+             f"{last.get('same_memory', 0)} pairs", "tie the parameters themselves: `head.weight = embedding.weight`"),
+        ):  # fmt: skip
+            if is_so:
+                yield Finding(
+                    self.code, self.name, kind, self.severity, title, subject, 0.9, (one.evidence(text, "detail"),),
+                    advice,
+                )  # fmt: skip
 
     def _check(self, one: Inspected) -> Iterator[Finding]:
         last = details(one.training)[-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,10 +32,13 @@ class RepeatedData:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
-    explains: ClassVar[frozenset[str]] = frozenset({"overfitting"})
+    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "oscillation"})
 
     least: int = 4
     least_passes: int = 3
+    distinct: float = 0.6  # share of a batch's samples
+    nearly_none: float = 0.1  # the same where no loader is known
+    used: float = 0.6  # share of the data in a pass
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -46,6 +50,8 @@ class RepeatedData:
                 yield from self._same_batch(one)
                 yield from self._same_order(one)
                 yield from self._same_random(one)
+                yield from self._few_samples(one)
+                yield from self._repeats(one)
 
     def _same_on_ranks(self, ranks: list[Inspected]) -> Iterator[Finding]:
         """Ranks that hold whole models are to get different data."""
@@ -71,7 +77,8 @@ class RepeatedData:
         prints, steps = _prints(one), one.training["step"]
         inside = column_of(one.training, "epoch_start") == 0
         is_loader = (column_of(one.training, "epoch_start") == 1).any()
-        known = [(p, s) for p, s, i in zip(prints, steps, inside, strict=True) if p is not None and i]
+        given = [bool(row.get("samples", 1)) for row in details(one.training)]  # not one batch that is kept
+        known = [(p, s) for p, s, i, g in zip(prints, steps, inside, given, strict=True) if p is not None and i and g]
         distinct = {p for p, _ in known}
         if not is_loader or len({s for _, s in known}) < self.least or len(distinct) != 1:
             yield from self._first_batch_again(one, prints)
@@ -111,6 +118,84 @@ class RepeatedData:
             "do not seed torch, or the loader's generator, anew at each pass" if is_drawn else
             "set `shuffle=True`; with a DistributedSampler call `sampler.set_epoch(epoch)` at each pass",
         )  # fmt: skip
+
+    def _few_samples(self, one: Inspected) -> Iterator[Finding]:
+        """A sampler that draws few of the samples, or a loader that leaves most of them out."""
+        rows = [row for row in details(one.training) if row.get("dataset")]
+        if not rows:
+            yield from self._alike(one, details(one.training), self.nearly_none)
+            return
+        last = rows[-1]
+        first = float(one.training["step"][0])
+        if last.get("weights") and last["weights"] != last["dataset"]:
+            yield Finding(
+                self.code, self.name, "few-samples", Severity.ERROR,
+                f"the sampler has {last['weights']} weights for {last['dataset']} samples: it never draws the others",
+                one.subject(first), 0.96, (one.evidence("a weight is for a sample, not for a class", "detail"),),
+                "give each sample its weight: `class_weights[labels]`",
+            )  # fmt: skip
+            return
+        drawn = last["drawn_per_pass"]
+        if last["used"] < self.used * drawn and len(rows) >= self.least:
+            yield Finding(
+                self.code, self.name, "few-samples", self.severity,
+                f"each pass over the data uses {last['used']} of {drawn} samples", one.subject(first), 0.85,
+                (one.evidence(f"batches of {last['batch_size']}", "detail"),),
+                "check `drop_last` and the size of a batch",
+            )  # fmt: skip
+        yield from self._alike(one, rows, self.distinct)
+
+    def _alike(self, one: Inspected, rows: list[dict[str, Any]], most: float) -> Iterator[Finding]:
+        """Samples of one batch that are the same."""
+        looked = [row for row in rows if row.get("rows", 0) >= 16]
+        if len(looked) < self.least or max(row["distinct"] / row["rows"] for row in looked) >= most:
+            return
+        share = np.mean([row["distinct"] / row["rows"] for row in looked])
+        yield Finding(
+            self.code, self.name, "few-samples", self.severity,
+            f"the samples of a batch repeat: only {share:.0%} of them are different",
+            one.subject(float(one.training["step"][0])), 0.88,
+            (one.evidence(f"in {len(looked)} inspected batches", "input_hash, detail"),),
+            "check the sampler and the dataset's `__getitem__`; copy what you store: `state.clone()`",
+        )  # fmt: skip
+
+    def _repeats(self, one: Inspected) -> Iterator[Finding]:
+        """Batches that come several times in a row, or whole batches that come again from a loader that shuffles."""
+        prints, rows = _prints(one), details(one.training)
+        steps = one.training["step"]
+        seen = [
+            (p, row, float(step))
+            for p, row, step in zip(prints, rows, steps, strict=True)
+            if p is not None and "batch_size" in row
+        ]
+        seen = [now for before, now in zip([None, *seen], seen, strict=False) if before is None or before[2] != now[2]]
+        near = [(a[0], b[0]) for a, b in pairwise(seen) if b[2] == a[2] + 1 and b[1].get("samples")]
+        equal = sum(a == b for a, b in near)
+        distinct = len({p for p, _, _ in seen})
+        if len(near) >= self.least and equal >= 3 and equal >= 0.4 * len(near) and distinct > 1:
+            yield Finding(
+                self.code, self.name, "batches-in-a-row", self.severity,
+                "the same batch comes several times in a row", one.subject(seen[0][2]), 0.92,
+                (one.evidence(f"{equal} of {len(near)} inspected batches equal the one before",
+                              "input_hash, label_hash"),),
+                "let each worker of the loader give its own part: `get_worker_info()` in an `IterableDataset`",
+            )  # fmt: skip
+            return
+        first: dict[tuple[float, float], float] = {}
+        again = 0
+        for batch, _, step in seen:
+            again += step - first.setdefault(batch, step) > 1
+        late = [step for _, _, step in seen if step > self.least * 2]
+        is_one_pass = max((int(row.get("passes", 0)) for _, row, _ in seen), default=0) <= 1
+        is_drawn = any(row.get("is_shuffled") for _, row, _ in seen)
+        if is_one_pass and is_drawn and distinct > 1 and again >= 2 and again >= 0.3 * len(late):
+            yield Finding(
+                self.code, self.name, "cached-batches", self.severity,
+                "whole batches come again, though the loader shuffles: they are kept from the first pass",
+                one.subject(seen[0][2]), 0.9,
+                (one.evidence(f"{again} of {len(seen)} inspected batches had come before", "input_hash, label_hash"),),
+                "do not use `itertools.cycle` or a list of batches: iterate over the loader anew for each pass",
+            )  # fmt: skip
 
     def _same_random(self, one: Inspected) -> Iterator[Finding]:
         states, steps = column_of(one.training, "random_hash"), one.training["step"]

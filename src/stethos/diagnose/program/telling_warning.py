@@ -28,7 +28,7 @@ TELLING: dict[str, tuple[str, str, str, Severity]] = {
         "use `use_reentrant=False`, or let the inputs require a gradient", Severity.ERROR),
     r"User provided device_type of '\w+', but|In (CPU|CUDA) autocast, but the target dtype is not supported": (
         "autocast-disabled", "autocast is switched off, so mixed precision is not used",
-        "use a dtype and a device that autocast supports here", Severity.WARNING),
+        "use a dtype and a device that autocast supports here", Severity.INFO),  # the machine has no other, perhaps
     r"The \.grad attribute of a Tensor that is not a leaf": (
         "gradient-of-non-leaf", "the program reads `.grad` of a tensor that never gets one",
         "call `retain_grad()` on it, or read the gradient of a leaf", Severity.WARNING),
@@ -43,7 +43,7 @@ TELLING: dict[str, tuple[str, str, str, Severity]] = {
         "call `flatten_parameters()`", Severity.INFO),
     r"(invalid value|divide by zero|overflow) encountered in": (
         "bad-arithmetic", "NumPy computes values that are not finite",
-        "check the preprocessing for divisions by 0 and logarithms of 0", Severity.WARNING),
+        "check the preprocessing for divisions by 0 and logarithms of 0", Severity.INFO),  # or a metric, a plot
 }  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
-from stethos.diagnose.training import STEP_COLUMNS, column_of
+from stethos.diagnose.training import STEP_COLUMNS, Training, column_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import is_null
 
@@ -33,7 +35,8 @@ class UnoptimizedParameters:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "detached-loss", "frozen-layers", "learning-rate-too-low",
-         "update-to-weight-ratio", "vanishing-gradients", "lost-gradients", "dead-units", "gradients-not-zeroed"}
+         "update-to-weight-ratio", "vanishing-gradients", "lost-gradients", "dead-units", "gradients-not-zeroed",
+         "constant-outputs"}
     )  # fmt: skip
 
     least: int = 2
@@ -63,18 +66,9 @@ class UnoptimizedParameters:
                 (one.evidence("a module was replaced after the optimizer was made", "leaves, unoptimized, unused"),),
                 "make the optimizer after the last change to the model, or add the new parameters to it",
             )  # fmt: skip
-        cut, held = last.get("unreached", ()), last.get("optimized", 0)
-        if cut and held and all(one_row.get("unreached") for one_row in details(rows)):
-            names = ", ".join(cut)
-            count = int(last.get("unreached_count", len(cut)))
-            yield Finding(
-                self.code, self.name, "cut-off", Severity.WARNING if count >= self.cut_share * held else Severity.INFO,
-                f"the loss does not reach {count} of the optimizer's {held} parameters: {names}",
-                one.subject(first, tuple(cut[:1])), 0.88,
-                (one.evidence("they require a gradient and get none", "leaves, detail"),),
-                "look for `detach()`, `.data`, `no_grad()` or `.numpy()` on the way from these layers to the loss",
-            )  # fmt: skip
-        if last.get("shared"):
+        yield from self._cut_off(one, first, details(rows))
+        yield from self._idle(one, first, details(rows))
+        if last.get("shared") and _take_turns(one.trainings):
             names = ", ".join(last["shared"])
             yield Finding(
                 self.code, self.name, "two-optimizers", Severity.WARNING,
@@ -82,6 +76,39 @@ class UnoptimizedParameters:
                 0.85, (one.evidence("each parameter is listed in two optimizers", "detail"),),
                 "give each parameter to one optimizer",
             )  # fmt: skip
+
+    def _cut_off(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """Parameters that no inspected loss reaches: of tasks that take turns each leaves out the others' heads."""
+        missing = [row.get("unreached", ()) for row in rows]
+        cut = [name for name in missing[-1] if all(name in names for names in missing)]
+        held = rows[-1].get("optimized", 0)
+        if not cut or not held:
+            return
+        count = min(int(row.get("unreached_count", 0)) for row in rows)
+        yield Finding(
+            self.code, self.name, "cut-off", Severity.WARNING if count >= self.cut_share * held else Severity.INFO,
+            f"the loss does not reach {count} of the optimizer's {held} parameters: {', '.join(cut)}",
+            one.subject(first, tuple(cut[:1])), 0.88,
+            (one.evidence("they require a gradient and get none", "leaves, detail"),),
+            "look for `detach()`, `.data`, `no_grad()` or `.numpy()` on the way from these layers to the loss",
+        )  # fmt: skip
+
+    def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """An optimizer steps again and again beside others, but none of its parameters has ever had a gradient."""
+        counts = Counter(number for row in rows for number in row.get("idle", ()))
+        others = {number for training in one.trainings for number in training.optimizer.tolist()}
+        for number, seen in counts.items():
+            if seen < self.least or len(others) < 2:
+                continue
+            made = sum(int((training.optimizer == number).sum()) for training in one.trainings)
+            yield Finding(
+                self.code, self.name, "other-model", Severity.ERROR,
+                "an optimizer steps, but its parameters never get a gradient: another model (a copy?) is trained",
+                one.subject(first), 0.93,
+                (one.evidence(f"optimizer {number} made {made} steps and has kept no numbers of any", "detail"),),
+                "take the loss from the model that the optimizer holds; look for `copy.deepcopy`, `detach()`, `.data`",
+            )  # fmt: skip
+            return
 
     def _unoptimized(self, one: Inspected, first: float, alone: int, leaves: int, last: dict[str, Any]) -> Finding:
         names = [name for name in last.get("unoptimized", ()) if name]
@@ -105,3 +132,11 @@ class UnoptimizedParameters:
             self.code, self.name, kind, severity, title, one.subject(first, tuple(names[:1])), sure,
             (one.evidence(text, "leaves, unoptimized, detail"),), advice,
         )  # fmt: skip
+
+
+def _take_turns(trainings: list[Training]) -> bool:
+    """Whether two optimizers step in turns; where one follows the other, as LBFGS after Adam, each has its time."""
+    steps = np.concatenate([one.step for one in trainings]) if trainings else np.empty(0)
+    makers = np.concatenate([one.optimizer for one in trainings]) if trainings else np.empty(0)
+    spans = sorted((steps[makers == maker].min(), steps[makers == maker].max()) for maker in np.unique(makers))
+    return any(following[0] < before[1] for before, following in pairwise(spans))

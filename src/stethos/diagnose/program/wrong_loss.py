@@ -44,6 +44,9 @@ KINDS: dict[str, tuple[str, str, Severity, float]] = {
     "targets-out-of-range": (
         "targets of a binary cross entropy lie outside of 0 to 1", "scale or encode the targets as 0 and 1",
         Severity.ERROR, 0.95),
+    "targets-out-of-reach": (
+        "the activation before the loss cannot give these targets",
+        "remove the activation after the last layer, or scale the targets into its range", Severity.WARNING, 0.88),
     "reshaped-outputs": (
         "outputs are reshaped for the loss where dimensions should be swapped",
         "use `outputs.transpose(1, 2)` instead of `view` or `reshape`", Severity.ERROR, 0.96),
@@ -72,7 +75,7 @@ class WrongLoss:
         {"plateau", "slow-progress", "detached-loss", "oscillation", "divergence", "vanishing-gradients",
          "learning-rate-too-low", "frozen-layers", "implausible-loss", "telling-warning", "saturated-units",
          "exploding-gradients", "learning-rate-too-high", "weight-explosion", "non-finite-loss", "dead-units",
-         "non-finite-gradients", "non-finite-weights", "series-anomaly"}
+         "non-finite-gradients", "non-finite-weights", "series-anomaly", "constant-outputs", "odd-graph"}
     )  # fmt: skip
 
     share: float = 0.3

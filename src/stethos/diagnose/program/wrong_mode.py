@@ -19,8 +19,8 @@ from stethos.diagnose.window import Window
 class WrongMode:
     """Dropout and batch statistics are off while the model trains, or on while it is evaluated.
 
-    What it looks at: the mode of dropout and normalisation modules at inspected backwards, and whenever a data loader
-    is read while gradients are off.
+    What it looks at: the mode of dropout and normalisation modules at inspected backwards, and whenever the model runs
+    while gradients are off. If it does so every few steps, that is part of the training, and only a remark.
     Why it matters: without `model.train()` there is no regularisation; without `model.eval()` results are noisy, and
     batch statistics learn from the evaluation data.
     Not a fault when: statistics are refreshed on purpose, or dropout is kept on to estimate uncertainty.
@@ -35,6 +35,8 @@ class WrongMode:
     explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau"})
 
     least: int = 2
+    apart: int = 4  # steps between evaluations
+    dropped: float = 0.9
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -45,6 +47,7 @@ class WrongMode:
             yield from self._untouched(one)
             yield from self._evaluation(one)
             yield from self._dropout(one)
+            yield from self._settings(one)
 
     def _training(self, one: Inspected) -> Iterator[Finding]:
         rows = one.training.where(column_of(one.training, "stateful") > 0)
@@ -91,14 +94,37 @@ class WrongMode:
             "pass `training=self.training` to `functional.dropout`, or use `nn.Dropout`",
         )  # fmt: skip
 
+    def _settings(self, one: Inspected) -> Iterator[Finding]:
+        """Dropout that leaves next to nothing, and norms that are frozen but for their statistics."""
+        rows = details(one.training)
+        if len(rows) < self.least:
+            return
+        share, drifting = float(rows[-1].get("dropout", 0)), min(int(row.get("drifting", 0)) for row in rows)
+        if share >= self.dropped:
+            yield Finding(
+                self.code, self.name, "dropout-too-high", Severity.INFO if one.has_learned else self.severity,
+                f"dropout drops {share:.0%} of a layer", one.subject(0), 0.85,
+                (one.evidence(f"p = {share:g}", "detail"),),
+                "`p` is the share that is dropped, not the one that is kept: use 0.1 to 0.5",
+            )  # fmt: skip
+        if drifting:
+            yield Finding(
+                self.code, self.name, "statistics-of-frozen-layers", Severity.INFO,
+                f"{drifting} norms are frozen but still learn statistics from each batch", one.subject(0), 0.85,
+                (one.evidence("they are in training mode, and their weights require no gradient", "detail"),),
+                "call `eval()` on frozen norms after each `model.train()`",
+            )  # fmt: skip
+
     def _evaluation(self, one: Inspected) -> Iterator[Finding]:
         rows = one.evaluation.where(column_of(one.evaluation, "stateful") > 0)
         is_on = (column_of(rows, "stateful_training") > 0) & (column_of(rows, "root_training") > 0)
         if not len(rows) or not is_on.all():
             return
         text = f"{int(column_of(rows, 'stateful_training')[-1])} modules in training mode in {len(rows)} evaluations"
+        gaps = np.diff(rows["step"])
+        is_part = len(gaps) >= self.least and float(np.median(gaps)) <= self.apart  # samples of a generator, say
         yield Finding(
-            self.code, self.name, "training-mode-in-evaluation", self.severity,
+            self.code, self.name, "training-mode-in-evaluation", Severity.INFO if is_part else self.severity,
             "the model is evaluated in training mode: dropout is on, batch statistics move",
             one.subject(float(rows["step"][0])), 0.88 if len(rows) > 1 else 0.8,
             (one.evidence(text, "stateful, stateful_training, root_training", "evaluation"),),

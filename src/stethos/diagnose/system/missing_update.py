@@ -14,7 +14,7 @@ from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Turns, listed, turns_of
 from stethos.diagnose.window import Window
-from stethos.store.frame import Array
+from stethos.store.frame import Array, is_known
 from stethos.store.literal import literal
 
 _LINK = re.compile(
@@ -149,11 +149,10 @@ def _absences(
     may be what ended the training.
     """
     status, error = turns.words("status"), turns.words("error")
-    missing = np.array(
-        [[_counts(is_missing, s, e) for s, e in zip(*pair, strict=True)] for pair in zip(status, error, strict=True)],
-        bool,
-    ).reshape(status.shape)
-    present = np.asarray(status != None)  # noqa: E711  # elementwise
+    present = is_known(status)
+    missing = np.zeros(status.shape, bool)
+    for at in zip(*np.nonzero(present & ~turns.is_ok), strict=True):
+        missing[at] = is_missing(str(status[at]), str(error[at] or ""))
     hit = [place for place in range(len(status)) if _is_often(missing[place], present[place], rounds, share)]
     last = _missing_last(missing, present, wide)
     if set(hit) <= set(last) and last:
@@ -174,10 +173,6 @@ def _missing_last(missing: Array, present: Array, wide: float) -> list[int]:
     there, gone = present[:, columns[-1]], missing[:, columns[-1]]
     is_wide = gone.sum() >= wide * there.sum() and (gone.sum() >= 3 or gone.sum() == there.sum())
     return np.flatnonzero(gone).tolist() if is_wide and gone.sum() >= min(2, len(missing)) else []
-
-
-def _counts(is_missing: Callable[[str, str], bool], status: object, error: object) -> bool:
-    return isinstance(status, str) and is_missing(status, error if isinstance(error, str) else "")
 
 
 def _is_often(missing: Array, present: Array, rounds: int, share: float) -> bool:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stethos.clock import monotonic_ns
 from stethos.guard import text_of, tried
-from stethos.observe.inspection import put_inspection
+from stethos.observe.inspection_row import put_inspection
 from stethos.observe.layer_name import module_names, names_under
 from stethos.observe.module_trace import has_compiled, is_compiled
 from stethos.observe.out_of_memory import is_out_of_memory

@@ -26,7 +26,7 @@ def read_events(path: Path, damage: Damage) -> Iterator[Logged]:
             for summary in event.get(5, []):
                 for value in fields_of(summary).get(1, []):
                     yield from _logged(fields_of(value), step, t_ns)
-        except (ValueError, TypeError, struct.error):
+        except (ValueError, TypeError, AttributeError, struct.error):
             damage.records += 1
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stethos import __version__
 from stethos.record.border import map_file
 from stethos.record.layout import State
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RunPlace, write_json
+from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, write_facts
 from stethos.record.provenance import plain_facts
 from stethos.record.segment import SealedFile, write_parquet
 from stethos.redact import redact
@@ -77,15 +77,15 @@ def write_run(path: Path, source: Path, told: Iterable[Logged]) -> Written | Non
     place.create(facts)
     directory = path / "imported"
     directory.mkdir(mode=0o700)
-    write_json(directory / PROCESS_FILE, {"process": "imported", "command": facts["command"], "host": facts["host"],
-                                          "started_ns": min(times), "config": plain_facts(settings)})  # fmt: skip
+    write_facts(directory / PROCESS_FILE, {"process": "imported", "command": facts["command"], "host": facts["host"],
+                                           "started_ns": min(times), "config": plain_facts(settings)})  # fmt: skip
     sealed = [_seal(directory, METRICS, _metrics(rows))] if rows.ids else []
     sealed += [_seal(directory, MEDIA, _media(media))] if media else []
     count = len(rows.ids)
     counters = {"slots": count, "frame_rows": len(media), "state": int(State.ENDED)}
     manifest = {"segment": 2, "rows": count + len(media), "sealed": [asdict(one) for one in sealed],
                 "counters": counters, "ended": {"t_ns": max(times)}}  # fmt: skip
-    write_json(directory / MANIFEST_FILE, manifest)
+    ProcessPlace(directory).write_manifest(manifest)
     return Written(path.name, str(path), count, len(rows.names), len(media), len(settings))
 
 

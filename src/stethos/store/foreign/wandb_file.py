@@ -17,6 +17,8 @@ _BLOCK = 32_768
 _HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MOST_NESTED = 4
+_LARGEST_RECORD = 64 << 20
+_MOST_EMPTY = 1_000  # blocks one after the other: what follows them was never written
 
 
 def read_wandb(path: Path, damage: Damage) -> Iterator[Logged]:
@@ -24,7 +26,7 @@ def read_wandb(path: Path, damage: Damage) -> Iterator[Logged]:
     for record in _records(path, damage):
         try:
             yield from _logged(fields_of(record))
-        except (ValueError, TypeError, struct.error, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, struct.error, RecursionError):
             damage.records += 1
 
 
@@ -83,8 +85,8 @@ def _records(path: Path, damage: Damage) -> Iterator[bytes]:
     if bytes(data[:4]) != b":W&B":
         damage.bytes += len(data)
         return
-    place, size, parts = _HEADER, len(data), bytearray()
-    while place + _HEADER <= size:
+    place, size, parts, empty = _HEADER, len(data), bytearray(), 0
+    while place + _HEADER <= size and empty < _MOST_EMPTY:
         left = _BLOCK - place % _BLOCK
         if left < _HEADER:
             place += left
@@ -98,14 +100,19 @@ def _records(path: Path, damage: Damage) -> Iterator[bytes]:
         )
         if not is_whole or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
             if kind == 0 and length == 0 and not any(data[place : place + left]):  # made ready and not written
-                place += left
+                place, empty = place + left, empty + 1
                 continue
             damage.bytes += min(left, size - place)  # the next block begins anew
             place, parts = place + left, bytearray()
             continue
-        place += _HEADER + length
-        parts = bytearray(content) if kind in (_FULL, _FIRST) else parts + content
-        if kind in (_FULL, _LAST):
+        place, empty = place + _HEADER + length, 0
+        if kind in (_FULL, _FIRST):
+            parts = bytearray()
+        parts += content
+        if len(parts) > _LARGEST_RECORD:
+            damage.records, parts = damage.records + 1, bytearray()
+        elif kind in (_FULL, _LAST):
             yield bytes(parts)
             parts = bytearray()
-    damage.bytes += max(0, size - place)  # cut off in the middle, as by a kill
+    if empty < _MOST_EMPTY:
+        damage.bytes += max(0, size - place)  # cut off in the middle, as by a kill

@@ -1,0 +1,151 @@
+"""Weighs all that sets a client apart: one probability per client that it is faulty.
+
+A client that stands out in one number of many may be honest; one that stands out in several that do not depend on each
+other hardly is. So numbers are joined in groups that see the same thing, and the groups are added up: each counts more
+the farther a client stands out in it, by slopes between a few knots on a logarithmic scale. What a site with other data
+would show as well (its loss, the direction of its updates) counts apart where its data are seen to be others.
+
+The slopes come from federations with known faults (`benchmarks/wild/fit.py`). None of the rules about kinds of faults
+goes in, so that nothing counts that was made with these federations in sight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import numpy.typing as npt
+
+from stethos.diagnose.federated.cohort import Cohort
+from stethos.diagnose.federated.data_sketch import joined
+from stethos.diagnose.federated.data_unlikeness import data_unlikeness, label_unlikeness
+from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.unlikeness import AT_TIMES, MOST, turn_unlikeness, update_unlikeness
+
+Array = npt.NDArray[np.float64]
+KNOTS = (0.5, 1.0, 2.0, 4.0, MOST)
+# What sees the same thing: of it the farthest counts.
+_OVER_ROUNDS = {
+    "rest": ("rest",), "sent": ("ratio", "cosine", "unlike"), "size": ("size",), "odd": ("odd",), "begin": ("begin",),
+    "rate": ("rate",), "by_gradient": ("stretch", "downhill", "given"), "around_steps": ("turned", "between"),
+    "uncleared": ("uncleared",), "trained": ("trained",), "outwards": ("outwards",), "repeats": ("repeats",),
+    "relabelled": ("relabelled",),
+    "amount": ("steps", "new"), "length": ("step", "moved", "way", "gradient"), "fall": ("fall", "last"),
+    "loss": ("log_p", "residual", "entry_loss"), "level": ("level",),
+    "norm": ("norm_ratio", "first_ratio", "last_ratio"), "direction": ("cos_centre", "sign_agreement"),
+    "zeros": ("zero_share",),
+}  # fmt: skip
+_OF_DATA = {
+    "place": ("place",), "scale": ("scale",), "shape": ("shape",), "words": ("words",), "relation": ("relation",),
+    "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",),
+}  # fmt: skip
+_OF_LABELS = {
+    "labels": ("mean",), "labels_once": ("share_by_data", "share_by_answers", "cell_by_data", "cell_by_answers"),
+    "mixed": ("mixed",),
+}  # fmt: skip
+# Data and amounts are how honest sites differ: they count, but not the more the farther.
+UP_TO_ONE = ("place", "scale", "shape", "words", "amount", f"amount{AT_TIMES}")
+LINEAR = ("other", "mix", "judged")
+# What other data explain.
+_EXPLAINED_BY = ("place", "scale", "shape", "words", "mix", "amount", f"amount{AT_TIMES}")
+_CAN_BE_EXPLAINED = tuple(
+    one + end for end in ("", AT_TIMES)
+    for one in ("direction", "norm", "length", "loss", "fall", "zeros", "size")
+)  # fmt: skip
+_IS_EXPLAINED = ("level", f"level{AT_TIMES}")  # by other inputs, altogether
+_EXPLAINED, _EXPLAINS = "_explained", 0.7
+# A site with fewer words has more lines that are alike, and moves the rows of fewer words.
+_OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
+_MOST_OF_MIX = 2.0
+_OF_UPDATES = {
+    **{name: _OVER_ROUNDS[name] for name in ("norm", "direction", "zeros", "loss")},
+    "history": ("cos_last", "cos_back", "cos_self"),
+}  # fmt: skip
+UPDATES = (*(one + end for one in _OF_UPDATES for end in ("", AT_TIMES)), "judged")
+INSIDE = (
+    *(one + end for one in _OVER_ROUNDS for end in ("", AT_TIMES)), *_OF_DATA, *_OF_LABELS,
+    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "other", "mix", "judged",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceWeights:
+    """Slopes by number, and from which probability on a share of clean federations has an accusation."""
+
+    slopes: Mapping[str, Array]
+    bias: float
+    cuts: tuple[tuple[float, float], ...]  # share of clean federations, probability
+
+    def probabilities(self, numbers: Mapping[str, Array]) -> Array:
+        total = self.bias + sum(terms_of(name, numbers[name]) @ slopes for name, slopes in self.slopes.items())
+        return np.asarray(1 / (1 + np.exp(-np.clip(total, -30.0, 30.0))))
+
+    def cut(self, alarm_rate: float) -> float:
+        rates, cuts = zip(*self.cuts, strict=True)
+        return float(np.interp(np.log(max(alarm_rate, 1e-6)), np.log(rates), cuts))
+
+
+def terms_of(name: str, values: Array) -> Array:
+    """What a number's slopes are multiplied with, a row per client: how far it gets between each two knots."""
+    if name in LINEAR:
+        return values[:, None]
+    low = np.array(KNOTS[:1] if name in UP_TO_ONE else KNOTS[:-1])
+    high = np.array(KNOTS[1 : 1 + len(low)])
+    return np.asarray(np.log2(np.clip(values[:, None], low, high) / low))
+
+
+@cache
+def load_weights(name: str) -> EvidenceWeights:
+    """Those for evidence from `inside`, or for `updates` alone."""
+    text = files("stethos.diagnose.federated").joinpath("weights.json").read_text(encoding="utf-8")
+    known = json.loads(text)[name]
+    return EvidenceWeights(
+        {name: np.array(slopes) for name, slopes in known["slopes"].items()}, known["bias"],
+        tuple((float(rate), cut) for rate, cut in known["cuts"].items()),
+    )  # fmt: skip
+
+
+def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = None) -> dict[str, Array]:
+    """All numbers that are weighed, by name, for the cohort's clients; `chances` are those of the judge of updates."""
+    unlike, known = update_unlikeness(cohort), np.clip(chances, 1e-3, 1 - 1e-3)
+    found = {"judged": np.maximum(np.log(known / (1 - known)), 0.0)}
+    if inside is None:
+        return found | _grouped(unlike, _OF_UPDATES)
+    places = {client: place for place, client in enumerate(inside.clients)}
+    mine = np.array([places.get(client, len(places)) for client in cohort.clients])
+    shown = {
+        name: np.append(values, 0.0)[mine]  # of who shows nothing from inside, nothing is odd
+        for name, values in _from_inside(inside).items()
+    }
+    found |= _grouped({**unlike, **shown}, _OVER_ROUNDS)
+    found |= {group: _farthest(shown, names) for group, names in (*_OF_DATA.items(), *_OF_LABELS.items())}
+    found |= {"other": shown["other"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
+    found |= {name: np.where(found["fewer"] >= _EXPLAINS, 0.0, found[name]) for name in _OF_FEWER_WORDS}
+    is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= _EXPLAINS
+    for name in _CAN_BE_EXPLAINED:
+        found[name + _EXPLAINED] = np.where(is_explained, found[name], 0.0)
+        found[name] = np.where(is_explained, 0.0, found[name])
+    return found | {name: np.where(is_explained, 0.0, found[name]) for name in _IS_EXPLAINED}
+
+
+def _from_inside(inside: InsideEvidence) -> dict[str, Array]:
+    whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in inside.clients]
+    return {**turn_unlikeness(inside), **data_unlikeness(whole), **label_unlikeness(inside, whole)}
+
+
+def _grouped(numbers: Mapping[str, Array], groups: Mapping[str, Sequence[str]]) -> dict[str, Array]:
+    """Numbers over rounds by group, as a mean and at times."""
+    return {
+        group + end: _farthest(numbers, [name + end for name in names])
+        for group, names in groups.items()
+        for end in ("", AT_TIMES)
+    }
+
+
+def _farthest(numbers: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """Of those that are known."""
+    return np.asarray(np.max([numbers[name] for name in names if name in numbers], axis=0))

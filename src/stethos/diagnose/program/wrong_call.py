@@ -1,0 +1,94 @@
+"""PRG013: a function of torch's is called at the wrong place, or with arguments that it takes for something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.training import STEP_COLUMNS
+from stethos.diagnose.window import Window
+
+# By kind: what is wrong, what to do, in which share of the calls it has to be, how sure.
+KINDS: dict[str, tuple[str, str, float, float]] = {
+    "targets-not-signs": (
+        "pairs that do not belong together are labelled 0, but the loss expects -1 and ignores 0",
+        "use 1 and -1 as targets: `2 * target - 1`", 0.5, 0.95),
+    "swapped-arguments": (
+        "the loss is given its arguments the other way round: the targets first",
+        "pass the model's output first, then the target", 0.5, 0.93),
+    "targets-not-shares": (
+        "the targets are not probabilities: those of a sample do not add up to 1",
+        "normalise the targets; for several classes at once use `binary_cross_entropy_with_logits`", 0.5, 0.85),
+    "weights-favour-frequent": (
+        "class weights favour the commonest class instead of the rare ones",
+        "weight a class by the inverse of its number of samples, in the order of the classes", 0.5, 0.88),
+    "targets-too-long": (
+        "some samples have more letters than the model has time steps, so the loss is infinite",
+        "leave these samples out, reduce the stride of the model, or pass `zero_infinity=True`", 0.0, 0.93),
+    "clipped-after-step": (
+        "gradients are clipped after the optimizer's step, where clipping has no effect",
+        "call `clip_grad_norm_` between `backward()` and `optimizer.step()`", 0.8, 0.95),
+    "clipped-nothing": (
+        "gradients are clipped that are not there: the parameters given to clipping have none",
+        "pass `model.parameters()` anew to each call: a generator is empty after its first use", 0.8, 0.88),
+    "loads-itself": (
+        "a model loads its own weights, so nothing changes",
+        "pass the state of the other model; to come back to an earlier state keep `copy.deepcopy(model.state_dict())`: "
+        "a state is not a copy", 0.0, 0.95),
+    "nothing-loaded": (
+        "`load_state_dict(strict=False)` loads next to nothing: the names do not match",
+        "compare the names; often a prefix such as `module.` has to be removed", 0.0, 0.9),
+    "empty-loader": (
+        "a data loader gives no batch at all, so nothing is trained in its loop",
+        "use a smaller `batch_size`, or `drop_last=False`", 0.0, 0.93),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCall:
+    """A function of torch's is called where it has no effect, or with arguments that mean something else to it.
+
+    What it looks at: the first calls of losses, of gradient clipping, all calls of `load_state_dict`, and data loaders
+    that give no batch.
+    Why it matters: torch takes such arguments without a word.
+    Not a fault when: a sample is left out of the loss on purpose by a target of 0.
+    Next step: correct the call that the finding names.
+    """
+
+    code: ClassVar[str] = "PRG013"
+    name: ClassVar[str] = "wrong-call"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = NEEDS
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "divergence", "exploding-gradients", "weight-explosion", "implausible-loss",
+         "non-finite-loss", "non-finite-gradients", "non-finite-weights", "oscillation", "series-anomaly",
+         "learning-rate-too-high", "constant-outputs", "dead-units", "overfitting"}
+    )  # fmt: skip
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        yield from merge_ranks(self._found(window))
+
+    def _found(self, window: Window) -> Iterator[Finding]:
+        for one in inspected_of(window):
+            if not one.is_federated:
+                yield from self._check(one)
+
+    def _check(self, one: Inspected) -> Iterator[Finding]:
+        last = {row["kind"]: (row, step) for row, step in zip(details(one.calls), one.calls["step"], strict=True)}
+        for key, (row, step) in last.items():
+            function, _, kind = str(key).partition(" ")
+            if kind not in KINDS:
+                continue
+            title, advice, share, sure = KINDS[kind]
+            if row["times"] < share * row["calls"]:
+                continue
+            text = f"`{function}`: {row['seen']}; {row['times']} of {row['calls']} calls looked at"
+            yield Finding(
+                self.code, self.name, kind, self.severity, title, one.subject(float(step)), sure,
+                (one.evidence(text, "detail", "call"),), advice, {"kind": kind},
+            )  # fmt: skip

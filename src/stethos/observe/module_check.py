@@ -1,0 +1,61 @@
+"""Looks at what recurrent and attention layers are given, in the forward passes between two inspected backwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_SEQUENCES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
+_MOST_SEEN = 16
+
+
+class ModuleCheck:
+    """A hook on all modules for a few steps; notes the shapes that layers over sequences get."""
+
+    def __init__(self, guard_run: Callable[..., Any]) -> None:
+        self._run = guard_run
+        self._handle: Any = None
+        self._seen: set[tuple[str, tuple[int, ...], bool]] = set()
+        self.is_off = False  # compiled code must not meet our hooks
+
+    def begin(self) -> None:
+        if self._handle is None and not self.is_off:
+            self._handle = torch.nn.modules.module.register_module_forward_pre_hook(
+                lambda module, inputs: self._run("calls", self._note, module, inputs)
+            )
+
+    def end(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _note(self, module: torch.nn.Module, inputs: Any) -> None:
+        if not isinstance(module, _SEQUENCES) or threading.get_ident() != threading.main_thread().ident:
+            return
+        given = inputs[0] if inputs else None
+        if isinstance(given, torch.Tensor) and given.dim() == 3 and len(self._seen) < _MOST_SEEN:
+            self._seen.add((type(module).__name__, tuple(given.shape), bool(module.batch_first)))
+
+    def remarks_of(self, batch: int) -> Iterator[tuple[str, str]]:
+        """Layers that take the samples of a batch for the steps of a sequence."""
+        for name, shape, is_first in sorted(self._seen):
+            steps, samples = (shape[1], shape[0]) if is_first else (shape[0], shape[1])
+            if batch > 1 and steps == batch != samples:
+                said = f"`{name}(batch_first={is_first})` is given {shape}"
+                yield "samples-as-sequence", f"{said}: it takes the {batch} samples of a batch for a sequence"
+        self._seen.clear()
+
+
+def repeated_layers(roots: list[torch.nn.Module]) -> Iterator[tuple[str, str]]:
+    """Lists that hold nothing but the same layer, again and again."""
+    for root in roots:
+        for name, module in root.named_modules():
+            entries = list(module._modules.values()) if isinstance(module, _LISTS) else []
+            is_one = len(entries) > 1 and all(entry is entries[0] for entry in entries)
+            if is_one and entries[0] is not None and any(True for _ in entries[0].parameters()):
+                said = f"all {len(entries)} entries of {name or 'the model'} are one {type(entries[0]).__name__}"
+                yield "same-layer-again", said

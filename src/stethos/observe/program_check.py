@@ -1,0 +1,164 @@
+"""What an inspected backward tells beside its loss: calls, layers, schedulers, samples, and how outputs spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stethos.observe.batch_facts import empty_loader
+from stethos.observe.batch_print import is_readable, numbers_of
+from stethos.observe.call_check import CallCheck
+from stethos.observe.inspection_row import put_inspection
+from stethos.observe.loss_graph import LossGraph
+from stethos.observe.module_check import ModuleCheck, repeated_layers
+from stethos.observe.row_print import SeenRows
+from stethos.observe.schedules import Schedules
+
+if TYPE_CHECKING:
+    from stethos.observe.step_recorder import StepRecorder
+
+Facts = dict[str, Any]
+
+_FIRST_LOOKS = 3  # in which shapes given to layers are noted
+_MOST_ROWS, _MOST_COLUMNS = 64, 256
+_MOST_LEAVES = 4
+_MOST_EMPTY = 4
+_STEADY = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Lion")  # their steps are as long as the rate
+
+
+class ProgramCheck:
+    """The checks that go with an inspected backward; one per inspector."""
+
+    def __init__(self, watch: StepRecorder) -> None:
+        self._watch = watch
+        self.calls = CallCheck(watch)
+        self.modules = ModuleCheck(watch.session.guard.run)
+        self.schedules = Schedules()
+        self.rows = SeenRows()
+        self.first_weight = 0  # the id of the weight that inputs meet
+        self._looks = 0
+        self._empty = 0
+        self._source = 0  # which pass over a loader the last inspected batch came from
+
+    def refuse(self) -> None:
+        """Code is about to be compiled, which must meet none of this."""
+        self.modules.is_off = True
+        self.uninstall()
+
+    def uninstall(self) -> None:
+        self.modules.end()
+        self.calls.uninstall()
+
+    def pass_begins(self, iterator: Any) -> None:
+        """A pass over a loader begins: one without a single batch leaves no other trace."""
+        text = empty_loader(iterator)
+        if text and self._empty < _MOST_EMPTY:
+            self._empty += 1
+            self.calls.note("DataLoader", iter([("empty-loader", text)]))
+            for one in self.calls.take():
+                put_inspection(self._watch.session, {"phase": "call", "detail": one}, [])
+
+    def facts(self, graph: LossGraph) -> Facts:
+        """Details of an inspection, before its backward."""
+        self.first_weight = graph.first_weight
+        spreads = [value for one in graph.features if (value := spread_of(one)) is not None]
+        ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
+        graph.features.clear()
+        facts: Facts = {**self.rows.add(graph.inputs), "hazards": sorted(graph.check.hazards)}
+        if spreads:
+            facts["spread"] = min(spreads)
+        answers = spread_of(graph.outputs)
+        if answers is not None:
+            facts["answer_spread"] = answers
+            wanted = spread_of(graph.labels)
+            facts |= {"wanted_spread": wanted} if wanted is not None else {}
+        if ranks and graph.check.hazards & {"norm", "sqrt"}:  # vectors are compared by their angle
+            facts["directions"] = min(ranks)
+        seen = self._watch.optimizers.seen()
+        made = self.schedules.facts({id(watched.optimizer()) for watched in seen})
+        if made:
+            facts["schedulers"] = made
+        return facts
+
+    def remarks(self, graph: LossGraph, batch: int, detail: Facts) -> list[tuple[str, str]]:
+        """What is odd, after the backward: `batch` is the number of samples, 0 where it is not known."""
+        found = [*graph.check.remarks_of(batch, graph.is_complete), *self.modules.remarks_of(batch), *_stopped(graph)]
+        came = detail.get("samples") or 0
+        source, self._source = self._source, self._watch.local.iteration.batch_source
+        is_next = source == self._source  # another batch of the same pass, not one of a second loader
+        if detail.get("accumulates") and is_next and batch and came >= 2 * batch and not graph.check.is_scaled:
+            optimizers = [watched.optimizer() for watched in self._watch.optimizers.seen()]
+            if not all(type(one).__name__ in _STEADY for one in optimizers if one is not None):
+                found.append(
+                    ("accumulated-sum", f"{came} samples in batches of {batch}, and a loss that is not divided")
+                )
+        self._looks += 1
+        if self._looks <= _FIRST_LOOKS:
+            found += repeated_layers(self._watch.inspector.roots())
+        if self._looks < _FIRST_LOOKS:
+            self.modules.begin()
+        else:
+            self.modules.end()
+        return found
+
+    def rounding(self, graph: LossGraph) -> Facts:
+        """Of weights in half precision: which share of them a step cannot change, as it is less than their last bit."""
+        shares, epsilons = [], []
+        for watched in self._watch.optimizers.seen():
+            optimizer = watched.optimizer()
+            group = optimizer.param_groups[0] if optimizer is not None and optimizer.param_groups else {}
+            half = [one for one in watched.params if one.dtype in (torch.float16, torch.bfloat16)]
+            rate = group.get("lr")
+            if not half or not isinstance(rate, float):
+                continue
+            epsilons += [float(group["eps"])] if "eps" in group and half[0].dtype is torch.float16 else []
+            is_steady = type(optimizer).__name__ in _STEADY
+            shares += [share for one in half[:_MOST_LEAVES] if (share := _lost(one, rate, is_steady)) is not None]
+        facts: Facts = {"rounded_away": float(np.mean(shares))} if shares else {}
+        return facts | ({"half_epsilon": min(epsilons)} if epsilons else {})
+
+
+def _lost(weight: torch.Tensor, rate: float, is_steady: bool) -> float | None:
+    gradient = weight.grad
+    if gradient is None or not is_readable(weight) or not is_readable(gradient):
+        return None
+    own = weight.detach().reshape(-1)[:1024].float().abs()
+    pull = gradient.detach().reshape(-1)[:1024].float().abs()
+    step = torch.full_like(pull, rate) if is_steady else rate * pull
+    last_bit = own * torch.finfo(weight.dtype).eps
+    moved = pull > 0
+    return float((step < last_bit / 2)[moved].float().mean()) if bool(moved.any()) else None
+
+
+def _stopped(graph: LossGraph) -> Iterator[tuple[str, str]]:
+    """Leaves behind a rounding that have got no gradient, or one of zeros."""
+    for kind, leaves in graph.check.stops:
+        plain = [leaf for leaf in leaves if is_readable(leaf)]
+        gradients = [leaf.grad for leaf in plain]
+        if plain and all(one is None or (is_readable(one) and not bool(one.any())) for one in gradients):
+            yield f"{kind}-stops-gradient", f"{len(plain)} parameters lie behind an operation whose gradient is 0"
+
+
+def directions_of(rows: torch.Tensor) -> float | None:
+    """In how many directions rows differ from their mean: 1 if they lie on a line."""
+    if not is_readable(rows) or not rows.is_floating_point():
+        return None
+    table = numbers_of(rows.detach()[:_MOST_ROWS, :_MOST_COLUMNS]).astype(np.float64)
+    table = table - table.mean(0)
+    products = table @ table.T
+    total, size = float(np.trace(products)), float(np.sum(products**2))
+    return total**2 / size if np.isfinite(size) and size > 0 else None
+
+
+def spread_of(rows: torch.Tensor | None) -> float | None:
+    """How much rows differ from one another, against their size: 0 if all are the same. None for too few."""
+    if rows is None or rows.dim() < 2 or rows.shape[0] < 8 or not is_readable(rows) or not rows.is_floating_point():
+        return None
+    table = numbers_of(rows.detach().reshape(rows.shape[0], -1)[:_MOST_ROWS, :_MOST_COLUMNS]).astype(np.float64)
+    size = float(np.sqrt(np.mean(table**2)))
+    if not np.isfinite(size):
+        return None
+    return float(np.sqrt(np.mean(np.var(table, axis=0)))) / size if size > 0 else 0.0

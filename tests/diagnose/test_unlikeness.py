@@ -1,0 +1,75 @@
+"""How unlike the others clients are in plain numbers: what stands out, and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stethos.diagnose.federated.cohort import cohort_of
+from stethos.diagnose.federated.data_sketch import Sketch, sketch_in
+from stethos.diagnose.federated.data_unlikeness import data_unlikeness, mixed_within_classes
+from stethos.diagnose.federated.verdict import certain_on
+from stethos.diagnose.federated.weighing import KNOTS, load_weights, terms_of
+from stethos.federate.batch_rows import BatchRows
+from stethos.federate.data_sketch import DataSketch
+
+Array = npt.NDArray[np.float64]
+
+
+def sketch_of(x: Array, y: npt.NDArray[np.int64]) -> Sketch:
+    sketch = DataSketch()
+    sketch.add(
+        BatchRows("numbers", x, x.astype(np.float32), np.arange(len(x)), 0.0, x.shape[1], y), np.ones(len(x), bool)
+    )
+    found = sketch_in(sketch.text(), 1)
+    assert found is not None
+    return found
+
+
+def clients(wrong_labels: float = 0.0, noise: float = 0.0, count: int = 8, samples: int = 120) -> list[Sketch]:
+    """Two classes in six inputs that hang together; the fourth client is another."""
+    chance = np.random.default_rng(3)
+    mix = chance.normal(size=(6, 6))
+    found = []
+    for place in range(count):
+        y = chance.integers(0, 2, samples)
+        x = chance.normal(size=(samples, 6)) @ mix + 4.0 * y[:, None]
+        if place == 3:
+            y = np.where(chance.random(samples) < wrong_labels, 1 - y, y)
+            x = x + noise * chance.normal(size=x.shape)
+        found.append(sketch_of(x, y))
+    return found
+
+
+def test_classes_with_wrong_labels_spread_towards_each_other() -> None:
+    share, error = mixed_within_classes(clients(wrong_labels=0.4))
+    assert share[3] > 0.3 and share[3] > 5 * error[3]
+    assert np.abs(np.delete(share, 3)).max() < 0.25
+    noisy, _ = mixed_within_classes(clients(noise=1.0))  # they spread in all directions
+    assert noisy[3] < 0.3
+
+
+def test_inputs_that_do_not_follow_from_each_other_stand_out() -> None:
+    numbers = data_unlikeness(clients(noise=1.5))
+    assert numbers["worse"][3] > 1.5 and np.delete(numbers["worse"], 3).max() < 1
+    honest = data_unlikeness(clients())
+    assert max(honest[name].max() for name in ("worse", "tilt", "unexplained")) < 1.5
+
+
+def test_terms_say_how_far_a_number_gets_between_knots() -> None:
+    assert terms_of("rest", np.array([0.1, 0.5]))[:, :].sum() == 0
+    assert terms_of("rest", np.array([3.0]))[0].tolist() == pytest.approx([1.0, 1.0, np.log2(1.5), 0.0])
+    assert terms_of("place", np.array([16.0])).tolist() == [[1.0]]  # how honest sites differ: not the more the farther
+    assert all(len(slopes) <= len(KNOTS) - 1 for slopes in load_weights("inside").slopes.values())
+
+
+def test_who_sends_nothing_at_times_is_not_odd_where_most_do() -> None:
+    rows = [
+        {"round": float(number), "client": f"c{place}", "norm": norm, "norm_ratio": norm, "nan": 0.0, "inf": 0.0}
+        for number in range(1, 7)
+        for place in range(8)
+        for norm in [0.0 if place == 0 or (number + place) % 2 else 1.0]
+    ]
+    cohort = cohort_of([{name: np.array([row[name] for row in rows]) for name in rows[0]}])
+    assert [one.client for one in certain_on(cohort)] == ["c0"]

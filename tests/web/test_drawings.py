@@ -1,0 +1,194 @@
+"""What is drawn: samples as dots, flags beside each other, runs over each other, and axes that tell values apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import T0_NS, RunBuilder
+from federated_rows import put_row
+from playwright.sync_api import Browser, Page, Route, expect
+from processes import wait_until
+from served import PATIENCE_MS, Served
+
+from stethos.schema import CLIENT_REPORTS, UPDATES
+from stethos.store.foreign.run_writer import write_run
+from stethos.store.foreign.value import LoggedMedia, LoggedNumber
+
+STEPS = 100
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+KINDS = ("non-finite-loss", "learning-rate-too-high", "divergence")
+# Every text and every line that is drawn on a canvas: texts with their place and width, lines by their canvas.
+RECORD = """
+window.drawn = { texts: [], lines: [] };
+const prototype = CanvasRenderingContext2D.prototype;
+const [text, line] = [prototype.fillText, prototype.stroke];
+prototype.fillText = function (words, x, y) {
+  window.drawn.texts.push([String(words), x, y, this.measureText(words).width, this.canvas]);
+  return text.apply(this, arguments);
+};
+const lineTo = Path2D.prototype.lineTo;
+Path2D.prototype.lineTo = function () {
+  this.isLine = true; // the outline of a dot has none
+  return lineTo.apply(this, arguments);
+};
+prototype.stroke = function (path) {
+  if (path?.isLine) window.drawn.lines.push(this.canvas);
+  return line.apply(this, arguments);
+};
+"""
+LINES_IN = "panel => window.drawn.lines.filter(one => one.closest(`[data-panel=${panel}]`)).length"
+TEXTS_IN = """panel => window.drawn.texts.filter(([, , , , one]) => one.closest(`[data-panel=${panel}]`))
+  .map(([words, x, y, wide]) => [words, x, y, wide])"""
+
+
+@pytest.fixture
+def page(browser: Browser, server: Served) -> Iterator[Page]:
+    for name in ("first", "second"):
+        if not (server.directory / name).exists():
+            build(server.directory / name)
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(RECORD)
+    yield context.new_page()
+    context.close()
+
+
+def build(path: Path) -> None:
+    """A training of 100 steps; three of them were sampled, and it took more than its budget."""
+    with RunBuilder(path) as run:
+        process = run.process(is_alive=False, overhead_budget=1e-9)
+        process.steps(STEPS)
+        for step in (0, 50, 90):
+            process.layers(["a.weight"], step=step, norm=1.0 + step)
+            process.layers(["a.weight"], "weight", step=step, norm=2.0)
+        process.metric("eval/score", 0.5)
+        process.drain()
+        process.finish()
+
+
+def opened(page: Page, server: Served, address: str) -> Page:
+    page.goto("about:blank")
+    page.goto(server.page(address.replace("?", "%3F")))
+    expect(page.locator("main .card").first).to_be_visible()
+    expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0)
+    return page
+
+
+def test_samples_are_dots_over_all_steps_and_steps_are_a_line(page: Page, server: Served) -> None:
+    opened(page, server, "/run/first/layers")
+    panel = page.locator("[data-panel=layer-series]")
+    expect(panel).to_contain_text("Samples: 3 of 100 steps (3 %)")
+    wait_until(lambda: page.evaluate(TEXTS_IN, "layer-series"), "a drawing")
+    assert page.evaluate(LINES_IN, "layer-series") == 0
+    assert "80" in {words for words, *_ in page.evaluate(TEXTS_IN, "layer-series")}
+    opened(page, server, "/run/first/overview")
+    wait_until(lambda: page.evaluate(LINES_IN, "step-loss") > 0, "a line")
+
+
+def test_an_overhead_above_the_budget_is_marked(page: Page, server: Served) -> None:
+    opened(page, server, "/run/first/overview")
+    expect(page.locator("[data-panel=summary] .is-odd")).to_contain_text(re.compile(r"overhead.*above the budget of"))
+
+
+def test_flags_of_findings_do_not_hide_each_other(page: Page, server: Served) -> None:
+    def beside(route: Route) -> None:
+        """Findings that begin close to each other, whatever the diagnosis says."""
+        answer: dict[str, Any] = route.fetch().json()
+        plain = {
+            "code": "X", "title": "t", "severity": "error", "confidence": 1, "open": True, "clients": [], "layers": [],
+            "unit": "step", "last": None, "evidence": [], "consequences": [], "proof": None, "next_step": "",
+        }  # fmt: skip
+        answer["findings"] = [{**plain, "kind": kind, "first": 40 + place} for place, kind in enumerate(KINDS)]
+        answer["is_diagnosed"] = True
+        route.fulfill(body=json.dumps(answer), content_type="application/json")
+
+    page.route("**/findings", beside)
+    opened(page, server, "/run/first/overview")
+    wait_until(
+        lambda: set(KINDS) <= {words for words, *_ in page.evaluate(TEXTS_IN, "step-loss")}, "the flags of all findings"
+    )
+    flags = {words: place for words, *place in page.evaluate(TEXTS_IN, "step-loss") if words in KINDS}
+    rows = [flags[kind][1] for kind in KINDS]
+    page.unroute_all(behavior="ignoreErrors")
+    assert len(set(rows)) == 3
+
+
+def test_a_client_that_is_not_among_those_drawn_is_found_by_its_name(page: Page, server: Served) -> None:
+    if not (server.directory / "crowded").exists():
+        with RunBuilder(server.directory / "crowded") as run:
+            process = run.process(is_alive=False)
+            for place in range(130):
+                facts = {"norm": 1.0 + (place % 7 if place < 110 else 0), "cos_centre": 0.5, "nan": 0, "inf": 0}
+                common = {"client": f"c{place:03}", "round": 1, "federation": "wards"}
+                put_row(process, UPDATES, T0_NS, **common, **facts)
+                put_row(process, CLIENT_REPORTS, T0_NS, **common, duration_ms=1.0)
+            process.drain()
+            process.finish()
+    opened(page, server, "/run/crowded/clients")
+    expect(page.locator("[data-panel=client-map]")).to_contain_text("the 100 of 130 clients that differ most")
+    page.get_by_role("searchbox", name="another client").fill("c129")
+    page.keyboard.press("Enter")
+    expect(page.locator("#one-client")).to_contain_text("c129")
+    expect(page.locator("[data-panel=client-norm] canvas")).to_be_visible()
+
+
+def test_compared_runs_have_a_panel_for_every_metric_with_a_curve_for_each_run(page: Page, server: Served) -> None:
+    for number in range(2):
+        path = server.directory / f"logged-{number}"
+        if not path.exists():
+            told = [
+                LoggedNumber(name, step, T0_NS + step * 10**9, step + number)
+                for name in ("eval/<b>score</b>", "train/loss")
+                for step in range(30)
+            ]
+            write_run(path, Path("logs"), told)
+    opened(page, server, "/compare?runs=logged-0,logged-1")
+    card = page.locator("[data-metric='eval/<b>score</b>']")
+    expect(page.locator("[data-metric]")).to_have_count(2)
+    expect(card.locator(".legend-steps button")).to_have_text(["logged-0", "logged-1"])
+    with page.expect_download() as told:
+        card.get_by_role("button", name="CSV").click()
+    lines = Path(told.value.path()).read_text().splitlines()
+    assert lines[0].startswith("run,name,series") and len(lines) == 61
+    assert {line.partition(",")[0] for line in lines[1:]} == {"logged-0", "logged-1"}
+    page.get_by_role("searchbox", name="Search metrics").fill("loss")
+    expect(page.locator("[data-metric]")).to_have_count(1)
+    expect(page).to_have_url(re.compile("like=loss"))
+    page.get_by_role("slider", name="smoothing").fill("0.5")
+    expect(page).to_have_url(re.compile("smooth=0.5"))
+
+
+def test_texts_images_tables_and_histograms_are_shown_by_step_and_saved(page: Page, server: Served) -> None:
+    contents = {
+        "text": [f"<b>sample {step}</b>" for step in range(3)],
+        "image": [DOT] * 3,
+        "table": [json.dumps({"columns": ["a", "<i>"], "rows": [["1", "<s>2</s>"]] * 2, "all_rows": 9})] * 3,
+        "histogram": [json.dumps({"low": -1.0, "high": 1.0 + step, "counts": [1, 2, 4, 1]}) for step in range(3)],
+    }
+    told = [
+        LoggedMedia(f"a {kind}", kind, 10 * step, T0_NS + step * 10**9, content)
+        for kind, steps in contents.items()
+        for step, content in enumerate(steps)
+    ]
+    if not (server.directory / "media").exists():
+        write_run(server.directory / "media", Path("logs"), told)
+    opened(page, server, "/run/media/metrics")
+    shown = {kind: page.locator(f"[data-media='a {kind}']") for kind in contents}
+    expect(shown["text"].locator("pre")).to_have_text("<b>sample 2</b>")
+    shown["text"].get_by_role("slider", name="step 20").fill("0")
+    expect(shown["text"].locator("pre")).to_have_text("<b>sample 0</b>")
+    expect(shown["image"].get_by_role("img", name="a image at step 20")).to_be_visible()
+    expect(shown["table"]).to_contain_text("the first 2 of 9 rows")
+    expect(shown["table"].get_by_role("cell", name="<s>2</s>").first).to_be_visible()
+    expect(shown["histogram"].get_by_role("img", name=re.compile("24 rows by 3 columns"))).to_be_visible()
+    for kind, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"step,bucket,value")):
+        with page.expect_download() as saved:
+            shown["histogram"].get_by_role("button", name=kind).click()
+        assert Path(saved.value.path()).read_bytes().startswith(begins)
+    shown["histogram"].get_by_role("button", name="Table").click()
+    expect(shown["histogram"].locator("tbody tr")).to_have_count(72)
