@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -44,8 +44,13 @@ def names_in(readers: Readers, run: Path) -> list[str]:
 
 
 def children() -> set[int]:
-    found = psutil.Process().children()
-    return {child.pid for child in found if "stethos.web.reading" in " ".join(child.cmdline())}
+    """The reading processes of this one that live; what ended may be here still, without a command line."""
+    found: set[int] = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # of which psutil.ZombieProcess is one
+            if "stethos.web.reading" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
 
 
 def test_runs_are_read_in_another_process_that_stays(readers: Readers, runs: Path) -> None:
