@@ -682,3 +682,76 @@ def test_a_class_is_scripted_with_the_names_of_its_module(record: Record) -> Non
             self.value = threefold(x)
 
     assert Tripled(2).value == 6
+
+
+def everything_said(recording: Recording) -> set[str]:
+    """Kinds of warnings and errors, whatever they are about."""
+    recording.close()
+    return {one.kind for one in diagnose(recording.path).findings if one.severity > Severity.INFO}
+
+
+def test_weights_that_move_between_two_backwards_are_not_an_accumulation(record: Record) -> None:
+    recording = record()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        for batch, answer in DataLoader(table(), 32, shuffle=True):
+            functional.cross_entropy(model(batch), answer).backward()
+            moves = [0.05 * weight.grad for weight in model.parameters() if weight.grad is not None]
+            with torch.no_grad():
+                torch._foreach_add_(list(model.parameters()), moves)
+            optimizer.zero_grad()
+            functional.cross_entropy(model(batch), answer).backward()
+            with torch.no_grad():
+                torch._foreach_sub_(list(model.parameters()), moves)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "accumulation-emptied" not in everything_said(recording)
+
+
+def test_a_teacher_trained_before_does_not_put_its_student_into_evaluation_mode(record: Record) -> None:
+    recording = record()
+    teacher, student = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.1), nn.Linear(16, 2)), net()
+    train(teacher, DataLoader(table(), 32, shuffle=True), passes=4)
+    teacher.eval()
+
+    def loss(scores: Tensor, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(batch).softmax(1)
+        return functional.cross_entropy(scores, wanted)
+
+    inputs = table().tensors[0]
+    train(student, DataLoader(TensorDataset(inputs, inputs), 32, shuffle=True), loss, passes=8)
+    assert "evaluation-mode-in-training" not in everything_said(recording)
+
+
+def test_the_loss_of_another_task_does_not_make_a_classification_begin_too_high(record: Record) -> None:
+    recording = record()
+
+    def loss(scores: Tensor, answer: Tensor) -> Tensor:
+        return functional.cross_entropy(scores[:, :2], answer) + functional.mse_loss(scores[:, 2], 5.0 * answer)
+
+    train(net(outputs=3), DataLoader(table(), 32, shuffle=True), loss, passes=20)
+    assert said(recording) == set()
+
+
+def test_the_right_answer_may_always_stand_first(record: Record) -> None:
+    recording = record()
+    others = functional.normalize(torch.randn(64, 4), dim=1)
+
+    def loss(codes: Tensor, batch: Tensor) -> Tensor:
+        own, other = functional.normalize(codes, dim=1), functional.normalize(batch[:, :4], dim=1)
+        scores = torch.cat([(own * other).sum(1, keepdim=True), own @ others.t()], 1)
+        return functional.cross_entropy(scores, torch.zeros(len(codes), dtype=torch.long))
+
+    inputs = table().tensors[0]
+    train(net(outputs=4), DataLoader(TensorDataset(inputs, inputs), 32, shuffle=True), loss, passes=8)
+    assert "sorted-labels" not in said(recording)
+
+
+def test_an_easy_task_is_not_accused_of_seeing_the_answer(record: Record) -> None:
+    recording = record()
+    answers = torch.arange(512) % 2
+    inputs = 2.0 * (2 * answers[:, None] - 1) + 0.3 * torch.randn(512, 6)
+    train(net(), DataLoader(TensorDataset(inputs, answers), 32, shuffle=True), passes=10, lr=0.1)
+    assert said(recording) == set()

@@ -44,6 +44,7 @@ _MOST_EXPLAINED = 4
 _SHARE, _ALLOWED_NS = 0.004, 8_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
+_PROBES = 4  # weights whose first element is looked at
 _MOST_RANK_STEPS = 4096  # ranks can only be compared where all of them look, so until then they look whatever it takes
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -58,7 +59,7 @@ class Inspector:
         self._kept = KeptGraphs()
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
-        self._last_leaves: set[int] = set()  # of the last inspected backward, where it left gradients
+        self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
         self._pass_facts: Facts = {}
         self._left = 0
         self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
@@ -173,7 +174,7 @@ class Inspector:
             is_early = self._session.steps < _FIRST_BACKWARDS
             facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
             facts["detail"] |= {
-                "nodes": graph.nodes, "is_alone": graph.is_alone, "kept": self._kept.mark(loss),
+                "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed, "kept": self._kept.mark(loss),
                 "passes": self._passes, **label_facts(graph), **mask_facts(graph), **self._pass_facts,
                 **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
@@ -203,7 +204,7 @@ class Inspector:
                 facts["gradient_hash"] = float(
                     crc_of(checksums_of(gradients, map(str, range(len(gradients)))).values())
                 )
-            self._last_leaves = set(map(id, graph.leaves)) if facts.get("gradient_norm", 0.0) > 0 else set()
+            self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
             put_inspection(self._session, facts, graph.remarks)
             self._hand.after_backward(graph.leaves)
             self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
@@ -235,7 +236,7 @@ class Inspector:
         scaled = reference() if reference is not None else None
         if scaled is not None and scaled is tensors and isinstance(raw, float) and raw:
             facts["scale"] = scaled.item() / raw
-        if not iteration.has_stepped and self._last_leaves == set(map(id, graph.leaves)):
+        if not iteration.has_stepped and self._last_weights == _marks_of(graph.leaves):
             has_some = any(leaf.grad is not None and bool(leaf.grad.any()) for leaf in graph.leaves if leaf.is_cpu)
             facts["accumulates"] = has_some or not all(leaf.is_cpu for leaf in graph.leaves)
         return facts
@@ -313,7 +314,7 @@ class Inspector:
             names |= names_under(root)
         reached = set(map(id, graph.leaves))
         detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
-        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail, **mode_facts(list(roots.values()))}
+        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail}
         is_plain = all(type(leaf) in _PLAIN for leaf in graph.leaves)  # sharded ones are other tensors than those used
         owners: dict[int, tuple[int, bool]] = {}  # by parameter: in how many optimizers, whether it requires a gradient
         for watched in seen:
@@ -326,7 +327,11 @@ class Inspector:
                 if watched.local_step >= _FIRST_BACKWARDS and has_learned_nothing(optimizer):
                     detail.setdefault("idle", []).append(watched.number)
         detail["frozen"] = frozen_share(roots.values())
-        detail |= mode_details(list(roots.values()))
+        trained = list(roots.values())
+        if is_plain and graph.is_complete:  # another model, trained before, may well be in evaluation mode now
+            trained = [root for root in trained if any(id(one) in reached for one in root.parameters())]
+        facts |= mode_facts(trained)
+        detail |= mode_details(trained)
         if not owners or not is_plain:
             return facts
         alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
@@ -358,6 +363,13 @@ class Inspector:
 
 def _root_of(named: Any) -> torch.nn.Module | None:
     return named.root() if named.root is not None else None
+
+
+def _marks_of(leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Tells weights from others, and from themselves once they have moved, as between the two passes of a SAM step."""
+    known = sorted((id(leaf), leaf._version) for leaf in leaves)
+    firsts = [leaf.detach()[(0,) * leaf.dim()].item() for leaf in leaves[:_PROBES] if leaf.is_cpu and leaf.numel()]
+    return known, firsts
 
 
 def _random_hash(device: torch.device) -> float:

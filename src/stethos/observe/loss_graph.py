@@ -62,6 +62,7 @@ class LossGraph:
     ahead: list[tuple[int, bool]] = field(default_factory=list)  # of attention: its length, whether it looks ahead
     keys: torch.Tensor | None = None  # of masked attention: which places of each sequence are seen
     is_alone: bool = False  # whether the loss is these functions, their mean or sum, and nothing else
+    is_mixed: bool = False  # whether they are of several kinds, as with several tasks
     nodes: int = 0
     is_complete: bool = True
     check: GraphCheck = field(default_factory=GraphCheck)
@@ -100,25 +101,28 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.ahead.extend(filter(None, [looks_ahead(node, name)]))
             found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
-    found.is_alone = bool(found.function) and _is_alone(loss.grad_fn)
+    terms = _terms(loss.grad_fn)
+    found.is_alone = bool(found.function and terms)
+    found.is_mixed = len(terms) > 1
     return found
 
 
-def _is_alone(root: Any) -> bool:
-    """Whether means, sums and constant factors of loss functions make up all of a loss, whatever its sign.
+def _terms(root: Any) -> set[str]:
+    """The loss functions whose means, sums and constant multiples make up all of a loss, whatever its sign; or none.
 
     A likelihood has a square in it, too, beside a logarithm that may be negative.
     """
-    waiting = [root]
+    waiting, terms = [root], set[str]()
     for count, node in enumerate(waiting):  # grows while it is read
         name, parents = name_of(node), [parent for parent, _ in node.next_functions if parent is not None]
         if name in _LOSSES or name in _NEVER_NEGATIVE:
+            terms.add(name)
             continue
         is_scaled = name in ("MulBackward", "DivBackward", "NegBackward") and len(parents) == 1
         if count > _MOST_TERMS or not parents or not (is_scaled or name in (*_SHAPES, *_SUMS)):
-            return False
+            return set()
         waiting.extend(parents)
-    return True
+    return terms
 
 
 def _behind(node: Any, place: int = 0) -> Any:

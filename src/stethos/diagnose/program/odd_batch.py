@@ -45,6 +45,7 @@ class OddBatch:
     top_share: float = 0.95
     padding: float = 0.4
     least_batch: int = 8
+    fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
     moved: float = 1.5  # deviations
 
@@ -115,6 +116,18 @@ class OddBatch:
         if len(mean) < 2 * self.least or len(spread) != len(mean) or (classes == 1).mean() >= 0.8:
             return False
         return float(np.std(mean)) > 3 * float(np.median(spread)) > 0
+
+    def _is_fixed_place(self, one: Inspected, rows: Frame) -> bool:
+        """Whether all labels ever seen are one number that a bias alone does not learn: the place of the right answer.
+
+        So it is where a pair is told from others (InfoNCE): the right one stands first among the outputs.
+        """
+        means, outputs = known(rows, "label_mean"), known(rows, "outputs")
+        if not len(means) or len(set(means.tolist())) > 1 or not (known(rows, "classes") == 1).all():
+            return False
+        losses = [training.losses[np.isfinite(training.losses)] for training in one.trainings]
+        late = [float(np.median(each[len(each) // 2 :])) for each in losses if len(each) >= 30]
+        return bool(late and len(outputs)) and min(late) > self.fixed * float(np.log(max(np.median(outputs), 2)))
 
     def _counts(self, one: Inspected) -> Iterator[Finding]:
         rows = details(one.training)
@@ -231,6 +244,8 @@ class OddBatch:
             return
         if any(training.has_rival for training in one.trainings):
             return  # classes are what is real and what is made up
+        if self._is_fixed_place(one, rows):
+            return
         if (classes == 1).mean() >= 0.8:
             yield self._finding(
                 one, "sorted-labels", "each batch holds a single class: the data are sorted by class",
