@@ -174,8 +174,8 @@ class Inspector:
             is_early = self._session.steps < _FIRST_BACKWARDS
             facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
             facts["detail"] |= {
-                "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed, "kept": self._kept.mark(loss),
-                "passes": self._passes, **label_facts(graph), **mask_facts(graph), **self._pass_facts,
+                "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed,
+                "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph), **self._pass_facts,
                 **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
