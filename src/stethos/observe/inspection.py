@@ -175,8 +175,8 @@ class Inspector:
             facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
             facts["detail"] |= {
                 "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed,
-                "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph), **self._pass_facts,
-                **self._gradient_facts(graph, tensors), **self.check.facts(graph),
+                "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph),
+                **self._pass_facts, **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
