@@ -20,6 +20,7 @@ _FEWEST_OF_CLASS = 5
 _FEWEST_HERE = 2
 _MOST_CLASSES = 32
 _INFORMED = 0.15
+_MOST_OF_ONE = 0.5  # of the others' samples of a class: with more of one client it is one word against another
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +54,22 @@ def by_data(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) 
             one for number, one in enumerate(typical) if one is not None and number != place and one.can_join(mine)
         ]
         if len(others) >= 3:
-            _mixture(found, place, mine, joined(others), _holders(others))
+            _mixture(found, place, mine, joined(others), others)
     return found
 
 
-def _holders(others: Sequence[Sketch]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _holders(others: Sequence[Sketch]) -> tuple[dict[int, int], dict[int, float]]:
+    """By class: how many clients have it, and the most samples that one of them has."""
+    found, most = dict[int, int](), dict[int, float]()
     for one in others:
         for label, count in zip(one.classes or (), one.counts, strict=False):
             found[label] = found.get(label, 0) + int(count >= 2)
-    return found
+            most[label] = max(most.get(label, 0.0), float(count))
+    return found, most
 
 
-def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holders: dict[int, int]) -> None:
+def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, others: Sequence[Sketch]) -> None:
+    holders, most = _holders(others)
     known = [
         number for number, label in enumerate(whole.classes or ())
         if whole.counts[number] >= _FEWEST_OF_CLASS and holders.get(label, 0) >= 2
@@ -83,6 +87,8 @@ def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holder
             continue
         at = labels.index(label)
         if sizes[at] < count:  # most samples of this class are its own
+            continue
+        if most[label] > _MOST_OF_ONE * sizes[at]:  # or another's, who may be the one that is wrong
             continue
         rest = [number for number in range(len(labels)) if number != at]
         ways = (means[rest] - means[at]).T
