@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 import stethos
 from stethos.record.place import ProcessPlace, RunPlace
@@ -33,6 +36,15 @@ def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
             "STETHOS_VERDICT": "0", **more}  # fmt: skip
+
+
+def commands_under(pid: int) -> dict[psutil.Process, list[str]]:
+    """The children of a process that live, with their command lines; one that has ended may be listed without."""
+    found: dict[psutil.Process, list[str]] = {}
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):  # of which psutil.ZombieProcess is one
+            found[child] = child.cmdline()
+    return found
 
 
 def start(*words: str | Path, **options: Any) -> subprocess.Popen[str]:

@@ -166,7 +166,7 @@ TRAINING: dict[str, Callable[[], Window]] = {
     "wrong-mode": lambda: inspected(stateful_training=0, root_training=0),
     "lost-gradients": emptied,
     "repeated-data": lambda: inspected(random_hash=7),
-    "odd-batch": lambda: inspected(classes=1, top_class_share=1.0),
+    "odd-batch": lambda: inspected(classes=1, top_class_share=1.0, label_mean=[0, 0, 1, 1, 2, 2, 3, 3]),
     "learning-rate-collapse": lambda: window(STUCK, lr=0.1 * 0.5 ** np.arange(300)),
     "implausible-loss": lambda: window(
         np.full(300, np.log(4.0)) + made.noise(300, 0.005), inspections=made.inspections()

@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 import psutil
-from processes import checked_books, drainers_of, environment, start, start_command, wait_for_rest, wait_until
+from processes import (
+    checked_books,
+    commands_under,
+    drainers_of,
+    environment,
+    start,
+    start_command,
+    wait_for_rest,
+    wait_until,
+)
 
 from attack.outcome import Outcome, place
 from stethos.store.run import open_run
@@ -116,11 +125,7 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
 
 def _readers_of(server: psutil.Process) -> list[psutil.Process]:
     """The processes that read runs for it."""
-    found = []
-    for child in server.children():
-        with suppress(psutil.NoSuchProcess):  # a diagnosis comes and goes
-            found += [child] if "stethos.web.reading" in child.cmdline() else []
-    return found
+    return [child for child, words in commands_under(server.pid).items() if "stethos.web.reading" in words]
 
 
 def _facts_of(processes: list[psutil.Process], segments: int) -> tuple[float, int, int, int, float]:

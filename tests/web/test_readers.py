@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 from builders import RunBuilder
-from processes import wait_until
+from processes import commands_under, wait_until
 
 from stethos.errors import QueryError, RunNotFoundError
 from stethos.web import readers as module
@@ -44,13 +44,7 @@ def names_in(readers: Readers, run: Path) -> list[str]:
 
 
 def children() -> set[int]:
-    """The reading processes of this one that live; what ended may be here still, without a command line."""
-    found: set[int] = set()
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # of which psutil.ZombieProcess is one
-            if "stethos.web.reading" in " ".join(child.cmdline()):
-                found.add(child.pid)
-    return found
+    return {child.pid for child, words in commands_under(os.getpid()).items() if "stethos.web.reading" in words}
 
 
 def test_runs_are_read_in_another_process_that_stays(readers: Readers, runs: Path) -> None:

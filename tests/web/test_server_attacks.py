@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from builders import RunBuilder
-from processes import DEADLINE_S, environment, finish, start_command, wait_until
+from processes import DEADLINE_S, commands_under, environment, finish, start_command, wait_until
 
 from stethos.errors import LiveError, UsageError
 from stethos.web import connections
@@ -425,7 +425,7 @@ def test_a_query_is_bounded_in_memory_and_output(server: Server) -> None:
 
 def commands_of(server: Server) -> list[psutil.Process]:
     """The processes of commands; those that read for the pages stay."""
-    return [one for one in psutil.Process(server.process.pid).children() if "stethos.web.reading" not in one.cmdline()]
+    return [one for one, words in commands_under(server.process.pid).items() if "stethos.web.reading" not in words]
 
 
 def test_a_command_ends_with_the_connection_of_its_caller(server: Server) -> None:

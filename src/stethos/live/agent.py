@@ -41,6 +41,7 @@ THREAD_NAME = "stethos-agent"
 _MOST_CLIENTS = 128
 _BACKLOG = 128
 _IDLE_S = 3600.0
+_END_S = 0.5  # for which the end of the listening thread is waited for at most
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -99,6 +100,7 @@ class Agent:
     _connections: set[socket.socket] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _refusals: Counter[int] = field(default_factory=Counter)  # by uid
+    _thread: threading.Thread | None = None  # that listens
 
     def start(self) -> None:
         """Listen; a socket that a dead process of the same pid left behind is replaced."""
@@ -123,21 +125,30 @@ class Agent:
             listener.close()
             raise
         self._listener = listener
-        threading.Thread(target=self._listen, args=(listener,), name=THREAD_NAME, daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, args=(listener,), name=THREAD_NAME, daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Hang up and take the socket away; safe to call twice."""
+        """Hang up and take the socket away; safe to call twice.
+
+        Waits until nobody listens: a thread that wakes while the interpreter ends is torn out of whatever it is in,
+        and where that is C++, the process aborts.
+        """
         listener, self._listener = self._listener, None
         if listener is None:
             return
         socket_path(os.getpid()).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_S)
         listener.close()
 
     def after_fork(self) -> None:
         """In a forked child: its parent's sockets are not its own."""
         listener, self._listener = self._listener, None
+        self._thread = None
         for one in (listener, *self._connections):
             if one is not None:
                 one.close()
