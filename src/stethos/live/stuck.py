@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ _LOCK_WORDS = re.compile(r"\bacquire\b|\bwith\b.*lock|\block\b|\.join\(|\.wait\(
 _FEDERATED = re.compile(r"/(flwr|nvflare)/")
 _PIPE = re.compile("pipe|fifo|wait_for_partner")  # functions of the kernel
 _BUSY = 0.3  # of a core
+_LOOKS, _BETWEEN_LOOKS_S = 5, 0.01  # at a thread that is in no system call
 
 # Numbers of system calls on x86-64 and, where they differ, on arm64.
 _CALLS = {
@@ -156,11 +158,8 @@ def wait_of(pid: int, thread: int | None) -> Wait:
         state = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return Wait()
-    try:
-        words = (task / "syscall").read_text(encoding="ascii").split()
-    except OSError:
-        return Wait(state)
-    if len(words) < 2 or not words[0].isdigit():
+    words = _system_call(task)
+    if not words:
         return Wait(state)
     number = int(words[0])
     machine = os.uname().machine
@@ -173,6 +172,22 @@ def wait_of(pid: int, thread: int | None) -> Wait:
         about = os.path.join(_link(f"/proc/{pid}/cwd"), path) if path else ""
     is_pipe = about.startswith("/") and bool(_PIPE.search(_kernel_function(task)))
     return Wait(state, call, f"the pipe {about}" if is_pipe else about)
+
+
+def _system_call(task: Path) -> list[str]:
+    """Number and arguments of the system call that a thread is in; [] if it is in none, or that may not be read.
+
+    A thread whose stack was just read is on its way back into its call for a moment: who runs is looked at again.
+    """
+    for _ in range(_LOOKS):
+        try:
+            words = (task / "syscall").read_text(encoding="ascii").split()
+        except OSError:
+            return []
+        if len(words) >= 2 and words[0].isdigit():
+            return words
+        time.sleep(_BETWEEN_LOOKS_S)
+    return []
 
 
 def _link(path: str) -> str:
