@@ -88,9 +88,10 @@ profilebench: .venv/.installed  ## plant bottlenecks and count which the profile
 attack: .venv/.installed  ## cut power, flip bits, mislead readers, fail calls, and count what breaks (hours); ATTACK=--quick is short
 	@cd tests && $(abspath $(RUN)) -m attack $(ATTACK)
 
-collectattack: .venv/.installed  ## kill a collector at random times and compare with the clients' ledger; a Flower deployment (minutes); KILLS=1000
+collectattack: .venv/.installed  ## kill a collector and compare with the clients' ledger; a hostile one; Flower and NVFlare sites (minutes); KILLS=1000
 	@cd tests && $(abspath $(RUN)) -m attack.collector $(or $(KILLS),100)
-	@LONG_TESTS=1 $(RUN) -m pytest -n 0 -q tests/long
+	@cd tests && $(abspath $(RUN)) -m attack.hostile 1000
+	@LONG_TESTS=1 $(RUN) -m pytest -n 0 -q tests/collect tests/long
 
 archivekills: .venv/.installed  ## kill archivers at 500 random points, and count rows that are lost or doubled
 	@$(RUN) -m benchmarks.archive_kills $(ARCHIVEKILLS)
@@ -131,5 +132,6 @@ stalls: hot  ## plant stalls in federations (Flower deployment, NVFlare, plain l
 groupbench: hot  ## name a faulty client from sums over groups alone, as secure aggregation reveals them; GROUPBENCH="--clean 30"
 	@$(RUN) -m benchmarks.group_testing $(GROUPBENCH)
 
-privacybench: hot  ## faults found and labels guessed at each privacy level, from the same federations (an hour); PRIVACYBENCH="--limit-s 600"
+privacybench: hot  ## faults found, labels and members guessed at each privacy level, from the same federations (an hour); PRIVACYBENCH="--limit-s 600"
 	@$(RUN) -m benchmarks.privacy --picture docs/pictures/privacy.svg $(PRIVACYBENCH)
+	@$(RUN) -m benchmarks.membership

@@ -58,7 +58,9 @@ class Recorder:
     def __init__(self, job: dict[str, Any]) -> None:
         self._watch = None
         if job["preset"]:
-            self._watch = stethos.watch(dir=job["directory"], name=job["name"], preset=job["preset"])
+            self._watch = stethos.watch(
+                dir=job["directory"], name=job["name"], preset=job["preset"], overhead=job.get("overhead")
+            )
         recording = boot.current()
         self._torch_hooks = recording.torch_hooks if recording is not None else None
         self._savings: dict[str, float] = {}

@@ -14,30 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.archive_engines import engines
+from benchmarks.archive_large import command, large
 from benchmarks.archive_page import first_page, training
 from benchmarks.made_run import MadeRun
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import FULL, Scale
 
 _TESTS = Path(__file__).resolve().parents[1] / "tests"
-# The queries about updates that the documentation shows, or their like.
-_QUERIES = {
-    "clients by their cosine": (
-        "SELECT client, avg(cos_centre) AS c FROM updates WHERE layer IS NULL GROUP BY client ORDER BY c LIMIT 10"
-    ),
-    "layers by round": (
-        "SELECT round, layer, avg(norm) AS n FROM updates GROUP BY round, layer ORDER BY n DESC LIMIT 10"
-    ),
-    "NaN anywhere": (
-        "SELECT round, client, layer, nan FROM updates WHERE nan > 0 AND client IS NOT NULL ORDER BY round LIMIT 1"
-    ),
-    "one round": "SELECT client, norm, cos_centre FROM updates WHERE round = 7 AND layer IS NULL ORDER BY client",
-    "one client": "SELECT round, avg(norm) AS n FROM updates WHERE client = 'c77' GROUP BY round ORDER BY round",
-    "failed turns": "SELECT client, round, error, traceback FROM client_rounds WHERE status <> 'ok'",
-    "all turns, in order": (
-        "SELECT round, client, download_ms, compute_ms, upload_ms, wait_ms FROM client_rounds ORDER BY round, client"
-    ),
-}
 _FLEET = {
     "steps and loss of each run": "SELECT run, max(step) AS steps, avg(loss) AS loss FROM steps GROUP BY run",
     "runs by state": "SELECT state, count(*) AS n FROM runs GROUP BY state",
@@ -155,31 +138,12 @@ def _listing(scale: Scale, scratch: Path, store: str) -> Grid:
         for number in range(runs - 3, runs):
             catalogue.put(_row(number))
         for kind, more in (("as a table", []), ("as JSON", ["--json"])):
-            made = sorted(_command("ls", address, *more) for _ in range(5))
+            made = sorted(command("ls", address, *more) for _ in range(5))
             wall, cpu, _ = made[2]
             said = [f"{wall:.2f}", f"{made[-1][0]:.2f}", f"{cpu:.2f}", "2.0", verdict(wall, 2.0)]
             lines.append([f"stethos ls, {name}, {kind}", *said])
     headings = ["", "middle of 5", "worst", "CPU", "target", "reached"]
     return Grid(f"A list of {runs:,} runs, the whole command, s", headings, lines)
-
-
-_MEASURED = """
-import json, resource, subprocess, sys, time
-began = time.perf_counter()
-with open(sys.argv[1], "wb") as out:
-    child = subprocess.run([sys.executable, "-m", "stethos.cli.main", *sys.argv[2:]], stdout=out)
-wall, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([child.returncode, wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6]))
-"""
-
-
-def _command(*words: str, out: Path | None = None) -> tuple[float, float, float]:
-    """Wall and CPU seconds of a command, and its largest memory in GB; from a small process, which a fork copies."""
-    program = [sys.executable, "-c", _MEASURED, str(out or os.devnull), *words]
-    made = subprocess.run(program, check=True, capture_output=True, text=True).stdout
-    status, wall, cpu, memory_gb = json.loads(made.splitlines()[-1])
-    assert status in (0, 1), words  # 1: a proof stayed undecided
-    return wall, cpu, memory_gb
 
 
 def _fleet(scale: Scale, scratch: Path, store: str) -> Grid:
@@ -247,38 +211,11 @@ def _on_ray(address: str, sql: str) -> tuple[float, list[dict[str, object]]]:
     return took, rows
 
 
-def _large(scale: Scale, scratch: Path, _: str) -> Grid:
-    """One run with many rows of updates, as it is and with its files merged."""
-    from benchmarks.large_run import ROWS_PER_ROUND, grow_large_run
-    from stethos.archive.maintain import compact_run
-
-    address, made, lines = "", 0, []
-    for rounds in (2,) if scale.is_quick else (20, 200):
-        say(f"archive: {rounds * ROWS_PER_ROUND:,} rows of updates")
-        place = grow_large_run(scratch, range(made, rounds))
-        address, made = str(place), rounds
-        lines += _asked(address, f"{rounds * ROWS_PER_ROUND:,}")
-    compact_run(place)
-    lines += _asked(address, f"{made * ROWS_PER_ROUND:,}, compacted")
-    headings = ["rows: query", "s", "CPU s", "target s", "reached", "memory, GB"]
-    return Grid("One archived run with many rows of `updates`, the whole command", headings, lines, [
-        "10,000 clients, 50 layers and the whole model; 90,000 rows a file. From a directory."
-    ])  # fmt: skip
-
-
-def _asked(address: str, name: str) -> list[list[str]]:
-    lines = []
-    for asked, sql in _QUERIES.items():
-        wall, cpu, memory_gb = _command("query", "-t", address, "--timeout", "300", "--json", sql)
-        lines.append([f"{name}: {asked}", f"{wall:.1f}", f"{cpu:.1f}", "15", verdict(wall, 15.0), f"{memory_gb:.2f}"])
-    return lines
-
-
 def _replays(scale: Scale, scratch: Path, _: str) -> Grid:
     """A proof that trains, here and as tasks of a Ray on the two cores: the same result, in which time."""
     from stethos import lab
 
-    rounds, epochs = (4, 1) if scale.is_quick else (20, 8)
+    rounds, epochs = (4, 1) if scale.is_quick else (20, 16)
     say("archive: a proof on Ray")
     fault = lab.Fault("label-flip", clients="c3", start=2)
     path = lab.federate(
@@ -291,7 +228,7 @@ def _replays(scale: Scale, scratch: Path, _: str) -> Grid:
         for kept in (path / "proofs").glob("*"):
             kept.unlink()
         out = scratch / "proof.json"
-        taken.append(_command("prove", "c3", "--seeds", "3", "--json", "-t", str(path), *more, out=out)[0])
+        taken.append(command("prove", "c3", "--seeds", "3", "--json", "-t", str(path), *more, out=out)[0])
         said.append(_without_times(json.loads(out.read_text())))
     ratio, is_same = taken[0] / taken[1], "yes" if said[0] == said[1] else "NO"
     lines = [
@@ -311,7 +248,7 @@ def _without_times(value: object) -> object:
 
 _PARTS: dict[str, Callable[[Scale, Path, str], Grid]] = {
     "copying": _copying, "training": training, "listing": _listing, "page": first_page, "fleet": _fleet,
-    "engines": engines, "large": _large, "replays": _replays,
+    "engines": engines, "large": large, "replays": _replays,
 }  # fmt: skip
 
 

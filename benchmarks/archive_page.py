@@ -62,7 +62,8 @@ def first_page(scale: Scale, scratch: Path, store: str) -> Grid:
 
 def _opened(play: Playwright, run: Address, *, is_cold: bool, is_up: bool) -> tuple[float, float]:
     """Seconds until the page is drawn, and before that until the server was there."""
-    from stethos.archive.cache import cache_root, open_archived
+    from stethos.archive.cache import open_archived
+    from stethos.archive.cached_files import cache_root
 
     if is_cold:
         shutil.rmtree(cache_root(), ignore_errors=True)

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.report import Grid, say, verdict
 from benchmarks.scale import Scale
 from stethos.collect.batch import BatchHeader, compress, digest_of, encode_batch
-from stethos.collect.receiver import RATE_BATCHES
 from stethos.collect.sender import BATCH_PATH
 from stethos.collect.site import public_hex
 from stethos.record.arrow import segment_schema, serialize_batch
@@ -32,14 +30,12 @@ from stethos.schema import METRICS
 from stethos.store.run import open_run
 from stethos.web.keys import open_keys
 
-_EVERY_S = 30.0
+EVERY_S = 30.0
 _ROWS = 50
 _P99_TARGET_MS, _RSS_TARGET_MB = 1000.0, 500.0
 _ANSWER_S = 60.0
 _IDLE_S = 3.0
-_BESIDE_FLOOD = 500
-_FLOOD_BATCHES_S, _FLOOD_CONNECTIONS = 100 * RATE_BATCHES, 16
-_HEAD = (
+HEAD = (
     f"POST {BATCH_PATH} HTTP/1.1\r\nHost: localhost\r\nOrigin: https://localhost\r\n"
     "{more}Content-Length: {size}\r\n\r\n"
 )
@@ -66,52 +62,20 @@ class Used:
 
 def measure(scale: Scale, scratch: Path) -> list[Grid]:
     clients, rounds = (500, 2) if scale.is_quick else (10_000, 3)
-    say(f"collect: {clients:,} clients, a batch each every {_EVERY_S:g} s")
+    say(f"collect: {clients:,} clients, a batch each every {EVERY_S:g} s")
     own = [Ed25519PrivateKey.generate() for _ in range(clients)]
-    batches = _batches(own, rounds)
+    batches = batches_of(own, rounds)
     with collector(scratch, own) as (server, port):
-        is_apart = _set_apart(server)
+        is_apart = set_apart(server)
         cpu_before, began = sum(server.cpu_times()[:2]), time.monotonic()
-        seen = asyncio.run(send_all(batches, clients / _EVERY_S, port))
+        seen = asyncio.run(send_all(batches, clients / EVERY_S, port))
         wall_s = time.monotonic() - began
         behind_s = _written_after(server)
         cpu_s = sum(server.cpu_times()[:2]) - cpu_before
         rss_mb = _highest_mb(server.pid)
     where = "The collector has one core to itself, the clients have the others." if is_apart else "All share one core."
     used = Used(wall_s, behind_s, cpu_s, rss_mb)
-    grid = _grid(clients, rounds, seen, used, _stored(scratch / "runs" / "r"), where)
-    say(str(grid))  # what follows may be cut short
-    return [grid, measure_flood(scratch)]
-
-
-def measure_flood(scratch: Path) -> Grid:
-    """How long others wait while one client sends as if it were a hundred of the fastest."""
-    say(f"collect: one client that sends {_FLOOD_BATCHES_S:.0f} batches/s")
-    own = [Ed25519PrivateKey.generate() for _ in range(_BESIDE_FLOOD + 1)]
-    batches = _batches(own[:-1], 2)
-    flood = _batches(own[-1:], int(_FLOOD_BATCHES_S), first=_BESIDE_FLOOD)
-    waits: list[Measured] = []
-    with collector(scratch / "flood", own) as (server, port):
-        _set_apart(server)
-        for is_flooded in (False, True):
-            mine = batches[len(own) - 1 :] if is_flooded else batches[: len(own) - 1]
-            context = get_context("fork")
-            flooder = context.Process(target=_flood, args=(flood, port), daemon=True)
-            if is_flooded:
-                flooder.start()
-            waits.append(asyncio.run(send_all(mine, _BESIDE_FLOOD / _EVERY_S, port)))
-            if is_flooded:
-                flooder.kill()
-    (calm, calm_99), (flooded, flooded_99) = ((_share(one.waits_ms, 0.5), _share(one.waits_ms, 0.99)) for one in waits)
-    rows = [
-        ["alone", f"{calm:.0f}", f"{calm_99:.0f}", f"{waits[0].failures}"],
-        ["beside it", f"{flooded:.0f}", f"{flooded_99:.0f}", f"{waits[1].failures}"],
-        ["times (target 2)", f"{flooded / calm:.2f}", f"{flooded_99 / calm_99:.2f}", ""],
-    ]
-    title = f"{_BESIDE_FLOOD} clients beside one that asks {_FLOOD_BATCHES_S:.0f} times a second"
-    note = (f"It may send {RATE_BATCHES:g} batches/s; what is more is answered with 429. It keeps {_FLOOD_CONNECTIONS} "
-            "connections, in a process of its own behind the others.")  # fmt: skip
-    return Grid(title, ["acknowledgement, ms", "median", "99 %", "not acknowledged"], rows, [note])
+    return [_grid(clients, rounds, seen, used, _stored(scratch / "runs" / "r"), where)]
 
 
 @contextmanager
@@ -132,7 +96,7 @@ def collector(scratch: Path, own: Sequence[Ed25519PrivateKey]) -> Iterator[tuple
             server.terminate()
 
 
-def _set_apart(server: psutil.Process) -> bool:
+def set_apart(server: psutil.Process) -> bool:
     """Give the collector one core and the clients the others, where there are several."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -164,19 +128,19 @@ def _stored(path: Path) -> int:
         return int(run.rows("SELECT count(*) FROM metrics").values[0][0])
 
 
-def _share(values: Sequence[float], share: float) -> float:
+def share_of(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(len(values) * share)]
 
 
 def _grid(clients: int, rounds: int, seen: Measured, used: Used, stored: int, where: str) -> Grid:
     waits, late = seen.waits_ms, seen.late_ms
-    p50, p99 = _share(waits, 0.5), _share(waits, 0.99)
+    p50, p99 = share_of(waits, 0.5), share_of(waits, 0.99)
     sent, share = clients * rounds, used.cpu_s / used.wall_s
     rows = [
         ["acknowledgement, median, ms", f"{p50:.0f}", "", ""],
         ["acknowledgement, 99 %, ms", f"{p99:.0f}", f"{_P99_TARGET_MS:.0f}", verdict(p99, _P99_TARGET_MS)],
         ["the slowest, ms", f"{max(waits):.0f}", "", ""],
-        ["batches/s", f"{len(waits) / used.wall_s:.0f}", f"{clients / _EVERY_S:.0f}", ""],
+        ["batches/s", f"{len(waits) / used.wall_s:.0f}", f"{clients / EVERY_S:.0f}", ""],
         ["not acknowledged", f"{seen.failures}", "0", verdict(seen.failures, 0)],
         ["rows stored of those sent", f"{stored:,} of {sent * _ROWS:,}", "", ""],
         ["in their runs after the last acknowledgement, s", f"{used.behind_s:.0f}", "", ""],
@@ -185,7 +149,7 @@ def _grid(clients: int, rounds: int, seen: Measured, used: Used, stored: int, wh
         ["rows/s for a whole core", f"{len(waits) * _ROWS / used.cpu_s:,.0f}", "", ""],
         ["collector's memory at most, MB", f"{used.rss_mb:.0f}", f"{_RSS_TARGET_MB:.0f}",
          verdict(used.rss_mb, _RSS_TARGET_MB)],
-        ["clients behind their schedule, 99 %, ms", f"{_share(late, 0.99):.0f}", "", ""],
+        ["clients behind their schedule, 99 %, ms", f"{share_of(late, 0.99):.0f}", "", ""],
     ]  # fmt: skip
     notes = [
         f"Every client has a key and a process of its own; each batch of {_ROWS} rows is signed and sent over a new "
@@ -199,7 +163,7 @@ def _grid(clients: int, rounds: int, seen: Measured, used: Used, stored: int, wh
 
 async def send_all(batches: Sequence[bytes], rate: float, port: int) -> Measured:
     """Send so many a second, whether those before are acknowledged or not."""
-    context, seen = _trusting(), Measured()
+    context, seen = trusting(), Measured()
     began = time.monotonic()
     tasks = []
     for place, data in enumerate(batches):
@@ -213,35 +177,13 @@ async def send_all(batches: Sequence[bytes], rate: float, port: int) -> Measured
     return seen
 
 
-def _trusting() -> ssl.SSLContext:
+def trusting() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version, context.check_hostname, context.verify_mode = ssl.TLSVersion.TLSv1_3, False, ssl.CERT_NONE
     return context
 
 
-def _flood(batches: Sequence[bytes], port: int) -> None:
-    """In a process of its own, behind the others on their core: ask without end."""
-    os.nice(10)
-
-    async def ask(place: int) -> None:
-        while True:
-            with suppress(OSError, EOFError):  # a connection without a token is cut after a while
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=_trusting())
-                while True:
-                    data = batches[place % len(batches)]
-                    writer.write(_HEAD.format(more="", size=len(data)).encode() + data)
-                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                    await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r")[0]))
-                    place += _FLOOD_CONNECTIONS
-                    await asyncio.sleep(_FLOOD_CONNECTIONS / _FLOOD_BATCHES_S)
-
-    async def ask_all() -> None:
-        await asyncio.gather(*map(ask, range(_FLOOD_CONNECTIONS)))
-
-    asyncio.run(ask_all())
-
-
-def _batches(own: Sequence[Ed25519PrivateKey], rounds: int, first: int = 0) -> list[bytes]:
+def batches_of(own: Sequence[Ed25519PrivateKey], rounds: int, first: int = 0) -> list[bytes]:
     """All that is sent, made and signed before: the clients are to take no time from the collector."""
     raw = _blocks()
     body = compress(raw)
@@ -273,7 +215,7 @@ async def _post(data: bytes, port: int, context: ssl.SSLContext, seen: Measured)
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            writer.write(_HEAD.format(more="Connection: close\r\n", size=len(data)).encode() + data)
+            writer.write(HEAD.format(more="Connection: close\r\n", size=len(data)).encode() + data)
             answer = await reader.read()
             writer.close()
         is_stored = json.loads(answer.partition(b"\r\n\r\n")[2]) == {"stored": True}

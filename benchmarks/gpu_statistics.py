@@ -35,11 +35,11 @@ def main() -> None:
     repeats = job["repeats"]
     times_ms = {
         "one read (sum of one vector)": timed(lambda: flat.sum(), repeats),
-        "Stethos, all eight statistics, float32": timed(lambda: device.start(tensors), repeats),
+        "Stethos, eight statistics and a checksum, float32": timed(lambda: device.start(tensors), repeats),
         "`torch._foreach_norm`, the norm alone": timed(lambda: torch._foreach_norm(tensors), max(5, repeats // 10)),
         "torch, tensor by tensor, on the device": timed(lambda: torch_alone(tensors), max(3, repeats // 40)),
         "the same with seven `.item()` each": timed(lambda: with_items(tensors), max(3, repeats // 40)),
-        "Stethos, all eight statistics, bfloat16": timed(lambda: device.start(halves), repeats),
+        "Stethos, eight statistics and a checksum, bfloat16": timed(lambda: device.start(halves), repeats),
     }
     result = {
         "times_ms": times_ms, "elements": elements, "tensors": len(tensors), "repeats": repeats,

@@ -1,4 +1,4 @@
-"""Who is faulty, told from sums over groups alone: `make groupbench`. A table for docs/benchmarks.md.
+"""Who is faulty, told from sums over groups alone: `make groupbench`. A table for docs/benchmarks/collecting.md.
 
 Clients reveal nothing of their own, as under secure aggregation: in each round the server sees sums of what clients
 find out about themselves over random groups of 4, 6 and 8. NaN, infinities and updates that are no updates are not

@@ -1,6 +1,6 @@
 """What looking at the program costs: the same training recorded with inspections and without, in turns.
 
-python -m benchmarks.inspections [--pairs N] [--short] [--only mlp|cnn|transformer ...] [--write docs/benchmarks.md]
+python -m benchmarks.inspections [--pairs N] [--short] [--only mlp|cnn|transformer ...] [--write docs/benchmarks]
 
 Each training is forked from one process that has torch, so that all have the same memory and nothing to load; the
 figure is the processor time of the process from the first step to the last. Compared are pairs of neighbours.
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--short", action="store_true", help="only the shorter training of each kind")
     parser.add_argument("--only", nargs="+", choices=sorted(_STEPS))
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the table onto this page, or a page of these")
     arguments = parser.parse_args()
     print(machine(), flush=True)
     torch.set_num_threads(1)

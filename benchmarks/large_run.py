@@ -24,6 +24,7 @@ from stethos.schema import CLIENT_REPORTS, UPDATES, Table
 CLIENTS = 10_000
 LAYERS = 51  # the whole update counts as one
 ROWS_PER_ROUND = CLIENTS * LAYERS
+_ROWS_OF_ROUND = ROWS_PER_ROUND + CLIENTS  # with those of client_reports
 _ROWS_PER_FILE = 90_000
 _ROUNDS_AT_ONCE = 20
 _T0_NS = 1_700_000_000_000_000_000
@@ -34,6 +35,8 @@ _ROUND_NS = 60_000_000_000
 def grow_large_run(scratch: Path, rounds: range) -> Address:
     """Add rounds to the run below `scratch`, making it if there is none, and archive them; where it is archived."""
     directory = scratch / "large" / "federation"
+    if not rounds:
+        return parse_address(archived_run(scratch))
     if not directory.exists():
         (directory / "server").mkdir(parents=True)
         facts = {"host": "here", "started_ns": _T0_NS}
@@ -49,6 +52,16 @@ def grow_large_run(scratch: Path, rounds: range) -> Address:
         archive_run(RunPlace(directory), archive)
         writer.retire()
     return archive / directory.name
+
+
+def archived_run(scratch: Path) -> Path:
+    """Where the run below `scratch` is archived."""
+    return scratch / "large-archive" / "federation"
+
+
+def rounds_in(scratch: Path) -> int:
+    """How many rounds the run below `scratch` has."""
+    return int(ProcessPlace(scratch / "large" / "federation" / "server").manifest().get("rows", 0)) // _ROWS_OF_ROUND
 
 
 class _Writer:

@@ -92,9 +92,13 @@ def section_text(grids: Sequence[Grid], command: str) -> str:
     return "\n".join([head, "", *(str(grid) for grid in grids)])
 
 
-def write_section(page: Path, name: str, text: str) -> None:
-    """Put a section between its markers on the page, at the end if it has none yet."""
+def write_section(place: Path, name: str, text: str) -> None:
+    """Put a section between its markers: on the page `place`, or on that page of the directory `place` which has them.
+
+    A section that stands nowhere yet goes to the end of the page, or onto a page of its own.
+    """
     begin, end = f"<!-- benchmark: {name} -->", f"<!-- end of benchmark: {name} -->"
+    page = _page_of(place, name, begin) if place.is_dir() else place
     content = page.read_text(encoding="utf-8") if page.exists() else "# Benchmarks\n"
     block = f"{begin}\n\n{text.strip()}\n\n{end}"
     before, found, rest = content.partition(begin)
@@ -103,3 +107,8 @@ def write_section(page: Path, name: str, text: str) -> None:
     else:
         content = f"{content.rstrip()}\n\n## {name.capitalize()}\n\n{block}\n"
     page.write_text(content, encoding="utf-8")
+
+
+def _page_of(directory: Path, name: str, marker: str) -> Path:
+    pages = [page for page in sorted(directory.glob("*.md")) if marker in page.read_text(encoding="utf-8")]
+    return pages[0] if pages else directory / f"{name}.md"

@@ -28,7 +28,7 @@ from stethos.record.layout import SLOT_PACKERS, TABLE_END, TABLE_NAME, HeaderWor
 from stethos.record.place import ProcessPlace, RunPlace, host_key, start_ticks, write_facts
 from stethos.record.ring import Ring, create_ring_file
 from stethos.record.spawn import take_lock
-from stethos.schema import GAPS, LAYERS, LOGS, METRICS, MODULES, NULL_F64, NULL_I32, STEPS
+from stethos.schema import GAPS, HISTOGRAMS, LAYERS, LOGS, METRICS, MODULES, NULL_F64, NULL_I32, STEPS
 
 T0_NS = 1_700_000_000_000_000_000
 MS_NS = 1_000_000
@@ -164,6 +164,15 @@ class ProcessBuilder:
         numbers[8] = NULL_F64
         numbers[9] = 64
         self.ring.put_frame(LAYERS.number, count, names.tobytes() + numbers.tobytes(), optimizer=1, step=step,
+                            t_ns=T0_NS + step * 10 * MS_NS)  # fmt: skip
+
+    def histogram(
+        self, layer: str, low: float, high: float, counts: Sequence[int], kind: str = "gradient", *, step: int = 0
+    ) -> None:
+        """One layer's elements at one sampled step, in 16 buckets."""
+        names = np.array([self.name_id(layer), self.name_id(kind)], "<i4")
+        numbers = np.array([low, high, *counts], "<f8")
+        self.ring.put_frame(HISTOGRAMS.number, 1, names.tobytes() + numbers.tobytes(), optimizer=1, step=step,
                             t_ns=T0_NS + step * 10 * MS_NS)  # fmt: skip
 
     def modules(self, modules: Sequence[str], stage: str = "forward", *, step: int = 0) -> None:

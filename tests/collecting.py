@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,11 +20,14 @@ from processes import environment, finish, free_port, start_command
 from stethos.collect.batch import BatchHeader, compress, digest_of, encode_batch
 from stethos.collect.enrol_client import enrol_site
 from stethos.collect.enrolment import Enrolment
+from stethos.collect.receiver import Receiver
 from stethos.collect.site import SiteHome, public_hex
 from stethos.record.arrow import segment_schema, serialize_batch
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, encode_block
 from stethos.schema import METRICS, Table
+from stethos.store.run import open_run
 from stethos.web.keys import Keys, open_keys
+from stethos.web.remote import PinnedConnection, headers_for
 
 
 class CollectorProcess:
@@ -41,6 +46,19 @@ class CollectorProcess:
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
         assert "collecting on" in line, line + self.process.stderr.read()
+        self._token = self.process.stderr.readline().strip().partition("#token=")[2]
+
+    def dashboard(self, run: str, query: str) -> Any:
+        """What the collector's own dashboard answers to a query of a run."""
+        host, _, port = self.address.rpartition(":")
+        connection = PinnedConnection(host, int(port), self.keys.fingerprint)
+        try:
+            connection.connect()
+            headers = headers_for({"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"})
+            connection.request("POST", f"/api/runs/{run}/sql", json.dumps({"sql": query}), headers)
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
 
     def enrol(self, path: Path, name: str, policy: str = "") -> SiteHome:
         """A site with a key of its own, over the wire."""
@@ -102,3 +120,25 @@ def metric_rows(values: list[int], **columns: list[Any]) -> pa.RecordBatch:
 def blocks_of(table: Table, rows: pa.RecordBatch) -> bytes:
     schema = encode_block(table.number, FLAG_SCHEMA, 0, 0, 0, 0, rows.schema.serialize().to_pybytes())
     return b"".join((*schema, *encode_block(table.number, FLAG_LAST, rows.num_rows, 0, 0, 0, serialize_batch(rows))))
+
+
+def send(receiver: Receiver, *batches: bytes) -> list[Any]:
+    """What becomes of batches that are sent at once."""
+
+    async def all_of_them() -> list[Any]:
+        found = await asyncio.gather(*(receiver.take(one) for one in batches), return_exceptions=True)
+        if receiver._committing is not None:
+            await receiver._committing  # it may still begin a new file
+        return found
+
+    return asyncio.run(all_of_them())
+
+
+def rows_after(receiver: Receiver, query: str = "SELECT value FROM metrics ORDER BY value") -> list[Any]:
+    """What a run holds once everything is written."""
+    receiver.close()
+    with open_run(receiver.directory / "r") as run:
+        return [row[0] if len(row) == 1 else tuple(row) for row in run.rows(query).values]
+
+
+STORED = {"stored": True}

@@ -55,7 +55,6 @@ NEW_ABILITIES: dict[str, tuple[str, ...]] = {
         "cli/completion.py", "cli/task/complete.py", "cli/mcp.py", "cli/task/mcp_server.py", "cli/screen/help_page.py",
         "diagnose/installed.py", "diagnose/followup.py", "testing.py", "cli/link.py", "web/links.py",
         "web/own_panels.py", "web/kept_rows.py", "store/silences.py", "cli/screen/top_keys.py",
-        "export/otlp_signals.py",
     ),
 }  # fmt: skip
 
@@ -68,7 +67,7 @@ JOURNEYS: dict[str, tuple[str, ...]] = {
         "observe/statistic.py statistics_of", "observe/session.py put_frame", "record/ring.py writer",
         "record/drainer.py main", "record/collector.py drain", "record/tap.py read_slots",
         "record/arrow.py slot_batches", "record/segment.py SegmentWriter", "cli/query.py run", "store/run.py rows",
-        "store/statement.py tables_named", "store/process.py growing", "store/ring_rows.py read_ring",
+        "store/statement.py tables_named", "store/process.py growing",
         "store/engine.py rows", "cli/screen/grid.py show_grid",
     ),
     "`site.update()` to the finding about a client": (

@@ -265,7 +265,7 @@ def unstable(growth: float = 1.4) -> Window:
 
 
 def turned(turn: float = -1.0) -> Window:
-    """Client c3 sends its update with the sign turned from round 4 on, or shrunk."""
+    """Client c3 sends its update with the sign flipped from round 4 on, or shrunk."""
     return Window({"updates": _updates("c3", turn), "client_rounds": turns()})
 
 
@@ -462,7 +462,7 @@ CASES: dict[str, Callable[[], Window]] = {
     "FED019": filtered,
     "FED020": unseen,
     "FED021": summed,
-    "FED022": lambda: turned(-0.7),
+    "FED022": lambda: turned(0.0),
     "SYS001": straggler,
     "SYS002": ranks,
     "SYS007": oversize,

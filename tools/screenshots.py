@@ -62,7 +62,7 @@ SHOTS = (
     Shot("overview-training", "/run/digits-1/overview"),
     Shot("clients", "/run/hidden-1/clients?measure=cosine&client=c5"),
     Shot("clients-dark", "/run/hidden-1/clients?measure=cosine&client=c5", theme="dark"),
-    Shot("layers", "/run/hidden-1/layers"),
+    Shot("layers", "/run/hidden-1/layers", TALLEST),
     Shot("layers-training", "/run/digits-1/layers"),
     Shot("time", "/run/hidden-1/time"),
     Shot("memory", "/run/hidden-1/memory"),

@@ -83,6 +83,16 @@ def inspected(**columns: Any) -> Window:
     return window(made.falling(), inspections=made.inspections(**columns))
 
 
+def renamed() -> Window:
+    """Batches are mostly right, evaluations would be if classes had other names."""
+    asked = {"answers": 400, "classes": 10, "hits": 0.08, "top_answer": 0.12, "top_label": 0.12, "renamed": 0.93,
+             "known": False, "at": 45}  # fmt: skip
+    return inspected(
+        count=12, phase=["training"] * 8 + ["evaluation answers"] * 4,
+        detail=[json.dumps({"hits": 0.95})] * 8 + [json.dumps(asked)] * 4,
+    )  # fmt: skip
+
+
 def warned() -> Window:
     text = "UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`."
     logs = {"process": ["p"], "rank": [None], "step": [0], "logger": ["py.warnings"], "message": [text], "fields": [""]}
@@ -196,6 +206,7 @@ TRAINING: dict[str, Callable[[], Window]] = {
     "constant-outputs": lambda: inspected(
         detail=[json.dumps({"answer_spread": 0.4 / 10**place}) for place in range(8)]
     ),
+    "odd-evaluation": renamed,
     "replica-divergence": diverged,
     "collective-mismatch": mismatched,
 }

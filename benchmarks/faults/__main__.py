@@ -1,6 +1,6 @@
 """Find faulty clients in federations with known faults: `make faultbench`, all of it with `make faultbench FULL=1`.
 
-python -m benchmarks.faults [--full] [--limit-s SECONDS] [--processes N] [--json FILE] [--write docs/benchmarks.md]
+python -m benchmarks.faults [--full] [--limit-s SECONDS] [--processes N] [--json FILE] [--write docs/benchmarks]
 python -m benchmarks.faults --full --keep DIR     play into DIR; begun again, it goes on where it ended
 python -m benchmarks.faults --from DIR            judge what is kept there, without playing
 python -m benchmarks.faults --tabulate FILE       only make tables of outcomes written by --json
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--clients", type=int, help="play only federations with that many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the tables onto this page, or a page of these")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every federation there, to be judged again")
     parser.add_argument("--from", type=Path, metavar="DIR", dest="source", help="judge the federations kept there")
     parser.add_argument("--tabulate", type=Path, metavar="FILE", help="only make tables of outcomes written by --json")

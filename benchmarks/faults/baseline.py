@@ -61,7 +61,7 @@ def prediction_error(played: Played, count: int) -> Accused:
     """FLDetector's idea: updates that differ most from what the client's history predicts, over a window."""
     scores = np.zeros(len(played.cohort.clients))
     for number in range(max(1, len(played.sent) - 8), len(played.sent)):
-        if played.sent[number].shape == played.sent[number - 1].shape:
+        if played.sent[number].shape == played.sent[number - 1].shape and len(played.sent[number]) == len(scores):
             error = np.linalg.norm(_changes(played, number) - _changes(played, number - 1), axis=1)
             scores += error / max(error.sum(), 1e-12)
     return _largest(scores, played, count)

@@ -1,7 +1,7 @@
 """Record trainings with a planted bottleneck, and balanced ones, and count what `profile` names; about six minutes.
 
 python -m benchmarks.profilebench [--quick] [--seeds 20] [--limit-s S] [--keep FILE] [--json]
-    [--write docs/benchmarks.md]
+    [--write docs/benchmarks]
 
 With --keep every outcome is added to the file as it comes, and the same command goes on where it was stopped.
 """
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two seeds: shows that it works")
     parser.add_argument("--seeds", type=int, default=20, help="seeds per scenario (default: 20)")
     parser.add_argument("--json", action="store_true", help="one JSON array instead of a table")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the table onto this page, or a page of these")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep outcomes here, and go on from those it has")
     parser.add_argument(
         "--limit-s", type=float, default=float("inf"), help="stop after this time; 0: only the table of what is kept"

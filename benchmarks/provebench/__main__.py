@@ -1,7 +1,7 @@
 """Proof, provenance and correction on federations with known faults: `make provebench`, all of it with FULL=1.
 
 python -m benchmarks.provebench [--full] [--only proof|clean|blame|correct] [--processes N] [--limit-s S]
-    [--keep FILE] [--first-seed N] [--write docs/benchmarks.md]
+    [--keep FILE] [--first-seed N] [--write docs/benchmarks]
 
 With --keep every outcome is added to the file as it comes, and the same command goes on where it was stopped.
 """
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep outcomes here, and go on from those it has")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="below 1,000: to look at and to tune on")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the tables onto this page, or a page of these")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     parts = parts_of(arguments.first_seed, is_full=arguments.full)

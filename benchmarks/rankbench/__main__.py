@@ -1,7 +1,7 @@
 """Run jobs of several ranks, one of them faulty, and healthy ones, and count what is named.
 
 python -m benchmarks.rankbench [--only NAME ...] [--worlds 2 4] [--variant faulty|healthy] [--keep FILE]
-    [--runs DIRECTORY] [--write docs/benchmarks.md]
+    [--runs DIRECTORY] [--write docs/benchmarks]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=("faulty", "healthy"), help="only faulty jobs, or only healthy ones")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="each outcome as a line of JSON")
     parser.add_argument("--runs", type=Path, metavar="DIRECTORY", help="keep runs here; read those that exist")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the tables onto this page, or a page of these")
     arguments = parser.parse_args()
     print(machine(), flush=True)
     outcomes: list[Outcome] = []

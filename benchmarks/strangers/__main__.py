@@ -1,6 +1,6 @@
 """Run programs that others have published, unchanged, bare and under `stethos run`; count those that are accused.
 
-python -m benchmarks.strangers [--only WORD ...] [--keep FILE] [--place DIRECTORY] [--write docs/benchmarks.md]
+python -m benchmarks.strangers [--only WORD ...] [--keep FILE] [--place DIRECTORY] [--write docs/benchmarks]
 
 Their source archives are fetched from the package registry into DIRECTORY, with what they need beside them. Programs
 of public repositories are run where DIRECTORY has a clone of them, as `owner+name`.
@@ -54,7 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--unpaired", action="store_true", help="no bare runs: the output is not compared")
     parser.add_argument("--place", type=Path, metavar="DIRECTORY", help="where archives and runs go, and stay")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the table onto this page, or a page of these")
     arguments = parser.parse_args()
     chosen = [one for one in STRANGERS if not arguments.only or any(word in one.name for word in arguments.only)]
     print(machine(), flush=True)

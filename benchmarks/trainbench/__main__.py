@@ -1,6 +1,6 @@
 """Train small models, healthy ones and ones with a fault, and count what the diagnosis finds; about 20 minutes.
 
-python -m benchmarks.trainbench [--quick] [--json] [--seeds 100 101] [--preset standard] [--write docs/benchmarks.md]
+python -m benchmarks.trainbench [--quick] [--json] [--seeds 100 101] [--preset standard] [--write docs/benchmarks]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {REPORTED}; tuned on {TUNED}")
     parser.add_argument("--preset", default="deep", choices=("standard", "deep"), help="how the trainings are recorded")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the tables onto this page, or a page of these")
     arguments = parser.parse_args()
     command = " ".join(["python -m benchmarks.trainbench", *sys.argv[1:]]).partition(" --write")[0]
     seeds = arguments.seeds or list(REPORTED[:1] if arguments.quick else REPORTED)

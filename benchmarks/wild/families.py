@@ -3,7 +3,7 @@
 `DEVELOPMENT` and `OPENED` were written down on 16 November 2026, before a rule existed and before any federation was
 played; `OPENED` was held out until 20:59 of that day and is for development since. `HELD_OUT` was written down at
 22:57, before any of its federations was played. A federation with at least one member of `HELD_OUT` is looked at once,
-when the rules are frozen; `docs/benchmarks.md` says when, and what was changed afterwards.
+when the rules are frozen; `docs/benchmarks/clients.md` says when, and what was changed afterwards.
 
 `THIRD` was written down on 17 November 2026 at 10:42 UTC, before any of its federations was played, by somebody who had
 not read the rules. Its federations share nothing with the others but plain averaging and two splits

@@ -38,8 +38,9 @@ _LEAST_SCALE = 0.05
 # What doubling the distance of exact evidence adds to the logarithm of the odds.
 _EXPECTED = {
     "rest": 0.9, "odd": 0.9, "uncleared": 0.9, "begin": 0.75, "trained": 0.75, "by_gradient": 0.75, "other": 1.5,
-    "around_steps": 0.6, "relabelled": 0.6, "rate": 0.5, "sent": 0.4, "repeats": 0.3, "fewer": 0.9,
+    "around_steps": 0.6, "relabelled": 0.6, "rate": 0.5, "sent": 0.4, "repeats": 0.3, "fewer": 0.9, "lost": 2.0,
 }  # fmt: skip
+_FROM_THE_FIRST = ("lost",)  # knot on: honest clients hardly ever get there
 _VERY_FAR, _EVEN_SO = 4.0, 0.3  # the same of all others, from so far on
 RATES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
@@ -123,7 +124,9 @@ def _expected(name: str, size: int) -> Array:
     if name in LINEAR:
         return np.full(size, _EXPECTED.get(name, 0.0))
     worth = _EXPECTED.get(name.removesuffix(AT_TIMES), 0.0)
-    return np.array([0.0 if knot < 1 else worth if knot < _VERY_FAR else max(worth, _EVEN_SO) for knot in KNOTS[:size]])
+    least = 0.0 if name in _FROM_THE_FIRST else 1.0
+    far = max(worth, _EVEN_SO)
+    return np.array([0.0 if knot < least else worth if knot < _VERY_FAR else far for knot in KNOTS[:size]])
 
 
 def left_out(federations: Sequence[Judged], names: Sequence[str], ridge: float, axis: str | None = None) -> list[Array]:

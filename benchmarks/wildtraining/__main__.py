@@ -1,6 +1,6 @@
 """Run known bugs of training programs and their corrected twins, and count what is named.
 
-python -m benchmarks.wildtraining [--half dev|held|both] [--only NAME ...] [--keep FILE] [--write docs/benchmarks.md]
+python -m benchmarks.wildtraining [--half dev|held|both] [--only NAME ...] [--keep FILE] [--write docs/benchmarks]
 python -m benchmarks.wildtraining --said FILE    run those of `blind`, and write what was said of each, to be judged
 python -m benchmarks.wildtraining --second --said FILE    those of `second` instead
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, metavar="DIRECTORY", help="keep runs here; read those that exist")
     parser.add_argument("--said", type=Path, metavar="FILE", help="the programs of `blind`: what was said, for reading")
     parser.add_argument("--second", action="store_true", help="with --said: the programs of `second` instead")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between markers")
+    parser.add_argument("--write", type=Path, metavar="PLACE", help="put the tables onto this page, or a page of these")
     arguments = parser.parse_args()
     table = (SECOND if arguments.second else BLIND) if arguments.said else CASES
     cases = [one for one in table.values() if arguments.said or arguments.half in ("both", one.half)]

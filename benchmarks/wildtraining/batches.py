@@ -245,3 +245,25 @@ def a_generator_made_once_per_epoch(bug: bool) -> None:
             optimizer.zero_grad()
             functional.cross_entropy(model(batch), target).backward()
             optimizer.step()
+
+
+@case("odd-evaluation:classes-renamed", symptoms=("overfitting", "odd-evaluation"))
+def test_classes_in_another_order(bug: bool) -> None:
+    """Numbers are given to the names as they come, once for the training and once for the evaluation."""
+    inputs, labels = digits()
+    last = list(dict.fromkeys(labels[-400:].tolist())) if bug else list(range(10))
+    first, held = (
+        loader(inputs[:-400], labels[:-400]),
+        torch.tensor([last.index(one) for one in labels[-400:].tolist()]),
+    )
+    model = cnn()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(5):
+        model.train()
+        for batch, target in first:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(batch), target).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            functional.cross_entropy(model(inputs[-400:]), held)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stethos.archive.api import archive
     from stethos.diagnose.api import diagnose
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.federate.federation import federation
     from stethos.observe.api import log, span, watch
     from stethos.profile.api import compare, profile
@@ -39,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Diagnosis": "diagnose.engine",
+    "Diagnosis": "diagnose.diagnosis",
     "Run": "store.run",
     "archive": "archive.api",
     "compare": "profile.api",

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from stethos.errors import StethosError, UsageError
 from stethos.guard import tried
-from stethos.settings import clean_environment, cluster_variables
+from stethos.settings import cluster_variables, store_variables, take_variables, worker_variables
 
 Result = TypeVar("Result")
 LOCAL = "local"
@@ -73,7 +73,7 @@ def connect(where: str) -> Any:
         quiet = {"configure_logging": False, "log_to_driver": False, "logging_level": logging.ERROR}
         place = check_place(where)
         # A Ray of our own has our environment. With a `runtime_env` it would start its workers a second time.
-        elsewhere = {"address": place, "runtime_env": {"env_vars": _shared_variables()}}
+        elsewhere = {"address": place, "runtime_env": {"env_vars": worker_variables()}}
         options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else elsewhere
         error = _reach(place)
         if error is None:
@@ -85,10 +85,10 @@ def connect(where: str) -> Any:
     return ray
 
 
-def _shared_variables() -> dict[str, str]:
-    """What workers need of our environment: one thread each, and where the object store is."""
-    names = ("AWS_", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
-    return {name: value for name, value in clean_environment().items() if name.startswith(names)}
+def _called(variables: dict[str, str], function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    """In a worker: a call that may reach the object store. A job's `runtime_env` would show the keys to everybody."""
+    take_variables(variables)
+    return function(*arguments)
 
 
 def run_calls(
@@ -109,7 +109,8 @@ def run_calls(
             yield number, function(*arguments)
         return
     ray = connect(where)
-    remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(function)
+    remote = ray.remote(num_cpus=1, max_retries=_RETRIES)(_called).options(name=function.__name__)
+    variables = store_variables()
     width = max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting = list(enumerate(calls))[::-1]
     running: dict[Any, tuple[int, float]] = {}
@@ -117,7 +118,7 @@ def run_calls(
         while waiting or running:
             while waiting and len(running) < width:
                 number, arguments = waiting.pop()
-                running[remote.remote(*arguments)] = number, time.monotonic()
+                running[remote.remote(variables, function, arguments)] = number, time.monotonic()
             done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_S)
             for one in done:
                 number, _ = running.pop(one)

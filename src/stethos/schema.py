@@ -177,8 +177,8 @@ MEDIA = Table(
     47,
     Source.FRAME,
     "text, image, table or histogram that the program logged",
-    "What the program gave to `SummaryWriter.add_text`, `add_image` or `add_histogram`, or as text to `wandb.log`: at "
-    "most 2,000 rows of a process, each of at most 64 kB.",
+    "What the program gave to `SummaryWriter.add_text`, `add_image` or `add_histogram`, or to `wandb.log` as text, "
+    "image, table or histogram: at most 2,000 rows of a process, each of at most 64 kB.",
     _columns("""
     name     name  its name
     kind     name  text, image, table or histogram
@@ -206,6 +206,40 @@ LAYERS = Table(
     inf         i64   number of infinite elements
     drift       f64   weights: 2-norm of the change since this optimizer was first seen
     size        i64   number of elements
+    checksum    i64   sum of the elements' bits, folded to 52 bits: one changed bit changes it; only on a GPU
+    """),
+    is_bulk=True,
+)
+HISTOGRAMS = Table(
+    "histograms",
+    54,
+    Source.FRAME,
+    "layer x kind x some of the sampled steps",
+    "How the elements of gradients and weights are spread, in 16 buckets. Taken with some samples of `layers`, the "
+    "rarer the longer the training, of at most 512 layers. Of a big tensor some 1,000 elements, evenly spaced, stand "
+    "for all. The buckets reach four standard deviations to either side of the mean, or to the smallest and the "
+    "largest of these elements; what lies beyond counts in the outermost ones. NaN and infinities are left out.",
+    _columns("""
+    layer  name  parameter name as in `named_parameters()`
+    kind   name  gradient or weight
+    low    f64   where the first bucket begins
+    high   f64   where the last bucket ends
+    b01    i64   elements in the first of 16 buckets of equal width
+    b02    i64   elements in the next of 16 buckets of equal width
+    b03    i64   elements in the next of 16 buckets of equal width
+    b04    i64   elements in the next of 16 buckets of equal width
+    b05    i64   elements in the next of 16 buckets of equal width
+    b06    i64   elements in the next of 16 buckets of equal width
+    b07    i64   elements in the next of 16 buckets of equal width
+    b08    i64   elements in the next of 16 buckets of equal width
+    b09    i64   elements in the next of 16 buckets of equal width
+    b10    i64   elements in the next of 16 buckets of equal width
+    b11    i64   elements in the next of 16 buckets of equal width
+    b12    i64   elements in the next of 16 buckets of equal width
+    b13    i64   elements in the next of 16 buckets of equal width
+    b14    i64   elements in the next of 16 buckets of equal width
+    b15    i64   elements in the next of 16 buckets of equal width
+    b16    i64   elements in the last of 16 buckets of equal width
     """),
     is_bulk=True,
 )
@@ -275,7 +309,7 @@ INSPECTIONS = Table(
     "batch, the mode of its modules; also models that run beside the trained one (`helper`) and odd calls of torch's "
     "functions (`call`). Values of tensors are looked at in CPU memory only.",
     _columns("""
-    phase             name  training, evaluation, evaluation inputs, helper, call, not finite, out of memory, repeated
+    phase             name  training, evaluation (inputs, answers), helper, call, not finite, out of memory, repeated
     function          name  loss function at the root of the graph
     epoch_start       i32   1 on the first batch of a pass over a data loader
     gradient_norm     f64   2-norm of what this backward has put into the gradients, before anybody changed them
@@ -423,7 +457,7 @@ EVIDENCE = Table(
     _columns("""
     federation  name  name of the federation
     kind        name  turn or data
-    value       text  JSON; arrays are base64 of compressed numbers
+    value       text  JSON; arrays are base64 of compressed numbers; `stethos.turn_facts` spells out what `turn` says
     """),
     is_bulk=True,
 )
@@ -809,13 +843,12 @@ TORCH_TRACE = Table(
 TABLES: dict[str, Table] = {
     table.qualified_name: table
     for table in (
-        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, MODULES, MEMORY, LOGS, SPANS, GAPS,
-        MEDIA, HOST, GPU, COLLECTIVES, HANGS, LEGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS, ACTION_EVENTS,
-        TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE, GROUP_SUMS,
+        RUNS, PROCESSES, STEPS, METRICS, ROUNDS, CLIENT_ROUNDS, UPDATES, LAYERS, HISTOGRAMS, MODULES, MEMORY, LOGS,
+        SPANS, GAPS, MEDIA, HOST, GPU, COLLECTIVES, HANGS, LEGS, INSPECTIONS, CLIENT_REPORTS, FINDINGS, ACTIONS,
+        ACTION_EVENTS, TORCH_TRACE, AUDIT, BACKTRACE, STACKS, COMPRESSION, EVIDENCE, GROUP_SUMS,
     )
 }  # fmt: skip
 
 RECORDED: dict[int, Table] = {
     table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }
-SAMPLED: dict[int, Table] = {number: table for number, table in RECORDED.items() if table.source is Source.DRAINER}

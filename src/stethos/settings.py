@@ -244,6 +244,21 @@ def cluster_variables() -> Iterator[None]:
         os.environ.update(before)
 
 
+def worker_variables() -> dict[str, str]:
+    """What a cluster's workers need of our environment, and everybody on it may see."""
+    return {name: value for name, value in os.environ.items() if name in ("OMP_NUM_THREADS", "XDG_CACHE_HOME")}
+
+
+def store_variables() -> dict[str, str]:
+    """Where the object store is, and the keys to it: secret."""
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+
+def take_variables(variables: Mapping[str, str]) -> None:
+    """In a process that works for another one: have these variables from here on."""
+    os.environ.update(variables)
+
+
 def hang_after_s() -> float:
     """When a training counts as hung: `STETHOS_HANG_AFTER`, which `stethos run --hang-after` sets."""
     try:
@@ -293,13 +308,13 @@ def elastic_variables() -> dict[str, str]:
 def shared_run_name() -> str | None:
     """The name under which all tasks of one batch job meet, each with its own `stethos run`; None outside one."""
     job, tasks = os.environ.get("SLURM_JOB_ID", ""), _first_integer(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
-    return f"slurm-{job}-{os.environ.get('SLURM_STEP_ID', '0')}" if job.isdigit() and tasks and tasks > 1 else None
+    return f"slurm-{job}-{os.environ.get('SLURM_STEP_ID', '0')}" if job.isdecimal() and tasks and tasks > 1 else None
 
 
 def _first_integer(names: tuple[str, ...]) -> int | None:
     for name in names:
         value = os.environ.get(name, "")
-        if value.isdigit():
+        if value.isdecimal():
             return int(value)
     return None
 

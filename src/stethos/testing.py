@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stethos.diagnose.detector import Detector
-from stethos.diagnose.engine import Diagnosis, examine
+from stethos.diagnose.diagnosis import Diagnosis
+from stethos.diagnose.engine import examine
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
 

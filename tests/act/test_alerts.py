@@ -25,7 +25,7 @@ from stethos.act.alert_state import AlertState
 from stethos.act.alerter import Alerter
 from stethos.act.webhook import DeliveryError, _is_public, post
 from stethos.cli.main import main
-from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.diagnosis import Diagnosis
 from stethos.diagnose.finding import Finding, Severity, Subject
 from stethos.errors import UsageError
 from stethos.store.run import Run
@@ -381,7 +381,9 @@ def test_private_addresses_are_refused(url: str) -> None:
         post(WebhookSink(url), {})
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://example.org", "http://", "nonsense", "http://x:port/"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://example.org", "http://", "nonsense", "http://x:port/", "http://[::1"]
+)
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(DeliveryError, match="not a webhook address"):
         post(WebhookSink(url), {})
@@ -404,7 +406,10 @@ def embedded(ipv4: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("ipv4", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "192.168.0.1", "100.64.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "ipv4",
+    ["127.0.0.1", "169.254.169.254", "10.0.0.1", "192.168.0.1", "100.64.0.1", "0.0.0.0", "224.0.0.1", "192.88.99.1"],
+)
 def test_a_private_address_inside_ipv6_is_refused(ipv4: str) -> None:
     assert [form for form, address in embedded(ipv4).items() if _is_public(address)] == []
 
@@ -415,9 +420,24 @@ def test_a_public_address_passes_only_in_forms_that_are_routed() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["5f00::1", "3fff::1", "2001:db8::1", "fec0::1", "100::1", "ff0e::1", "::", "fe80::1%lo", "4000::1"]
+    "address",
+    [
+        "192.0.0.8",
+        "192.88.99.1",
+        "224.0.0.1",
+        "240.0.0.1",
+        "5f00::1",
+        "3fff::1",
+        "2001:db8::1",
+        "fec0::1",
+        "100::1",
+        "ff0e::1",
+        "::",
+        "fe80::1%lo",
+        "4000::1",
+    ],
 )
-def test_reserved_ipv6_is_not_public(address: str) -> None:
+def test_reserved_addresses_are_not_public(address: str) -> None:
     assert not _is_public(address)
 
 
@@ -478,6 +498,7 @@ url = "https://example.org/x"
         ('type = "webhook"', 'type = "webhook"\nurls = "x"', "no setting 'urls'"),
         ("[[rule]]", "[[rules]]", "no setting 'rules'"),
         ("[[rule]]", "[[rule]", "cannot be read"),
+        ("[[rule]]", f"{'a.' * 30_000}b = 1\n[[rule]]", "more than 100 parts"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(old: str, new: str, words: str, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_what_is_no_strategy_is_refused() -> None:
         observe_strategy({})
 
 
-@pytest.mark.parametrize("wrong", [{"name": ""}, {"preset": "huge"}, {"run": "a/b"}])
+@pytest.mark.parametrize("wrong", [{"name": ""}, {"label": ""}, {"preset": "huge"}, {"run": "a/b"}])
 def test_choices_that_make_no_sense_are_refused_at_once(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         observe_strategy(FedAvg(), **wrong)

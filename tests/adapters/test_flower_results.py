@@ -88,7 +88,7 @@ def train(model: nn.Module, directory: Path | None) -> Parameters:
     start = ndarrays_to_parameters([value.numpy() for value in model.state_dict().values()])
     strategy = OrderedFedAvg(min_available_clients=len(CLIENTS), min_fit_clients=len(CLIENTS), initial_parameters=start)
     if directory is not None:
-        strategy = observe_strategy(strategy, model=model, dir=directory, run="direct", name="direct")
+        strategy = observe_strategy(strategy, model=model, dir=directory, name="direct", label="direct")
     manager = SimpleClientManager()
     for client in CLIENTS:
         manager.register(Direct(client))

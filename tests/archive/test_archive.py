@@ -161,7 +161,7 @@ def test_merged_files_have_few_row_groups_packed_as_sealed_files_are(
     run: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers have other names in each file, so that each file has a dictionary of its own."""
-    monkeypatch.setattr("stethos.archive.maintain._GROUP_ROWS", 8)
+    monkeypatch.setattr("stethos.archive.maintain.GROUP_ROWS", 8)
     archive = parse_address(tmp_path / "a")
     process = run.process("p0", is_alive=False)
     for number in range(5):
@@ -217,10 +217,12 @@ def test_the_list_says_what_is_in_the_archive(
     assert row["verdict"] and stethos.archive(tmp_path / "a").runs()[0]["run"] == "demo"
 
 
-def test_a_deleted_run_is_gone_and_can_be_archived_again(ended: RunBuilder, tmp_path: Path) -> None:
+def test_a_deleted_run_is_gone_and_can_be_archived_again(ended: RunBuilder, tmp_path: Path, own_cache: Path) -> None:
     archive = tmp_path / "a"
     archive_run(ended.place, parse_address(archive))
+    assert len(rows_of(archive / "demo")) == 42 and list(own_cache.rglob("*.steps.parquet"))
     assert main(["rm", str(archive / "demo"), "--yes"]) == 0
+    assert not list(own_cache.rglob("*.parquet")) and not list(own_cache.rglob("demo"))
     assert stethos.archive(archive).runs() == [] and not (archive / "demo").exists()
     with pytest.raises(RunNotFoundError):
         stethos.open_run(f"file://{archive}/demo")
@@ -228,9 +230,25 @@ def test_a_deleted_run_is_gone_and_can_be_archived_again(ended: RunBuilder, tmp_
     assert len(rows_of(archive / "demo")) == 42 and len(stethos.archive(archive).runs()) == 1
 
 
+def test_a_run_that_was_deleted_elsewhere_is_forgotten_when_it_is_asked_for(
+    ended: RunBuilder, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "a"
+    archive_run(ended.place, parse_address(archive))
+    assert len(rows_of(archive / "demo")) == 42
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of another machine"))
+    assert main(["rm", str(archive / "demo"), "--yes"]) == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache))
+    assert list(own_cache.rglob("*.parquet"))
+    with pytest.raises(RunNotFoundError):
+        stethos.open_run(f"file://{archive}/demo")
+    assert not list(own_cache.rglob("demo"))
+
+
 def test_retention_deletes_old_runs_only(ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive_run(ended.place, parse_address(tmp_path / "a"))
     assert main(["archive", "--to", str(tmp_path / "a"), "--retain", "30d"]) == 0
+    assert capsys.readouterr().out == "no run ended longer than 30d ago\n"
     assert len(stethos.archive(tmp_path / "a").runs()) == 1
     assert main(["archive", "--to", str(tmp_path / "a"), "--retain", "0s"]) == 0
     assert stethos.archive(tmp_path / "a").runs() == []
@@ -410,6 +428,14 @@ def test_an_archived_run_is_served(ended: RunBuilder, tmp_path: Path) -> None:
     finally:
         server.kill()
         server.communicate()
+
+
+def test_a_run_that_is_listed_as_an_archive_is_pointed_out(
+    ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_run(ended.place, parse_address(tmp_path / "a"))
+    assert main(["ls", f"file://{tmp_path}/a/demo"]) == 3
+    assert f"its archive is {tmp_path}/a" in capsys.readouterr().err
 
 
 def test_no_archive_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

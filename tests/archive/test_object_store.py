@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +16,7 @@ import pytest
 from builders import T0_NS, RunBuilder
 from federated_rows import put_steps
 from object_store import BUCKET, KEYS, environment, failing_proxy, make_bucket, s3_server
+from processes import wait_until
 
 import stethos
 from stethos.archive.address import parse_address
@@ -137,6 +142,32 @@ def test_a_slow_store_that_fails_now_and_then_is_tried_again(
         assert count_in(bucket) == 20
 
 
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A store that takes every call and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_ctrl_c_ends_a_command_that_waits_for_a_store(bucket: str, silent: str, ended: RunBuilder) -> None:
+    """Python hears of it only when the library has given up: 80 s, before 4 minutes."""
+    words = [sys.executable, "-c", "from stethos.cli.main import console; console()"]
+    for more in (["archive", "-t", str(ended.path), "--to", bucket], ["-t", f"{bucket}/demo", "diagnose"]):
+        with subprocess.Popen([*words, *more], env=environment(silent), stderr=subprocess.PIPE) as child:
+            wait_until(lambda pid=child.pid: has_connection(pid), "the first call", deadline_s=60)
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=40)
+        assert child.returncode == 130 and b"Traceback" not in said
+
+
+def has_connection(pid: int) -> bool:
+    """Whether a process has a socket."""
+    try:
+        return any(os.readlink(one).startswith("socket:") for one in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
 def test_a_store_that_is_down_is_an_error_in_words(
     bucket: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,3 +256,29 @@ def test_a_run_is_archived_while_it_goes_on(bucket: str, server: str, tmp_path: 
             pass
         time.sleep(0.5)
     pytest.fail("the run was not archived")
+
+
+_WAITS = """
+import glob, time
+import stethos
+stethos.log(loss=1)
+until = time.monotonic() + 120
+while not glob.glob("runs/waits/archiver-*.json") and time.monotonic() < until:
+    time.sleep(0.1)
+time.sleep(1.5)
+"""
+
+
+def test_a_run_that_cannot_be_archived_says_so_while_it_goes_on_and_at_its_end(server: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_WAITS)
+    words = ["run", "--name", "waits", "--archive", "s3://no-such-bucket/team", "train.py"]
+    child = subprocess.run(
+        [sys.executable, "-m", "stethos.cli.main", *words], env=environment(server), cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    shutil.rmtree(tmp_path / "runs")  # ends the archiver, which would try again for ten minutes
+    told = [line for line in child.stderr.splitlines() if line.startswith("stethos: not archived: ")]
+    assert child.returncode == 0 and len(told) == 2, child.stderr
+    assert all("there is no such bucket" in line for line in told)
+    assert "the training goes on" in told[0] and "stethos archive -t runs/waits --to" in told[1]
+    assert SECRET not in child.stderr

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_runs import ASKED, DOCUMENTED, archive_fleet, plain
 from object_store import BUCKET, KEYS, s3_server
-from processes import drainers_of, wait_until
+from processes import command, drainers_of, free_port, wait_until
 
 import stethos
 from stethos import lab
@@ -91,6 +96,47 @@ def test_what_runs_on_ray_is_what_runs_here(
     assert found["verdicts"] == {row["run"]: row["verdict"] for row in stethos.archive(stored).runs()}
     assert found["lost"] == [[0, 42]] and (tmp_path / "died").exists()
     assert "longer than 1 s" in found["late"]
+
+
+@contextmanager
+def cluster() -> Iterator[tuple[str, Path]]:
+    """A Ray cluster of processes of its own: its address, and where it writes its logs."""
+    logs = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # its sockets' paths must be short
+    door = free_port()
+    own = ("port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
+           "metrics-export-port", "node-manager-port", "object-manager-port")  # fmt: skip
+    ports = [f"--{name}={free_port()}" for name in own]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--ray-client-server-port={door}",
+         *ports, "--include-dashboard=false", "--num-cpus=2", "--disable-usage-stats", f"--temp-dir={logs}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: _listens(door), "a Ray cluster", deadline_s=240)
+        yield f"ray://127.0.0.1:{door}", logs
+    finally:
+        process.terminate()
+        process.wait(60)
+        os.killpg(process.pid, signal.SIGKILL)  # what of it did not end
+        shutil.rmtree(logs, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_cluster_elsewhere_works_on_an_archive_and_writes_its_keys_nowhere(stored: str) -> None:
+    with cluster() as (address, logs):
+        asked = command("query", "--over", stored, "--engine", address, ASKED[0], "--json")
+        assert asked.returncode == 0, asked.stderr
+        looked = command("diagnose", "--over", stored, "--on", address, "--json")
+        written = [path.read_bytes() for path in logs.rglob("*") if path.is_file() and not path.is_symlink()]
+    here = stethos.archive(stored).sql(ASKED[0]).select(["run", "steps"]).to_pylist()
+    assert [{"run": row["run"], "steps": row["steps"]} for row in json.loads(asked.stdout)] == here != []
+    assert looked.returncode == 1 and "NUM001" in looked.stdout, looked.stderr
+    assert any(b"runtime env" in text for text in written)  # it does write down what a job is given
+    assert not any(KEYS["AWS_SECRET_ACCESS_KEY"].encode() in text for text in written)
 
 
 @pytest.mark.parametrize("where", ["spark://host:1", "ray://user:secret@host:1", "somewhere", "ray://", "ray://host:x"])

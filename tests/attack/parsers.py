@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import tempfile
+import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,27 +22,35 @@ import pyarrow as pa
 from builders import RunBuilder
 
 from stethos.act.alert_rule import read_alerts
+from stethos.cli.screen.markdown import escape
+from stethos.cli.screen.text import clean
 from stethos.collect.batch import decode_batch, decompress
 from stethos.collect.policy import parse_policy
 from stethos.diagnose.configuration import read_configuration
 from stethos.errors import StethosError
+from stethos.export.csv_text import plain_text
 from stethos.live.weights import read_weights
 from stethos.record.arrow import checked_batch, checked_schema, segment_schema
-from stethos.record.border import checked_facts, checked_manifest, read_json
+from stethos.record.border import checked_facts, checked_json, checked_manifest, read_document, read_json
 from stethos.record.segment import SegmentRows
+from stethos.redact import redact
 from stethos.replay.bundle import open_bundle
 from stethos.replay.codec import bases_of, pack, unpack
 from stethos.replay.tensorfile import array_in, parse, shape_of_file
 from stethos.schema import METRICS, RECORDED
 from stethos.store.findings import read_findings
-from stethos.store.foreign.event_file import read_events
+from stethos.store.foreign.event_file import _masked_crc, read_events
 from stethos.store.foreign.value import Damage
 from stethos.store.foreign.wandb_file import read_wandb
-from stethos.store.ring_rows import read_ring
+from stethos.store.labels import read_labels
+from stethos.store.process import read_ring
+from stethos.store.silences import read_silences
 from stethos.store.stack_file import read_stacks
 from stethos.store.statement import check_statement
+from stethos.web.own_panels import read_own
 from stethos.web.remote_command import checked_call
 
+SLOWEST_S = 10.0
 _SCRATCH = tempfile.TemporaryDirectory(prefix="stethos-parsers-")
 _PLACE = Path(_SCRATCH.name)
 _DATABASE = duckdb.connect(":memory:")
@@ -117,6 +128,28 @@ def _batch(data: bytes) -> None:
         decompress(decode_batch(data))
 
 
+def _event_record(data: bytes) -> None:
+    """Behind a right length and checksum, which no fuzzer guesses."""
+    head = struct.pack("<Q", len(data))
+    path = _PLACE / "record"
+    path.write_bytes(head + struct.pack("<I", _masked_crc(head)) + data + struct.pack("<I", _masked_crc(data)))
+    list(read_events(path, Damage()))
+
+
+def _wandb_record(data: bytes) -> None:
+    path = _PLACE / "record.wandb"
+    head = struct.pack("<IHB", zlib.crc32(data, zlib.crc32(b"\x01")), len(data), 1)
+    path.write_bytes(b":W&B\0\0\0" + head + data)
+    list(read_wandb(path, Damage()))
+
+
+def _text(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape" if len(data) % 2 else "replace")
+    for plain in (clean(redact(text)), plain_text(text), escape(text)):
+        plain.encode("utf-8", "surrogateescape")
+        assert not set(plain) & set("\x00\x1b\x9b\u202e"), plain
+
+
 def _policy(data: bytes) -> None:
     with suppress(StethosError):
         parse_policy(data.decode("utf-8", "replace"))
@@ -170,6 +203,13 @@ PARSERS: dict[str, tuple[Callable[[bytes], None], bytes]] = {
     "settings": (in_file("s.toml", lambda place: read_configuration(place / "s.toml")), b"[hang]\nleast_s = 3\n"),
     "policy": (_policy, b'level = "L1"\n[tables.steps]\nloss = "keep"\n'),
     "batch": (_batch, b"STETHBT1" + bytes(68) + b"{}"),
+    "document": (in_file("x.json", lambda place: read_document(place / "x.json")), checked_json({"rank": 0})),
+    "labels": (in_file("labels.json", read_labels), b'{"version": 1, "tags": ["a"], "note": "b", "title": "c"}'),
+    "silences": (in_file("silences.json", read_silences), b'{"k": {"state": "silenced", "note": "n", "t_ns": 1}}'),
+    "panels": (in_file("p.toml", lambda place: read_own(place / "p.toml")), b'[[panel]]\ntitle = "a"\nsql = "x"\n'),
+    "text": (_text, b"\x1b[31mtoken=abc\x1b[0m https://u:p@h =1+1 `x` <b>"),
+    "event record": (_event_record, b"\x10\x01*\x0b\n\t\n\x01a\x15\0\0\x80?"),
+    "wandb record": (_wandb_record, b"\x12\x0b\n\t\n\x01a\x82\x01\x031.5"),
     "event file": (in_file("e", lambda place: list(read_events(place / "e", Damage()))), b"\x18" + bytes(11)),
     "wandb file": (in_file("w", lambda place: list(read_wandb(place / "w", Damage()))), b":W&B\x00" + bytes(7)),
     "sql": (_sql, b"SELECT step FROM steps WHERE loss > 1"),
@@ -185,12 +225,19 @@ def main() -> None:
         for function in vars(module).values():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 atheris.instrument_func(function)
-    parser, seed = PARSERS[name]
+    parser, seed = PARSERS[name][0], PARSERS[name][1]
+
+    def within_ten_seconds(data: bytes) -> None:
+        began = time.process_time()
+        parser(data)
+        assert time.process_time() - began < SLOWEST_S
+
     corpus = Path(directory)
     corpus.mkdir(parents=True, exist_ok=True)
     (corpus / "seed").write_bytes(seed)
     atheris.Setup(
-        [sys.argv[0], f"-runs={runs}", "-max_len=4096", "-rss_limit_mb=1024", "-timeout=10", str(corpus)], parser
+        [sys.argv[0], f"-runs={runs}", "-max_len=4096", "-rss_limit_mb=1024", "-timeout=300", str(corpus)],
+        within_ten_seconds,
     )
     atheris.Fuzz()
 

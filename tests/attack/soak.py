@@ -113,9 +113,8 @@ def _watch(outcome: Outcome, base: Path, pids: dict[str, int], address: str, tok
         for name, processes in groups.items():
             with suppress(psutil.NoSuchProcess):  # a reader that is being replaced
                 seen.setdefault(name, []).append((now, *_facts_of(processes, segments)))
-        if requests % 30 < len(PATHS):
-            told = ", ".join(f"{name} {rows[-1][1]:.1f} MB" for name, rows in seen.items())
-            sys.stderr.write(f"{now:.0f} s: {requests} requests, {segments} segments: {told}\n")
+        told = ", ".join(f"{name} {rows[-1][1]:.1f} ({rows[-1][5]:.1f} own)" for name, rows in seen.items())
+        sys.stderr.write(f"{now:.0f} s: {requests} requests, {segments} segments: {told} MB\n")
         time.sleep(EVERY_S)
     outcome.notes |= {"requests": requests, "segments": segments}
     for name, rows in seen.items():

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from builders import RunBuilder
+from federated_rows import build_federation
 from terminal import Terminal, on_a_terminal
 
 from stethos.cli.main import COMMANDS, GROUPS, main
@@ -142,7 +144,8 @@ def test_ls_lists_runs_with_their_totals(demo: RunBuilder, runs_dir: Path) -> No
     lines = stethos("ls").stdout.splitlines()
     assert lines[0].split()[:3] == ["run", "state", "what"] and lines[1].split()[:2] == ["demo", "running"]
     drawn = drawn_by("ls")  # 80 columns
-    assert "demo" in drawn and "last loss" in drawn and "size" not in drawn
+    table, _, left_out = drawn.partition("a wider terminal also shows")
+    assert "demo" in table and "last loss" in table and "size" not in table and "size" in left_out
     assert "no runs in" in stethos("ls", "--dir", str(runs_dir / "nowhere")).stdout
 
 
@@ -192,7 +195,7 @@ def test_doctor_says_that_no_step_has_a_loss(run: RunBuilder) -> None:
     process.steps(3, losses=[NULL_F64] * 3)
     process.drain()
     (found,) = [one for one in json.loads(stethos("doctor", "--json").stdout)["checks"] if one["what"] == "losses"]
-    assert found["grade"] == "note" and found["found"].startswith("none in 3 steps")
+    assert found["grade"] == "info" and found["found"].startswith("none in 3 steps")
     process.steps(1)
     process.drain()
     assert "losses" not in {one["what"] for one in json.loads(stethos("doctor", "--json").stdout)["checks"]}
@@ -268,6 +271,13 @@ def test_a_run_named_like_a_command_is_asked_for_clearly(tmp_path: Path, monkeyp
             "hint: for the run say `stethos -t query doctor`; for the command give its target with -t RUN",
         ]
         assert stethos("-t", "query", "query", "SELECT 7 AS x", "--json").stdout == '[\n{"x": 7}\n]\n'
+    with RunBuilder(tmp_path / "data") as run:  # the name of a group
+        run.process().finish()
+        assert stethos("data", "doctor").stderr.splitlines() == [
+            "'data' is a command, and also the name of a run",
+            "hint: for the run say `stethos -t data doctor`; for the command say `stethos doctor`",
+        ]
+        assert stethos("help", "data").returncode == 0
     assert stethos("run", "--name", "all", "true").stderr.startswith("a run cannot be called 'all'\n")
     said = stethos("run", "--name", "lr", "true").stderr
     assert "'lr' is also a command: reach this run with `stethos -t lr COMMAND`" in said
@@ -363,3 +373,49 @@ COMP_WORDS=(stethos rounds -t ""); COMP_CWORD=3; _stethos; echo "${{COMPREPLY[@]
     environment = {**os.environ, "STETHOS_DIR": str(demo.path.parent)}
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=environment)
     assert shown.stdout.split() == [demo.path.name]
+
+
+def test_a_name_that_a_shell_would_run_is_not_completed(demo: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell puts what completes a word into its line as it is: a copied run, or a client, may be called `$(...)`."""
+    for name in ("$(touch owned)", "a`id`", "a;id", "-rf", "*", "a b", "a\nb", "~", "!!", "a>b", "a\x1b[2J"):
+        (demo.path.parent / name).symlink_to(demo.path)
+    build_federation(demo.path.parent / "federated", 1, ("$(id)", "c 1", "zürich-1"))
+    monkeypatch.setenv("STETHOS_DIR", str(demo.path.parent))
+    assert set(completions(["rounds", ""])) == {demo.path.name, "federated"}
+    assert completions(["diagnose", "-t", "federated", "--client", ""]) == ["zürich-1"]
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(demo: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(demo.path, demo.path.parent / os.fsdecode(b"\xff\x1b[2J"))
+    assert main(["ls", "--json", "--dir", str(demo.path.parent)]) == 0
+    told = capsys.readouterr()
+    assert [row["run"] for row in json.loads(told.out)] == [demo.path.name]
+    assert "cannot be read" in told.err and "\x1b" not in told.err
+
+
+@pytest.mark.parametrize(("shell", "status", "said"), [
+    (f"{sys.executable} -m stethos.cli.main ls --dir . > /dev/full", 74, "no space left"),
+    (f"{sys.executable} -m stethos.cli.main query -t demo 'SELECT * FROM range(9999)' --csv --dir . > /dev/full",
+     74, "no space left"),
+    (f"{sys.executable} -m stethos.cli.main ls --dir . >&-", 0, ""),
+    (f"{sys.executable} -m stethos.cli.main query -t demo - --dir . <&-", 2, ""),
+    (f"{sys.executable} -m stethos.cli.main ls --dir . 2>&-", 0, ""),
+    (f"ln -s one two; ln -s two one; {sys.executable} -m stethos.cli.main ls --dir one", 0, ""),
+    (f"mkdir x; cd x; rmdir ../x; {sys.executable} -m stethos.cli.main run true", 2, "was deleted"),
+])  # fmt: skip
+def test_a_full_or_closed_stream_or_a_deleted_directory_is_no_traceback(
+    demo: RunBuilder, shell: str, status: int, said: str
+) -> None:
+    told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=demo.path.parent)
+    assert told.returncode == status or (status == 2 and told.returncode)
+    assert "Traceback" not in told.stderr and said in told.stderr
+
+
+@pytest.mark.parametrize("target", ["a" * 5000, "\u00b2", "9" * 5000, "\u0663", "\0", "\udcff", "\x1b[2J", "[::1%x]:9"])
+def test_a_target_that_nobody_means_is_an_error_in_words(
+    demo: RunBuilder, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["query", "-t", target, "SELECT 1"], ["diagnose", target], ["import", target]):
+        assert main([*words, "--dir", str(demo.path.parent)]) in (2, 3), words
+    assert main(["ls", "--dir", target]) in (0, 2)
+    assert "\x1b" not in capsys.readouterr().err

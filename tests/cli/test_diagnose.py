@@ -26,7 +26,8 @@ from stethos.cli.screen import follow as following
 from stethos.cli.screen.follow import Follower, follow
 from stethos.cli.screen.verdict import WIDTH, Line, finding_lines, report_lines
 from stethos.diagnose.detectors import DETECTORS
-from stethos.diagnose.engine import Diagnosis, NotChecked, examine
+from stethos.diagnose.diagnosis import Diagnosis, NotChecked
+from stethos.diagnose.engine import examine
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.record.border import origin_of
 from stethos.store.findings import FILE

@@ -211,7 +211,7 @@ def test_what_went_wrong_in_a_round_is_said_in_words(facts: dict[str, Any], word
 def test_clients_that_findings_name_come_first_as_diagnose_names_them(faulty: Path, show: Shown) -> None:
     text = show(faulty, "clients")
     lines = text.splitlines()
-    assert lines[0] == "blobs: 10 clients, 8 rounds, ended, ✗ 3 accused"
+    assert lines[0] == "blobs: 10 clients, 8 rounds, ended, ✗ 2 accused, 1 more, over now"
     names = [line.split()[0] for line in lines[3:13]]
     assert names == ["c7", "c2", "c6", "c0", "c1", "c3", "c4", "c5", "c8", "c9"]
     found = json.loads(show(faulty, "diagnose", "--json", status=None))["findings"]
@@ -252,7 +252,7 @@ def test_clients_in_json_agree_with_plain_sql(faulty: Path, show: Shown) -> None
 
 def test_clients_of_one_round(faulty: Path, show: Shown) -> None:
     text = show(faulty, "clients", "--round", "6")
-    assert text.startswith("blobs: 10 clients, round 6, ended, ✗ 3 accused")
+    assert text.startswith("blobs: 10 clients, round 6, ended, ✗ 2 accused, 1 more, over now")
     assert " NaN " in line_of(text, "c6") and "1/1" in line_of(text, "c2")
     assert "it has rounds 1 to 8" in show(faulty, "clients", "--round", "99", status=2)
 
@@ -356,10 +356,11 @@ def test_names_and_errors_from_a_run_cannot_command_the_terminal(faulty: Path, s
 def test_a_narrow_terminal_leaves_out_columns_and_keeps_what_is_wrong(
     faulty: Path, words: list[str], width: int
 ) -> None:
-    drawn = on_a_terminal(*words, "-t", faulty, columns=width, NO_COLOR="1")
+    drawn, _, left_out = on_a_terminal(*words, "-t", faulty, columns=width, NO_COLOR="1").partition("a wider terminal")
     wrong = ("✗ NaN", "✗ failed") if words == ["rounds"] else ("✗ nan", "✗ sign-flip")
     assert "row 1" not in drawn and all(one in drawn for one in wrong)
-    assert ("duration" in drawn) == (width == 140 or (words == ["rounds"] and width == 80))
+    is_wide = width == 140 or (words == ["rounds"] and width == 80)
+    assert ("duration" in drawn, "duration" in left_out) == (is_wide, not is_wide)
 
 
 def test_several_federations_of_a_run_are_kept_apart(recorded: Path, show: Shown) -> None:
@@ -488,3 +489,17 @@ def test_reading_federations_needs_no_torch_and_no_pyarrow(faulty: Path) -> None
     )
     result = finish(start("-c", code))
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_kept_diagnosis_is_shown_without_detectors_and_numpy(faulty: Path) -> None:
+    for words, unwanted in (
+        (["diagnose", "-t", str(faulty)], {"torch", "pandas", "pyarrow.compute"}),
+        (["clients", "-t", str(faulty)], {"stethos.diagnose.detectors", "torch", "pandas", "rich", "numpy", "pyarrow"}),
+        (["ls", "--dir", str(faulty.parent)], {"stethos.diagnose.detectors", "torch", "pandas", "numpy", "pyarrow"}),
+    ):
+        code = (
+            f"import sys\nfrom stethos.cli.main import main\nassert main({words!r}) in (0, 1)\n"
+            f"assert not {unwanted!r} & set(sys.modules), {unwanted!r} & set(sys.modules)"
+        )
+        result = finish(start("-c", code))
+        assert (result.returncode, result.stderr) == (0, "")

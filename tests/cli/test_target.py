@@ -90,3 +90,18 @@ def test_the_target_may_stand_after_the_command(near: RunBuilder, capsys: pytest
     assert "did you mean near?" in capsys.readouterr().err
     assert main(["doctor", "near", "near"]) == 2 and main(["-t", "near", "doctor", "near"]) == 2
     assert main(["doctor", "near", "--jsn"]) == 2
+
+
+def test_the_name_of_a_run_is_no_word_of_the_command(near: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
+    """`stethos prove RUN` must not look for a client of that name in another run."""
+    assert main(["tables", "near"]) == 0 and "rows of run near" in capsys.readouterr().out
+    assert main(["tables", str(near.path)]) == 0 and "rows of run near" in capsys.readouterr().out
+    assert main(["prove", "near"]) == 0 and "run near: no open finding" in capsys.readouterr().out
+    assert main(["lr", "near"]) == LiveError.exit_code and "no process of near is alive" in capsys.readouterr().err
+    assert main(["clip", "near"]) == LiveError.exit_code and "no process of near is alive" in capsys.readouterr().err
+    for name in ("steps", "3"):  # what the command takes for itself comes first
+        with RunBuilder(near.path.parent / name) as run:
+            run.process().finish()
+    assert main(["tables", "steps"]) == 0 and "loss" in capsys.readouterr().out
+    assert main(["prove", "3"]) == 2 and "no finding 3 is about a client" in capsys.readouterr().err
+    assert main(["tables", "nera"]) == 2 and "no table 'nera'" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stethos.cli.screen.jsontext import print_json_rows, print_json_table
 from stethos.cli.screen.text import (
     bytes_text,
     clean,
@@ -41,6 +44,8 @@ from stethos.view.plain import jsonable
         ("a\nb\tc\r\nd", "a b c d"),
         ("bell\x07 back\x08 nul\x00 del\x7f", "bell back nul del"),
         ("right\u202eto left", "rightto left"),
+        ("an Arabic\u061c mark", "an Arabic mark"),
+        ("words\U000e0068\U000e0069 that\u200b nobody\ufeff sees\u2063", "words that nobody sees"),
         ("lone \ud800 surrogate", "lone  surrogate"),
         ("cut short \x1b[", "cut short "),
         ("\x1b", ""),
@@ -92,6 +97,32 @@ def test_json_has_no_nan_and_no_infinity() -> None:
     plain = jsonable(values)
     assert plain == {"a": ["NaN", "Infinity", "-Infinity", 1.5], "b": "01", "c": None, "d": {"e": [1, True]}}
     json.dumps(plain, allow_nan=False)
+
+
+_CELLS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=3), st.lists(st.floats()),
+    st.dates(), st.dictionaries(st.one_of(st.none(), st.booleans(), st.text()), st.text(), max_size=2),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(_CELLS, _CELLS), max_size=5), st.sampled_from([("a", "b"), ('100 % "s"', "{}")]))
+def test_a_table_is_printed_as_its_rows_are(rows: list[tuple[object, object]], names: tuple[str, str]) -> None:
+    said = []
+    for print_it in (
+        lambda: print_json_table(names, rows),
+        lambda: print_json_rows(dict(zip(names, row, strict=True)) for row in rows),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            print_it()
+        said.append(out.getvalue())
+    assert said[0] == said[1] and len(json.loads(said[0])) == len(rows)
+
+
+def test_many_rows_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json_table(["step", "loss"], [(step, math.nan if step == 20_000 else step / 3) for step in range(20_002)])
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 20_002 and found[19_999] == {"step": 19_999, "loss": 19_999 / 3}
+    assert found[20_000] == {"step": 20_000, "loss": "NaN"}
 
 
 def test_numbers_for_narrow_columns() -> None:

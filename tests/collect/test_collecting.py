@@ -134,6 +134,7 @@ def test_a_collector_that_is_gone_delays_nothing_and_the_rest_is_sent_later(
 def test_a_relay_passes_on_what_it_cannot_change(collector: CollectorProcess, tmp_path: Path) -> None:
     """The client reaches the relay alone; the collector comes back after the client has ended."""
     upstream = collector.enrol(tmp_path / "upstream", "relay-1")
+    upstream.policy_path.write_text(everything())
     (tmp_path / "relay").mkdir()
     relay = CollectorProcess(tmp_path / "relay", upstream.path)
     relay.start()

@@ -134,5 +134,6 @@ def kills(directory: Path, count: int) -> tuple[int, int]:
 
 
 def test_a_killed_process_has_never_given_out_more_than_it_paid(tmp_path: Path) -> None:
-    given, paid = kills(tmp_path, 12)
-    assert 12 < given <= paid
+    count = 200 if os.environ.get("LONG_TESTS") else 12
+    given, paid = kills(tmp_path, count)
+    assert count < given <= paid

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stethos.collect.forward import ForwardedProcess, Forwarder
+from stethos.collect.answer import Answer
+from stethos.collect.forward import Forwarder
+from stethos.collect.forwarded import ForwardedProcess
 from stethos.collect.sender import LONGEST_WAIT_S, Sender
 from stethos.collect.site import make_site
 from stethos.collect.spool import LANES
@@ -43,13 +45,13 @@ def test_88_hours_without_a_collector(tmp_path: Path, monkeypatch: pytest.Monkey
     sender = Sender(site, forwarder)
     end = clock.now + OUTAGE_S
 
-    def post(data: bytes) -> tuple[int, dict[str, object]]:
+    def post(data: bytes) -> Answer:
         tries[0] += 1
         if clock.now < end:
             raise OSError("nobody there")
         lane, number = map(int, data.split(b" ")[:2])
         taken[lane, number] += 1
-        return 200, {"stored": True}
+        return Answer(200)
 
     monkeypatch.setattr(sender, "_post", post)
     next_rows, largest, made = clock.now, 0, Counter[int]()

@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from made_up import CANARY, made_up, rows_of
 
 from stethos.collect.filter import error_type, filtered, filtered_facts, frames_of
 from stethos.collect.policy import DROP, LEVELS, PRESETS, Policy, leaves_page, parse_policy
 from stethos.errors import UsageError
-from stethos.record.arrow import segment_schema, serialize_batch
-from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS, Kind, Table
-
-CANARY = "canary-7391-XQ"
-
-
-def rows_of(table: Table, columns: dict[str, list[Any]], count: int) -> pa.RecordBatch:
-    schema = segment_schema(table)
-    return pa.RecordBatch.from_pydict(
-        {one.name: columns.get(one.name, [None] * count) for one in schema}, schema=schema
-    )
-
-
-def made_up(table: Table, count: int, chance: random.Random) -> pa.RecordBatch:
-    """Rows with a canary in every text, and numbers of every kind."""
-    kinds = {column.name: column.kind for column in table.all_columns}
-    numbers = (0.0, -1.5, 3.25e9, float("nan"), float("inf"), 17.0, None)
-
-    def value(kind: Kind) -> Any:
-        if kind in (Kind.NAME, Kind.TEXT):
-            trace = f'Traceback:\n  File "/home/{CANARY}/train.py", line 3, in fit\n    x = "{CANARY}"\n'
-            return chance.choice((None, CANARY, f"ValueError: {CANARY}", f"{trace}KeyError: {CANARY}"))
-        if kind is Kind.BOOL:
-            return chance.random() < 0.5
-        if kind is Kind.F64:
-            return chance.choice(numbers)
-        return chance.choice((None, 0, 5, 1000, 2**31 - 2))
-
-    names = [one.name for one in segment_schema(table)]
-    return rows_of(table, {name: [value(kinds[name]) for _ in range(count)] for name in names}, count)
-
+from stethos.record.arrow import serialize_batch
+from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS
 
 # Names that Stethos itself or the federation's server gives: no text of the site's.
 ENUMS = {
@@ -158,6 +129,9 @@ def test_everything_leaves_for_a_day_at_most() -> None:
     'level = "L3"\n[tables.steps]\nloss = "noise"', "levle = 1", "level", "min_count = 0", "tables = 3",
     "[tables.nothing]\na = 'keep'", "[tables.steps]\nnothing = 'keep'", "[tables.steps]\nloss = 'maybe'",
     "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
+    f"min_count = {'1' * 5000}", 'level = "L4"\nuntil = 0001-01-01T00:00:00', f"{'a.' * 30_000}a = 1",
+    f"[tables.steps]\nloss = {{digits = 2, clip = [1{'0' * 400}, 1]}}",
+    "[tables.steps]\nloss = {digits = 2, clip = [nan, 1]}",
 ])  # fmt: skip
 def test_a_policy_that_cannot_be_understood_is_refused(text: str) -> None:
     with pytest.raises(UsageError):

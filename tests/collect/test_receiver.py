@@ -9,14 +9,14 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from collecting import HandMadeClient, blocks_of, metric_rows
+from collecting import STORED, HandMadeClient, blocks_of, metric_rows, rows_after, send
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_until
@@ -26,54 +26,15 @@ from stethos.collect.batch import BatchError, compress, decode_batch, digest_of
 from stethos.collect.enrolment import Enrolment, NotEnrolledError
 from stethos.collect.intervals import Intervals
 from stethos.collect.journal import Journal
-from stethos.collect.receiver import BURST_BATCHES, BusyError, Receiver
+from stethos.collect.receiver import Receiver
 from stethos.collect.run_writer import RunWriter
+from stethos.collect.shares import BURST_BATCHES, BusyError
 from stethos.errors import RecordingError
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, encode_block
 from stethos.schema import METRICS, ROUNDS
 from stethos.store.health import examine
 from stethos.store.run import open_run
-
-
-@pytest.fixture
-def enrolment(tmp_path: Path) -> Enrolment:
-    (tmp_path / "keys").mkdir()
-    return Enrolment(tmp_path / "keys")
-
-
-@pytest.fixture
-def receiver(tmp_path: Path, enrolment: Enrolment) -> Iterator[Receiver]:
-    made = Receiver(tmp_path / "runs", enrolment)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def client(enrolment: Enrolment) -> HandMadeClient:
-    return HandMadeClient(enrolment, "a")
-
-
-def send(receiver: Receiver, *batches: bytes) -> list[Any]:
-    """What becomes of batches that are sent at once."""
-
-    async def all_of_them() -> list[Any]:
-        found = await asyncio.gather(*(receiver.take(one) for one in batches), return_exceptions=True)
-        if receiver._committing is not None:
-            await receiver._committing  # it may still begin a new file
-        return found
-
-    return asyncio.run(all_of_them())
-
-
-def rows_after(receiver: Receiver, query: str = "SELECT value FROM metrics ORDER BY value") -> list[Any]:
-    """What a run holds once everything is written."""
-    receiver.close()
-    with open_run(receiver.directory / "r") as run:
-        return [row[0] if len(row) == 1 else tuple(row) for row in run.rows(query).values]
-
-
-STORED = {"stored": True}
 
 
 def test_batches_in_any_order_and_again_are_stored_once(receiver: Receiver, client: HandMadeClient) -> None:
@@ -184,7 +145,7 @@ def test_bombs_and_giants_are_refused_before_memory_is_taken(receiver: Receiver,
 def test_a_client_that_sends_too_much_waits_and_others_do_not(
     receiver: Receiver, client: HandMadeClient, enrolment: Enrolment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stethos.collect.receiver.RATE_BATCHES", 1e-3)  # on a slow machine, too
+    monkeypatch.setattr("stethos.collect.shares.RATE_BATCHES", 1e-3)  # on a slow machine, too
     other = HandMadeClient(enrolment, "b")
     flood = [client.batch(number, [number]) for number in range(1, int(BURST_BATCHES) + 40)]
     found = send(receiver, *flood, other.batch(1, [1]))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from collecting import HandMadeClient, blocks_of, metric_rows
@@ -16,7 +17,7 @@ from stethos.collect.enrolment import Enrolment
 from stethos.collect.inbox import Inbox
 from stethos.collect.policy import Policy, parse_policy
 from stethos.collect.report import filtered_report
-from stethos.collect.ride import BATCHES, INBOX_DIR, RIDE_BYTES, InboxWriter, reply_of, take_acks
+from stethos.collect.ride import BATCHES, INBOX_DIR, RIDE_BYTES, InboxWriter, entries_in, reply_of, take_acks
 from stethos.collect.site import make_site
 from stethos.collect.spool import Spool
 from stethos.diagnose.api import diagnose
@@ -113,3 +114,52 @@ def test_no_reply_is_larger_than_its_bound(tmp_path: Path, spool: Spool) -> None
 def test_acknowledgements_that_are_none_change_nothing(spool: Spool, text: object) -> None:
     take_acks(text)
     assert len(reply_of({})[BATCHES]) == 6 and decode_batch(reply_of({})[BATCHES][0]).header.client == "hospital"
+    audit = spool.path.parents[2] / "audit.jsonl"
+    assert audit.exists() == (text not in ("", None, json.dumps({"x": 1})))
+
+
+def test_nobody_is_told_of_a_batch_that_the_disk_has_not(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    inbox = InboxWriter(tmp_path / "fed")
+    inbox.put("17", reply_of(REPORT)[BATCHES])
+    (path,) = inbox.directory.iterdir()
+    assert not synced and inbox.acks("17") and synced == [path.stat().st_size]
+    assert inbox.acks("17") and len(synced) == 1
+    inbox.put("17", reply_of(REPORT)[BATCHES])
+    path.unlink()  # its drainer was faster
+    assert inbox.acks("17")
+
+
+def test_a_batch_that_the_disk_takes_in_part_is_not_there(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, waiting, write = InboxWriter(tmp_path / "fed"), reply_of(REPORT)[BATCHES], os.write
+    inbox.put("17", waiting[:1])
+    told = inbox.acks("17")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        with pytest.raises(OSError, match="No space"):
+            inbox.put("17", waiting[1:2])
+    assert inbox.acks("17") == told
+    inbox.put("17", waiting[1:])
+    (path,) = inbox.directory.iterdir()
+    assert [data for _, data, _ in entries_in(path.read_bytes(), 0)] == waiting
+
+
+def test_a_server_cannot_raise_what_a_sites_recording_costs(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stethos.federate.invitation import Invitation
+    from stethos.observe import boot
+
+    begun: list[Any] = []
+    monkeypatch.setattr(boot, "begin", begun.append)
+    asked = Invitation("f", "7", 1, run_dir=str(tmp_path / "fed"), preset="deep", overhead=0.9)
+    asked.record()
+    monkeypatch.delenv("STETHOS_SITE")
+    RunPlace(tmp_path / "fed").create({"run": "fed"})
+    asked.record()
+    assert [(one.preset, one.overhead) for one in begun] == [("standard", 0.01), ("deep", 0.9)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from collecting import HandMadeClient
 
+from stethos.collect.answer import read_answer
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.forward import Forwarder
 from stethos.collect.policy import NOTHING
@@ -53,7 +54,8 @@ def test_bulk_tables_go_first_and_reports_never(tmp_path: Path) -> None:
             spool.append(lane, number, 1, bytes(size))
         over = spool.size_bytes - limit
         if over > 0:
-            spool.make_room(over)
+            over -= spool.make_room(over, 2)
+            spool.make_room(over, 1)
     assert spool.size_bytes <= limit and numbers(spool, 0) == list(range(1, 10_561)) and not numbers(spool, 2)[:-1000]
     assert numbers(spool, 1)[-1] == numbers(spool, 2)[-1] == 10_560
     kept = len(numbers(spool, 1)) + len(numbers(spool, 2))
@@ -65,7 +67,7 @@ def test_what_may_have_been_sent_is_not_dropped(tmp_path: Path) -> None:
     for number in range(1, 9):
         spool.append(2, number, 1, bytes(FILE_BYTES // 2))
     spool.attempted[2] = 1
-    spool.make_room(1 << 40)
+    spool.make_room(1 << 40, 2)
     assert numbers(spool, 2) == [1, 2] and spool.dropped_rows == 6
 
 
@@ -118,7 +120,9 @@ def test_no_answer_of_a_collector_raises_a_level_or_makes_a_client_act(
     monkeypatch.setattr(forwarder, "spools", lambda: [spool])
     for number, answer in enumerate(answers, 1):
         spool.append(1, number, 1, batch)
-        monkeypatch.setattr(sender, "_post", lambda data, answer=answer: (200, answer))
+        monkeypatch.setattr(
+            sender, "_post", lambda data, answer=answer: read_answer(200, [], json.dumps(answer).encode())
+        )
         assert sender._send_next() == 0.0
     lines = (site.path / "audit.jsonl").read_text().splitlines()
     assert len(lines) == 1000 and all("refused" in line for line in lines)

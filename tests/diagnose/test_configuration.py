@@ -9,7 +9,7 @@ import pytest
 
 from stethos.cli.diagnose import thresholds_of
 from stethos.diagnose.api import configured_detectors
-from stethos.diagnose.configuration import find_configuration
+from stethos.diagnose.configuration import Configuration, find_configuration
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.system.straggler import Straggler
 from stethos.errors import UsageError
@@ -48,6 +48,7 @@ def test_the_nearest_file_holds_and_the_caller_has_the_last_word(inside: Path) -
     ("text", "complaint"),
     [
         ("[diagnose", "cannot be read"),
+        ("a." * 30_000 + "b = 1", "more than 100 parts"),
         ("diagnose = 3", "diagnose is 3"),
         ("[diagnose]\nsilent = []", "no setting diagnose.silent"),
         ("[diagnose]\nsilence = 'straggler'", "diagnose.silence is"),
@@ -89,3 +90,10 @@ def test_thresholds_on_the_command_line() -> None:
 def test_a_setting_that_is_none(setting: str) -> None:
     with pytest.raises(UsageError):
         thresholds_of([setting])
+
+
+def test_a_deleted_working_directory_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert find_configuration() == Configuration()

@@ -60,7 +60,10 @@ def test_a_faulty_client_is_found_with_its_kind(tmp_path: Path, fault: lab.Fault
     assert (found.kind, found.subject.clients) == (kind, ("c3",)) and found.is_open and found.confidence >= 0.75
     assert found.evidence and found.next_step
     if kind == "label-flip":
-        assert found.detail == {"guilt": "hostile", "source": 7, "target": 1} and "class 7 labelled as 1" in found.title
+        assert (
+            found.detail == {"guilt": "hostile", "source": 7, "target": 1}
+            and "labels class 7 as class 1" in found.title
+        )
     if kind == "nan":
         assert found.subject.first == 4
 
@@ -283,7 +286,7 @@ def test_two_federations_of_a_run_are_judged_each_by_itself(tmp_path: Path) -> N
         for data, faults in (("digits", [lab.Fault("sign-flip", [3])]), ("breast-cancer", [])):
             lab.federate(data, clients=8, rounds=6, engine="stacked", faults=faults, progress=False)
     (finding,) = findings_of(watch.path)
-    assert finding.title == "client c3 of digits sends its update with the sign turned"
+    assert finding.title == "client c3 of digits sends its update with the sign flipped"
     assert finding.subject.federation == "digits" and finding.as_dict()["federation"] == "digits"
     with stethos.open_run(watch.path) as run:
         for evidence in finding.evidence:

@@ -29,7 +29,8 @@ def test_faulty_clients_of_kept_federations_are_accused_and_honest_ones_are_not(
     weights = load_weights("inside")
     exact, clean, wrong, right = [], [], 0, 0
     for one in kept()["numbers"]:
-        chances = weights.probabilities({name: np.array(one["numbers"][name]) for name in INSIDE})
+        nothing = [0.0] * len(one["clients"])  # of what was not looked at when they were kept
+        chances = weights.probabilities({name: np.array(one["numbers"].get(name, nothing)) for name in INSIDE})
         accused = {
             client for client, sure in zip(one["clients"], chances, strict=True) if sure >= weights.cut(ALARM_RATE)
         }
@@ -50,6 +51,18 @@ def test_the_same_is_made_of_what_was_recorded() -> None:
     faulty = [accused == truth for truth, accused in found if truth]
     assert len(found) >= 12 and sum(len(accused - truth) for truth, accused in found) <= 1
     assert sum(faulty) >= 0.5 * len(faulty)
+
+
+def test_updates_alone_accuse_some_faulty_clients_and_name_what_is_exact() -> None:
+    found = []
+    for one in kept()["whole"]:
+        shown = {name: Frame(columns) for name, columns in one["rows"].items() if name != "evidence"}
+        (weighed,) = weighed_in(Window(shown)).values()
+        found.append((one, {verdict.client: verdict for verdict in weighed.accused()}))
+    assert sum(len(accused.keys() - set(one["faulty"])) for one, accused in found) == 0
+    assert sum(accused.keys() == set(one["faulty"]) for one, accused in found if one["faulty"]) >= 5  # 4 by networks
+    riders = [accused for one, accused in found if str(one["case"]["fault"]).startswith("free-rider")]
+    assert {verdict.kind for accused in riders for verdict in accused.values()} == {"free-rider"}
 
 
 def test_a_lower_alarm_rate_asks_for_more() -> None:

@@ -12,7 +12,7 @@ from builders import RunBuilder
 from processes import DEADLINE_S
 
 import stethos
-from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.diagnosis import Diagnosis
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.life import keep, rows_of
 from stethos.errors import QueryError, RecordingError

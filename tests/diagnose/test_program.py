@@ -7,14 +7,19 @@ import json
 import numpy as np
 import pytest
 
+from stethos.diagnose.convergence.divergence import Divergence
 from stethos.diagnose.convergence.gradients_not_zeroed import GradientsNotZeroed
+from stethos.diagnose.convergence.learning_rate_too_high import LearningRateTooHigh
 from stethos.diagnose.finding import Severity
+from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.program.implausible_loss import ImplausibleLoss
 from stethos.diagnose.program.learning_rate_collapse import LearningRateCollapse
 from stethos.diagnose.program.lost_gradients import LostGradients
 from stethos.diagnose.program.odd_batch import OddBatch
+from stethos.diagnose.program.odd_evaluation import OddEvaluation
 from stethos.diagnose.program.odd_optimizer import OddOptimizer
 from stethos.diagnose.program.odd_schedule import OddSchedule
+from stethos.diagnose.program.repeated_data import RepeatedData
 from stethos.diagnose.program.unoptimized_parameters import UnoptimizedParameters
 from stethos.diagnose.program.wrong_mode import WrongMode
 from tests import training_rows as made
@@ -118,3 +123,181 @@ def test_a_new_optimizer_is_no_restart(losses: list[float], rate: float, found: 
     second["step"] = list(range(100, 200))
     both = {name: [*first[name], *second[name]] for name in first}
     assert made.names_in(OddSchedule(), made.window(steps=both, inspections=made.inspections())) == found
+
+
+@pytest.mark.parametrize(
+    ("backwards", "found"),
+    [([1] * 100, []), ([1, 0] * 50, ["stepped-again"]), ([0] * 100, []), ([1, 1, 1, 0] * 25, [])],
+)
+def test_a_second_step_after_a_backward(backwards: list[int], found: list[str]) -> None:
+    """Steps without any backward are gradients that a program assigns; a few are what it retries."""
+    seen = made.window(steps=made.steps(made.falling(100), backwards=backwards), inspections=made.inspections())
+    assert [one.kind for one in OddOptimizer().check(seen)] == found
+
+
+def test_two_optimizers_may_step_after_one_backward() -> None:
+    rows = made.steps(made.falling(100), backwards=[1, 0] * 50)
+    rows["optimizer"] = [1, 2] * 50
+    assert made.names_in(OddOptimizer(), made.window(steps=rows, inspections=made.inspections())) == []
+
+
+@pytest.mark.parametrize(("decay", "found"), [(1.0, ["weight-decay-too-high"]), (1e-4, [])])
+def test_a_rate_of_a_hundred_is_not_called_a_weight_decay(decay: float, found: list[str]) -> None:
+    """Both take 1 % of each weight per step, but only one of them for its decay."""
+    detail = json.dumps({"weight_decay": decay, "decay_per_step": 0.01})
+    seen = made.window(steps=made.steps([2.3] * 100), inspections=made.inspections(detail=detail))
+    assert [one.kind for one in OddOptimizer().check(seen)] == found
+
+
+@pytest.mark.parametrize(("classes", "found"), [(1, []), (4, ["learning-rate-too-high", "divergence"])])
+def test_a_loss_may_rise_where_a_pair_is_told_from_ever_more_others(classes: int, found: list[str]) -> None:
+    losses = np.concatenate([np.linspace(0.2, 5.0, 60), np.full(240, 4.5)]) + made.noise(300, 0.02)
+    labels = {"classes": classes, "label_mean": 0.0 if classes == 1 else [float(at) for at in range(8)]}
+    seen = made.window(steps=made.steps(losses), inspections=made.inspections(outputs=1025, **labels))
+    assert made.names_in(LearningRateTooHigh(), seen) + made.names_in(Divergence(), seen) == found
+
+
+@pytest.mark.parametrize(
+    ("is_alone", "level", "severity"),
+    [(True, 0.135, Severity.WARNING), (True, 0.05, Severity.INFO), (False, 0.135, Severity.INFO)],
+)
+def test_a_rare_class_is_a_fault_only_where_it_is_not_told_apart(
+    is_alone: bool, level: float, severity: Severity
+) -> None:
+    """0.135 is what a model gives that knows of nothing but the 97 %."""
+    rows = made.inspections(
+        classes=2, top_class_share=0.97, outputs=None, label_mean=0.03, label_std=0.17,
+        function="BinaryCrossEntropyWithLogits", detail=json.dumps({"is_alone": is_alone}),
+    )  # fmt: skip
+    losses = made.falling(200, start=0.7, end=level)
+    (found,) = OddBatch().check(made.window(steps=made.steps(losses), inspections=rows))
+    assert (found.kind, found.severity) == ("one-class-dominates", severity)
+
+
+@pytest.mark.parametrize(("moves", "found"), [(True, []), (False, ["series-anomaly"])])
+def test_a_loss_whose_goal_follows_the_model_may_jump(moves: bool, found: list[str]) -> None:
+    """A target network is brought up to date; a teacher that never changes is a goal like any other."""
+    weights = [1, 1, 2, 2, 3, 3] if moves else [1] * 6
+    details = [json.dumps({"helper": 0, "is_copy": True, "weights": one}) for one in weights]
+    losses = np.concatenate([np.full(150, 0.001), [0.9], np.full(149, 0.001)]) + np.abs(made.noise(300, 1e-4))
+    seen = made.window(
+        steps=made.steps(losses),
+        inspections=made.inspections(6, phase="helper", step=[1, 2, 3, 4, 26, 90], detail=details),
+    )
+    assert made.names_in(SeriesAnomaly(), seen) == found
+
+
+@pytest.mark.parametrize(("depth", "found"), [(1e9, ["unbounded-loss"]), (30.0, [])])
+def test_a_loss_that_leaves_all_measure_below_zero_has_no_bound(depth: float, found: list[str]) -> None:
+    """It need not fall to the end: where weights are 1e20, steps no longer count. A likelihood ends somewhere."""
+    losses = np.concatenate([np.linspace(45.0, -2.0, 60), -np.geomspace(2.0, depth, 40), np.full(100, -depth)])
+    rows = made.inspections(function="BinaryCrossEntropy", detail=json.dumps({"is_alone": False}))
+    seen = made.window(steps=made.steps(losses), inspections=rows)
+    assert [one.kind for one in ImplausibleLoss().check(seen)] == found
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({"weights": {"0.weight": 17, "0.bias": 4}}, []),
+        ({"sampler_weights": 4000}, []),
+        ({"sampler_weights": 10}, ["few-samples"]),
+        ({"weights": 10}, ["few-samples"]),
+    ],
+)
+def test_the_weights_of_a_rank_are_not_those_of_a_sampler(facts: dict[str, object], found: list[str]) -> None:
+    """A rank notes checksums of its model's weights; older runs have the number of a sampler's under the same name."""
+    detail = json.dumps({"dataset": 4000, "used": 4000, "drawn_per_pass": 4000, "batch_size": 32, **facts})
+    seen = made.window(steps=made.steps(made.falling(100)), inspections=made.inspections(detail=detail))
+    assert [one.kind for one in RepeatedData().check(seen)] == found
+
+
+def passes(levels: list[list[float]], length: int = 20) -> dict[str, object]:
+    """Rows of steps: an optimizer for each pass, whose loss goes from one level to the other."""
+    losses = np.concatenate([np.linspace(*level, length) for level in levels])
+    return made.steps(losses, optimizer=[float(1 + place // length) for place in range(len(losses))])
+
+
+@pytest.mark.parametrize(
+    ("levels", "starts", "found"),
+    [
+        ([[2.3, 1.2]] * 5, range(5), ["model-recreated"]),
+        ([[2.3, 1.5], [1.5, 1.0], [1.0, 0.8], [0.8, 0.6], [0.6, 0.5]], range(5), ["optimizer-recreated"]),
+        ([[2.3, 1.2]] * 5, [0], []),  # folds of some passes each begin elsewhere
+        ([[2.3, 1.2]] * 3, range(3), []),
+        ([[2.3, 2.3]] * 5, range(5), []),
+    ],
+)
+def test_what_is_made_anew_at_each_pass(levels: list[list[float]], starts: range, found: list[str]) -> None:
+    first = [20 * place for place in starts]
+    others = [step + 1 for step in first]
+    rows = made.inspections(
+        len(first) + len(others), step=sorted([*first, *others]), epoch_start=[1, 0] * len(first),
+        detail=json.dumps({"betas": [0.9, 0.999]}),
+    )  # fmt: skip
+    seen = made.window(steps=passes(levels), inspections=rows)
+    assert [one.kind for one in OddOptimizer().check(seen)] == found
+
+
+@pytest.mark.parametrize(("level", "found"), [(0.0, ["always-zero"]), (0.001, [])])
+def test_a_loss_that_is_zero_from_the_first_step_on(level: float, found: list[str]) -> None:
+    rows = made.inspections(detail=json.dumps({"is_alone": True}))
+    seen = made.window(steps=made.steps([level] * 60), inspections=rows)
+    assert [one.kind for one in ImplausibleLoss().check(seen) if one.kind == "always-zero"] == found
+
+
+@pytest.mark.parametrize(("level", "moves", "found"), [(4.0, 0, ["constant-level"]), (2.0, 0, []), (4.0, 1, [])])
+def test_a_square_at_the_variance_of_its_targets(level: float, moves: int, found: list[str]) -> None:
+    rows = made.inspections(
+        function="MseLoss", label_std=2.0, classes=None, outputs=1 + moves, detail=json.dumps({"is_alone": True})
+    )
+    losses = level * (1 + made.noise(200, 0.02))
+    seen = made.window(steps=made.steps(losses), inspections=rows)
+    assert [one.kind for one in ImplausibleLoss().check(seen)] == found
+
+
+@pytest.mark.parametrize(("applied", "found"), [(0.5, []), (0.5 * 4096, ["still-scaled"])])
+def test_gradients_that_are_still_scaled_at_the_step(applied: float, found: list[str]) -> None:
+    rows = made.inspections(gradient_norm=0.5 * 4096, detail=json.dumps({"scale": 4096.0}))
+    seen = made.window(steps=made.steps(made.falling(60), grad_norm=applied), inspections=rows)
+    assert [one.kind for one in LostGradients().check(seen)] == found
+
+
+@pytest.mark.parametrize(("in_vain", "severity"), [([], Severity.INFO), (["head"], Severity.WARNING)])
+def test_a_layer_that_runs_in_vain_is_more_than_an_unused_one(in_vain: list[str], severity: Severity) -> None:
+    facts = {"unreached": ["head.weight"], "unreached_count": 1, "optimized": 10}
+    seen = made.window(
+        steps=made.steps(made.falling(60)),
+        inspections=made.inspections(detail=json.dumps({**facts, "in_vain": in_vain})),
+    )
+    (found,) = UnoptimizedParameters().check(seen)
+    assert (found.kind, found.severity) == ("cut-off", severity)
+
+
+def evaluations(**facts: object) -> dict[str, object]:
+    """Inspections of batches that are 95 % right, and of four evaluations."""
+    asked = {"answers": 200, "classes": 5, "hits": 0.9, "top_answer": 0.3, "top_label": 0.25, "renamed": 0.9,
+             "known": False, "at": 10}  # fmt: skip
+    return made.inspections(
+        12, step=[*range(8), 10, 20, 30, 40], phase=["training"] * 8 + ["evaluation answers"] * 4,
+        detail=[json.dumps({"hits": 0.95})] * 8 + [json.dumps(asked | facts)] * 4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({}, []),
+        ({"hits": 0.1}, ["classes-renamed"]),
+        ({"hits": 0.1, "renamed": 0.4}, ["no-better-than-guessing"]),
+        ({"hits": 0.25, "renamed": 0.25, "top_answer": 1.0}, ["same-answer"]),
+        ({"hits": 0.9, "renamed": 0.9, "top_label": 0.9, "top_answer": 1.0}, []),  # of a rare class
+        ({"hits": 0.85, "renamed": 0.85, "top_label": 0.84}, []),
+        ({"known": True}, ["evaluated-on-training-data"]),
+        ({"answers": 10, "hits": 0.0}, []),
+    ],
+)
+def test_what_evaluations_answer(facts: dict[str, object], found: list[str]) -> None:
+    seen = made.window(steps=made.steps(made.falling(60)), inspections=evaluations(**facts))
+    assert [one.kind for one in OddEvaluation().check(seen)] == found
+    assert list(OddEvaluation().check(made.window())) == []

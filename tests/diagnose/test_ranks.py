@@ -51,6 +51,44 @@ def test_the_rank_whose_weights_change_is_named_with_its_layer_and_step(ranks: i
     assert (one.kind, one.subject.ranks, one.subject.layers, one.subject.first) == ("weights-changed", (2,), ("a",), 5)
 
 
+def on_a_device(ranks: int, wrong: tuple[int, ...], **one: Any) -> list[Finding]:
+    """Replicas of DDP whose weights are known by the rows of `layers`; a low bit is wrong on rank 1 at some steps."""
+    rows: dict[str, list[Any]] = {}
+    for rank in range(ranks):
+        for step in (64, 128, 192):
+            bad = rank == 1 and step in wrong
+            row = {"process": f"p{rank}", "rank": rank, "step": step, "layer": "a", "kind": "weight", "norm": 2.0,
+                   "mean": 0.1, "min": -1.0, "max": 1.0, "nan": 0.0, "inf": 0.0, "size": 9.0,
+                   "checksum": 1000.0 * step + bad}  # fmt: skip
+            for name, value in row.items():
+                rows.setdefault(name, []).append(value)
+    detail = json.dumps({"replicated": one.get("replicated", True)})
+    inspections: dict[str, list[Any]] = {}
+    for rank in range(ranks):
+        for name, values in made.inspections(1, process=f"p{rank}", rank=rank, step=1, detail=detail).items():
+            inspections.setdefault(name, []).extend(values)
+    collectives = {"rank": list(range(ranks)), "op": ["all_gather"] * ranks}  # DDP's own, when it is made
+    processes = {"process": [f"p{rank}" for rank in range(ranks)], "rank": list(range(ranks)),
+                 "state": ["ended"] * ranks}  # fmt: skip
+    window = made.window(layers=rows, inspections=inspections, collectives=collectives, processes=processes)
+    return list(ReplicaDivergence().check(window))
+
+
+@pytest.mark.parametrize(("wrong", "first"), [((128, 192), 128), ((192,), 192)])
+def test_on_a_device_the_next_checksum_names_the_rank(wrong: tuple[int, ...], first: int) -> None:
+    (one,) = on_a_device(3, wrong)
+    assert (one.kind, one.subject.ranks, one.subject.layers, one.subject.first) == (
+        "weights-changed", (1,), ("a",), first,
+    )  # fmt: skip
+
+
+def test_on_a_device_equal_copies_shards_and_one_look_at_two_ranks_say_nothing() -> None:
+    assert on_a_device(3, ()) == []
+    assert on_a_device(3, (128, 192), replicated=False) == []  # gathers, and nobody says that they are copies
+    assert on_a_device(3, (128,)) == []  # equal again
+    assert on_a_device(2, (192,)) == []
+
+
 def test_of_two_ranks_none_is_blamed() -> None:
     def change(rank: int, step: int, row: dict[str, Any]) -> None:
         if rank and step >= 5:

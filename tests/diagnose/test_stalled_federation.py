@@ -71,6 +71,22 @@ def test_a_server_that_waits_for_clients_says_for_how_many() -> None:
     assert finding.kind == "select" and "(1 of 2 clients connected)" in finding.title
 
 
+@pytest.mark.parametrize(("age_s", "is_told"), [(50.0, True), (40.0, False)])
+def test_clients_that_never_fetched_a_task_have_not_started(age_s: float, is_told: bool) -> None:
+    """Where clients come for their tasks themselves, as with NVFlare; those that start slowly are given time."""
+    row = {"process": cases.SERVER, "federation": "f", "side": "server", "leg": "waiting", "round": 0, "client": None,
+           "work": None, "t_ns": 9e10, "age_s": age_s, "words": '{"never_came": ["site-1"]}'}  # fmt: skip
+    people = frame_of([{"process": cases.SERVER, "state": "running", "pid": 7}])
+    host = frame_of([{"process": cases.SERVER, "t_ns": 9e10, "cpu_share": 0.5}])
+    window = Window({"legs": frame_of([row]), "processes": people, "host": host}, is_live=True)
+    if is_told:
+        finding = one(window)
+        assert finding.kind == "never-started" and finding.subject.clients == ("site-1",)
+        assert "client site-1 has never fetched a task for 50 s" in finding.title
+    else:
+        assert not found("FED017", window)
+
+
 @pytest.mark.parametrize(
     "slow",
     [

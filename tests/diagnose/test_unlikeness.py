@@ -50,6 +50,16 @@ def test_classes_with_wrong_labels_spread_towards_each_other() -> None:
     assert noisy[3] < 0.3
 
 
+def test_wrong_labels_leave_samples_where_they_are_and_other_inputs_do_not() -> None:
+    chance = np.random.default_rng(4)
+    wrong, elsewhere = clients(wrong_labels=0.5), clients()
+    y = chance.integers(0, 2, 120)
+    elsewhere[3] = sketch_of(chance.normal(size=(120, 6)) + 4.0 * y[:, None] + np.array([6.0, 0, 0, -6.0, 0, 0]), y)
+    assert data_unlikeness(wrong)["elsewhere"].max() < 0.5
+    found = data_unlikeness(elsewhere)["elsewhere"]
+    assert found[3] > 1.2 and np.delete(found, 3).max() < 0.7
+
+
 def test_inputs_that_do_not_follow_from_each_other_stand_out() -> None:
     numbers = data_unlikeness(clients(noise=1.5))
     assert numbers["worse"][3] > 1.5 and np.delete(numbers["worse"], 3).max() < 1
@@ -73,3 +83,31 @@ def test_who_sends_nothing_at_times_is_not_odd_where_most_do() -> None:
     ]
     cohort = cohort_of([{name: np.array([row[name] for row in rows]) for name in rows[0]}])
     assert [one.client for one in certain_on(cohort)] == ["c0"]
+
+
+def texts(client: int, drops: float = 0.0, length: int = 12) -> Sketch:
+    """Lines of words that all sites use, some more often; a tokenizer may not know some of them."""
+    chance = np.random.default_rng([7, client])
+    often = np.arange(1, 61) ** -0.8 * chance.uniform(0.6, 1.6, 60)
+    tokens = chance.choice(60, (200, length), p=often / often.sum()) + 1
+    unknown = np.random.default_rng(1).permutation(np.arange(1, 61))[: int(60 * drops)]
+    tokens = np.where(np.isin(tokens, unknown), 99, tokens)
+    flat = (np.repeat(np.arange(200), length), tokens.reshape(-1))
+    y = chance.integers(0, 2, 200)
+    sketch = DataSketch()
+    sketch.add(
+        BatchRows(
+            "tokens", chance.random((200, 4)), tokens.astype(float), np.arange(200), 0.0, length, y, None, flat
+        ),
+        np.ones(200, bool),
+    )  # fmt: skip
+    found = sketch_in(sketch.text(), 1)
+    assert found is not None
+    return found
+
+
+def test_words_of_all_that_one_site_lacks_stand_out_and_shorter_texts_do_not() -> None:
+    dropped = data_unlikeness([texts(client, 0.3 if client == 3 else 0.0) for client in range(8)])["lost"]
+    assert dropped[3] > 1 and np.delete(dropped, 3).max() < 0.7
+    shorter = data_unlikeness([texts(client, length=6 if client == 3 else 12) for client in range(8)])["lost"]
+    assert shorter.max() < 0.7

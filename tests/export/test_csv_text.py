@@ -14,7 +14,7 @@ from stethos.export.csv_text import plain_batch, plain_text
 
 HOSTILE = [
     "=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "\x07=HYPERLINK(\"http://x\")", "\x1b[31mred", "\x9b31m",
-    "a\u202eb", "\uff1d1+1", "\x00", "\r=1",
+    "a\u202eb", "\uff1d1+1", "\x00", "\r=1", "a\u061cb", "\u200b=1+1", "\U000e0041", "\ufeff=1",
 ]  # fmt: skip
 PLAIN = ["ok", "-1.5", "+2", "1e5", "a=b", "x@y", "", "layer.0.weight", "-", "two\nlines"]
 
@@ -23,7 +23,7 @@ PLAIN = ["ok", "-1.5", "+2", "1e5", "a=b", "x@y", "", "layer.0.weight", "-", "tw
 def test_a_formula_and_a_control_character_are_taken_out(text: str) -> None:
     plain = plain_text(text)
     assert (plain[:1] not in ("=", "+", "-", "@", "\t", "\uff1d") and plain.isprintable()) or plain.startswith("'")
-    assert not set(plain) & set("\x00\x07\x1b\x9b\u202e\r")
+    assert not set(plain) & set("\x00\x07\x1b\x9b\u202e\r\u061c\u200b\U000e0041\ufeff")
 
 
 def test_what_is_no_danger_stays() -> None:

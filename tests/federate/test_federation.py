@@ -642,3 +642,12 @@ def test_an_update_after_its_rounds_end_is_no_part_of_the_next(record: Record) -
         (1, "a"),
         (2, "b"),
     ]
+
+
+def test_name_is_the_run_as_everywhere(tmp_path: Path) -> None:
+    with stethos.federation("wards", name="night-1", dir=tmp_path) as opened:
+        assert (opened.name, opened.path.name) == ("wards", "night-1")
+    with stethos.federation("wards", run="night-2", dir=tmp_path) as opened:
+        assert opened.path.name == "night-2"
+    with pytest.raises(UsageError, match="name='a' and run='b'"):
+        stethos.federation("wards", name="a", run="b")

@@ -109,6 +109,18 @@ def test_tokens_are_found_below_any_layer_and_places_are_not_taken_for_them(laye
     assert found is not None and found.tokens is not None and torch.equal(found.tokens, TOKENS)
 
 
+@pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("is_batch_first", [True, False])
+@pytest.mark.parametrize("steps", [6, 8])  # as many steps as samples, too
+def test_a_recurrent_layer_has_a_row_per_sample_whatever_order_it_computes_in(
+    layer: type[nn.RNN | nn.LSTM | nn.GRU], is_batch_first: bool, steps: int
+) -> None:
+    series = torch.randn(8, steps, 4)
+    hidden, _ = layer(4, 5, batch_first=is_batch_first)(series if is_batch_first else series.transpose(0, 1))
+    found = batch_of(F.cross_entropy(nn.Linear(5, 3)(hidden.mean(1 if is_batch_first else 0)), Y))
+    assert found is not None and found.inputs is not None and torch.equal(found.inputs.reshape(8, steps, 4), series)
+
+
 def test_a_bag_of_tokens_comes_with_its_offsets() -> None:
     found = batch_of(F.cross_entropy(nn.EmbeddingBag(50, 3)(TOKENS), Y))
     assert found is not None and found.tokens is not None and found.offsets is not None

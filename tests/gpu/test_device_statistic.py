@@ -67,6 +67,36 @@ def test_one_launch_says_what_the_cpu_says(device: DeviceStatistics, dtype: torc
         same(late.table, wanted, dtype, largest)
 
 
+def checksum_of(tensor: torch.Tensor) -> int:
+    """The slow plain way: every element's bits as a whole number, in Python."""
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = sum(tensor.cpu().contiguous().view(word).reshape(-1).tolist()) % (1 << 64)
+    return (whole ^ whole >> 52) & ((1 << 52) - 1)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_one_changed_bit_changes_the_checksum(
+    device: DeviceStatistics, dtype: torch.dtype, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_kernel:
+        monkeypatch.setattr(fused.Kernels, "of", lambda self, dtype: None)
+    tensors = [tensor for tensor in tensors_of(dtype) if tensor is not None and tensor.numel()]
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    wanted = [checksum_of(tensor) for tensor in tensors]
+    for bit in (None, 0, 8 * dtype.itemsize - 1):
+        if bit is not None:
+            tensors = [tensor.contiguous().clone() for tensor in tensors]
+            for tensor in tensors:
+                tensor.reshape(-1)[:1].view(word).bitwise_xor_(-1 << bit if bit else 1)
+        late = device.start(tensors)
+        torch.cuda.synchronize()
+        late.read()
+        found = late.checksums.astype(np.int64).tolist()
+        assert found == [checksum_of(tensor) for tensor in tensors]
+        assert bit is None or not any(mine == other for mine, other in zip(found, wanted, strict=True))
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_torch_alone_says_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused.Kernels, "of", lambda self, dtype: None)

@@ -20,7 +20,7 @@ def test_the_demo_names_the_hidden_client(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": source},
     )
     assert result.returncode == 0, result.stderr
-    assert "has class 1 labelled as 2" in result.stdout and "label-flip" in result.stdout
+    assert "labels class 1 as class 2" in result.stdout and "label-flip" in result.stdout
     assert "PROVED: without client c5: accuracy" in result.stdout
     assert "the diagnosis named it (exit status 1)" in result.stdout
     assert f"serve --dir {tmp_path}" in result.stdout

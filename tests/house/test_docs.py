@@ -21,6 +21,7 @@ from stethos.cli.main import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 DETECTOR_PAGES = sorted((PROJECT / "docs" / "detectors").glob("*.md"))
+BENCHMARK_PAGES = sorted((PROJECT / "docs" / "benchmarks").glob("*.md"))
 CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -51,7 +52,7 @@ class Block:
 
 def blocks(*kinds: str) -> list[Block]:
     found = []
-    for page in [*PAGES, CONTRIBUTING]:
+    for page in [*PAGES, *BENCHMARK_PAGES, CONTRIBUTING]:
         text = page.read_text(encoding="utf-8")
         for match in _FENCE.finditer(text):
             if match["kind"] in kinds:
@@ -196,7 +197,7 @@ def test_queries_run_and_find_something(block: Block, workshop: Path) -> None:
         assert run.sql(block.body).num_rows
 
 
-@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING, *DETECTOR_PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING, *BENCHMARK_PAGES, *DETECTOR_PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
@@ -205,6 +206,34 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     readme = (PROJECT / "README.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
+
+
+def test_every_page_of_benchmarks_is_reached_from_the_short_one() -> None:
+    short = (PROJECT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert len(BENCHMARK_PAGES) > 1
+    assert [page.name for page in BENCHMARK_PAGES if f"](benchmarks/{page.name}" not in short] == []
+
+
+def test_tables_are_written_onto_the_page_that_has_their_markers(tmp_path: Path) -> None:
+    from benchmarks.report import write_section
+
+    (tmp_path / "first.md").write_text("# First\n\nWords.\n")
+    (tmp_path / "second.md").write_text(
+        "# Second\n\n<!-- benchmark: store -->\n\nold\n\n<!-- end of benchmark: store -->\n\nMore.\n"
+    )
+    write_section(tmp_path, "store", "new\n")
+    write_section(tmp_path, "another", "its own\n")
+    assert (tmp_path / "first.md").read_text() == "# First\n\nWords.\n"
+    written = "# Second\n\n<!-- benchmark: store -->\n\nnew\n\n<!-- end of benchmark: store -->\n\nMore.\n"
+    assert (tmp_path / "second.md").read_text() == written
+    assert "its own" in (tmp_path / "another.md").read_text()
+
+
+def test_no_section_of_the_benchmarks_stands_on_two_pages() -> None:
+    pages = [PROJECT / "docs" / "benchmarks.md", *BENCHMARK_PAGES]
+    names = [name for page in pages for name in re.findall(r"<!-- benchmark: (\S+) -->", page.read_text("utf-8"))]
+    assert len(names) > 10
+    assert sorted(names) == sorted(set(names))
 
 
 def test_every_dependency_has_its_line() -> None:

@@ -16,7 +16,10 @@ import stethos
 from stethos import wiring
 
 ROOT = Path(stethos.__file__).resolve().parent
-BASE = frozenset({"errors", "schema", "settings", "clock", "guard", "native", "outlier", "redact", "wiring", "cluster"})
+BASE = frozenset(
+    {"errors", "schema", "settings", "clock", "guard", "native", "nearest", "outlier", "redact", "secret_forms"}
+    | {"toml_text", "turn_facts", "wiring", "cluster"}
+)
 
 # Each package and those it may import, beside the base modules and itself.
 BELOW: dict[str, frozenset[str]] = {

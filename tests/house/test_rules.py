@@ -96,7 +96,6 @@ OPENS = {
     "diagnose/federated/weighing.py": "our own package",
     "export/flame.py": "our own package",
     "export/otlp.py": "what it writes",
-    "export/otlp_signals.py": "what it writes",
     "export/perfetto.py": "what it writes",
     "export/prometheus.py": "what it writes",
     "export/speedscope.py": "what it writes",

@@ -43,7 +43,7 @@ def children_of(run: Run) -> list[dict[str, object]]:
         ("fork", 3, [0, 1, 0], ["ended", "failed", "ended"]),
         ("spawn", 3, [0, 1, 0], ["ended", "failed", "ended"]),
         ("forkserver", 1, [0], ["ended"]),
-        ("raw", 2, [0, 0], ["killed", "killed"]),
+        ("raw", 2, [0, 0], ["ended", "ended"]),
     ],
 )
 def test_children_that_log_become_processes_of_the_run(
@@ -153,7 +153,7 @@ sys.stdin.readline()
     with open_run(tmp_path / "run") as live:
         wait_until(lambda: live.tables()["metrics"] == 3, "all rows")
         states = {process["pid"]: process["state"] for process in live.processes()}
-        assert states.pop(program.pid) == "running" and list(states.values()) == ["killed"]
+        assert states.pop(program.pid) == "running" and list(states.values()) == ["ended"]
         checked_books(live)
     finish(program, "end\n")
     collected(tmp_path / "run")

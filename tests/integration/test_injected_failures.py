@@ -33,6 +33,7 @@ ENTRANCES = {
     "observe.memory_trace.MemoryTrace.__torch_dispatch__",
     "observe.ending.EndWatch._hook",
     "record.place.check_name",
+    "record.place.is_name",
 }
 ENTRANCES_AT_START = {
     "observe.boot.Recording.watch_torch",
@@ -45,6 +46,7 @@ UNREACHED = {
     "another machine": {
         "observe.late_row.<lambda>",
         "observe.late_row.HostLead.note",
+        *(f"observe.late_row.TracePrice.{name}" for name in ("note", "charge", "take_lost_ns")),
         "observe.context.TurnTotals.add",
         "observe.budget.Budget.use_device",
         "observe.sample.LayerSampler.take_gradients",
@@ -54,8 +56,11 @@ UNREACHED = {
         *(f"observe.step_recorder.StepRecorder.{name}" for name in (
             "put_later", "batch_came", "backward_ended", "_hold_for",
         )),
-        *(f"observe.device_row.{name}" for name in ("wide_of", "rows_of", "_column_of", "joined", "columns_of")),
+        *(f"observe.device_row.{name}" for name in (
+            "wide_of", "rows_of", "_column_of", "joined", "columns_of", "checksums_in",
+        )),
         "observe.device_row.distances_of",
+        *(f"observe.histogram.{name}" for name in ("_spread", "_to_host")),  # or half precision
         *(f"observe.device_statistic.LateTable.{name}" for name in ("begin", "end", "expect_rows", "expect_drift")),
         "observe.device_statistic.LateTable.hold",
         *(f"observe.device_statistic.DeviceStatistics.{name}" for name in ("_start", "_start_drift")),
@@ -108,10 +113,13 @@ UNREACHED = {
 # Kinds of losses, batches and secrets that this training does not have: see tests of these modules.
 ELSEWHERE = (
     # what is called where a program evaluates, logs by another tool, or breaks: tests of their own
+    "observe.answers.",
     "observe.autograd_graph.",
     "observe.batch_facts.",
     "observe.call_check.",
+    "observe.dependence.",
     "observe.evaluation.",
+    "observe.function_code.",
     "observe.graph_check.",
     "observe.helper_model.",
     "observe.hyperparameters.",
@@ -189,6 +197,7 @@ RARE = {
     "observe.mode_facts._is_drifting", "observe.mode_facts._is_untouched",
     "observe.layer_name._stripped", "observe.optimizers._numbered", "observe.module_trace.ModuleTrace.is_on",
     "observe.session.Session._end_of_child", "observe.ending._was_caught",
+    "observe.session.Session._end_with_exit", "observe.session.Session._note_exit",
     "observe.statistic._Export.__dlpack_device__", "observe.statistic._centred", "observe.statistic._norm_by_block",
     "observe.budget.Pace._learn",
     "observe.budget.SampleBudget.learn_unseen", "observe.iteration.Iterations.after_fork",
@@ -198,7 +207,7 @@ RARE = {
 
 
 def test_ctrl_c_comes_out_of_every_function(outcomes: list[dict[str, Any]]) -> None:
-    """Except where Python itself drops exceptions: in a forked child's first moment and while an object dies."""
+    """Except in a forked child, whose exceptions do not come here, and where Python drops them as an object dies."""
     silent = {
         row["function"]
         for row in outcomes
@@ -206,6 +215,7 @@ def test_ctrl_c_comes_out_of_every_function(outcomes: list[dict[str, Any]]) -> N
     }
     assert silent <= {
         "observe.session.Session._after_fork", "observe.step_recorder.StepRecorder.after_fork",
+        "observe.session.Session._end_with_exit", "observe.session.Session._note_exit",
         "observe.optimizers.Optimizers._forget", "record.ring.Ring.release",
         "observe.collectives.CollectiveWatch.after_fork",
         "observe.memory_trace.MemoryTrace._free",

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from processes import (
 )
 from terminal import Terminal
 
+from stethos.cli.task.launch import is_sent
 from stethos.record.place import RunPlace, start_ticks
 from stethos.store.run import Run, open_run
 
@@ -326,6 +328,19 @@ def test_a_signal_that_comes_after_the_program_has_ended_changes_nothing(here: P
         launcher.send_signal(number)
     assert finish(launcher).returncode == 0
     only_run(here)
+
+
+def test_a_command_that_is_stopped_for_long_goes_on_with_its_program(here: Path) -> None:
+    """As by Ctrl-Z and `fg`, or by a machine that sleeps: the wait for signals ends without any."""
+    launcher = start_command("run", script("print('ready', flush=True); print(input())"))
+    assert launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
+    for _ in range(3):
+        launcher.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)  # longer than it waits for a signal
+        launcher.send_signal(signal.SIGCONT)
+    ended = finish(launcher, "end\n")
+    assert (ended.returncode, ended.stdout) == (0, "end\n")
+    assert only_process(only_run(here))["state"] == "ended"
 
 
 # What is run ----------------------------------------------------------------------------------------------
@@ -664,3 +679,14 @@ def test_a_run_ends_with_its_verdict_in_one_line(here: Path) -> None:
         assert ended.returncode == 0
         assert f"200 steps recorded; look: stethos diagnose -t lr-{rate}" in ended.stderr
         assert ended.stderr.splitlines()[-1].startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "is_relayed"),
+    [
+        (signal.SIGTERM, 0, True), (signal.SIGINT, -6, True), (signal.SIGINT, 128, False), (signal.SIGCHLD, 0, False),
+        (-1035617312, -1042191680, False), (2, -1042191680, False),  # what Python told after a stop
+    ],
+)  # fmt: skip
+def test_a_signal_that_never_came_is_not_relayed(number: int, code: int, is_relayed: bool) -> None:
+    assert is_sent(signal.struct_siginfo((number, code, 0, 0, 0, 0, 0))) is is_relayed

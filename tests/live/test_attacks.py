@@ -113,7 +113,7 @@ def test_code_that_raises_or_is_none(goes_on: Living) -> None:
         and "json.loads('{')" in said.err
         and "JSONDecodeError" in said.err
     )
-    assert "stethos/" not in said.err
+    assert "src/stethos/" not in said.err
     said = goes_on.say("eval", "if True print(1)")
     assert said.status == 1 and "SyntaxError" in said.err
     assert goes_on.say("eval", "   \n").status == 2
@@ -449,7 +449,7 @@ def test_where_nobody_may_look_from_outside_the_agent_is_asked(
     threads = json.loads(with_main.ok("backtrace", "--json"))
     assert {thread["source"] for thread in threads} == {"agent"} and threads[0]["is_main"]
     assert threads[0]["frames"][-1]["func"] == "<module>"
-    assert not any("stethos" in frame["file"] for thread in threads for frame in thread["frames"])
+    assert not any("src/stethos/" in frame["file"] for thread in threads for frame in thread["frames"])
     assert "as seen by the agent" in with_main.ok("backtrace")
 
 

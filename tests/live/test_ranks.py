@@ -171,7 +171,7 @@ def test_a_collective_runs_on_all_ranks_or_not_at_all(ask: Ask, job: Job) -> Non
     code = "tensor = torch.tensor([trainer.current_step])\ndist.all_reduce(tensor)\nprint(tensor.item())"
     status, _, err = ask("rank:0", "eval", code)
     assert status == 6
-    assert "dist.all_reduce on one rank of 2 would wait for the others for ever" in err
+    assert "dist.all_reduce on one rank of 2 would wait for the others forever" in err
     status, out, err = ask("all", "eval", "--wait", "60", "--json", code)
     assert status == 0, err
     replies = json.loads(out)
@@ -345,8 +345,11 @@ def test_ranks_that_wait_for_one_that_evaluates_do_not_hang(job: Job) -> None:
 def test_ranks_that_call_different_collectives_are_named(ask: Ask, job: Job) -> None:
     assert len(job.hangs()) == 1
     job.mark("mismatch")
-    wait_until(lambda: len(job.hangs()) == 2, "the second hang", PATIENCE_S)
-    title = job.hangs()[1]["title"]
+    # Two seconds without a step are a hang here; a machine that is busy elsewhere may stop a rank for as long.
+    titles = wait_until(
+        lambda: [one["title"] for one in job.hangs()[1:] if "did not call" in one["title"]], "the hang", PATIENCE_S
+    )
+    title = titles[0]
     calls = {board.rank: (board.groups[0].begun, board.groups[0].op) for board in boards_of(job.run) if board.groups}
     seq = calls[0][0]
     assert calls == {0: (seq, "all_reduce"), 1: (seq, "broadcast")}

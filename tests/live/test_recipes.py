@@ -30,7 +30,7 @@ def line_of(text: str) -> int:
 def test_a_backtrace_shows_the_true_line_and_hides_ours(training: Living) -> None:
     out = training.ok(str(training.process().pid), "backtrace")
     assert "live_training.py" in out and ("main()" in out or training.kind == "globals")
-    assert "stethos/" not in out and "stethos-agent" not in out
+    assert "src/stethos/" not in out and "stethos-agent" not in out
     threads = json.loads(training.ok("backtrace", "--json"))
     assert threads[0]["is_main"] and threads[0]["frames"][-1]["func"] == "<module>"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from collecting import CollectorProcess, everything
@@ -30,16 +31,28 @@ def turns_of(path: Path) -> int:
         return 0
 
 
+def shown(collector: CollectorProcess) -> list[Any]:
+    """How many steps of the client that sends the dashboard knows; nothing where it knows none."""
+    answer = collector.dashboard("observed", "SELECT count(*) AS steps FROM steps WHERE process LIKE 'sending@%'")
+    return [count for (count,) in answer.get("values", []) if count]
+
+
 @pytest.fixture(scope="module")
-def rows(directory: Path) -> Iterator[Rows]:
-    """Two rounds; the collector is killed after the first rows and started again."""
+def live() -> list[Any]:
+    """What the dashboard showed while the federation went on, and whether it had ended then."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def rows(directory: Path, live: list[Any]) -> Iterator[Rows]:
+    """Three rounds; the collector is killed after the first rows and started again. In the last one client fails."""
     collector, observed = CollectorProcess(directory), directory / "observed"
     collector.runs = directory  # where the server records
     collector.start()
     riding = make_site(directory / "riding", "riding")
     write_default_policy(riding)
     sending = collector.enrol(directory / "sending", "sending", everything())
-    settings = {"rounds": 2, "fault_round": 9, "clients": 2, "evaluates": False, "parts": ["observed"]}
+    settings = {"rounds": 3, "fault_round": 3, "clients": 2, "evaluates": False, "parts": ["observed"]}
     try:
         with deployment(directory, tls=True, **settings) as deployed:
             deployed.add_node(1, STETHOS_SITE=str(riding.path))
@@ -47,6 +60,8 @@ def rows(directory: Path) -> Iterator[Rows]:
             deployed.submit()
             try:
                 wait_until(lambda: list(observed.glob("sending@*")), "the first rows by POST", DEADLINE_S)
+                live.extend(wait_until(lambda: shown(collector), "its steps in the collector's dashboard", DEADLINE_S))
+                live.append((directory / "observed.npz").exists())
                 collector.kill()
                 collector.start()
                 wait_until((directory / "observed.npz").exists, "the final arrays", DEADLINE_S)
@@ -64,13 +79,26 @@ def test_the_turns_of_both_clients_are_in_the_servers_run_under_its_names(rows: 
     clients = {row[0] for row in rows("SELECT DISTINCT client FROM client_reports WHERE side = 'server'")}
     assert len(clients) == 2
     assert {row[0] for row in rows("SELECT DISTINCT client FROM client_reports WHERE side = 'client'")} == clients
-    found = rows("SELECT round, count(*) FROM client_rounds WHERE status = 'ok' GROUP BY round ORDER BY round")
-    assert found == [(1, 2), (2, 2)]
+    found = rows("SELECT round, status, count(*) FROM client_rounds GROUP BY ALL ORDER BY ALL")
+    assert found == [(1, "ok", 2), (2, "ok", 2), (3, "failed", 1), (3, "ok", 1)]
+
+
+def test_its_steps_were_in_the_dashboard_while_the_federation_went_on(rows: Rows, live: list[Any]) -> None:
+    steps, was_over = live
+    assert 0 < steps <= 9 and not was_over
+
+
+def test_a_failure_and_the_layers_of_a_site_are_there(rows: Rows) -> None:
+    found = rows("SELECT error, traceback LIKE '%in refuse%' FROM client_reports WHERE process LIKE 'sending@%' "
+                 "AND status = 'failed'")  # fmt: skip
+    assert found == [("ValueError: a fault of the client", True)]
+    found = rows("SELECT DISTINCT process LIKE 'sending@%' FROM layers WHERE process LIKE '%@%'")
+    assert found == [(True,)]
 
 
 def test_a_site_that_lets_everything_through_has_its_steps_there(rows: Rows) -> None:
     found = rows("SELECT process LIKE 'sending@%', count(*), count(loss) FROM steps GROUP BY 1")
-    assert found == [(True, 6, 6)]
+    assert found == [(True, 9, 9)]
 
 
 def test_a_site_with_the_default_policy_tells_no_loss_and_no_label(rows: Rows) -> None:

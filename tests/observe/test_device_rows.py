@@ -10,9 +10,9 @@ import torch
 
 from stethos.observe.budget import Budget
 from stethos.observe.cuda.plan import ALIGNMENT, head_of, plan_of
-from stethos.observe.device_row import columns_of, joined, rows_of
+from stethos.observe.device_row import checksums_in, columns_of, joined, rows_of
 from stethos.observe.device_statistic import gathered, started_column
-from stethos.observe.late_row import HostLead, Mark, _spent_ns
+from stethos.observe.late_row import HostLead, Mark, TracePrice, _spent_ns
 from stethos.observe.statistic import statistics_of
 from stethos.record.gpu import GpuSampler
 
@@ -49,6 +49,34 @@ def test_blocks_are_joined_to_the_statistics_of_the_whole(monkeypatch: pytest.Mo
     assert blocks == [10, 1, 3, 2]
     table = columns_of(joined(rows.numpy(), blocks), [tensor.numel() for tensor in tensors])
     np.testing.assert_allclose(table, statistics_of(tensors), rtol=1e-5, atol=1e-6)
+    sums = [sum(tensor.view(torch.int32).tolist()) % (1 << 64) for tensor in tensors]
+    assert checksums_in(joined(rows.numpy(), blocks)).tolist() == [(one ^ one >> 52) % (1 << 52) for one in sums]
+
+
+def test_a_trace_costs_what_its_step_takes_longer_than_others() -> None:
+    price = TracePrice()
+    for step in range(100):
+        price.note(60e6 if step % 10 == 5 else 45e6 + step % 3 * 1e5, is_traced=step % 10 == 5)
+        if step % 10 == 5:
+            price.charge(12_000_000)
+    assert price.take_lost_ns() == pytest.approx(10 * 15e6, rel=0.02)
+    assert price.take_lost_ns() == 0
+    price.note(400e6, is_traced=False)  # a step that waits for its batch raises the usual one but little
+    price.note(60e6, is_traced=True)
+    assert price.take_lost_ns() == 0  # the host has not said yet what it spent
+    price.charge(12_000_000)
+    assert price.take_lost_ns() == pytest.approx(15e6, rel=0.2)
+
+
+def test_a_trace_is_not_charged_with_an_evaluation_and_without_a_device_time_with_the_hosts() -> None:
+    price = TracePrice()
+    price.note(900e6, is_traced=True)  # the first step: none to compare it with
+    price.charge(10_000_000)
+    assert price.take_lost_ns() == 10_000_000
+    price.note(45e6, is_traced=False)
+    price.note(45e6 + 10e9, is_traced=True)
+    price.charge(10_000_000)
+    assert price.take_lost_ns() == 20_000_000
 
 
 def test_columns_in_cpu_memory_are_known_at_once() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy
+import PIL.Image
 import pytest
 import torch
 from processes import DEADLINE_S, checked_books, command, environment, wait_for_rest
@@ -102,6 +104,19 @@ def test_a_program_with_wandb_offline_is_heard_and_its_offline_run_says_the_same
     assert heard["accuracy"] == [(30, 0.5)] and "curve" not in heard
     wanted = {"lr": 0.5, "net": {"depth": 3}, "batch": 16, "optimizer": "SGD", "momentum": 0.9, "parameters": 5}
     assert config_of(run) | wanted == config_of(run)
+    media = {(name, kind): content for name, kind, content in run.rows(
+        "SELECT name, kind, arg_max(content, t_ns) FROM media GROUP BY name, kind").values}  # fmt: skip
+    assert set(media) == {
+        ("say", "text"), ("curve", "histogram"), ("seen/0", "image"), ("seen/1", "image"), ("rows", "table")
+    }  # fmt: skip
+    curve = json.loads(media["curve", "histogram"])
+    assert (curve["low"], curve["high"], sum(curve["counts"])) == pytest.approx((1, 2, 2))
+    assert json.loads(media["rows", "table"]) == {
+        "columns": ["a", "b"],
+        "rows": [["1", "<x>"], ["2", "y"]],
+        "all_rows": 2,
+    }
+    assert run.rows("SELECT * FROM gaps WHERE what IN ('media', 'loggers')").values == []
 
     assert main(["import", str(tmp_path / "wandb"), "--dir", str(tmp_path), "--name", "again"]) == 0
     imported = open_run(tmp_path / "again")
@@ -217,3 +232,47 @@ def test_media_have_caps_and_values_that_are_no_media_are_told(
                 recording.drain()
     assert recording.column("SELECT count(*) FROM media") == [MOST_ROWS]
     assert recording.column("SELECT reason FROM gaps WHERE what = 'media'") == [f"much: more than {MOST_ROWS:,} rows"]
+
+
+def test_texts_images_tables_and_arrays_are_logged_by_name(record: Callable[..., Recording], forgiving: None) -> None:
+    recording = record()
+    rows = [{"input": f"<b>{place}</b>", "score": place / 2} for place in range(130)]
+    picture = PIL.Image.new("RGB", (30, 20))
+    stethos.log(
+        {"eval/says": "a <b>text</b>", "seen": torch.rand(3, 8, 9), "photo": numpy.zeros((8, 9, 3), numpy.uint8)},
+        step=7,
+    )
+    stethos.log(
+        pil=picture, rows=rows, lists={"a": [1, 2], "b": [3, 4]}, weights=torch.randn(50, 4), odd=[1, 2], loss=0.5
+    )
+    kinds = dict(recording.rows("SELECT name, kind FROM media ORDER BY name"))
+    assert kinds == {
+        "eval/says": "text", "lists": "table", "photo": "image", "pil": "image", "rows": "table", "seen": "image",
+        "weights": "histogram",
+    }  # fmt: skip
+    assert recording.rows("SELECT name, value FROM metrics WHERE value IS NOT NULL") == [("loss", 0.5)]
+    assert recording.column("SELECT step FROM media WHERE name = 'seen'") == [7]
+    table = json.loads(recording.column("SELECT content FROM media WHERE name = 'rows'")[0])
+    assert (len(table["rows"]), table["all_rows"], table["columns"]) == (100, 130, ["input", "score"])
+    assert recording.column("SELECT reason FROM gaps WHERE what = 'metrics'") == [
+        "odd: list cannot be recorded as a number"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:For backward compatibility")  # mlflow's table asks pandas in an old way
+def test_batches_of_images_and_what_mlflow_is_given_are_heard(
+    record: Callable[..., Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    recording = record()
+    with SummaryWriter(str(tmp_path / "logs")) as writer:
+        writer.add_images("batch", torch.rand(6, 3, 8, 9), 5)
+    with mlflow.start_run():
+        mlflow.log_text("hello", "note.txt")
+        mlflow.log_image(numpy.zeros((8, 9, 3), numpy.uint8), key="seen", step=3)
+        mlflow.log_table({"a": [1, 2], "b": ["x", "y"]}, "rows.json")
+    assert recording.rows("SELECT name, kind FROM media ORDER BY name") == [
+        *((f"batch/{number}", "image") for number in range(4)),
+        ("note.txt", "text"), ("rows.json", "table"), ("seen", "image"),
+    ]  # fmt: skip

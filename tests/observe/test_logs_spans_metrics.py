@@ -7,6 +7,9 @@ import contextlib
 import json
 import logging
 import math
+import os
+import pty
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import finish, start, start_command
+from processes import environment, finish, start, start_command
 from recording import Recording
 
 import stethos
@@ -510,14 +513,14 @@ def test_what_is_no_number_is_dropped_counted_and_noted_once(record: Record) -> 
 
     recording = record()
     for _ in range(15):
-        stethos.log(good=1.0, text="abc", none=None, many=torch.ones(3), moody=Moody(), big=10**400)
+        stethos.log(good=1.0, none=None, moody=Moody(), big=10**400)
     assert metrics_of(recording) == [("good", 1.0)] * 15
     gaps = recording.rows("SELECT what, reason FROM gaps ORDER BY reason")
     assert [(what, reason.split(":")[0]) for what, reason in gaps] == [
-        ("metrics", name) for name in ("big", "many", "moody", "none", "text")
+        ("metrics", name) for name in ("big", "moody", "none")
     ]
     summary = recording.close().summary()
-    assert summary["drops"] == {"not_a_number": 75}
+    assert summary["drops"] == {"not_a_number": 45}
     assert summary["rows_produced"] == summary["rows_stored"] + summary["rows_dropped"] + summary["rows_lost"]
 
 
@@ -596,3 +599,20 @@ def test_before_and_after_a_recording_nothing_is_recorded(record: Record) -> Non
     recording.watch.close()
     stethos.log(x=3)
     assert metrics_of(recording) == [("x", 2.0)]
+
+
+# Where it goes ---------------------------------------------------------------------------------------------
+
+
+def test_on_a_terminal_watch_says_the_runs_name_and_where_to_look(tmp_path: Path) -> None:
+    program = "import stethos\nwith stethos.federation('f', name='night-1', progress=False): stethos.watch().close()"
+    leader, follower = pty.openpty()
+    for directory, stderr in (("seen", follower), ("unseen", subprocess.PIPE)):
+        (tmp_path / directory).mkdir()
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, cwd=tmp_path / directory, env=environment(), stderr=stderr, check=True)
+        assert not done.stderr
+    os.close(follower)
+    said = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert said == "stethos: recording to runs/night-1; look: stethos diagnose -t night-1\r\n"

@@ -100,7 +100,8 @@ def test_the_screen_has_the_verdict_first_and_fits(runs: Path, capsys: pytest.Ca
     assert main(["profile", "-t", str(runs / "link")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("run link (ended): client c7's link: rounds would be ")
-    assert len(lines) <= 30 and max(map(len, lines)) <= 80
+    pasted = next(line for line in lines if line.startswith("sql"))  # its target is one word, however long
+    assert len(lines) <= 30 and max(len(line) for line in lines if line is not pasted) <= 80
     text = "\n".join(lines)
     assert "wait" in text and "not recorded: select, evaluate" in text and "c7 12x" in text
     assert "kB up a round" in text and "100.0% of those asked answered" in text

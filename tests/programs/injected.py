@@ -79,7 +79,7 @@ def train(*, is_forking: bool = True) -> str:
                 model.head.bias.grad.fill_(torch.inf)
             scaler.step(optimizer)
             scaler.update()
-        stethos.log(index=index, text="no number")
+        stethos.log(index=index, text="said by step", odd={1})
         logger.warning("batch %d", index, extra={"index": index, "odd": {1}})
     with contextlib.suppress(ValueError), stethos.span("fails"):
         raise ValueError("as it should")
@@ -121,8 +121,10 @@ def train(*, is_forking: bool = True) -> str:
         pool.submit(train_plain, thread_model, x, y).result()  # and what came out of it
     child = os.fork() if is_forking else -1
     if child == 0:
-        train_plain(nn.Linear(5, 1), x, y)
-        os._exit(7)
+        try:
+            train_plain(nn.Linear(5, 1), x, y)
+        finally:  # Ctrl-C that comes out must not make it a second copy of this program
+            os._exit(7)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if is_forking else 7
     try:
         raise RuntimeError("shown to the hook")

@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy
 import torch
 import wandb
 
@@ -15,5 +16,9 @@ for index in range(12):
     loss.backward()
     optimizer.step()
     wandb.log({"loss": loss, "eval": {"top1": index / 12}, "say": "hello", "curve": wandb.Histogram([1, 2])})
+picture = numpy.zeros((300, 40, 3), dtype=numpy.uint8)
+run.log(
+    {"seen": [wandb.Image(picture), wandb.Image(picture[:9])], "rows": wandb.Table(["a", "b"], [[1, "<x>"], [2, "y"]])}
+)
 run.log({"accuracy": 0.5, "nothing": float("nan")}, step=30)
 wandb.finish()

@@ -9,14 +9,27 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from builders import RunBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import checked_books
 
+from stethos.record.arrow import full_schema, in_schema
 from stethos.record.layout import HeaderWord
-from stethos.record.segment import FLAG_LAST, HEADER_BYTES, MAGIC, Block, SegmentRows, SegmentWriter, encode_block, scan
+from stethos.record.segment import (
+    FLAG_LAST,
+    HEADER_BYTES,
+    MAGIC,
+    Block,
+    SegmentRows,
+    SegmentWriter,
+    encode_block,
+    scan,
+    write_parquet,
+)
 from stethos.schema import LAYERS, LOGS, METRICS, STEPS
 from stethos.store.run import Run
 
@@ -275,3 +288,10 @@ def test_a_torn_group_is_written_again_from_the_ring(run: RunBuilder) -> None:
         rows = SegmentRows(0, path.read_bytes())
         assert (rows.rows, rows.lost) == (15, 0)
     process.close()
+
+
+def test_a_column_of_a_sealed_file_lies_in_one_piece(tmp_path: Path) -> None:
+    """Columns cut into small groups lie between each other, and a disk reads the neighbours, too."""
+    rows = pa.table({"process": ["p0"] * 40_000, "step": range(40_000)})
+    write_parquet(in_schema(rows, full_schema(STEPS)), tmp_path / "000001.steps.parquet", STEPS)
+    assert pq.ParquetFile(tmp_path / "000001.steps.parquet").metadata.num_row_groups == 1

@@ -210,7 +210,7 @@ def test_bisection_finds_the_round_the_client_and_that_its_data_are_sound(
     assert not inside["is_sent_as_trained"]
     assert main(["bisect", "-t", str(turned)]) == 0
     shown = capsys.readouterr().out
-    assert "guilty     c5" in shown and "something else than it trained" in shown
+    assert "guilty     c5" in shown and "something other than what it trained" in shown
 
 
 def test_bisection_inside_a_client_names_the_label(flipped: Path) -> None:

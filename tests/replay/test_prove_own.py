@@ -99,7 +99,7 @@ def test_the_command_takes_the_users_functions(path: Path, capsys: pytest.Captur
     assert f"--evaluator {own_loop.__name__}:evaluate" in capsys.readouterr().err
 
 
-# A client that sends something else than it trained ------------------------------------------------------
+# A client that sends something other than what it trained ------------------------------------------------------
 
 
 def scores(state: State, x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_a_bad_round_of_ones_own_is_bisected(spoilt: Path, capsys: pytest.Captur
     assert main(["bisect", *functions, "-t", str(spoilt)]) == 0
     shown = capsys.readouterr().out
     assert "bad round  4" in shown and "guilty     w2" in shown
-    assert "inside     w2: it sent something else than it trained" in shown
+    assert "inside     w2: it sent something other than what it trained" in shown
     assert main(["bisect", *functions[:2], "--json", "-t", str(spoilt)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["guilty"]["clients"] == ["w2"] and found["inside"] == []

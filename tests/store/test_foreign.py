@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from stethos.cli.main import main
 from stethos.store.foreign import wandb_file
 from stethos.store.foreign.event_file import _masked_crc
 from stethos.store.foreign.find import foreign_runs
+from stethos.store.foreign.protobuf import fields_of
 from stethos.store.foreign.value import Damage
 from stethos.store.run import open_run
 
@@ -57,6 +60,27 @@ def test_an_event_with_a_number_where_a_text_belongs_is_left_out(tmp_path: Path)
     crcs = [struct.pack("<I", _masked_crc(one)) for one in (head, event)]
     (tmp_path / "x.tfevents.1").write_bytes(head + crcs[0] + event + crcs[1])
     assert list(foreign_runs(tmp_path)[0].read(damage)) == [] and damage.records == 1
+
+
+def test_a_record_that_is_too_large_is_passed_over_without_reading_it(tmp_path: Path) -> None:
+    """Its length is believed as its checksum is right; the file is one of holes."""
+    size = 40 << 30
+    event = field(5, field(1, field(1, b"x") + bytes([2 << 3 | 5]) + struct.pack("<f", 0.5)))
+    path = tmp_path / "x.tfevents.1"
+    with path.open("wb") as file:
+        for place, length, content in ((0, size, b""), (size + 16, len(event), event)):
+            head = struct.pack("<Q", length)
+            file.seek(place)
+            file.write(head + struct.pack("<I", _masked_crc(head)) + content)
+            file.write(struct.pack("<I", _masked_crc(content)) if content else b"")
+    damage, began = Damage(), time.process_time()
+    assert [one.value for one in foreign_runs(tmp_path)[0].read(damage)] == [0.5] and damage.records == 1
+    assert time.process_time() - began < 5 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20
+
+
+def test_a_message_of_millions_of_fields_is_refused() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        fields_of(bytes(2_000_000))
 
 
 def test_what_was_never_written_is_not_read_to_its_end(tmp_path: Path) -> None:

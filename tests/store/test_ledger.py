@@ -341,6 +341,7 @@ def test_what_an_ended_run_has_not_is_not_to_come(run: RunBuilder) -> None:
     live.finish(State.ENDED)
     reasons = {one.table: one.why_empty for one in examine(Run(run.place)).tables}
     assert reasons["host"] == "no sample: one is taken each second"
+    assert not any("collected" in why for why in reasons.values())  # its steps are there: nothing is still to come
 
 
 def test_a_run_directory_that_vanishes_leaves_empty_tables(run: RunBuilder) -> None:

@@ -16,6 +16,7 @@ from builders import RunBuilder
 
 import stethos
 from stethos.errors import QueryError
+from stethos.store import limit
 from stethos.store.limit import memory_bytes
 
 MEMORY = ("SELECT list_sum(range(1000000000))", "SELECT length(string_agg(repeat('x', 1000000))) FROM range(30000)")
@@ -85,3 +86,30 @@ def test_as_a_command_it_ends_with_an_error(path: Path, sql: str) -> None:
 def test_the_limit_leaves_most_of_the_machine_to_the_training() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 256 << 20 <= memory_bytes() <= max(256 << 20, total // 4)
+
+
+NEWER = ("", "max", "current", "inactive_file")
+OLDER = ("memory", "limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "left"),
+    [
+        ("0::/", NEWER, 1 << 30), ("0::/a.slice/b.scope", NEWER, 600 << 20), ("0::/../elsewhere", NEWER, 1 << 30),
+        ("4:memory:/not/seen/from/here", OLDER, 1 << 30), ("4:memory:/a.slice/b.scope", OLDER, 600 << 20),
+    ],
+)  # fmt: skip
+def test_a_container_that_is_nearly_full_leaves_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, names: tuple[str, ...], left: int
+) -> None:
+    """Whatever the machine has free: the container's training would be killed."""
+    top, most, now, cached = names
+    for place, used in (("", (3 << 30) + (1 << 20)), ("a.slice/b.scope", (4 << 30) - (600 << 20) + (1 << 20))):
+        group = tmp_path / top / place
+        group.mkdir(parents=True, exist_ok=True)
+        for name, told in ((most, 4 << 30), (now, used), ("stat", f"anon 1\n{cached} {1 << 20}")):
+            (group / f"memory.{name}").write_text(f"{told}\n", encoding="ascii")
+    (tmp_path / "own").write_text(f"1:name=systemd:/x\n{line}\n", encoding="ascii")
+    monkeypatch.setattr(limit, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(limit, "_OWN_GROUP", tmp_path / "own")
+    assert limit.memory_bytes() == left // 2

@@ -11,6 +11,7 @@ import pytest
 from builders import RunBuilder
 
 import stethos
+from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.errors import UsageError
 from stethos.store.html import table_html
 
@@ -32,12 +33,23 @@ def test_runs_diagnoses_profiles_and_pairs_show_themselves(trained: RunBuilder) 
     assert [one.name for one in found] == [trained.path.name] and isinstance(found[0], stethos.Run)
     diagnosis = stethos.diagnose(found[0])
     assert isinstance(diagnosis, stethos.Diagnosis)
-    pair = stethos.compare(trained.path, found[0])[0]
-    shown = [one._repr_html_() for one in (found, found[0], diagnosis, stethos.profile(found[0]), pair)]
+    pairs = stethos.compare(trained.path, found[0])
+    shown = [one._repr_html_() for one in (found, found[0], diagnosis, stethos.profile(found[0]), pairs)]
     assert all("<" in text for text in shown) and all(trained.path.name in text for text in (*shown[:2], *shown[3:]))
     assert "<td" in shown[0] and "steps 30" in shown[1]
     with pytest.raises(UsageError, match="one run alone"):
         stethos.compare(trained.path)
+
+
+def test_a_finding_shows_itself_as_a_table() -> None:
+    subject = Subject(clients=("c5", "<c6>"), first=3)
+    evidence = (Evidence("cosine -0.04"), Evidence("the others 0.36"))
+    finding = Finding("FED001", "faulty-client", "label-flip", Severity.ERROR, "c5 is odd", subject, 0.97, evidence)
+    shown = finding._repr_html_()
+    assert (
+        "c5, &lt;c6&gt;" in shown and "cosine -0.04\nthe others 0.36" in shown and "round 3" in shown and "97%" in shown
+    )
+    assert (str(finding.severity), int(finding.severity)) == ("error", 3)
 
 
 def test_what_is_shown_is_escaped_and_bounded() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from builders import RunBuilder
 
+from stethos.cli.main import main
 from stethos.errors import RecordingError, StethosError
 from stethos.record.border import checked_json, open_file
 from stethos.record.drainer import Drainer
+from stethos.record.layout import HeaderWord
 from stethos.record.place import MANIFEST_COPY, MANIFEST_FILE, RunPlace, host_key
 from stethos.store.findings import keep_findings, read_findings, read_kept_diagnosis, read_proofs
 from stethos.store.health import examine
@@ -380,3 +382,40 @@ def test_a_process_with_a_name_that_none_of_ours_has_is_not_there(mailed: Path, 
     run = Run(RunPlace(mailed))
     assert run.rows("SELECT count(*) FROM steps").values == [(18,)]
     assert [row["process"] for row in run.processes()] == ["100-200"]
+
+
+def test_a_tower_of_directories_is_passed_over_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`os.walk` and `shutil.rmtree` call themselves for each level of it."""
+    with RunBuilder(tmp_path / "runs" / "tower") as run:
+        run.process("100-200", is_alive=False).steps(3)
+    for below in ("", "100-200"):
+        descriptor = os.open(run.path / below, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("d", dir_fd=descriptor)
+            inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        os.symlink(tmp_path, "link", dir_fd=descriptor)
+        os.close(descriptor)
+    for words in (
+        ["ls"],
+        ["doctor", "tower"],
+        ["diagnose", "tower"],
+        ["export", "-t", "tower", "--to", "csv", "-o", "c"],
+    ):
+        words[-1] = str(tmp_path / "c") if words[-1] == "c" else words[-1]
+        assert main([*words, "--dir", str(tmp_path / "runs")]) in (0, 1), words
+    assert main(["import", str(run.path), "--dir", str(tmp_path / "more")]) == 2
+    assert main(["rm", "tower", "--yes", "--dir", str(tmp_path / "runs")]) == 0
+    assert os.listdir(tmp_path / "runs") == [] and tmp_path.exists()
+
+
+@pytest.mark.parametrize("tail", [2**63 - 1, 2**63 - 9000, -1, -(2**63)])
+def test_a_ring_that_begins_where_none_can_is_no_traceback(tmp_path: Path, tail: int) -> None:
+    with RunBuilder(tmp_path / "run") as run:
+        run.process("100-200", is_alive=False).steps(3)
+        with (run.path / "100-200" / "ring").open("r+b") as ring:
+            ring.seek(8 * HeaderWord.SLOTS_TAIL)
+            ring.write(tail.to_bytes(8, "little", signed=True))
+        with Run(run.place) as one:
+            assert one.rows("SELECT count(*) FROM steps").values == [(0 if tail > 0 else 3,)]

@@ -32,6 +32,7 @@ from stethos.web.run_cache import RunCache
 from stethos.web.run_table import RunTable
 
 TOKEN = "t"
+Request = str | tuple[str, str, Any] | tuple[str, str, Any, dict[str, str]]  # method, path, body, headers
 
 
 class Caller:
@@ -40,7 +41,7 @@ class Caller:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def __call__(self, *requests: tuple[str, str, Any] | str) -> list[httpx.Response]:
+    def __call__(self, *requests: Request) -> list[httpx.Response]:
         async def ask() -> list[httpx.Response]:
             app = make_app(self._directory, {TOKEN: "read"}, bundle=PageFiles(Path("/nowhere")))
             headers = {"authorization": f"Bearer {TOKEN}", "origin": "http://localhost"}
@@ -50,13 +51,17 @@ class Caller:
                 httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client,
             ):
                 return [
-                    await (client.get(one) if isinstance(one, str) else client.request(one[0], one[1], json=one[2]))
+                    await (
+                        client.get(one)
+                        if isinstance(one, str)
+                        else client.request(one[0], one[1], json=one[2], headers=one[3] if len(one) > 3 else {})
+                    )
                     for one in requests
                 ]
 
         return asyncio.run(ask())
 
-    def one(self, request: tuple[str, str, Any] | str) -> httpx.Response:
+    def one(self, request: Request) -> httpx.Response:
         return self(request)[0]
 
     def sql(self, text: str, run: str = "odd") -> httpx.Response:
@@ -93,6 +98,16 @@ def test_every_panel_can_be_asked_for_and_shows_its_sql(call: Caller) -> None:
     for name, answer in zip(names, call(*(f"/api/runs/odd/panels/{name}" for name in names)), strict=True):
         assert answer.status_code == 200, name
         assert answer.json()["sql"] == PANELS[name].query()
+
+
+def test_what_the_asker_has_already_is_not_sent_again(call: Caller) -> None:
+    paths = ("/api/panels", "/api/own", "/api/runs/odd/panels/client-map", "/api/runs/odd/findings")
+    for path in paths:
+        first = call.one(path)
+        tags = (first.headers["etag"], '"another"')
+        again, other = call(*(("GET", path, None, {"if-none-match": tag}) for tag in tags))
+        assert (again.status_code, again.content) == (304, b"")
+        assert other.status_code == 200 and other.json() == first.json()
 
 
 def test_a_panel_says_the_same_as_its_sql_asked_by_hand(call: Caller) -> None:

@@ -340,7 +340,7 @@ def test_a_run_that_is_deleted_while_it_is_looked_at_stays_in_sight(browser: Bro
     rows_first = sorted((server.directory / "brief").rglob("*.*"), key=lambda path: -len(path.name))
     for path in rows_first:  # slowly, as a full disk does it
         path.unlink()
-        page.wait_for_timeout(150)
+        page.wait_for_timeout(600)
     shutil.rmtree(server.directory / "brief")
     expect(page.get_by_role("alert")).to_contain_text("This run has been deleted. You see its last known state.")
     expect(page.locator("[data-metric=loss] canvas")).to_be_visible()

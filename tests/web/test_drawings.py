@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from builders import T0_NS, RunBuilder
 from federated_rows import put_row
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from processes import wait_until
 from served import PATIENCE_MS, Served
 
@@ -73,7 +73,7 @@ def build(path: Path) -> None:
 
 def opened(page: Page, server: Served, address: str) -> Page:
     page.goto("about:blank")
-    page.goto(server.page(address.replace("?", "%3F")))
+    page.goto(server.page(address.replace("?", "%3F").replace("&", "%26")))
     expect(page.locator("main .card").first).to_be_visible()
     expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0)
     return page
@@ -88,6 +88,34 @@ def test_samples_are_dots_over_all_steps_and_steps_are_a_line(page: Page, server
     assert "80" in {words for words, *_ in page.evaluate(TEXTS_IN, "layer-series")}
     opened(page, server, "/run/first/overview")
     wait_until(lambda: page.evaluate(LINES_IN, "step-loss") > 0, "a line")
+
+
+def test_histograms_of_a_layer_are_a_map_over_the_steps(page: Page, server: Served) -> None:
+    if not (server.directory / "spread").exists():
+        with RunBuilder(server.directory / "spread") as run:
+            process = run.process(is_alive=False)
+            process.steps(STEPS)
+            for layer, kind in (("a.weight", "gradient"), ("a.weight", "weight"), ("b.bias", "gradient")):
+                process.layers([layer], kind)
+                for step in range(0, 90 if kind == "gradient" else 30, 10):
+                    process.histogram(layer, -1.0 / (step + 1), 2.0 / (step + 1), [*range(16)], kind, step=step)
+            process.drain()
+            process.finish()
+    opened(page, server, "/run/spread/layers")
+    panel = page.locator("[data-panel=layer-histograms]")
+    expect(panel.get_by_role("img", name=re.compile("32 rows by 9 columns of Share of the gradient's"))).to_be_visible()
+    panel.get_by_role("radio", name="weight").click()
+    expect(panel.get_by_role("img", name=re.compile("32 rows by 3 columns of Share of the weight's"))).to_be_visible()
+    panel.get_by_role("combobox", name="Layer").select_option("b.bias")
+    expect(panel).to_have_count(0)  # of its weight there is none
+    opened(page, server, "/run/spread/layers?layer=b.bias")
+    with page.expect_download() as saved:
+        panel.get_by_role("button", name="CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "step,bucket,place,value" and len(lines) == 1 + 32 * 9
+    opened(page, server, "/run/first/layers")
+    expect(page.locator("[data-panel=layer-series]")).to_be_visible()
+    expect(panel).to_have_count(0)
 
 
 def test_an_overhead_above_the_budget_is_marked(page: Page, server: Served) -> None:
@@ -135,6 +163,40 @@ def test_a_client_that_is_not_among_those_drawn_is_found_by_its_name(page: Page,
     page.keyboard.press("Enter")
     expect(page.locator("#one-client")).to_contain_text("c129")
     expect(page.locator("[data-panel=client-norm] canvas")).to_be_visible()
+
+
+def test_no_line_crosses_a_gap_and_a_saved_picture_shows_what_the_page_does(page: Page, server: Served) -> None:
+    if not (server.directory / "absent").exists():
+        with RunBuilder(server.directory / "absent") as run:
+            process = run.process(is_alive=False)
+            for number in range(1, 31):
+                for client in ("a", "b", "c"):
+                    common = {"client": client, "round": number, "federation": "wards"}
+                    if client == "b" and (9 <= number <= 14 or number in (20, 22)):
+                        continue  # it takes no part; in 21 it does, alone between two gaps
+                    put_row(process, UPDATES, T0_NS, **common, norm=1.0 + number / 10, cos_centre=0.5, nan=0, inf=0)
+                    put_row(process, CLIENT_REPORTS, T0_NS, **common, duration_ms=1.0)
+            process.drain()
+            process.finish()
+    opened(page, server, "/run/absent/clients?client=b")
+    panel = page.locator("[data-panel=client-norm]")
+    assert [one.count("M") for one in paths_of(svg_of(page, panel), 'stroke-width="1.8"')] == [4, 1]
+    assert len(paths_of(svg_of(page, panel), 'stroke-linecap="round"')) == 1
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(page, panel))
+    assert {"Size of its update", "b", "the others", "round", "30"} <= set(texts)
+    opened(page, server, "/run/absent/clients?client=b&zoom-round=10..20")
+    shown = set(re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(page, panel)))
+    assert "20" in shown and "30" not in shown
+
+
+def svg_of(page: Page, panel: Locator) -> str:
+    with page.expect_download() as saved:
+        panel.get_by_role("button", name="SVG").click()
+    return Path(saved.value.path()).read_text()
+
+
+def paths_of(svg: str, like: str) -> list[str]:
+    return [found[1] for found in re.finditer(r'<path d="([^"]*)"[^>]*>', svg) if like in found[0]]
 
 
 def test_compared_runs_have_a_panel_for_every_metric_with_a_curve_for_each_run(page: Page, server: Served) -> None:

@@ -42,18 +42,24 @@ def test_any_text_survives_the_file(tmp_path: Path, text: str) -> None:
     ("text", "said"),
     [
         ('[[panel]]\ntitle = "a"\n', "sql is missing"),
-        ('[[panel]]\ntitle = "a"\nsql = 3\n', "sql is no text"),
+        ('[[panel]]\ntitle = "a"\nsql = 3\n', "sql is not a text"),
         ('[[panel]]\ntitle = "a"\nsql = "x"\nchart = "pie"\n', "chart is 'pie'"),
         ('[[panel]]\ntitle = "a"\nsql = "x"\ncolour = "red"\n', "no such field: 'colour'"),
         ('[[view]]\nname = "a"\naddress = "javascript:alert(1)"\n', "none of the page"),
-        ('panel = "x"\n', "no list of tables"),
-        ("panel = [1]\n", "it is no table"),
+        ('panel = "x"\n', "not a list of tables"),
+        ("panel = [1]\n", "it is not a table"),
         ("[[panel", "cannot be read"),
+        ("a." * 400_000 + "panel = 1", "more than 100 parts"),
     ],
 )
 def test_a_wrong_entry_is_an_error_of_its_own(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / FILE).write_text(
-        text + ("" if "panel =" in text or text == "[[panel" else toml_of([OwnPanel("ok", "SELECT 1")], []))
+        text
+        + (
+            ""
+            if "panel =" in text or "[[" not in text or text == "[[panel"
+            else toml_of([OwnPanel("ok", "SELECT 1")], [])
+        )
     )
     found = read_own(tmp_path / FILE)
     assert len(found.errors) == 1 and said in found.errors[0]

@@ -1,9 +1,11 @@
 // The frame of a panel: title, choices, drawing, and the SQL behind it.
 import { useMemo, useState } from "preact/hooks";
 import { Heat } from "./charts/heat";
-import { curvesOf, Plot, type Range } from "./charts/plot";
+import { Plot } from "./charts/plot";
+import { curvesOf, type Range } from "./charts/series";
 import { svgOfBars, svgOfHeat, svgOfTurns } from "./charts/picture";
-import { csvOf, savePng, saveText, svgOf } from "./charts/save";
+import { svgOf } from "./charts/lines_svg";
+import { csvOf, savePng, saveText } from "./charts/save";
 import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
@@ -54,7 +56,7 @@ export function PanelCard({ panel, route, version, diagnosis }: Framed) {
       ) : (
         drawing
       )}
-      {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} columns={answer} />}
+      {answer !== null && <Behind run={route.run} panel={panel} given={given} sql={answer.sql} isCut={answer.is_cut} columns={answer} zoom={zoomOf(route.given, panel.x)} />}
     </section>
   );
 }
@@ -88,14 +90,8 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       return <Tiles columns={columns} />;
     case "line":
     case "stack": {
-      const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
-      const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
-      const found = curvesOf({ ...panel, scale }, columns, names);
-      const [sampled, steps] = [column(columns, "sampled").reduce<number>((sum, value) => sum + (number(value) ?? 0), 0), number(column(columns, "of_steps")[0]) ?? 0];
-      const isSampled = sampled < steps / 2;
-      const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })), ...(panel.x === "step" ? { reach: steps } : {}) } : found;
+      const { shown, data, isSampled, sampled, steps } = linesOf(panel, columns, given);
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
-      const shown = { ...panel, scale };
       if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
       const zoom = (range: Range | null): void => go({ ...route, given: zoomed(route.given, panel.x, range) }, true);
       return (
@@ -142,6 +138,18 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
     case "findings":
       return null;
   }
+}
+
+/** The curves of a panel as they are drawn: on a fitting scale, and as dots where only some of the steps were sampled. */
+function linesOf(panel: Panel, columns: Columns, given: Given) {
+  const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
+  const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
+  const shown = { ...panel, scale };
+  const found = curvesOf(shown, columns, names);
+  const [sampled, steps] = [column(columns, "sampled").reduce<number>((sum, value) => sum + (number(value) ?? 0), 0), number(column(columns, "of_steps")[0]) ?? 0];
+  const isSampled = sampled < steps / 2;
+  const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })), ...(panel.x === "step" ? { reach: steps } : {}) } : found;
+  return { shown, data, isSampled, sampled, steps };
 }
 
 /** How many of the steps were sampled, and what decides that. */
@@ -272,7 +280,7 @@ export function Trouble({ complaint }: { complaint: Complaint }) {
 }
 
 /** The SQL of a panel, and the ways to it. */
-export function Behind({ run, panel, given, sql, isCut, columns }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean; columns: Columns }) {
+export function Behind({ run, panel, given, sql, isCut, columns, zoom = null }: { run: string; panel: Panel; given: Given; sql: string; isCut: boolean; columns: Columns; zoom?: Range | null }) {
   const { source } = useAround();
   const [isOpen, setOpen] = useState(false);
   const [isTable, setTable] = useState(false);
@@ -294,7 +302,7 @@ export function Behind({ run, panel, given, sql, isCut, columns }: { run: string
           Table
         </button>
       )}
-      <Files panel={panel} given={given} columns={columns} />
+      <Files panel={panel} given={given} columns={columns} zoom={zoom} />
       {isOpen && <Code text={sql} />}
       {isTable && <div class="behind-table"><DataTable columns={columns} title={panel.title} /></div>}
     </footer>
@@ -302,14 +310,15 @@ export function Behind({ run, panel, given, sql, isCut, columns }: { run: string
 }
 
 /** A panel as files: the numbers, and where it is a drawing of lines, the drawing. */
-function Files({ panel, given, columns }: { panel: Panel; given: Given; columns: Columns }) {
+function Files({ panel, given, columns, zoom }: { panel: Panel; given: Given; columns: Columns; zoom: Range | null }) {
   if (columns.rows === 0) return null;
   const svg = (): string => {
     const { scale, unit } = scaleOf(panel, given);
     if (panel.chart === "heat") return svgOfHeat(panel, columns, scale);
     if (panel.chart === "bars") return svgOfBars(panel, columns, unit);
     if (panel.chart === "waterfall") return svgOfTurns(panel.title, columns);
-    return svgOf(panel.title, panel.x, curvesOf({ ...panel, scale }, columns), scale === "log");
+    const { shown, data } = linesOf(panel, columns, given);
+    return svgOf(panel.title, shown, data, { zoom });
   };
   return (
     <span class="save" role="group" aria-label={`Save ${panel.title}`}>

@@ -31,6 +31,9 @@ export interface Source {
 
 const KEPT = "stethos-token";
 const MOST_KEPT = 200;
+const RUNS = "/api/runs";
+/** What a page of a run is opened for: a panel, with those of its parameters that stand in the address. */
+const FIRST: Record<string, [string, string[]]> = { overview: ["summary", []], clients: ["client-map", ["measure"]] };
 
 /** The token from the address, kept for further tabs; the address loses it at once. */
 export function takeToken(): string {
@@ -54,11 +57,10 @@ export function compareAddress(runs: string[]): string {
 
 export class Server implements Source {
   readonly isReport = false;
-  private readonly last = new Map<string, { text: string; content: unknown }>();
-
+  private readonly last = new Map<string, { tag: string; content: unknown }>();
+  private readonly early = new Map<string, Promise<unknown>>();
   private runsVersion = "";
   private knownRuns: RunRow[] = [];
-  private early: Promise<RunRow[]> | null = null;
 
   constructor(private readonly token: string) {}
 
@@ -66,22 +68,36 @@ export class Server implements Source {
     return this.send(path, { method: "POST", body: JSON.stringify(body) });
   }
 
+  /** The panels there are; beside them, not after them, what the page in the address is opened for. */
   async catalogue(): Promise<Catalogue> {
-    if (parse(location.hash).run === "") {
-      this.early = this.askRuns(); // beside it, not after it: the table is what one waits for
-      this.early.catch(() => undefined);
+    const { page, run, given } = parse(location.hash);
+    const [panel, names] = FIRST[page] ?? [];
+    if (run === "") this.begin(RUNS, this.askRuns());
+    else if (panel !== undefined) {
+      const path = panelAddress(run, panel, Object.fromEntries(Object.entries(given).filter(([name]) => names?.includes(name))));
+      this.begin(path, this.get(path));
     }
     return (await this.get("/api/panels")) as Catalogue;
   }
 
+  private begin(path: string, answer: Promise<unknown>): void {
+    answer.catch(() => undefined);
+    this.early.set(path, answer);
+  }
+
+  /** An answer that was asked for early; once, as what is asked for again is to be new. */
+  private taken(path: string): Promise<unknown> | undefined {
+    const answer = this.early.get(path);
+    this.early.delete(path);
+    return answer;
+  }
+
   async runs(): Promise<RunRow[]> {
-    const early = this.early;
-    this.early = null;
-    return early ?? this.askRuns();
+    return ((await this.taken(RUNS)) as RunRow[] | undefined) ?? this.askRuns();
   }
 
   private async askRuns(): Promise<RunRow[]> {
-    const told = (await this.send(`/api/runs?version=${this.runsVersion}`, {})) as { version: string; runs?: RunRow[] };
+    const told = (await this.send(`${RUNS}?version=${this.runsVersion}`, {})) as { version: string; runs?: RunRow[] };
     this.runsVersion = told.version;
     this.knownRuns = told.runs ?? this.knownRuns; // left out where nothing has changed
     return this.knownRuns;
@@ -92,7 +108,8 @@ export class Server implements Source {
   }
 
   async panel(run: string, panel: string, given: Given): Promise<Columns> {
-    return (await this.get(panelAddress(run, panel, given))) as Columns;
+    const path = panelAddress(run, panel, given);
+    return ((await this.taken(path)) ?? (await this.get(path))) as Columns;
   }
 
   async values(run: string, panel: string, parameter: string): Promise<(string | number)[]> {
@@ -159,14 +176,15 @@ export class Server implements Source {
     return JSON.stringify(await this.get(path), null, 1);
   }
 
-  /** The same object as last time where the same was told: what is made from it need not be made again. */
+  /** The same object as last time where the same is told, which the server does not send again. */
   private async get(path: string): Promise<unknown> {
-    const text = await (await this.open(path, {})).text();
     const known = this.last.get(path);
-    if (known?.text === text) return known.content;
-    const content: unknown = JSON.parse(text);
+    const answer = await this.open(path, {}, known === undefined ? {} : { "if-none-match": known.tag });
+    if (answer.status === 304 && known !== undefined) return known.content;
+    const content: unknown = await answer.json();
     this.last.delete(path);
-    this.last.set(path, { text, content });
+    const tag = answer.headers.get("etag");
+    if (tag !== null) this.last.set(path, { tag, content });
     const [oldest] = this.last.keys();
     if (this.last.size > MOST_KEPT && oldest !== undefined) this.last.delete(oldest);
     return content;
@@ -176,8 +194,8 @@ export class Server implements Source {
     return (await this.open(path, options)).json();
   }
 
-  private async open(path: string, options: RequestInit): Promise<Response> {
-    const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
+  private async open(path: string, options: RequestInit, more: Record<string, string> = {}): Promise<Response> {
+    const headers = { ...more, authorization: `Bearer ${this.token}`, "content-type": "application/json" };
     let answer: Response;
     try {
       answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
@@ -185,7 +203,7 @@ export class Server implements Source {
       if (error instanceof DOMException && error.name === "AbortError") throw error;
       throw new Complaint("the server does not answer", "is `stethos serve` still running?", 0);
     }
-    if (answer.ok) return answer;
+    if (answer.ok || answer.status === 304) return answer;
     const told = (await answer.json().catch(() => ({}))) as { error?: string; hint?: string };
     throw new Complaint(told.error ?? `the server said ${answer.status}`, told.hint ?? "", answer.status);
   }

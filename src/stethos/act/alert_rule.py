@@ -27,7 +27,6 @@ to = ["me@example"]
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -35,6 +34,7 @@ from typing import Any
 
 from stethos.diagnose.finding import Severity
 from stethos.errors import UsageError
+from stethos.toml_text import toml_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class Alerts:
 def read_alerts(path: Path) -> Alerts:
     """The file, checked; UsageError says what is wrong with it and where."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = toml_in(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="docs/alerts.md shows one") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     unknown = set(content) - {"rule", "sink", "every_s", "group_s"}
     if unknown:

@@ -19,7 +19,7 @@ from stethos.errors import QueryError
 from stethos.store.silences import Silence, read_silences
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.diagnose.finding import Finding
     from stethos.store.run import Run
 

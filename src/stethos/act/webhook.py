@@ -25,6 +25,7 @@ from stethos.errors import StethosError
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 _EXAMPLES = ipaddress.IPv6Network("3fff::/20")
+_RELAYS = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("192.88.99.0/24"))  # of the network one is in
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -34,7 +35,10 @@ class DeliveryError(StethosError):
 
 def post(sink: WebhookSink, body: dict[str, Any]) -> None:
     """Send a body as JSON; DeliveryError unless the answer is a success."""
-    parts = urlsplit(sink.url)
+    try:
+        parts = urlsplit(sink.url)
+    except ValueError:
+        raise DeliveryError("not a webhook address: its host is not whole", hint="it begins with https://") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise DeliveryError(f"not a webhook address: {sink.url!r}", hint="it begins with https://")
     try:
@@ -88,9 +92,14 @@ def _is_public(text: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None or address in _NAT64:
             address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        elif address not in _UNICAST or address in _EXAMPLES or not all(one.is_global for one in _inside(address)):
+        elif address not in _UNICAST or address in _EXAMPLES or not all(map(_is_unicast, _inside(address))):
             return False
-    return address.is_global and not address.is_multicast
+    return _is_unicast(address)
+
+
+def _is_unicast(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is one host of the internet at large."""
+    return address.is_global and not address.is_multicast and not any(address in network for network in _RELAYS)
 
 
 def _inside(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:

@@ -16,10 +16,13 @@ from stethos.errors import UsageError
 from stethos.settings import object_store_settings
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_MISTYPED = re.compile(r"(s3a?|gs|az|https?|file):/?(?!/)", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _PARAMETERS = ("endpoint", "region")
-_CONNECT_S, _REQUEST_S, _ATTEMPTS = 5, 60, 4
+_CONNECT_S, _ATTEMPTS = 5, 4
+_SILENT_S = 20  # so long nothing comes: the call is repeated
+_REPEATED_S = 40  # calls of a log are repeated for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Address:
             parts = urlsplit(endpoint)
             options = {"endpoint_override": parts.netloc, "scheme": parts.scheme}
         return fs.S3FileSystem(
-            region=self.region_name(), connect_timeout=_CONNECT_S, request_timeout=_REQUEST_S,
+            region=self.region_name(), connect_timeout=_CONNECT_S, request_timeout=_SILENT_S,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
             allow_delayed_open=True, **options,
         )  # fmt: skip
@@ -84,8 +87,8 @@ class Address:
         if self.is_local:
             return self.path, {}
         options = {
-            "AWS_REGION": self.region_name(), "timeout": f"{_REQUEST_S}s", "connect_timeout": f"{_CONNECT_S}s",
-            "max_retries": str(_ATTEMPTS - 1), "retry_timeout": f"{_REQUEST_S}s",
+            "AWS_REGION": self.region_name(), "timeout": f"{_SILENT_S}s", "connect_timeout": f"{_CONNECT_S}s",
+            "max_retries": str(_ATTEMPTS - 1), "retry_timeout": f"{_REPEATED_S}s",
         }  # fmt: skip
         endpoint = self.endpoint_url()
         if endpoint is not None:
@@ -96,6 +99,15 @@ class Address:
 def parse_address(text: str | Path) -> Address:
     """The place that is meant; UsageError, which does not repeat the text, if it is none."""
     text = str(text)
+    if _MISTYPED.match(text) and not Path(text).exists():
+        raise UsageError("an address has two slashes after its scheme", hint="write s3://BUCKET/PATH")
+    address = _parsed(text)
+    if "%" in address.path:  # the libraries differ in what they take it for
+        raise UsageError("an archive cannot be at a place with % in its name", hint="choose another directory or path")
+    return address
+
+
+def _parsed(text: str) -> Address:
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Address("file", str(Path(text).absolute()).rstrip("/"))

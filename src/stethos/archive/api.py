@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.archive.address import Address, parse_address
 from stethos.archive.cache import open_archived
 from stethos.archive.catalogue import Catalogue
+from stethos.archive.place import ArchivedRun
 from stethos.cluster import check_place
 from stethos.errors import RunNotFoundError, UsageError
 from stethos.store.statement import tables_named
@@ -41,9 +42,10 @@ class Archive:
         """One row per run, the latest first: state, verdict, last values, hyperparameters; one read for all."""
         catalogue = Catalogue(self.address)
         if not catalogue.exists:
-            raise RunNotFoundError(
-                f"no archive at {self.address}", hint=f"make one with `stethos archive --to {self.address}`"
-            )
+            hint = f"make one with `stethos archive --to {self.address}`"
+            if ArchivedRun(self.address).snapshot(is_needed=False) is not None:
+                hint = f"it is a run: `stethos -t {self.address} diagnose`; its archive is {self.address.parent}"
+            raise RunNotFoundError(f"no archive at {self.address}", hint=hint)
         return catalogue.rows()
 
     def sql(

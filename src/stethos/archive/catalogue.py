@@ -19,12 +19,12 @@ from stethos.archive.objects import Objects
 from stethos.archive.place import CATALOGUE, parquet_bytes, read_parquet
 from stethos.archive.snapshot import Snapshot
 from stethos.errors import ArchiveError, StethosError
-from stethos.record.place import RunPlace
+from stethos.record.place import RunPlace, is_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.store.run import Run
 
 DELETED = "deleted"
@@ -34,6 +34,7 @@ _LISTED_PROCESSES = 256
 _DIAGNOSED_ROWS = 5_000_000  # of a larger run the diagnosis takes gigabytes: it is listed as not diagnosed
 _LAST_VALUES = 64
 _ATTEMPTS = 5
+_MOST = 2**62
 _LAST_METRICS = (
     "SELECT name, arg_max(value, t_ns) FROM metrics WHERE value IS NOT NULL GROUP BY name ORDER BY name LIMIT 64"
 )
@@ -41,25 +42,25 @@ _LAST_ROUND = "SELECT round, loss, accuracy FROM rounds ORDER BY t_ns DESC LIMIT
 Row = dict[str, Any]
 
 
+_KINDS: dict[str, type] = {
+    "run": str, "sequence": int, "archived_ns": int, "state": str, "verdict": str, "colour": str, "problems": int,
+    "command": str, "host": str, "git_commit": str, "started_ns": int, "duration_s": float, "processes": int,
+    "steps": int, "last_loss": float, "rows_stored": int, "rows_dropped": int, "rows_lost": int,
+    "overhead_share": float, "size_bytes": int, "hyperparameters": str, "last_values": str, "findings": str,
+    "members": str, "files": str,
+}  # fmt: skip
+
+
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    text, whole, real = pa.string(), pa.int64(), pa.float64()
-    return pa.schema(
-        [
-            ("run", text), ("sequence", whole), ("archived_ns", whole), ("state", text), ("verdict", text),
-            ("colour", text), ("problems", whole), ("command", text), ("host", text), ("git_commit", text),
-            ("started_ns", whole), ("duration_s", real), ("processes", whole), ("steps", whole), ("last_loss", real),
-            ("rows_stored", whole), ("rows_dropped", whole), ("rows_lost", whole), ("overhead_share", real),
-            ("size_bytes", whole), ("hyperparameters", text), ("last_values", text), ("findings", text),
-            ("members", text), ("files", text),
-        ]
-    )  # fmt: skip
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+    return pa.schema([(name, types[kind]) for name, kind in _KINDS.items()])
 
 
 def catalogue_row(place: RunPlace, snapshot: Snapshot) -> Row:
     """What a list says of a run, from its directory."""
-    from stethos.diagnose.engine import Conclusion
+    from stethos.diagnose.diagnosis import Conclusion
     from stethos.diagnose.life import rows_of
     from stethos.store.run import Run
 
@@ -72,7 +73,6 @@ def catalogue_row(place: RunPlace, snapshot: Snapshot) -> Row:
             values |= {"round": number, "round_loss": _number(loss), "round_accuracy": _number(accuracy)}
     conclusion = Conclusion() if diagnosis is None else diagnosis.conclusion
     config = next((row["config"] for row in processes if row["config"] not in (None, "{}")), None)
-    files = [(file.path, file.table, file.rows, file.bytes, file.rounds) for file in snapshot.files]
     found = [] if diagnosis is None else rows_of(diagnosis)
     facts = snapshot.documents.get("run.json", {})
     return {
@@ -82,8 +82,14 @@ def catalogue_row(place: RunPlace, snapshot: Snapshot) -> Row:
         "host": facts.get("host"), "git_commit": facts.get("git_commit"), "size_bytes": snapshot.bytes,
         "last_loss": _number(summary.get("last_loss")), "hyperparameters": config, "last_values": json.dumps(values),
         "findings": json.dumps(found), "members": json.dumps([_member(row) for row in processes[:_LISTED_PROCESSES]]),
-        "files": json.dumps(files) if len(files) <= _LISTED_FILES else None,
+        "files": listed_files(snapshot),
     }  # fmt: skip
+
+
+def listed_files(snapshot: Snapshot) -> str | None:
+    """The files of a run for its row; None if there are too many."""
+    files = [(file.path, file.table, file.rows, file.bytes, file.rounds) for file in snapshot.files]
+    return json.dumps(files) if len(files) <= _LISTED_FILES else None
 
 
 def _diagnosed(run: Run) -> Diagnosis | None:
@@ -103,6 +109,25 @@ def _member(process: Row) -> Row:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _checked(row: Row) -> Row:
+    """A row of the list as it must be; what cannot be meant is unknown: one bad run must not hide the others."""
+    return {name: value if _is_meant(name, value := row.get(name)) else None for name in _KINDS}
+
+
+def _is_meant(name: str, value: Any) -> bool:
+    if _KINDS[name] is str:
+        return isinstance(value, str)
+    return isinstance(value, int | float) and (0 if name == "started_ns" else -_MOST) <= value <= _MOST  # NaN is not
+
+
+def nested(text: str | None) -> Any:
+    """What a row has as JSON; None if there is nothing, or it is damaged."""
+    try:
+        return json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return None
 
 
 class Catalogue:
@@ -128,7 +153,10 @@ class Catalogue:
         return None if row is None or row["state"] == DELETED else int(row["sequence"])
 
     def put(self, row: Row) -> None:
-        """Add a row; where many small files have gathered, make one of them."""
+        """Add a row, which from now on counts; where many small files have gathered, make one of them."""
+        before = self._newest(str(row["run"])).get(str(row["run"]))
+        if before is not None:  # by another machine, whose clock may be ahead
+            row = {**row, "archived_ns": max(row["archived_ns"] or 0, (before["archived_ns"] or 0) + 1)}
         self._write([row])
         if len(self._log.files()) > _MOST_FILES:
             self.merge()
@@ -175,7 +203,7 @@ class Catalogue:
             except ArchiveError as error:
                 error.hint = error.hint or self._remedy()
                 raise
-            named = [dict.fromkeys(_schema().names) | row for row in rows if isinstance(row.get("run"), str)]
+            named = [_checked(row) for row in rows if is_name(row.get("run"))]
             return {str(row["run"]): row for row in sorted(named, key=lambda row: row["archived_ns"] or 0)}
         raise ArchiveError(f"files of the list of {self.archive} are missing", hint=self._remedy())
 

@@ -21,11 +21,12 @@ from stethos.archive.catalogue import Catalogue, catalogue_row
 from stethos.archive.delta import DeltaFile, DeltaLog, need_deltalake
 from stethos.archive.place import ArchivedRun
 from stethos.archive.snapshot import ArchivedFile, Snapshot, local_path, take_snapshot
-from stethos.errors import ArchiveError, RunNotFoundError
+from stethos.errors import ArchiveError, RunNotFoundError, UsageError
 from stethos.record.border import make_directory, open_file, version_of
-from stethos.record.place import RunPlace
+from stethos.record.place import RunPlace, check_name
 from stethos.schema import RECORDED, TABLES
 from stethos.settings import registry_dir
+from stethos.store.find import ARCHIVE_SOURCE
 
 _UPLOADS = 8
 _RANGED = ("round", "step", "t_ns")
@@ -53,7 +54,12 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
     need_deltalake()
     if not place.exists():
         raise RunNotFoundError(f"no run at {place.path}", hint="list runs with `stethos ls`")
-    name = str(place.facts().get("run") or place.path.resolve().name)
+    if version_of(place.path / ARCHIVE_SOURCE):  # the rows that were never asked for are not here
+        raise UsageError(
+            "a run in an archive is not archived again",
+            hint=f"copy its directory to the other archive, then run `stethos archive --to {archive} --compact`",
+        )
+    name = check_name(str(place.facts().get("run") or place.path.resolve().name))  # somebody else may have made it
     address = archive / name
     with alone(address):
         there = ArchivedRun(address)

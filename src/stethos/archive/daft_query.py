@@ -18,11 +18,13 @@ from stethos.errors import ArchiveError, QueryError, UsageError
 from stethos.guard import tried
 from stethos.redact import redact
 from stethos.schema import RECORDED, TABLES, Kind, Table
+from stethos.settings import store_variables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LONGEST_REASON = 300
+_KEYS = {"key_id": "AWS_ACCESS_KEY_ID", "access_key": "AWS_SECRET_ACCESS_KEY", "session_token": "AWS_SESSION_TOKEN"}
 _HINT = "say it differently, or leave --engine away: DuckDB runs it"
 
 
@@ -110,7 +112,7 @@ def _scan(daft: Any, archive: Address, table: Table, objects: Sequence[str]) -> 
         [f"{scheme}{archive.path}/{one}" for one in objects], infer_schema=False, schema=own,
         io_config=_io_config(daft, archive), file_path_column="_path",
     )  # fmt: skip
-    run = daft.col("_path").regexp_extract(rf".*/([^/]+)/{table.name}/[^/]+$", 1)
+    run = daft.col("_path").split_part("/", -3)  # RUN/TABLE/FILE; a regular expression takes ten times as long
     return frame.with_column("run", run).select(*wanted)
 
 
@@ -119,8 +121,10 @@ def _io_config(daft: Any, archive: Address) -> Any:
         return None
     endpoint = archive.endpoint_url()
     use_ssl = endpoint is None or not endpoint.startswith("http:")
+    given = store_variables()  # workers elsewhere do not have them
+    keys = {option: given[name] for option, name in _KEYS.items() if name in given}
     return daft.io.IOConfig(
-        s3=daft.io.S3Config(region_name=archive.region_name(), endpoint_url=endpoint, use_ssl=use_ssl)
+        s3=daft.io.S3Config(region_name=archive.region_name(), endpoint_url=endpoint, use_ssl=use_ssl, **keys)
     )
 
 

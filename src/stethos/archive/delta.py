@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 _OWNER = "stethos"
 _LARGEST_LOG = 1 << 30
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,250}")  # of our files in a table; a stranger's log may say any
 _CONFIGURATION = {"delta.checkpointInterval": "50"}
+
+
+class ForeignTableError(ArchiveError):
+    """A Delta table is not one of ours: nothing is written or deleted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ class DeltaLog:
         # `pa.table` would import pandas to see whether this is one of its frames: 0.3 s.
         is_stream = hasattr(rows, "__arrow_c_stream__")
         found = (pa.RecordBatchReader.from_stream(rows).read_all() if is_stream else pa.table(rows)).to_pylist()
+        if not all(_PATH.fullmatch(str(row["path"])) for row in found):
+            raise ArchiveError(f"{self.address} is not an archive: its log names files elsewhere")
         return sorted(
             (
                 DeltaFile(
@@ -181,7 +189,7 @@ class DeltaLog:
     def _check_owner(self) -> None:
         name = self._table.metadata().name
         if name != _OWNER:
-            raise ArchiveError(
+            raise ForeignTableError(
                 f"{self.address} is a Delta table that Stethos did not make",
                 hint="choose another place to archive to",
             )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.archive.address import Address
-from stethos.archive.cache import FETCHES, directory_of, make_room
-from stethos.archive.catalogue import Row
+from stethos.archive.cache import directory_of
+from stethos.archive.cached_files import FETCHES, Away, fetch
+from stethos.archive.catalogue import Row, nested
 from stethos.archive.objects import Objects
 from stethos.archive.place import ArchivedRun
-from stethos.errors import ArchiveError, QueryError
+from stethos.errors import QueryError
 from stethos.record.border import make_directory, version_of
 from stethos.schema import FINDINGS, PROCESSES, RECORDED, RUNS, TABLES, Column, Kind, Source, Table
 from stethos.store.narrowing import Ranges, needs_of
@@ -68,23 +70,40 @@ def fleet_table(name: str) -> Table:
 def files_by_table(archive: Address, rows: Sequence[Row], tables: Collection[str]) -> dict[str, list[FleetFile]]:
     """The files of these tables in all runs, from the list; of a run with very many, from its snapshot."""
     found: dict[str, list[FleetFile]] = {name: [] for name in tables}
-    for row in rows:
-        run = str(row["run"])
-        try:
-            listed = json.loads(row["files"]) if row["files"] else _files_in_snapshot(archive / run)
-            for path, table, _, size, rounds in listed:
-                if table in found and _is_plain(run) and _is_plain(str(path).partition("/")[2]):
-                    span = None if rounds is None else (int(rounds[0]), int(rounds[1]))
-                    found[table].append(FleetFile(run, f"{table}/{str(path).partition('/')[2]}", int(size), span))
-        except (ValueError, TypeError):
-            raise ArchiveError(f"the list of {archive} is damaged at run {run}") from None
+    if not tables:
+        return found
+    listed = {str(row["run"]): _listed(nested(row["files"]), str(row["run"])) for row in rows}
+    unlisted = [run for run, files in listed.items() if files is None]  # too many for the list, or it is damaged there
+    with ThreadPoolExecutor(FETCHES) as pool:
+        listed |= zip(unlisted, pool.map(lambda run: _in_snapshot(archive / run), unlisted), strict=True)
+    for files in listed.values():
+        for table, file in files or ():
+            if table in found:
+                found[table].append(file)
     return found
 
 
-def _files_in_snapshot(address: Address) -> list[tuple[str, str, int, int, Any]]:
+def _in_snapshot(address: Address) -> list[tuple[str, FleetFile]]:
     snapshot = ArchivedRun(address).snapshot(is_needed=False)
     files = snapshot.files if snapshot else []
-    return [(file.path, file.table, file.rows, file.bytes, file.rounds) for file in files]
+    return [(file.table, FleetFile(address.name, file.path, file.bytes, file.rounds)) for file in files]
+
+
+def _listed(listed: Any, run: str) -> list[tuple[str, FleetFile]] | None:
+    """The files of a run with their tables, as its row has them; None if it does not, or they cannot be meant."""
+    if not isinstance(listed, list):
+        return None
+    found = []
+    try:
+        for path, table, _, size, rounds in listed:
+            name = str(path).partition("/")[2]
+            span = None if rounds is None else (int(rounds[0]), int(rounds[1]))
+            if not _is_plain(name):
+                return None
+            found.append((str(table), FleetFile(run, f"{table}/{name}", int(size), span)))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return found
 
 
 def _is_plain(name: str) -> bool:
@@ -93,29 +112,13 @@ def _is_plain(name: str) -> bool:
 
 def fetched(archive: Address, files: Sequence[FleetFile]) -> list[Path]:
     """The files on this machine; those that are not are fetched."""
-    from concurrent.futures import ThreadPoolExecutor
-
     root = directory_of(archive)
     here = [root / file.run / file.path for file in files]
-    away = [(file, path) for file, path in zip(files, here, strict=True) if not version_of(path)]
+    away = [Away(file.object, path, file.bytes) for file, path in zip(files, here, strict=True) if not version_of(path)]
     if away:
-        objects = Objects(archive)
-        if not archive.is_local:
-            make_room(sum(file.bytes for file, _ in away), set(here))
-        for directory in {path.parent for _, path in away}:
+        for directory in {one.path.parent for one in away}:
             make_directory(directory)
-
-        def fetch(one: tuple[FleetFile, Path]) -> None:
-            try:
-                objects.fetch(one[0].object, one[1])
-            except FileNotFoundError:
-                raise ArchiveError(
-                    f"{archive}/{one[0].object} is missing from the archive",
-                    hint="if it was compacted or deleted meanwhile, repeat the command",
-                ) from None
-
-        with ThreadPoolExecutor(FETCHES) as pool:
-            list(pool.map(fetch, away))
+        fetch(Objects(archive), away, set(here))
     return here
 
 
@@ -172,7 +175,9 @@ class Fleet:
                 parts.append({**row, "path": str(self.archive / str(row["run"]))})
                 continue
             column = {PROCESSES.name: "members", FINDINGS.name: "findings"}[table.name]
-            parts += [{**one, "run": row["run"]} for one in json.loads(row[column] or "[]")]
+            listed = nested(row[column])
+            listed = listed if isinstance(listed, list) else ()
+            parts += [{**one, "run": row["run"]} for one in listed if isinstance(one, dict)]
         import pyarrow as pa
 
         return pa.Table.from_pylist([_typed(one, table) for one in parts], schema=full_schema(table))

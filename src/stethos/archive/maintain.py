@@ -6,22 +6,24 @@ Readers see the state before or the one after.
 from __future__ import annotations
 
 import io
+import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stethos.archive.address import Address
-from stethos.archive.cache import open_archived
-from stethos.archive.catalogue import Catalogue, catalogue_row
+from stethos.archive.cache import forget, open_archived
+from stethos.archive.catalogue import Catalogue, catalogue_row, listed_files
 from stethos.archive.committer import alone, delta_file, log_files
-from stethos.archive.delta import DeltaLog
+from stethos.archive.delta import DeltaLog, ForeignTableError
 from stethos.archive.objects import Objects
 from stethos.archive.place import CATALOGUE, STATE, ArchivedRun
 from stethos.archive.snapshot import ArchivedFile
-from stethos.errors import ArchiveError, UsageError
+from stethos.errors import ArchiveError, StethosError, UsageError
 from stethos.record.arrow import full_schema, in_schema
-from stethos.record.segment import parquet_options
+from stethos.record.place import is_name
+from stethos.record.segment import GROUP_ROWS, parquet_options
 from stethos.schema import RECORDED, TABLES
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 64 << 20  # files below are merged
 _MERGED_BYTES = 128 << 20  # until they are about so large
-_GROUP_ROWS = 122_880
+# A sealed or merged file, or what an archiver that was killed has begun of one.
+_SEALED = re.compile(r"\.?[A-Za-z0-9._-]+-[0-9]{6,9}(to[0-9]{6,9})?-[0-9a-f]{8}\.parquet(\.[0-9]+)?")
 
 
 def compact_run(address: Address) -> tuple[int, int]:
@@ -61,27 +64,40 @@ def compact_run(address: Address) -> tuple[int, int]:
         catalogue = Catalogue(address.parent)
         row = next((row for row in catalogue.rows() if row["run"] == snapshot.run), None)
         if row is not None:
-            row |= {"sequence": snapshot.sequence, "archived_ns": snapshot.archived_ns, "files": None}
+            row |= {"sequence": snapshot.sequence, "archived_ns": snapshot.archived_ns, "files": listed_files(snapshot)}
             catalogue.put(row | {"size_bytes": snapshot.bytes})
         for path in sorted(gone):
             there.objects.delete(path)
         return before, len(snapshot.files)
 
 
-def list_missing(archive: Address) -> list[str]:
-    """List the runs that are archived but not listed, as after the list was lost; return their names."""
+def list_missing(archive: Address, failed: Callable[[StethosError], None]) -> list[str]:
+    """List the runs that are archived but not listed, as after the list was lost; return their names.
+
+    `failed` hears of a run that cannot be read; the others are listed all the same.
+    """
     catalogue = Catalogue(archive)
     listed = {str(row["run"]) for row in catalogue.rows()}
     found = []
     for name in Objects(archive).directories():
-        if name in listed or name == CATALOGUE:
+        if name in listed or not is_name(name):
             continue
-        with alone(archive / name):
-            snapshot = ArchivedRun(archive / name).snapshot(is_needed=False)
-            if snapshot is not None and snapshot.run == name:
-                catalogue.put(catalogue_row(open_archived(archive / name), snapshot))
+        try:
+            if _list_run(catalogue, archive / name):
                 found.append(name)
+        except StethosError as error:
+            failed(error)
     return found
+
+
+def _list_run(catalogue: Catalogue, address: Address) -> bool:
+    """Add a run to the list; False if there is none."""
+    with alone(address):
+        snapshot = ArchivedRun(address).snapshot(is_needed=False)
+        if snapshot is None or snapshot.run != address.name:
+            return False
+        catalogue.put(catalogue_row(open_archived(address), snapshot))
+        return True
 
 
 def _groups(files: list[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
@@ -118,11 +134,11 @@ def _merged(objects: Objects, group: list[ArchivedFile]) -> ArchivedFile:
             for file in group:
                 waiting.append(_read(objects, file, schema))
                 rows += waiting[-1].num_rows
-                if rows - written >= _GROUP_ROWS or file is last:
-                    # Groups of the size that DuckDB reads at once; names of several files need one dictionary.
+                if rows - written >= GROUP_ROWS or file is last:
+                    # Names of several files need one dictionary.
                     whole = pa.concat_tables(waiting).unify_dictionaries()
-                    ready = whole.num_rows if file is last else whole.num_rows - whole.num_rows % _GROUP_ROWS
-                    writer.write_table(whole.slice(0, ready), row_group_size=_GROUP_ROWS)
+                    ready = whole.num_rows if file is last else whole.num_rows - whole.num_rows % GROUP_ROWS
+                    writer.write_table(whole.slice(0, ready), row_group_size=GROUP_ROWS)
                     waiting, written = [whole.slice(ready)], written + ready
     except pa.ArrowException as error:
         raise ArchiveError(f"{objects.address}: a file of {first.table} cannot be merged: {error}") from None
@@ -167,17 +183,44 @@ def _commit(log: DeltaLog, table: str, files: list[ArchivedFile]) -> set[str]:
     return {f"{table}/{file.path}" for file in removed}
 
 
-def remove_run(address: Address) -> None:
-    """Delete an archived run: first it is listed and found no more, then its files go. Can be repeated."""
+def remove_run(address: Address) -> int:
+    """Delete an archived run: first it is listed and found no more, then its files go. Can be repeated.
+
+    Files below it that no archiver has made are left; return how many.
+    """
     if address.name in ("", CATALOGUE):
         raise UsageError("which run?", hint="name one: stethos rm ADDRESS/RUN")
     with alone(address):
         there = ArchivedRun(address)
         catalogue = Catalogue(address.parent)
         is_listed = catalogue.sequence_of(address.name) is not None
-        there.snapshot(is_needed=not is_listed)  # listed without one: an earlier deletion was interrupted
+        try:
+            there.snapshot(is_needed=not is_listed)  # listed without one: an earlier deletion was interrupted
+        except ArchiveError as error:
+            if not is_listed or isinstance(error, ForeignTableError):
+                raise  # a damaged one that is listed is ours, and goes
         if is_listed:
             catalogue.forget(address.name)
-        there.objects.delete_below(f"{STATE}/_delta_log")
-        there.objects.delete_below(STATE)
-        there.objects.delete_below("")
+        left = _remove_files(there.objects)
+    forget(address)
+    return left
+
+
+def _remove_files(objects: Objects) -> int:
+    """Delete what archivers have made of a run, its snapshots first; how many other files there are."""
+    there = [one.path for one in objects.listed()]
+    tables = {STATE, *(table.name for table in TABLES.values())}
+    tables |= {path.partition("/")[0] for path in there if _SEALED.fullmatch(path.partition("/")[2])}
+    logs = tuple(sorted({f"{table}/_delta_log/" for table in tables} & {f"{p.rpartition('/')[0]}/" for p in there}))
+    own = {path for path in there if path.startswith((*logs, f"{STATE}/")) or _is_sealed(path, tables)}
+    is_all = len(own) == len(there)
+    for path in (f"{STATE}/_delta_log/", f"{STATE}/", *(("",) if is_all else logs)):
+        objects.delete_below(path.rstrip("/"))
+    for path in sorted(path for path in own if not path.startswith((*logs, f"{STATE}/")) and not is_all):
+        objects.delete(path)
+    return len(there) - len(own)
+
+
+def _is_sealed(path: str, tables: set[str]) -> bool:
+    table, _, name = path.partition("/")
+    return table in tables and _SEALED.fullmatch(name) is not None

@@ -131,17 +131,24 @@ class Objects:
             content = map_file(source, parts=2)
         self.put(path, content)
 
+    def link(self, path: str, target: Path) -> bool:
+        """Have a file of an archive in a directory under another name, too, which costs no space.
+
+        False on another file system, or if the file is somebody else's.
+        """
+        with suppress(OSError):
+            if self.address.is_local and version_of(Path(self._full(path))):
+                target.unlink(missing_ok=True)
+                os.link(self._full(path), target, follow_symlinks=False)
+                return True
+        return False
+
     def fetch(self, path: str, target: Path) -> None:
-        """Copy an object into a file, whole or not at all; on one file system it costs no space."""
+        """Copy an object into a file, whole or not at all; FileNotFoundError if there is none."""
         full = self._full(path)
         with explained(self.address, "read"):
-            if self.address.is_local:
-                if not version_of(Path(full)):
-                    raise FileNotFoundError(full)  # a link or a device is not a file of an archive
-                with suppress(OSError):  # another file system
-                    target.unlink(missing_ok=True)
-                    os.link(full, target, follow_symlinks=False)
-                    return
+            if self.address.is_local and not version_of(Path(full)):
+                raise FileNotFoundError(full)  # a link or a device is not a file of an archive
             with whole_file(target, is_synced=False) as file, self._files.open_input_stream(full) as stream:
                 shutil.copyfileobj(stream, file, 4 << 20)
 

@@ -13,6 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.text import clean, cut
 from stethos.cli.task.target import add_target, open_target
 from stethos.errors import UsageError
@@ -31,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.cli.screen.jsontext import print_json_rows
     from stethos.diagnose.followup import actions_of
     from stethos.view.machine import ACTIONS
 

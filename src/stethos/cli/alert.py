@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
 from stethos.errors import StethosError, UsageError
@@ -62,8 +63,6 @@ def _test(path: Path, only: str | None, *, is_json: bool) -> int:
             except StethosError as error:
                 results[name] = str(error)
     if is_json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({name: failure or "delivered" for name, failure in results.items()})
     else:
         for name, failure in results.items():
@@ -135,8 +134,6 @@ def _status(arguments: argparse.Namespace) -> int:
         state = AlertState(opened.path)
         told, waiting, delivered = list(state.told().values()), state.waiting(), state.delivered()
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         value = {
             "open": [one._asdict() for one in told],
             "waiting": [one._asdict() for one in waiting],

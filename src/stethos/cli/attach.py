@@ -3,10 +3,10 @@
     stethos attach 4711
     stethos detach 4711
 
-From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer
-allow this directly; for older versions install the injector: pip install "stethos[attach]". It waits for a moment at
-which the main thread sleeps or waits, since anywhere else the process might crash. If it is not allowed, the message
-says which permission is missing and how to grant it.
+From then on its steps are recorded into a run, and every live command works on it. Python 3.14 and newer allow this
+directly; for older versions install the injector: pip install "stethos[attach]". It waits until the main thread sleeps
+or blocks; at any other moment the process might crash. If it is not allowed, the message says which permission is
+missing and how to grant it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean
 from stethos.record.place import check_name, readable_name
 from stethos.settings import DEFAULT_OVERHEAD, default_runs_dir, parse_preset
@@ -38,8 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     overhead = DEFAULT_OVERHEAD[preset]
     process, rung = attach(arguments.pid, run_dir, preset, overhead, is_forced=arguments.unsafe)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"pid": process.pid, "run": process.run, "path": str(process.run_dir), "by": rung})
     elif rung == "agent":
         print(f"process {process.pid} is observed already, in {clean(str(process.run_dir))}")

@@ -3,10 +3,10 @@
     stethos backtrace
     stethos 4711 backtrace --native
 
-The stacks are read from outside by py-spy, so a process that hangs, holds the GIL or sits in C is seen
-too, and is not disturbed. Any Python process will do, also one that is not observed. --native adds the
-frames of C and C++. For these the process has to stand still while its symbols are looked up, which took
-50 ms to 600 ms with torch: use it on one that hangs, or where a pause does not matter.
+py-spy reads the stacks from outside, so a process that hangs, holds the GIL or sits in C is seen too, and is not
+disturbed. Any Python process will do, also one that is not observed. --native adds the frames of C and C++. That stops
+the process while its symbols are looked up, 50 to 600 ms with torch: use it on one that hangs, or where a pause does
+not matter.
 
     stethos all backtrace
 
@@ -23,6 +23,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_anywhere, add_live_target, live_target
 from stethos.errors import StethosError
@@ -67,8 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     if target.wanted.is_all:
         show_ranks(target, found, arguments)
     elif arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json([_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks])
     else:
         for pid, process, stacks in found:
@@ -90,8 +89,6 @@ def show_ranks(
     root, missing = merge(named), missing_ranks(target.run, target.processes)
     odd = odd_ones(root)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         threads = [_thread_row(pid, process, stack) for pid, process, stacks in found for stack in stacks]
         print_json({"tree": root.as_dict(), "differ": odd, "missing": missing, "threads": threads})
         return
@@ -99,7 +96,7 @@ def show_ranks(
     if arguments.full:
         lines = [line for pid, process, stacks in found for line in _lines(pid, process, stacks)]
     title = "rank " if ranked else ""
-    lines += [f"{title}{name} is somewhere else than most: {place}" for name, place in odd.items()]
+    lines += [f"{title}{name} is not where most are: {place}" for name, place in odd.items()]
     lines += [f"rank {rank} is missing: it {why}" for rank, why in missing.items()]
     sys.stdout.write("\n".join(clean(line) for line in lines) + "\n")
 

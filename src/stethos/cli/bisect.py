@@ -5,9 +5,9 @@
     stethos bisect -t fed-1 --json
 
 It evaluates every captured global model again on the test set. Then clients are left out of the bad round, by delta
-debugging over its recorded updates or, where these show nothing, by training on from there; at last the training of
-each guilty client is repeated: does it send what it trained, and which samples do the harm? Needs `capture="all"`.
-For your own training loop, name its functions: --evaluator, and --trainer to train again.
+debugging over its recorded updates or, where these show nothing, by training on from there; finally, the training of
+each guilty client is repeated: does it send what it trained, and which samples do the harm? Needs `capture="all"`. For
+your own training loop, name its functions: --evaluator, and --trainer to train again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.progress import show_progress
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import (
@@ -49,9 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from stethos.cli.task.on_cluster import arms_on
+    from stethos.record.place import RunPlace
     from stethos.replay.bisection import accuracies_of, first_bad_round, guilty_set
     from stethos.replay.bundle import open_bundle
     from stethos.replay.history import recorded_rounds
+    from stethos.replay.kept import keeping, kept_file, sources_of
 
     if arguments.metric != "accuracy":
         raise UsageError(f"--metric {arguments.metric}", hint="accuracy is the only one so far")
@@ -66,15 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     number = arguments.round or (bad.number if bad is not None else None)
     if number is not None and number not in [one.number for one in recorded]:
         raise CaptureError(f"round {number} was not captured with all updates", hint="capture='all' keeps them")
-    guilty = guilty_set(bundle, trainer, recorded, number, tell=_tell, run_arms=arms_on(arguments, one.path))
+    run_arms = arms_on(arguments, one.path)
+    if run_arms is not None and RunPlace(one.path).is_ours():
+        file = kept_file(one.path, "bisect", *sources_of(functions.values()))
+        run_arms = keeping(run_arms, file, answers[0][1].size)
+    guilty = guilty_set(bundle, trainer, recorded, number, tell=_tell, run_arms=run_arms)
+    show_progress()
     inside = []
     for client in (guilty.clients if guilty else ())[:_SHOWN]:
         turns = [one for one in recorded if client in one.clients and one.is_sound and number in (None, one.number)]
         if (found := _inside(trainer, turns[-1], client)) is not None:
             inside.append(found)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({
             "accuracies": [{"round": place, "accuracy": float(flags.mean())} for place, flags in answers[1:]],
             "bad_round": None if bad is None else asdict(bad),
@@ -99,16 +106,12 @@ def _inside(trainer: OwnTrainer | LabTrainer, recorded: RecordedRound, client: s
 
 
 def _tell(trial: int, words: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K  trial {trial}: {clean(words)[:60]}")
-        sys.stderr.flush()
+    show_progress(f"trial {trial}: {words[:60]}")
 
 
 def _show(answers: Any, bad: Any, guilty: Any, inside: list[RetrainedTurn]) -> None:
     from stethos.cli.screen.spark import sparkline
 
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
     means = [float(flags.mean()) for _, flags in answers]
     say = sys.stdout.write
     say(f"accuracy   {sparkline(means, len(means))}  {means[0]:.3f} -> {means[-1]:.3f}, {len(answers)} rounds\n")
@@ -131,7 +134,8 @@ def _words(one: RetrainedTurn) -> str:
         return f"{clean(one.client)}: its loss is not finite from local step {one.odd_step} on"
     if not one.is_sent_as_trained:
         far = f"{one.parting:.1f} times the length of its change" if one.parting < float("inf") else "not finite"
-        return f"{clean(one.client)}: it sent something else than it trained ({far} apart): its data are not at fault"
+        sent = f"it sent something other than what it trained ({far} apart)"
+        return f"{clean(one.client)}: {sent}: its data are not at fault"
     if not one.is_searched:
         return f"{clean(one.client)}: it sent what it trained: look at its data and at its trainer"
     if one.label is None:

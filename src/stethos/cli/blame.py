@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import add_cluster_arguments, add_trainer_arguments, trainer_for
@@ -53,8 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         took_ms = 1e3 * (time.perf_counter() - start)
     if arguments.json:
         from dataclasses import asdict
-
-        from stethos.cli.screen.jsontext import print_json
 
         print_json({**asdict(found), "duration_ms": took_ms})
     else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import bytes_text, clean, count_text
 from stethos.cli.task.target import add_live_target, live_target
 from stethos.live.ask import ask
@@ -30,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.file.absolute()
     reply = ask(process, "checkpoint", timeout_s=_PATIENCE_S, path=str(path), force=arguments.force)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"pid": process.pid, "rank": process.rank, **reply})
     else:
         print(

@@ -1,12 +1,13 @@
-"""Show the clients of a federated run, those that findings name first.
+"""Show the clients of a federated run, accused ones first.
 
     stethos clients
     stethos clients --round 3 --sort duration
 
-One line per client: turns that went well of all its turns, samples, entry loss round by round (of the incoming global
-model on its own data), the last loss that it reported, cosine of its update to the centre of the others', norm of it
+One line per client: successful turns out of all its turns, samples, entry loss round by round (of the incoming global
+model on its own data), the last loss it reported, the cosine of its update to the centre of the others', its norm
 relative to their median, duration, bytes sent. Samples, cosine, norm and duration are medians over its rounds. The last
-column is what `stethos diagnose` found: accused clients first, in red, then those that a remark names.
+column is what `stethos diagnose` found: accused clients first, in red, then those named only by a finding of severity
+info.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stethos.cli.screen.federated import (
     show_sql,
 )
 from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.spark import ODD, bar, sparkline
 from stethos.cli.screen.text import (
     bytes_text,
@@ -40,7 +42,7 @@ from stethos.cli.screen.text import (
 from stethos.cli.task.target import open_target
 from stethos.store.order import natural_key
 from stethos.view.client import CLIENTS, clients_of, median_of_known
-from stethos.view.federation import is_federated, state_of
+from stethos.view.federation import is_federated
 
 if TYPE_CHECKING:
     from stethos.view.client import ClientView
@@ -78,15 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sql:
         return show_sql({"clients": CLIENTS(**asked)})
     with open_target(arguments) as one:
-        if not is_federated(one, **asked):
-            return say_nothing_found(one, as_json=arguments.json)
         found = clients_of(one, **asked)
-        state, name = state_of(one), one.name
+        if not found and not is_federated(one, **asked):
+            return say_nothing_found(one, as_json=arguments.json)
+        state, name = one.state, one.name
     key = SORTS[arguments.sort]
     found.sort(key=lambda one: (one.federation or "", key(one)))
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(one.as_dict() for one in found)
         return 0
     if not found:
@@ -138,9 +138,15 @@ def _show(name: str, clients: Sequence[ClientView], arguments: argparse.Namespac
 
 
 def _marks_text(clients: Sequence[ClientView]) -> str:
-    accused = sum(one.mark is not None and one.mark.is_accused for one in clients)
-    remarked = sum(one.mark is not None for one in clients) - accused
-    parts = [f"{ODD} {accused:,} accused"] * bool(accused) + [f"{remarked:,} remarked"] * bool(remarked)
+    marks = [one.mark for one in clients if one.mark is not None]
+    accused = [mark for mark in marks if mark.is_accused]
+    past = sum(mark.is_over for mark in accused)
+    now = len(accused) - past
+    counts = {
+        f"{ODD} {{}} accused": now, "{} more, over now" if now else "{} accused, over now": past,
+        "{} info": len(marks) - len(accused),
+    }  # fmt: skip
+    parts = [words.format(f"{count:,}") for words, count in counts.items() if count]
     return ", ".join(parts) or "none of them accused"
 
 

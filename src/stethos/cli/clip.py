@@ -5,8 +5,8 @@
     stethos clip              show whether anything is clipped
 
 The program's own clipping happens first. The change applies to all optimizers that have stepped so far and lasts as
-long as the process, or until `stethos detach`. In a distributed job every rank begins at the same step, so that they
-stay alike; `-t rank:3` changes one rank only.
+long as the process, or until `stethos detach`. In a distributed job every rank begins at the same step, so they stay in
+sync; `-t rank:3` changes one rank only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import number_text
 from stethos.cli.task.steering import add_steering, steer
 from stethos.errors import UsageError
@@ -30,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = _wanted(arguments.norm)
     answers, status = steer(arguments, "clip", bool(wanted), **wanted)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json([{"pid": process.pid, "rank": process.rank, **reply} for process, reply in answers])
         return status
     for process, reply in answers:

@@ -49,7 +49,7 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
         "--keys",
         metavar="DIR",
         type=Path,
-        help="where certificate and clients' keys are kept (default: ~/.config/stethos/collector)",
+        help="directory for the certificate and clients' keys (default: ~/.config/stethos/collector)",
     )
 
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stethos.web.serve import listen, serve
 
     host, _, port = arguments.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen {arguments.listen}", hint=f"write HOST:PORT, as in 127.0.0.1:{DEFAULT_PORT}")
     keys = open_keys(keys_dir(arguments.keys))
     directory = (arguments.dir or default_runs_dir()).absolute()

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import bytes_text, count_text, duration_text, ms_text
 from stethos.cli.task.target import add_target, open_target
 from stethos.view.machine import COLLECTIVES
@@ -35,8 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
             return _show_calls(one, as_json=arguments.json)
         delays = delays_of(boards_of(one.place))
         if arguments.json:
-            from stethos.cli.screen.jsontext import print_json
-
             print_json({"run": one.name, **state_of(boards, delays)})
             return 0
     show_state(state_of(boards, delays))
@@ -102,8 +101,6 @@ def _ranks(ranks: Any) -> str:
 def _show_calls(one: Run, *, as_json: bool) -> int:
     calls = COLLECTIVES.records(one)
     if as_json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"run": one.name, "calls": calls})
         return 0
     if not calls:

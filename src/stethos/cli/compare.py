@@ -16,6 +16,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.target import add_directory
 from stethos.errors import UsageError
 
@@ -48,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = compare(measured)
     failed = [] if arguments.gate is None else [bad for pair in pairs for bad in pair.worse_than(arguments.gate)]
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         gate = None if arguments.gate is None else {"limit": arguments.gate, "worse": [one.name for one in failed]}
         print_json({"pairs": [pair.as_dict() for pair in pairs], "gate": gate})
     else:

@@ -3,9 +3,9 @@
     stethos compare-clients c1 c7
     stethos compare-clients c1 c7 --round 3
 
-Numbers are medians over the rounds, or those of one round; loss and accuracy are the last reported. The last column
-of each table says what differs. Cosine and sign agreement are to the other clients of the round, norms relative to
-their median. The output rows are what the update does to each class.
+Numbers are medians over the rounds, or those of one round; loss and accuracy are the last reported. The last column of
+each table says what differs. Cosine and sign agreement are measured against the other clients of the round, norms
+relative to their median. The output rows are what the update does to each class.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.federated import add_federated_arguments, add_round, say_nothing_found, show_sql
 from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.spark import ODD, two_way_bar
 from stethos.cli.screen.text import (
     bytes_text,
@@ -31,6 +32,7 @@ from stethos.cli.screen.text import (
 )
 from stethos.cli.task.target import open_target
 from stethos.errors import UsageError
+from stethos.nearest import did_you_mean
 from stethos.store.order import natural_key
 from stethos.view.client_pair import ClientPair, LayerPair, client_pair, factor_text, federation_of, statements
 from stethos.view.federation import is_federated
@@ -67,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{a!r} is compared with itself", hint="give the names of two clients: `stethos clients`")
         pair = client_pair(one, a, b, federation, arguments.round)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(pair.as_objects())
         return 0
     shown = tuple(cut(clean(name), _WIDEST_NAME) for name in (a, b))
@@ -91,12 +91,9 @@ def _name_in(given: str, known: Sequence[str]) -> str:
     alike = [name for name in known if clean(name) == given]
     if len(alike) == 1:
         return alike[0]
-    from stethos.store.complaint import nearest
-
     shown = sorted((clean(name) for name in known), key=natural_key)
-    near = nearest(given, shown)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise UsageError(f"no client {given!r}", hint=f"{hint}clients: {names_text(shown, 8)}")
+    listed = f"clients: {names_text(shown, 8)}"
+    raise UsageError(f"no client {given!r}", hint=did_you_mean(given, shown, listed, listed))
 
 
 # Showing -----------------------------------------------------------------------------------------------

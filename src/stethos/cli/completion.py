@@ -15,8 +15,11 @@ import argparse
 _SCRIPTS = {
     "bash": """\
 _stethos() {
-    local IFS=$'\\n'
-    COMPREPLY=($(stethos completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(stethos completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -o nosort -F _stethos stethos
 """,

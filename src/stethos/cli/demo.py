@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.value import port
 from stethos.errors import UsageError
 from stethos.wiring import command_line
@@ -99,7 +100,7 @@ def _look_closer(stage: DemoState) -> None:
 
 def _prove(stage: DemoState) -> None:
     for client in stage.accused[:1]:
-        stage.title(f"5. Prove it: the training again without {client}, and without somebody else")
+        stage.title(f"5. Prove it: the training again without {client}, and without another client")
         stage.stethos("prove", *stage.target)
 
 
@@ -159,8 +160,6 @@ def _play(stage: DemoState) -> None:
         step(stage)
     stethos = _typed()
     if stage.is_quiet:
-        from stethos.cli.screen.jsontext import print_json
-
         guilty, kind, start = truth_of(stage.seed)
         found = {"accused": stage.accused, "status": stage.status}
         truth = {"guilty": guilty, "kind": kind, "start": start}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text
 from stethos.errors import LiveError, RunNotFoundError
 from stethos.live.ask import ask
@@ -30,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise LiveError(f"process {arguments.pid} is not observed", hint="`stethos ls` lists what is")
     reply = ask(process, "detach")
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"pid": process.pid, "run": process.run, **reply})
         return 0
     kept = f"{count_text(reply['steps'])} steps are in {clean(str(process.run_dir))}"

@@ -8,9 +8,10 @@
     stethos diagnose --explain straggler     what a detector looks at
     stethos diagnose --set straggler.times=4 --silence label-skew
 
-Every finding says since when it holds and how sure it is. The exit status is 0 if nothing is wrong, 1 if a problem of
-severity warning or above is open, 2 or more after an error. Findings are kept in the run: `stethos query "SELECT *
-FROM findings"`. Thresholds and silenced detectors can also stand in the nearest `stethos.toml`.
+Every finding says when the problem began and how sure the verdict is. The exit status is 0 if nothing is wrong, 1 if a
+problem of severity warning or above is open, 2 or more after an error. Findings are kept in the run:
+`stethos query "SELECT * FROM findings"`. Thresholds and silenced detectors can also stand in the nearest
+`stethos.toml`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json, print_json_rows
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
 from stethos.cli.task.trainer import add_cluster_arguments
@@ -26,7 +28,7 @@ from stethos.cli.task.value import seconds
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.store.run import Run
 
 
@@ -157,7 +159,6 @@ def thresholds_of(settings: list[str]) -> dict[str, dict[str, float]]:
 
 def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
     from stethos.diagnose.followup import completed
-    from stethos.view.federation import state_of
 
     diagnosis = completed(diagnosis, one)
     target = str(one.path) if arguments.dir else arguments.target or one.name
@@ -170,15 +171,12 @@ def _show(diagnosis: Diagnosis, one: Run, arguments: argparse.Namespace) -> int:
 
         print(brief_text(diagnosis))
         return diagnosis.exit_code
-    state = state_of(one)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
-        print_json({"run": one.name, "state": state, **diagnosis.as_dict()})
+        print_json({"run": one.name, "state": one.state, **diagnosis.as_dict()})
     else:
         from stethos.cli.screen.verdict import show_report
 
-        show_report(diagnosis, one.name, state, target)
+        show_report(diagnosis, one.name, one.state, target)
     return diagnosis.exit_code
 
 
@@ -200,8 +198,6 @@ def _list(*, as_json: bool) -> int:
 
     pages = [page_of(detector) for detector in DETECTORS.values()]
     if as_json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(page.as_dict() for page in pages)
         return 0
     headings = [Heading("code"), Heading("name"), Heading("severity"), Heading("what is wrong")]
@@ -217,8 +213,6 @@ def _explain(key: str, *, as_json: bool) -> int:
 
     page = page_named(key)
     if as_json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(page.as_dict())
         return 0
     width = screen_width()

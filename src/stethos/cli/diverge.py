@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.target import add_directory
 
 
@@ -33,8 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         found = find_parting(first, second)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(found.as_dict() | {"sentence": found.sentence})
     else:
         from stethos.cli.screen.text import clean

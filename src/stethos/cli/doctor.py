@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text
 from stethos.cli.task.target import add_target, open_target
 
@@ -24,8 +25,6 @@ def run(arguments: argparse.Namespace) -> int:
     with open_target(arguments) as one:
         health = examine(one, verify=arguments.verify)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(health.as_dict())
         return int(health.has_problem)
     print(f"run {clean(health.run)} ({health.state}) at {clean(health.path)}\n")

@@ -3,9 +3,11 @@
     stethos enroll --new hospital-a                    at the collector: writes hospital-a.token; take it to the client
     stethos enroll HOST:7468 --token-file hospital-a.token --site SITE    at the client, once
     stethos enroll --local hospital-a --site SITE      a site whose rows leave in the federation's own messages
+    stethos enroll --new site-1 --authority rootCA.pem    only for the NVFlare kit of that name (--own-key, --own-cert)
+    stethos enroll --new hospital-a --key KEY.pub      only for the holder of that key, as a SuperNode (--own-key)
     stethos enroll --through hospital-a.token          at a relay: makes it a token for enrolling through this relay
     stethos enroll --list                              at the collector: who may send
-    stethos enroll --revoke hospital-a                 at the collector: take nothing more from it
+    stethos enroll --revoke hospital-a                 at the collector: accept nothing more from it
 
 The token works once, within a week. The client's key is made in its own directory and never leaves it. Afterwards
 `stethos run --site SITE train.py`, or STETHOS_SITE=SITE before any program, records there and sends what
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stethos.cli.collect import add_keys, keys_dir
+from stethos.cli.screen.jsontext import print_json
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,11 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="with --new: a further name; repeatable",
+        help="with --new: another name; repeatable",
     )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="with --new: only for the holder of the matching private key"
+    )
+    parser.add_argument("--authority", type=Path, metavar="FILE", help="with --new: only for a certificate of this CA")
+    parser.add_argument("--own-key", type=Path, metavar="FILE", help="at a client: the private key that a token needs")
+    parser.add_argument("--own-cert", type=Path, metavar="FILE", help="at a client: its certificate")
     parser.add_argument("--through", type=Path, metavar="FILE", help="at a relay: a collector's token, for its clients")
     parser.add_argument("--list", action="store_true", help="at the collector: its clients")
-    parser.add_argument("--revoke", metavar="NAME", help="at the collector: take nothing more from a client")
+    parser.add_argument("--revoke", metavar="NAME", help="at the collector: accept nothing more from a client")
     add_keys(parser)
     parser.add_argument("--json", action="store_true", help="with --list: print JSON objects")
 
@@ -69,7 +78,8 @@ def _enrol_here(arguments: argparse.Namespace) -> int:
     else:
         if arguments.token_file is None:
             raise UsageError("an enrolment needs a token", hint="--token-file FILE, from `stethos enroll --new NAME`")
-        site = enrol_site(path, arguments.address, _token_of(arguments.token_file))
+        own = (arguments.own_key, arguments.own_cert) if arguments.own_key is not None else None
+        site = enrol_site(path, arguments.address, _token_of(arguments.token_file), own)
     sys.stdout.write(f"this site is {site.name}; what leaves is decided by {site.policy_path}\n")
     sys.stdout.write(f"record with: stethos run --site {arguments.site} train.py\n")
     return 0
@@ -93,7 +103,7 @@ def _at_collector(arguments: argparse.Namespace) -> int:
     keys = open_keys(keys_dir(arguments.keys))
     enrolment = Enrolment(keys.directory)
     if arguments.new is not None:
-        token = enrolment.invite(arguments.new, keys.fingerprint, tuple(arguments.aliases))
+        token = enrolment.invite(arguments.new, keys.fingerprint, tuple(arguments.aliases), _bound(arguments))
         path = Path(f"{arguments.new}.token").absolute()
         with whole_file(path) as file:
             file.write(token.line().encode())
@@ -113,8 +123,17 @@ def _at_collector(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bound(arguments: argparse.Namespace) -> dict[str, str]:
+    from stethos.collect.proof import bound_to_authority, bound_to_key
+
+    if arguments.key is not None and arguments.authority is not None:
+        raise UsageError("a token is bound to a key or to an authority", hint="say one of --key and --authority")
+    if arguments.key is not None:
+        return bound_to_key(arguments.key)
+    return bound_to_authority(arguments.authority) if arguments.authority is not None else {}
+
+
 def _list(enrolment: object, *, is_json: bool) -> None:
-    from stethos.cli.screen.jsontext import print_json
     from stethos.collect.enrolment import Enrolment
 
     assert isinstance(enrolment, Enrolment)

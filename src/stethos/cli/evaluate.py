@@ -14,7 +14,7 @@ Names of loops and imports, and new names, belong to the code alone.
     stethos all eval "trainer.current_step"
 
 With `all` it runs on every rank at the same step, if all of them make steps, and shows the result of each. Collectives
-are allowed only this way: on a single rank they are refused, because that rank would wait for ever.
+are allowed only this way: on a single rank they are refused, because that rank would wait forever.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text
 from stethos.cli.task.target import add_live_target, chosen_processes
 from stethos.cli.task.value import seconds
@@ -79,8 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
             show_reply(reply)
             _note_others(process, arguments)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(replies[0])
     return 1 if any(reply["error"] for reply in replies) else 0
 
@@ -126,8 +125,6 @@ def _run_on_all(processes: list[LiveProcess], code: str, arguments: argparse.Nam
             else:
                 show_reply(answer)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(rows)
     for rank, why in missing.items():
         _say(f"rank {rank} is missing: it {why}")

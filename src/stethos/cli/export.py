@@ -94,37 +94,23 @@ def _write(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportR
 
         return table_file.write(one, Path(arguments.output), arguments.to, advance=advance)
     place = arguments.output if format.place == "uri" else Path(arguments.output)
-    write = getattr(import_module(format.module), format.writer)
-    written: ExportResult = write(one, place, limit=arguments.limit, advance=advance)
+    write = import_module(format.module).write
+    written: ExportResult = write(one, place, limit=arguments.limit, advance=advance, **format.options)
     return written
 
 
 def _send(one: Run, arguments: argparse.Namespace, advance: Advance) -> ExportResult:
     from stethos.cli.task.otlp_post import endpoint_of, headers_of, post
-    from stethos.export.otlp import Traces, protobuf_of
+    from stethos.export.otlp import Otlp, Signal, protobuf_of
 
     headers = headers_of(arguments.header)
-    if arguments.to != "otlp":
-        return _send_signal(one, arguments, headers, advance)
-    endpoint = endpoint_of(arguments.output)
-    traces = Traces(one, arguments.limit)
-    for request in traces.requests(advance):
-        post(endpoint, protobuf_of(request), headers)
-    return ExportResult(endpoint, {"spans": traces.spans}, tuple(traces.notes))
-
-
-def _send_signal(
-    one: Run, arguments: argparse.Namespace, headers: dict[str, str], advance: Advance
-) -> ExportResult:  # fmt: skip
-    from stethos.cli.task.otlp_post import endpoint_of, post
-    from stethos.export.otlp_signals import PATHS, OtlpSignals, protobuf_of
-
-    signals = OtlpSignals(one, "metrics" if arguments.to == "otlp-metrics" else "logs", arguments.limit)
-    endpoint = endpoint_of(arguments.output, PATHS[signals.signal])
-    for request in signals.requests(advance):
-        post(endpoint, protobuf_of(signals.signal, request), headers)
-    what = "values" if signals.signal == "metrics" else "records"
-    return ExportResult(endpoint, {what: signals.count}, tuple(signals.notes))
+    signals: dict[str, Signal] = {"otlp": "traces", "otlp-metrics": "metrics", "otlp-logs": "logs"}
+    signal = signals[arguments.to]
+    endpoint = endpoint_of(arguments.output, signal)
+    found = Otlp(one, signal, arguments.limit)
+    for request in found.requests(advance):
+        post(endpoint, protobuf_of(signal, request), headers)
+    return found.result(endpoint)
 
 
 def _say(written: ExportResult, arguments: argparse.Namespace, *, is_sent: bool) -> None:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stethos.web.serve import listen, serve
 
     host, _, port = arguments.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen {arguments.listen}", hint="write HOST:PORT, as in 127.0.0.1:7467")
     keys = keys_in(arguments.keys)
     listener = listen(host.strip("[]"), int(port))

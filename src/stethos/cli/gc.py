@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import bytes_text, count_text
 from stethos.cli.task.target import add_live_target, chosen_processes
 from stethos.live.ask import ask
@@ -30,7 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{bytes_text(max(0, freed))} given back{device}; {bytes_text(reply['rss_after'])} resident"
             )
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(replies)
     return 0

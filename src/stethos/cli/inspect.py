@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text, cut
 
 _SHOWN = 200
@@ -30,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     found = read_weights(arguments.file)
     nan, inf = total_of([one.nan for one in found.tensors]), total_of([one.inf for one in found.tensors])
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({
             "format": found.format, "step": found.step, "keys": found.keys, "nan": nan, "inf": inf,
             "tensors": [

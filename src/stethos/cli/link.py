@@ -1,12 +1,11 @@
-"""Give somebody a read-only link to the dashboard that lasts, and take it back.
+"""Make a read-only link to the dashboard, list the links, or revoke one.
 
-    stethos link                      which links hold
-    stethos link --new "for Ann"      a token, to be put behind the address of `stethos serve`
+    stethos link                      list the links
+    stethos link --new "for Ann"      print a token to put behind the address of `stethos serve`
     stethos link --revoke ID
 
-A link reads and nothing else. It holds for this directory of runs, also after `stethos serve` was started anew, until
-it is revoked; that counts at once, also for a server that is running. The page of `stethos serve --edit` can do the
-same.
+A link only reads. It holds for this directory of runs until it is revoked, also after a restart of `stethos serve`; a
+running server refuses a revoked link at once. The page of `stethos serve --edit` can do the same.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import argparse
 import sys
 import time
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.target import add_directory
 
 
@@ -22,12 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--new", metavar="NOTE", help="make a link; the note says for whom")
-    one.add_argument("--revoke", metavar="ID", help="take one back")
+    one.add_argument("--revoke", metavar="ID", help="revoke a link")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.cli.screen.jsontext import print_json
     from stethos.cli.screen.text import clean
     from stethos.settings import default_runs_dir
     from stethos.web.links import Links

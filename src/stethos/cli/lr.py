@@ -5,8 +5,8 @@
     stethos lr 0.01           set them
     stethos lr undo           take the last change back
 
-A change takes effect in the step before which it happens. A scheduler of the program may set the rate again. In a
-distributed job every rank makes it at the same step, so that they stay alike; `-t rank:3` changes one rank only.
+A change takes effect at the next step. A scheduler of the program may set the rate again. In a distributed job every
+rank makes it at the same step, so they stay in sync; `-t rank:3` changes one rank only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import number_text
 from stethos.cli.task.steering import add_steering, steer
 
@@ -28,8 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     answers, status = steer(arguments, "lr", bool(arguments.change), change=arguments.change)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json([{"pid": process.pid, "rank": process.rank, **reply} for process, reply in answers])
         return status
     for process, reply in answers:

@@ -1,9 +1,9 @@
 """List the runs and the processes that are alive.
 
 Runs are listed newest first. For each run: what its last diagnosis found, duration, steps, last loss, rows, overhead
-and size. For each live process, in whatever directory its run is: its rank, its steps and how long ago the last one
-was. All of it is read from the recording, so that a process that hangs is listed too. `--json` gives the raw numbers
-of `Run.summary()`, with the conclusion of the last diagnosis and the live processes of each run.
+and size. For each live process, wherever its run is: its rank, its steps and how long ago the last one was. All of it
+is read from the recording, so a process that hangs is listed too. `--json` gives the raw numbers of `Run.summary()`,
+with the conclusion of the last diagnosis and the live processes of each run.
 
     stethos ls s3://bucket/path       the runs of an archive, with their last values and hyperparameters
 """
@@ -11,15 +11,17 @@ of `Run.summary()`, with the conclusion of the last diagnosis and the live proce
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.text import bytes_text, clean, count_text, duration_text, number_text, share_text, time_text
 from stethos.cli.task.target import add_directory
+from stethos.errors import StethosError
 
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
@@ -66,12 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     directory = arguments.dir or default_runs_dir()
     summaries = []
     for place in list_runs(directory):
-        with Run(place) as one:
-            summaries.append({**one.summary(), "conclusion": asdict(conclusion_of(place.path))})
+        try:
+            with Run(place) as one:
+                summaries.append({**one.summary(), "conclusion": asdict(conclusion_of(place.path))})
+        except StethosError as error:  # one that cannot be read hides no other
+            sys.stderr.write(f"{clean(place.name)} cannot be read: {clean(error.message)}\n")
     live = [_live_row(process) for process in live_processes(arguments.dir)]
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(
             {**summary, "live": [row for row in live if row["path"] == summary["path"]]} for summary in summaries
         )
@@ -100,19 +103,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list_archive(arguments: argparse.Namespace) -> int:
     from stethos.archive.api import archive
+    from stethos.archive.catalogue import nested
 
     rows = archive(arguments.archive).runs()
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
-        print_json_rows({**row, **{name: json.loads(row[name] or "null") for name in _NESTED}} for row in rows)
+        print_json_rows({**row, **{name: nested(row[name]) for name in _NESTED}} for row in rows)
         return 0
     cells = [
         [
-            row["run"], row["state"], row["verdict"], time_text(row["started_ns"]), duration_text(row["duration_s"]),
-            count_text(row["processes"]), count_text(row["steps"]), number_text(row["last_loss"]),
-            count_text(row["rows_stored"]), bytes_text(row["size_bytes"]), _pairs(row["last_values"]),
-            _pairs(row["hyperparameters"]),
+            row["run"], row["state"] or "-", row["verdict"] or "-", time_text(row["started_ns"]),
+            duration_text(row["duration_s"]), count_text(row["processes"]), count_text(row["steps"]),
+            number_text(row["last_loss"]), count_text(row["rows_stored"]), bytes_text(row["size_bytes"] or 0),
+            _pairs(nested(row["last_values"])), _pairs(nested(row["hyperparameters"])),
         ]
         for row in rows
     ]  # fmt: skip
@@ -124,10 +126,10 @@ def _list_archive(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs(text: str | None) -> str:
-    """JSON's names and values in few words."""
-    found = json.loads(text or "{}")
-    return " ".join(f"{name}={number_text(v) if isinstance(v, float) else v}" for name, v in list(found.items())[:6])
+def _pairs(found: Any) -> str:
+    """Names and values in few words."""
+    pairs = list(found.items())[:6] if isinstance(found, dict) else []
+    return " ".join(f"{name}={number_text(v) if isinstance(v, float) else v}" for name, v in pairs)
 
 
 def _live_row(process: LiveProcess) -> dict[str, Any]:

@@ -14,6 +14,7 @@ newest live run in ./runs, else the newest there. The target can stand anywhere:
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -23,7 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+from stethos.cli.task.interrupt import INTERRUPTED, end_on_interrupt
 from stethos.errors import StethosError, UsageError
+from stethos.nearest import did_you_mean, nearest
 
 # Every command and the module that has its `add_arguments(parser)` and `run(arguments) -> exit status`; the module's
 # docstring is the command's help. The first group is the front page; the others are also prefixes: `stethos live eval`
@@ -105,11 +108,13 @@ COMMANDS: dict[str, str] = {name: module for group in GROUPS.values() for name, 
 ALIASES = {"diff": "compare-clients"}  # under a group
 # Commands that leave nothing to tidy up. Arrow's threads may still let go of Python's buffers when an archive was read:
 # an interpreter that is taken down meanwhile would abort.
-_AT_ONCE = ("query", "ls", "tables", "doctor", "backtrace", "collectives", "archive", "rm")
+_AT_ONCE = ("query", "ls", "tables", "clients", "rounds", "doctor", "backtrace", "collectives", "archive", "rm")
 _OWN_WORDS = ("run", "gateway", "attach")  # commands whose words may be anything
+# Commands with a word of their own, which is not meant where it is the name of a run: `stethos tables RUN`.
+_WORDS = {"tables": "table", "query": "sql", "prove": "finding", "lr": "change", "clip": "norm"}
 _HELP = ("-h", "--help", "help")
-_INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_NO_SPACE = 74
 
 
 class Parser(argparse.ArgumentParser):
@@ -120,12 +125,10 @@ class Parser(argparse.ArgumentParser):
 
     def unknown(self, words: Sequence[str]) -> UsageError:
         """The complaint about words that no argument takes, with the option that was probably meant."""
-        import difflib
-
-        option = words[0].partition("=")[0]
-        near = difflib.get_close_matches(option, self._option_string_actions, n=1) if option[:1] == "-" else []
-        hint = f"did you mean {near[0]}? " if near else ""
-        return UsageError(f"unrecognized arguments: {' '.join(words)}", hint=f"{hint}see `{self.prog} --help`")
+        option, see = words[0].partition("=")[0], f"see `{self.prog} --help`"
+        known = nearest(option, self._option_string_actions, 1) if option[:1] == "-" else []
+        hint = did_you_mean(option, known, see, see)
+        return UsageError(f"unrecognized arguments: {' '.join(words)}", hint=hint)
 
 
 def console() -> NoReturn:
@@ -134,11 +137,22 @@ def console() -> NoReturn:
     Commands that succeed and leave nothing to tidy up end at once: to take DuckDB and pyarrow down again would be a
     tenth of a query.
     """
+    command = _command_in(sys.argv[1:])
+    if command != ["run"] and any("s3://" in word for word in sys.argv[1:]):
+        end_on_interrupt()
+    _open_streams()
     status = main()
-    if status == 0 and _taken_apart(sys.argv[1:])[1][:1] in ([name] for name in _AT_ONCE):
+    if status == 0 and command in ([name] for name in _AT_ONCE):
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Where a standard stream was closed open one of nothing, before some file of ours takes its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,10 +170,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(clean(str(error), keep_lines=True) + "\n")
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more at exit
         return _BROKEN_PIPE
+    except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:  # nothing else has no name
+            sys.stderr.write("the working directory was deleted\nhint: go to another one\n")
+            return StethosError.exit_code
+        if error.errno == errno.ENAMETOOLONG:
+            sys.stderr.write("a name or path in the command is too long\n")
+            return StethosError.exit_code
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write("the output cannot be written: no space left\n")
+        return _NO_SPACE
 
 
 def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
@@ -174,8 +200,18 @@ def _taken_apart(words: list[str]) -> tuple[str | None, list[str]]:
     return (words[0], words[1:]) if is_target and target is None else (target, words)
 
 
+def _command_in(words: list[str]) -> list[str]:
+    """The command in these words; nothing where `main` will complain of them."""
+    try:
+        return _taken_apart(words)[1][:1]
+    except UsageError:
+        return []
+
+
 def _dispatch(words: list[str]) -> int:
     target, words = _taken_apart(words)
+    if target is None and len(words) > 1 and words[0] not in _HELP and words[1] in COMMANDS:
+        _check_meaning(words)
     if words and words[0] in GROUP_TITLES:
         words = _in_group(words)
     if not words or words[0] in _HELP:
@@ -185,8 +221,6 @@ def _dispatch(words: list[str]) -> int:
 
         sys.stdout.write(f"stethos {__version__}\n")
         return 0
-    if target is None and len(words) > 1 and words[1] in COMMANDS:
-        _check_meaning(words)
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise _unknown(name)
@@ -201,6 +235,9 @@ def _dispatch(words: list[str]) -> int:
         if len(left) > 1 or left[0].startswith("-") or target is not None or getattr(parsed, "target", "") is not None:
             raise parser.unknown(left)
         target = _checked_target(left[0], parsed.dir)
+    elif target is None and _is_run(name, word := getattr(parsed, _WORDS.get(name, ""), None), parsed):
+        target = word
+        setattr(parsed, _WORDS[name], parser.get_default(_WORDS[name]))
     if target is not None:
         if not hasattr(parsed, "target"):
             raise UsageError(f"`stethos {name}` takes no target", hint=f"see `stethos {name} --help`")
@@ -218,16 +255,33 @@ def _checked_target(word: str, directory: Path | None) -> str:
     return word
 
 
+def _is_run(name: str, word: str | None, parsed: argparse.Namespace) -> bool:
+    """Whether a command's own word is a run's name or directory, and nothing that the command takes for itself."""
+    from stethos.record.place import RunPlace
+    from stethos.schema import TABLES
+    from stethos.settings import default_runs_dir
+
+    if not word or len(word) > 255 or any(map(str.isspace, word)) or parsed.target is not None:
+        return False
+    if "/" in word:
+        return "://" in word or RunPlace(Path(word)).exists()
+    is_number = word.lstrip("x*").replace(".", "", 1).isdecimal()  # a rate, a norm, a finding
+    if is_number or word in ("undo", "off") or (name == "tables" and word.lower() in TABLES):
+        return False
+    return RunPlace((parsed.dir or default_runs_dir()) / word).exists()
+
+
 def _check_meaning(words: list[str]) -> None:
-    """UsageError if two commands follow each other and the first one is also the name of a run."""
+    """UsageError if a command follows a command or a group that is also the name of a run."""
     from stethos.record.place import RunPlace
     from stethos.settings import default_runs_dir
 
     name, command = words[:2]
     if name not in _OWN_WORDS and RunPlace(default_runs_dir() / name).exists():
+        other = f"say `stethos {command}`" if name in GROUP_TITLES else "give its target with -t RUN"
         raise UsageError(
             f"{name!r} is a command, and also the name of a run",
-            hint=f"for the run say `stethos -t {name} {command}`; for the command give its target with -t RUN",
+            hint=f"for the run say `stethos -t {name} {command}`; for the command {other}",
         )
 
 
@@ -306,11 +360,8 @@ def _help(words: list[str]) -> int:
 
 
 def _unknown(name: str, commands: Iterable[str] = COMMANDS) -> UsageError:
-    import difflib
-
-    near = difflib.get_close_matches(name, commands, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    return UsageError(f"no command {name!r}", hint=f"{hint}commands: {', '.join(commands)}")
+    listed = "`stethos help --all` lists the commands"
+    return UsageError(f"no command {name!r}", hint=did_you_mean(name, commands, listed, listed))
 
 
 if __name__ == "__main__":

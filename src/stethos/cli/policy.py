@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ def _show(
     from stethos.collect.policy import MEANS
 
     if is_json:
-        from stethos.cli.screen.jsontext import print_json
-
         tables = {
             table: {column: rule.way for column, rule in rules.items() if rule.way != "drop"}
             for table, rules in policy.tables.items()

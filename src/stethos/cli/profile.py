@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.saved_trace import show_trace
 from stethos.cli.task.target import add_target, open_target
 from stethos.cli.task.trace_steps import add_trace_arguments, trace_steps
@@ -49,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         found = profile_of(one)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(found.as_dict())
         return 0
     from stethos.cli.screen.profile_screen import screen_lines

@@ -1,14 +1,14 @@
 """Prove a finding: replay the history without the accused client, and as a control without another one.
 
     stethos prove                     every open finding about a client
-    stethos prove 3                   the finding of that number
+    stethos prove 3                   finding number 3
     stethos prove c7                  the findings about a client, or any client you suspect
     stethos prove c7 --fast           from the recorded updates alone, nothing is trained
     stethos prove --on local          as tasks of Ray, on all cores; or --on ray://HOST:PORT
 
 Needs a capture with all updates (`capture="all"`). First the recorded rounds are aggregated again without the client,
 then the rounds since the accusation are trained again, with several orders of the samples. The finding becomes proved,
-refuted or undecided, and `stethos diagnose` says so. Ctrl-C keeps what was trained; the same command takes it up again.
+refuted or undecided, and `stethos diagnose` says so. Ctrl-C keeps what was trained; run the same command to continue.
 The exit status is 0 if all was decided, 1 if something stayed undecided.
 """
 
@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.progress import show_progress
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import (
@@ -31,7 +33,7 @@ from stethos.cli.task.trainer import (
 from stethos.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.replay.proof import Accusation, Proof
     from stethos.store.run import Run
 
@@ -79,13 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
                 sys.stdout.write(f"{clean(title)}{f' (finding {number})' if number is not None else ''}\n")
             for note in prover.notes(accusation):
                 sys.stderr.write(f"note: {clean(note)}\n")
-            proof = prover.prove(accusation, _line(arguments), _TrainingLine(is_on=sys.stderr.isatty()))
+            proof = prover.prove(accusation, _line(arguments), _TrainingLine())
             is_decided &= proof.verdict != "undecided"
             if number is not None:
                 keep_proof_of(one.path, number, proof)
             if arguments.json:
-                from stethos.cli.screen.jsontext import print_json
-
                 print_json({"finding": number, "title": title, **proof.as_dict()})
             else:
                 _show(proof)
@@ -177,14 +177,8 @@ def keep_proof_of(path: Path, number: int, proof: Proof) -> None:
 class _TrainingLine:
     """One line on a terminal that says how far the training is."""
 
-    def __init__(self, *, is_on: bool) -> None:
-        self._is_on = is_on
-
     def __call__(self, done: int, total: int, words: str) -> None:
-        if self._is_on:
-            sys.stderr.write(f"\r\x1b[K  training {done + 1} of {max(total, done + 1)}: {clean(words)}")
-            sys.stderr.flush()
+        show_progress(f"training {done + 1} of {max(total, done + 1)}: {words}")
 
     def end(self) -> None:
-        if self._is_on:
-            sys.stderr.write("\r\x1b[K")
+        show_progress()

@@ -4,6 +4,7 @@
     stethos query - < question.sql
 
 The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and see nothing but the run.
+
     stethos all query "SELECT max(step), avg(loss) FROM steps"
 
 With `all`, the first columns are rank and host. A query that does not mention `rank` runs for each rank separately;
@@ -27,6 +28,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json_table
 from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
 from stethos.cli.task.value import seconds, whole_number
@@ -70,9 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         limit = _PRINTED_ROWS if arguments.json or arguments.csv else _SHOWN_ROWS
     result, missing = _over(arguments, sql, limit) if arguments.over else _in_run(arguments, sql, limit)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
-        print_json_rows(dict(zip(result.columns, row, strict=True)) for row in result.values)
+        print_json_table(result.columns, result.values)
     elif arguments.csv:
         _print_csv(result)
     else:

@@ -5,8 +5,8 @@
     stethos replay --round 12 --client c7       train client c7 again
     stethos replay --round 12 --all             the aggregation and every client of the round
 
-Runs of the lab need nothing else. For your own training loop, name its function: --trainer train:local_training.
-The exit status is 1 if something is not the same; then it says where the two differ first, and the likely reason.
+Runs of the lab need nothing else. For your own training loop, name its function: --trainer train:local_training. The
+exit status is 1 if anything differs; the output then says where the two first differ, and the likely reason.
 """
 
 from __future__ import annotations

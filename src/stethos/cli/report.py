@@ -3,7 +3,7 @@
     stethos report -o report.html
     stethos report --format md          text for an issue
     stethos report -o report.md
-    stethos report --text words.md --panel round-accuracy -o for-ann.html    composed by you
+    stethos report --text words.md --panel round-accuracy -o for-ann.html    your words, one panel
 
 It holds the verdict, findings, rounds, clients, layers, time and memory. The HTML file is the page of `stethos
 serve` with its numbers in it: it opens offline, makes no requests, and shows the SQL behind every panel. What
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.progress import progress_bar
 from stethos.cli.screen.text import bytes_text, clean, count_text
 from stethos.cli.task.target import add_target, open_target
@@ -25,7 +26,7 @@ from stethos.cli.task.value import size_bytes
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.store.run import Run
 
 DEFAULT_LIMIT_BYTES = 5_000_000
@@ -83,8 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _write(Path(place), content)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"run": name, "path": place, "format": "md" if is_markdown else "html", "size_bytes": len(content),
                     "notes": list(notes)})  # fmt: skip
     elif place != "-":

@@ -53,8 +53,10 @@ def _remove_archived(arguments: argparse.Namespace) -> int:
     address = parse_address(arguments.target)
     if not _is_wanted(arguments, clean(str(address))):
         return 1
-    remove_run(address)
+    left = remove_run(address)
     print(f"deleted {clean(str(address))}")
+    if left:
+        sys.stderr.write(f"{left:,} other files are there, which Stethos has not made: they were left\n")
     return 0
 
 

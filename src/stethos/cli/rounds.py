@@ -3,8 +3,8 @@
     stethos rounds
     stethos rounds --last 5
 
-One line per round: clients that answered of those asked, loss and accuracy of the new global model, drift (how far the
-round moved it), duration, wait (from the first update to the last), the client that came last, and what went wrong.
+One line per round: clients that answered out of those asked, loss and accuracy of the new global model, drift (how far
+the round moved it), duration, wait (from the first update to the last), the client that came last, and what went wrong.
 A round without an end is shown with the clients that are missing.
 """
 
@@ -17,11 +17,12 @@ from collections.abc import Sequence
 
 from stethos.cli.screen.federated import add_federated_arguments, by_federation, say_nothing_found, scale_of, show_sql
 from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.spark import ODD, bar, sparkline
 from stethos.cli.screen.text import clean, cut, ms_text, names_text, plural_text, short_text
 from stethos.cli.task.target import open_target
 from stethos.cli.task.value import whole_number
-from stethos.view.federation import is_federated, state_of
+from stethos.view.federation import is_federated
 from stethos.view.round import LAST_CLIENTS, OPEN_ROUNDS, ROUNDS, RoundView, in_order, rounds_of
 
 _HEADINGS = (
@@ -47,16 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
         statements = {"rounds without an end": OPEN_ROUNDS(), "clients of the last": LAST_CLIENTS()}
         return show_sql({"rounds": ROUNDS(federation=arguments.federation), **statements})
     with open_target(arguments) as one:
-        is_any = is_federated(one, arguments.federation)
         found = rounds_of(one, arguments.federation)
-        if not found and not is_any:
+        if not found and not is_federated(one, arguments.federation):
             return say_nothing_found(one, as_json=arguments.json)
-        name, state = one.name, state_of(one)
+        name, state = one.name, one.state
     federations = by_federation(found)
     last = arguments.last or len(found)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(dataclasses.asdict(row) for rows in federations.values() for row in rows[-last:])
         return 0
     for index, (federation, rows) in enumerate(federations.items()):
@@ -89,7 +87,7 @@ def _show_header(name: str, rows: Sequence[RoundView], state: str) -> None:
 
 
 def _show_rounds(rows: Sequence[RoundView], *, is_all: bool) -> None:
-    chosen = list(range(len(rows))) if is_all else _chosen(rows)
+    chosen = list(range(len(rows))) if is_all else chosen_rounds(rows, _SHOWN_FIRST, _SHOWN_LAST, _SHOWN_BETWEEN)
     longest = scale_of(row.duration_ms for row in rows)
     cells: list[list[str]] = []
     styles: list[str] = []
@@ -105,13 +103,12 @@ def _show_rounds(rows: Sequence[RoundView], *, is_all: bool) -> None:
         print(f"{len(chosen)} of {len(rows):,} rounds are shown; --all shows every one, --last N the last")
 
 
-def _chosen(rows: Sequence[RoundView]) -> list[int]:
+def chosen_rounds(rows: Sequence[RoundView], first: int, last: int, wrong: int) -> list[int]:
     """Which rounds of a long run are shown: its begin, its end, and the last troubles between."""
-    if len(rows) <= _SHOWN_FIRST + _SHOWN_LAST + _SHOWN_BETWEEN:
+    if len(rows) <= first + last + wrong:
         return list(range(len(rows)))
-    between = range(_SHOWN_FIRST, len(rows) - _SHOWN_LAST)
-    wrong = [index for index in between if is_wrong(rows[index])][-_SHOWN_BETWEEN:]
-    return [*range(_SHOWN_FIRST), *wrong, *range(len(rows) - _SHOWN_LAST, len(rows))]
+    between = [index for index in range(first, len(rows) - last) if is_wrong(rows[index])]
+    return [*range(first), *between[-wrong:], *range(len(rows) - last, len(rows))]
 
 
 def _cells(row: RoundView, longest_ms: float) -> list[str]:

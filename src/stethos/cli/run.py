@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alerts", type=Path, metavar="FILE", help="send alerts about findings, as this file says")
     parser.add_argument("--archive", metavar="ADDRESS", help="copy the run to an archive while it runs")
     parser.add_argument("--capture", metavar="WHAT", help="keep a federation's models: rounds, suspects or all")
-    parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of that (default: 1GB)")
+    parser.add_argument("--capture-bytes", default="1GB", metavar="SIZE", help="size limit of captures (default: 1GB)")
     parser.add_argument(
         "--site", type=Path, metavar="DIR", help="send rows on, as this site's policy says: see `stethos enroll`"
     )
@@ -126,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         launch = Launch(place if is_recording else None, settings, quiet=arguments.quiet)
         launch.companions += _companions(arguments, place)
+        launch.archive = arguments.archive
         return launch.execute(command, is_python)
     except CommandNotFoundError:
         _remove(new_paths)
@@ -133,11 +134,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say_if_a_command(name: str) -> None:
-    from stethos.cli.main import COMMANDS
+    from stethos.cli.main import COMMANDS, GROUPS
 
     if name == "all":
         raise UsageError("a run cannot be called 'all'", hint="`stethos all COMMAND` means every rank of a run")
-    if name in COMMANDS:
+    if name in COMMANDS or name in GROUPS:
         say(f"{name!r} is also a command: reach this run with `stethos -t {name} COMMAND`")
 
 

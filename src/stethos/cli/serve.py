@@ -7,9 +7,9 @@
     ssh -L 8780:localhost:8780 machine      then open the printed address at home
     stethos serve --tls --host 0.0.0.0      over TLS, for browsers and other machines, see `stethos gateway`
 
-The printed address holds a token, new at every start unless --token-file keeps it, without which the page shows
-nothing. Read-only links that last: `stethos link`. The page changes a run only with --edit. Every
-panel shows the SQL behind it.
+The printed address holds a token; without it the page shows nothing. It is new at every start unless --token-file
+keeps it. For read-only links that last, see `stethos link`. The page changes a run only with --edit. Every panel shows
+the SQL behind it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.target import add_directory
 from stethos.cli.task.value import port
 from stethos.wiring import command_line
@@ -72,7 +73,7 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
         "--keys",
         metavar="DIR",
         type=Path,
-        help="where certificate, tokens and audit are kept (default: ~/.config/stethos/gateway)",
+        help="directory for the certificate, tokens and audit log (default: ~/.config/stethos/gateway)",
     )
 
 
@@ -97,8 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     def ready(url: str) -> None:
         if arguments.json:
-            from stethos.cli.screen.jsontext import print_json
-
             print_json({"url": url, "directory": str(directory.resolve())})
         else:
             sys.stdout.write(f"Serving {directory} at\n\n  {url}\n\nPress Ctrl-C to stop.\n")

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text
 from stethos.cli.task.target import add_anywhere, add_live_target, live_target
 from stethos.errors import StethosError
@@ -51,8 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     odd = out_of_step({str(row["rank"]): row for row in rows})
     is_well = not odd and not missing and all(row["hashes"] for row in rows)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"step": step, "ranks": rows, "differ": odd, "missing": missing, "ok": is_well})
         return 0 if is_well else 1
     headings = (

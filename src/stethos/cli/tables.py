@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.text import clean, count_text
 from stethos.cli.task.target import add_target, open_target
 from stethos.errors import RunNotFoundError, UsageError
+from stethos.nearest import did_you_mean
 from stethos.schema import TABLES, Table
 
 
@@ -28,8 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_table(_table_named(arguments.table), as_json=arguments.json)
     name, rows = _rows_of_target(arguments)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(
             {"table": key, "per": table.per, "doc": table.doc, "rows": rows.get(key) if rows else None}
             for key, table in TABLES.items()
@@ -58,8 +58,6 @@ def _rows_of_target(arguments: argparse.Namespace) -> tuple[str, dict[str, int] 
 def _show_table(table: Table, *, as_json: bool) -> int:
     columns = [{"column": c.name, "type": c.kind.sql_type, "doc": c.doc} for c in table.all_columns]
     if as_json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(columns)
         return 0
     print(f"{table.qualified_name}: one row per {table.per}\n{table.doc}\n")
@@ -71,8 +69,5 @@ def _table_named(name: str) -> Table:
     for table in TABLES.values():
         if name.lower() in (table.qualified_name, table.name):
             return table
-    from stethos.store.complaint import nearest
-
-    near = nearest(name, TABLES)
-    hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise UsageError(f"no table {name!r}", hint=f"{hint}tables: {', '.join(TABLES)}")
+    listed = f"tables: {', '.join(TABLES)}"
+    raise UsageError(f"no table {name!r}", hint=did_you_mean(name, TABLES, listed, listed))

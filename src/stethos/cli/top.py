@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.target import add_target, open_target
 from stethos.errors import StethosError, UsageError
 
@@ -49,8 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     with open_target(arguments) as one:
         monitor = Monitor(one)
         if arguments.json:
-            from stethos.cli.screen.jsontext import print_json
-
             print_json(dataclasses.asdict(monitor.look()))
             return 0
         if arguments.once or not (sys.stdin.isatty() and sys.stdout.isatty()):

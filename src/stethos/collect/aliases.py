@@ -19,28 +19,35 @@ ALIASES_FILE = "aliases.json"
 _RANDOM = re.compile(r"[0-9]{15,20}")
 _known: dict[Path, tuple[tuple[int, ...], dict[str, str]]] = {}
 _MOST_KNOWN = 1000
+_MOST_OWN = 32  # names of one client in one run that nobody but itself vouches for
 
 
 class OwnNames:
     """All names that rows of a client may have in a run.
 
     A number as long as Flower's random ones is known to its client alone until the server has seen it: the first who
-    uses it has it, unless the server says otherwise.
+    uses it has it, unless the server says otherwise. Nobody needs many of them.
     """
 
     def __init__(self, client: EnrolledClient | str, run: Path) -> None:
         self.client = client if isinstance(client, str) else client.name
         self._given = {self.client, *(() if isinstance(client, str) else client.aliases)}
         self._run = run
+        self._is_full = False
 
     def __contains__(self, name: str) -> bool:
         if name in self._given:
             return True
-        owner = aliases_in(self._run).get(name)
-        if owner is None and _RANDOM.fullmatch(name) is not None:
+        known = aliases_in(self._run)
+        owner = known.get(name)
+        if owner is None and _RANDOM.fullmatch(name) is not None and self._may_claim(known):
             note_alias(self._run, name, self.client)
             owner = self.client
         return owner == self.client
+
+    def _may_claim(self, known: dict[str, str]) -> bool:
+        self._is_full = self._is_full or sum(owner == self.client for owner in known.values()) >= _MOST_OWN
+        return not self._is_full
 
 
 def aliases_in(run: Path) -> dict[str, str]:

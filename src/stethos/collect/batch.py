@@ -28,6 +28,7 @@ LANES = (0, 1, 2)  # client_reports and what became of the process; other tables
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COUNT = range(2**62)
+_MOST_NAMES = 200  # characters: they are one directory's name
 Key = tuple[str, str, str, str]  # run, client, process, epoch: a stream of batches
 
 
@@ -124,6 +125,8 @@ def _check(header: BatchHeader) -> None:
         raise BatchError("the client's name is not one")
     if not all(isinstance(word, str) and _WORD.fullmatch(word) for word in words):
         raise BatchError("the names of run, process or epoch are not names")
+    if sum(map(len, (header.client, header.process, header.epoch))) > _MOST_NAMES:
+        raise BatchError("the names of client, process and epoch are too long together")
     if not all(type(number) is int and number in _COUNT for number in numbers) or header.lane not in LANES:
         raise BatchError("a number in the header is not one")
     if header.raw_bytes > MOST_RAW_BYTES or not all(isinstance(table, dict) for table in tables):

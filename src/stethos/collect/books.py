@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SPOOL_FULL, TOO_LARGE = "spool_full", "too_large_to_send"
+WITHDRAWN = "withdrawn"  # of those withheld: let through by the policy that held before, and not sent
 
 
 @dataclass(slots=True)
@@ -22,6 +23,13 @@ class Books:
     taken: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     withheld: dict[str, int] = field(default_factory=dict)
+
+    def as_own(self) -> dict[str, Any]:
+        """As it is kept with the spool, to go on from."""
+        return {
+            "offered": self.offered, "lost": self.lost, "taken": self.taken,
+            "drops": dict(self.drops), "withheld": dict(self.withheld),
+        }  # fmt: skip
 
     def as_dict(self, ring_drops: Mapping[str, int]) -> dict[str, Any]:
         """As it travels in a header and is kept with the spool."""

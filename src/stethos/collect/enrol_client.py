@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stethos.collect.enrolment import EnrolmentToken
 from stethos.collect.policy import DEFAULT_LEVEL
+from stethos.collect.proof import Proof, prove
 from stethos.collect.site import SiteHome, make_site, own_key, public_hex
 from stethos.errors import LiveError, UsageError
 from stethos.record.border import make_directory
@@ -21,22 +22,29 @@ level = "{DEFAULT_LEVEL}"
 """
 
 
-def enrol_site(path: Path, address: str, token: EnrolmentToken) -> SiteHome:
-    """Take the name of a token at the collector there; LiveError if it refuses."""
+def enrol_site(
+    path: Path, address: str, token: EnrolmentToken, own: tuple[Path, Path | None] | None = None
+) -> SiteHome:
+    """Take the name of a token at the collector there; LiveError if it refuses.
+
+    `own` are the files of a private key that the token is bound to, and of its certificate.
+    """
     make_directory(path)
-    name = ask_to_enrol(address, token.fingerprint, token.secret, public_hex(own_key(path)))
+    key = public_hex(own_key(path))
+    proof = prove(*own, token.secret, key) if own is not None else None
+    name = ask_to_enrol(address, token.fingerprint, token.secret, key, proof)
     site = make_site(path, name, address, token.fingerprint)
     write_default_policy(site)
     return site
 
 
-def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str) -> str:
+def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str, proof: Proof | None = None) -> str:
     """The name that the collector, or a relay on the way to it, binds to a key; LiveError if it refuses."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT")
     connection = PinnedConnection(host.strip("[]"), int(port), fingerprint)
-    body = json.dumps({"token": secret, "key": key})
+    body = json.dumps({"token": secret, "key": key, "proof": proof or {}})
     try:
         connection.connect()
         connection.request("POST", ENROL_PATH, body, headers_for({"Content-Type": "application/json"}))

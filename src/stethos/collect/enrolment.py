@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.collect.batch import CLIENT_NAME, BatchError, SignedBatch
+from stethos.collect.proof import Bound, Proof, check_proof
 from stethos.errors import UsageError
 from stethos.record.border import open_file, read_json, version_of
 from stethos.record.place import write_json
@@ -106,19 +107,25 @@ class Enrolment:
 
     # Changing ----------------------------------------------------------------------------------------
 
-    def invite(self, name: str, fingerprint: str, aliases: tuple[str, ...] = ()) -> EnrolmentToken:
-        """A token with which a site may take this name once, within a week."""
+    def invite(
+        self, name: str, fingerprint: str, aliases: tuple[str, ...] = (), bound: Bound | None = None
+    ) -> EnrolmentToken:
+        """A token with which a site may take this name once, within a week; `bound` to a key that it has already."""
         if CLIENT_NAME.fullmatch(name) is None or not all(map(CLIENT_NAME.fullmatch, aliases)):
             raise UsageError(f"{name!r} cannot be a client's name", hint="use letters, digits, '.', '_' and '-'")
         token = EnrolmentToken(fingerprint, secrets.token_hex(32))
         with self._locked():
             tokens = self._live_tokens()
-            tokens[_digest(token.secret)] = {"name": name, "until": time.time() + TOKEN_S, "aliases": list(aliases)}
+            facts = {"name": name, "until": time.time() + TOKEN_S, "aliases": list(aliases), "bound": bound or {}}
+            tokens[_digest(token.secret)] = facts
             write_json(self.directory / _TOKENS, tokens)
         return token
 
-    def enrol(self, secret: str, key: str) -> str:
-        """Bind a key to the name of a token, which is used up; the name. NotEnrolledError if the token is not one."""
+    def enrol(self, secret: str, key: str, proof: Proof | None = None) -> str:
+        """Bind a key to the name of a token, which is used up; the name.
+
+        NotEnrolledError if the token is not one, ProofError if it is bound to a key that is not shown.
+        """
         if _KEY.fullmatch(key) is None:
             raise NotEnrolledError("the key is not one")
         with self._locked():
@@ -126,6 +133,7 @@ class Enrolment:
             found = tokens.pop(_digest(secret), None)
             if found is None:
                 raise NotEnrolledError("the token is wrong, was used, or is too old")
+            check_proof(found.get("bound"), proof, str(found["name"]), secret, key)
             write_json(self.directory / _TOKENS, tokens)  # first: a token never works twice
             facts = {"key": key, "aliases": found.get("aliases", []), "since_ns": time.time_ns()}
             self._write({**read_json(self.directory / _CLIENTS), str(found["name"]): facts})

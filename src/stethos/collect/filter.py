@@ -70,7 +70,7 @@ def _has_enough(policy: Policy, rows: pa.RecordBatch) -> Vector:
     """Which rows are about enough samples to tell numbers of their data; those that do not say are not."""
     if "samples" not in rows.schema.names:
         return np.zeros(rows.num_rows, bool)
-    values, nulls = _numbers(rows.column("samples"))
+    values, nulls = numbers_of(rows.column("samples"))
     return ~nulls & (values >= policy.min_count)
 
 
@@ -89,7 +89,7 @@ def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vect
             return _texts(found, lambda text: text if _DIGEST.fullmatch(text) else "")
         case "whether":
             return _texts(found, lambda _: SOMETHING)
-    values, nulls = _numbers(found)
+    values, nulls = numbers_of(found)
     match rule.way:
         case "keep":  # made anew: beneath a NULL could stand what a number was before
             changed = values
@@ -112,15 +112,15 @@ def _noised(
     if column.kind is Kind.TEXT:
         texts = [text if one else None for text, one in zip(found.to_pylist(), enough, strict=True)]
         return text_array(noise.counts(what, texts, policy.noise))
-    values, nulls = _numbers(found)
-    samples = _numbers(rows.column("samples"))[0].astype(np.int64).tolist()
+    values, nulls = numbers_of(found)
+    samples = numbers_of(rows.column("samples"))[0].astype(np.int64).tolist()
     known = enough & ~nulls & np.isfinite(values)
     shares = [min(max(float(one), 0.0), 1.0) if is_known else None for one, is_known in zip(values, known, strict=True)]
     given = noise.shares(what, shares, samples, policy.noise)
     return number_array(np.array([NULL_F64 if one is None else one for one in given], np.float64), column.kind)
 
 
-def _numbers(array: pa.Array) -> tuple[Vector, Vector]:
+def numbers_of(array: pa.Array) -> tuple[Vector, Vector]:
     """The values of a column and which of them are NULL; a copy."""
     values = np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype(), len(array) + array.offset)[array.offset :]
     nulls = np.zeros(len(array), bool)

@@ -7,7 +7,7 @@ its spool says. Nothing here is called by the training, and what fails here is c
 from __future__ import annotations
 
 import contextlib
-import os
+import copy
 import shutil
 import threading
 import time
@@ -17,23 +17,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from stethos.collect.batch import MOST_BATCH_BYTES, MOST_RAW_BYTES, BatchHeader, compress, digest_of, encode_batch
-from stethos.collect.books import SPOOL_FULL, TOO_LARGE, Books
+from stethos.collect.batch import (
+    LANES,
+    MOST_BATCH_BYTES,
+    MOST_RAW_BYTES,
+    BatchHeader,
+    compress,
+    digest_of,
+    encode_batch,
+)
+from stethos.collect.books import SPOOL_FULL, TOO_LARGE
 from stethos.collect.filter import filtered, filtered_facts
+from stethos.collect.forwarded import ForwardedProcess, open_forwarded
 from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
-from stethos.collect.policy import NOTHING, Policy, parse_policy
+from stethos.collect.policy import Policy
 from stethos.collect.report import power_of_two
 from stethos.collect.ride import RIDE_BYTES
 from stethos.collect.sender import Sender
 from stethos.collect.site import SiteHome, open_site
+from stethos.collect.site_policy import SitePolicy
 from stethos.collect.spool import SPOOL_BYTES, Spool, spools_in
 from stethos.errors import UsageError
 from stethos.record.arrow import checked_batch, segment_schema, serialize_batch
-from stethos.record.border import make_directory, map_file, read_file, version_of
+from stethos.record.border import make_directory, map_file, version_of
 from stethos.record.collector import Collector, counters_of
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, Block, Bytes, encode_block, scan
-from stethos.record.spawn import take_lock
 from stethos.schema import CLIENT_REPORTS, RECORDED, Table
 
 FLUSH_S, SLOW_FLUSH_S = 2.0, 30.0  # how long rows wait for more; slowly while nobody takes them
@@ -41,24 +50,9 @@ TAKE_BYTES = 2 << 20  # of a segment, for one batch of each lane
 SOON_BYTES = 256 << 10
 ADOPT_S = 30.0
 LEAVE_S, LEAVE_AT_MOST_S = 0.9, 10.0  # at the end: since the last acknowledgement, and in all
-LOCK_FILE = "lock"
-_MOST_POLICY_BYTES = 1 << 20
 _HEADER_ROOM = 16 << 10  # in a batch that rides along
+_COUNTERS = ("spent_ns", "started_ns", "last_step_ns", "state", "steps")
 FilteredRows = tuple[Table, pa.RecordBatch]
-
-
-class ForwardedProcess:
-    """One process whose rows leave: its spool, its lock and its books."""
-
-    def __init__(self, path: Path, lock: int) -> None:
-        self.lock = lock
-        self.spool = Spool.load(path)
-        kept = self.spool.kept.get("own", {})
-        self.books = Books(**kept) if kept else Books()
-        self.next_flush = 0.0
-
-    def close(self) -> None:
-        os.close(self.lock)
 
 
 class Forwarder:
@@ -70,9 +64,7 @@ class Forwarder:
         self.mutex = threading.Lock()
         self.processes: dict[str, ForwardedProcess] = {}
         self.adopted: dict[Path, ForwardedProcess] = {}
-        self._policy = NOTHING
-        self._policy_version: tuple[int, ...] | None = None
-        self._policy_until = 0.0
+        self._policy = SitePolicy(site)
         self._sign = site.signer()
         self._noise = NoiseSource(NoiseLedger(site.path / LEDGER_FILE), run.name)
         self._noted: set[str] = set()
@@ -96,27 +88,32 @@ class Forwarder:
         is_slow = self.sender is not None and self.sender.is_failing
         one.next_flush = now + (SLOW_FLUSH_S if is_slow else FLUSH_S)
         with self.mutex:
+            self._withdraw_old()
             spool.take_told_acks()
             while at < collector.open_bytes:
-                at = self._take_part(one, collector, at)
-                spool.source = segment, at
+                with one.as_a_whole():
+                    at = self._take_part(one, collector, at)
+                    spool.source = segment, at
+                    self._save(one, collector)
                 self._keep_bound(one)
+            with one.as_a_whole():
+                self._tell(one, collector)
                 self._save(one, collector)
-            self._tell(one, collector)
-            self._save(one, collector)
 
     def end(self, collector: Collector) -> None:
         """A process is over and its last rows are stored: take them, and say how it ended."""
         self.take(collector, is_last=True)
         one = self.processes.get(collector.place.name)
         if one is not None:
-            with self.mutex:
+            with self.mutex, one.as_a_whole():
                 counters = self._counters(collector)
                 self._tell(one, collector, {"t_ns": _second(time.time_ns()), **counters})
                 self._save(one, collector)
 
     def visit(self, now: float) -> None:
         """Look after spools that ended processes have left; called about once a second."""
+        with self.mutex:
+            self._withdraw_old()
         if now < self._next_adoption:
             return
         self._next_adoption = now + ADOPT_S
@@ -124,11 +121,14 @@ class Forwarder:
         for path in spools_in(self.site.spool):
             if path in mine or path in self.adopted:
                 continue
-            lock = take_lock(path / LOCK_FILE)
-            if lock is not None:
+            one = open_forwarded(path)
+            if one is not None:
                 with self.mutex:
-                    self.adopted[path] = ForwardedProcess(path, lock)
+                    self.adopted[path] = one
+                    self._withdraw_old()
         with self.mutex:
+            for path, one in self.adopted.items():
+                self._tell_drops(path, one)
             self._let_go()
 
     def leave(self) -> None:
@@ -155,29 +155,19 @@ class Forwarder:
 
     def policy(self) -> Policy:
         """What the site's file says now; nothing leaves while it cannot be understood."""
-        path, now = self.site.policy_path, time.time()
-        version = version_of(path)
-        if version != self._policy_version or now >= self._policy_until:
-            self._policy_version, self._policy_until = version, now + 60
-            try:
-                text = read_file(path, _MOST_POLICY_BYTES).decode() if version else ""
-                self._policy = parse_policy(text)
-            except (UsageError, OSError, ValueError) as error:
-                self._policy = NOTHING
-                self.site.note(what="policy", outcome="nothing leaves", why=str(error))
-        return self._policy
+        return self._policy.current()
 
     def _of(self, collector: Collector) -> ForwardedProcess | None:
         name = collector.place.name
         if name not in self.processes:
             path = self.site.spool / self.run.name / name
             make_directory(path)
-            adopted = self.adopted.pop(path, None)
-            lock = adopted.lock if adopted is not None else take_lock(path / LOCK_FILE)
-            if lock is None:  # another drainer is at it
+            one = self.adopted.pop(path, None) or open_forwarded(path)
+            if one is None:  # another drainer is at it
                 return None
             with self.mutex:
-                self.processes[name] = adopted or ForwardedProcess(path, lock)
+                self.processes[name] = one  # first: it holds the lock
+                self._withdraw_old()
         return self.processes[name]
 
     def _take_part(self, one: ForwardedProcess, collector: Collector, at: int) -> int:
@@ -242,13 +232,19 @@ class Forwarder:
         self, one: ForwardedProcess, collector: Collector, lane: int, rows: int, raw: bytes,
         facts: dict[str, Any] | None = None, ended: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        spool, policy, body = one.spool, self.policy(), compress(raw) if raw else b""
+        self._put_header(
+            one, self.run.name, collector.place.name, lane, raw, rows=rows, books=self._books(one, collector),
+            withholds=self.policy().withholds() if lane == 0 else {}, facts=facts or {}, ended=ended or {},
+        )  # fmt: skip
+
+    def _put_header(
+        self, one: ForwardedProcess, run: str, process: str, lane: int, raw: bytes = b"", rows: int = 0, **told: Any
+    ) -> None:
+        spool, body = one.spool, compress(raw) if raw else b""
         number = spool.next_numbers[lane]
         header = BatchHeader(
-            client=self.site.name, run=self.run.name, process=collector.place.name, epoch=spool.epoch, lane=lane,
-            number=number, rows=rows, raw_bytes=len(raw), digest=digest_of(body), t_ns=_second(time.time_ns()),
-            books=self._books(one, collector), withholds=policy.withholds() if lane == 0 else {},
-            facts=facts or {}, ended=ended or {},
+            client=self.site.name, run=run, process=process, epoch=spool.epoch, lane=lane, number=number, rows=rows,
+            raw_bytes=len(raw), digest=digest_of(body), t_ns=_second(time.time_ns()), **told,
         )  # fmt: skip
         spool.append(lane, number, rows, encode_batch(header, body, self._sign))
 
@@ -261,21 +257,30 @@ class Forwarder:
             "facts": {**filtered_facts(policy, collector.facts), "counters": self._counters(collector)},
             "books": self._books(one, collector), "level": policy.level,
         }  # fmt: skip
-        if ended is None and one.spool.kept.get("told") == told:
+        is_waiting = one.told_in > one.spool.acked[0]  # in an outage, or a long turn, one is enough
+        if ended is None and (is_waiting or one.spool.kept.get("told") == told):
             return
-        one.spool.kept["told"] = told
+        one.spool.kept["told"], one.told_in = told, one.spool.next_numbers[0]
         self._append(one, collector, 0, 0, b"", told["facts"], ended)
 
     def _counters(self, collector: Collector) -> dict[str, Any]:
         counters = counters_of(collector.tap)
-        told = {name: counters[name] for name in ("spent_ns", "started_ns", "last_step_ns", "state")}
-        exact = self.policy().level in ("L2", "L4")
-        return {**told, "steps": counters["steps"] if exact else int(power_of_two(counters["steps"]))}
+        told = {name: counters[name] for name in _COUNTERS}
+        level = self.policy().level
+        if level != "L4":
+            told |= {name: _second(told[name]) for name in ("started_ns", "last_step_ns")}
+            told["spent_ns"] = int(power_of_two(told["spent_ns"]))
+        if level not in ("L2", "L4"):
+            told["steps"] = int(power_of_two(told["steps"]))
+        return told
 
     def _books(self, one: ForwardedProcess, collector: Collector) -> dict[str, Any]:
         if one.spool.dropped_rows:
             one.books.drops[SPOOL_FULL] = one.spool.dropped_rows
-        return one.books.as_dict(collector.tap.dropped())
+        told = one.books.as_dict(collector.tap.dropped())
+        if self.policy().level != "L4":  # by table, they would tell the number of steps
+            told["withheld"] = {"rows": sum(told["withheld"].values())}
+        return told
 
     # The bound -----------------------------------------------------------------------------------------
 
@@ -283,18 +288,42 @@ class Forwarder:
         """Stay within the spool's size, whatever has been left by others."""
         size = sum(_size_of(path) for path in spools_in(self.site.spool))
         over = size - SPOOL_BYTES
-        for other in (*self.adopted.values(), *self.processes.values(), one):
-            if over <= 0:
-                return
-            over -= other.spool.make_room(over)
+        others = dict.fromkeys((*self.adopted.values(), *self.processes.values(), one))
+        for lane in reversed(LANES[1:]):  # of all processes bulk tables first
+            for other in others:
+                if over > 0:
+                    over -= other.spool.make_room(over, lane)
 
     def _save(self, one: ForwardedProcess, collector: Collector) -> None:
-        one.spool.kept["own"] = {
-            "offered": one.books.offered, "lost": one.books.lost, "taken": one.books.taken,
-            "drops": one.books.drops, "withheld": one.books.withheld,
-        }  # fmt: skip
+        one.spool.kept["own"] = one.books.as_own()
         one.spool.kept["books"] = self._books(one, collector)
         one.spool.save()
+
+    # A policy that changed ---------------------------------------------------------------------------
+
+    def _withdraw_old(self) -> None:
+        """What waits and may not leave any more stays, from the moment at which the site's file says so."""
+        policy = self.policy()
+        for one in (*self.processes.values(), *self.adopted.values()):
+            rows = one.follow(policy)
+            if rows:
+                why = f"level {policy.level} now"
+                self.site.note(what="policy", outcome=f"{rows} rows that waited stay", why=why)
+
+    def _tell_drops(self, path: Path, one: ForwardedProcess) -> None:
+        """Rows of a process that is over were dropped or withdrawn since: nobody else tells the collector."""
+        kept, policy = one.spool.kept, self.policy()
+        books = kept.get("books")
+        if not isinstance(books, dict) or policy.level == "L0":
+            return
+        if one.spool.dropped_rows:
+            books["drops"] = {**books["drops"], SPOOL_FULL: one.spool.dropped_rows}
+        if books == kept.get("told", {}).get("books"):
+            return
+        with one.as_a_whole():
+            kept["told"] = {**kept.get("told", {}), "books": copy.deepcopy(books)}
+            self._put_header(one, path.parent.name, path.name, 0, books=books, withholds=policy.withholds())
+            one.spool.save()
 
     def _let_go(self) -> None:
         """Remove the spools of ended processes from which everything was acknowledged."""

@@ -14,7 +14,7 @@ from stethos.collect.aliases import OwnNames
 from stethos.collect.batch import CLIENT_NAME, BatchError, decode_batch
 from stethos.collect.ride import INBOX_DIR, entries_in
 from stethos.collect.stored_process import StoredProcess
-from stethos.record.border import read_file, version_of
+from stethos.record.border import read_file, sync_file_system, version_of
 from stethos.record.place import RunPlace, is_alive
 
 MOST_OPEN = 128
@@ -41,6 +41,7 @@ class Inbox:
             size = (version_of(path) or (0, 0))[1]
             if is_over and self._read.get(path.name, 0) >= size:
                 self._save()
+                sync_file_system(directory)  # its client was told that the disk has it
                 path.unlink(missing_ok=True)
                 self._read.pop(path.name, None)
         self._save()

@@ -12,14 +12,17 @@ for it. What is not listed is not sent; a file that cannot be understood lets no
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 import time
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from stethos.errors import UsageError
 from stethos.schema import RECORDED, Kind, Table
+from stethos.toml_text import toml_in
 
 Level = Literal["L0", "L1", "L2", "L3", "L4"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -157,6 +160,24 @@ class Policy:
                 found[table.name] = kept
         return found
 
+    @property
+    def stamp(self) -> list[Any]:
+        """Level, whether it is as preset, and a digest of all rules: kept with rows that were let through."""
+        rules = {
+            table: {name: [rule.way, rule.digits, rule.low, rule.high] for name, rule in rules.items()}
+            for table, rules in self.tables.items()
+        }
+        content = json.dumps([rules, self.min_count, asdict(self.noise)], sort_keys=True).encode()
+        is_preset = self.tables == PRESETS[self.level]
+        return [self.level, is_preset, hashlib.blake2b(content, digest_size=16).hexdigest()]
+
+    def covers(self, stamp: Any) -> bool:
+        """Whether rows may still leave that a policy of that stamp has let through; unknown ones may."""
+        if stamp is None or self.level == "L4" or stamp == self.stamp:
+            return True
+        level, is_preset = (*stamp, None, None)[:2] if isinstance(stamp, list) else (None, None)
+        return level == "L1" and is_preset is True and self.level in ("L2", "L3") and self.stamp[1]
+
 
 NOTHING = Policy("L0", 32, {})
 
@@ -164,8 +185,8 @@ NOTHING = Policy("L0", 32, {})
 def parse_policy(text: str, now_s: float | None = None) -> Policy:
     """Read a site's file; UsageError, with the word that is wrong, if it cannot be understood."""
     try:
-        content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        content = toml_in(text)
+    except ValueError as error:
         raise UsageError(f"the policy is not TOML: {error}", hint="see docs/privacy.md") from None
     unknown = sorted(set(content) - {"level", "min_count", "tables", "until", "noise"})
     if unknown:
@@ -194,7 +215,10 @@ def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
     until = content.get("until")
     if until is None or not hasattr(until, "timestamp"):
         raise UsageError("level L4 needs `until`, a date and time", hint="`stethos policy --grant-hours 8` writes it")
-    left_s = until.timestamp() - now_s
+    try:
+        left_s = until.timestamp() - now_s
+    except (ValueError, OverflowError):
+        raise UsageError(f"until = {until} is no time that there is", hint="`stethos policy --grant-hours 8`") from None
     if left_s > LONGEST_GRANT_S:
         raise UsageError("level L4 is for at most 24 hours", hint="choose an earlier `until`")
     return "L4" if left_s > 0 else DEFAULT_LEVEL
@@ -243,9 +267,13 @@ def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:
             return BUCKET
         case {"digits": int() as digits, **rest} if is_number and 1 <= digits <= 6 and set(rest) <= {"clip"}:
             clip = rest.get("clip", [-1e6, 1e6])
-            if isinstance(clip, list) and len(clip) == 2 and all(isinstance(one, int | float) for one in clip):
+            if isinstance(clip, list) and len(clip) == 2 and all(map(_is_bound, clip)):
                 return ColumnRule("round", digits, float(clip[0]), float(clip[1]))
     raise UsageError(f"{where} = {words!r} is not a rule", hint=hint)
+
+
+def _is_bound(one: Any) -> bool:
+    return isinstance(one, int | float) and not isinstance(one, bool) and abs(one) <= sys.float_info.max
 
 
 def leaves_page() -> str:

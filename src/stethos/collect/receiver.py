@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +19,15 @@ from stethos.collect.enrolment import EnrolledClient, Enrolment
 from stethos.collect.intervals import Intervals
 from stethos.collect.journal import Journal, batches_in
 from stethos.collect.run_writer import RunWriter
+from stethos.collect.shares import BusyError, Shares
 from stethos.collect.stored_process import stored_numbers
-from stethos.errors import StethosError
 from stethos.record.border import make_directory, sync_file_system
 
-JOURNAL_DIR = ".collector"
+JOURNAL_DIR, SET_ASIDE_DIR = ".collector", "unwritten"
 MOST_WAITING_BYTES = 64 << 20
 MOST_STREAMS = 50_000
-RATE_BATCHES, BURST_BATCHES = 8.0, 240.0  # a second, and saved up; of one client
-RATE_BYTES, BURST_BYTES = 4e6, 64e6
 
 Place = tuple[Key, int, int]  # stream, lane, number: one batch
-
-
-class BusyError(StethosError):
-    """Not now: come again after `wait_s`."""
-
-    def __init__(self, message: str, wait_s: float, status: int = 503) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
-        self.status = status
-
-
-@dataclass(slots=True)
-class Bucket:
-    """What a client may still send now; it fills with time."""
-
-    batches: float = BURST_BATCHES
-    bytes: float = BURST_BYTES
-    at: float = 0.0
-
-    def take(self, size: int, now: float) -> float:
-        """Take a batch out; return how long to wait, 0 if it was there."""
-        passed = max(0.0, now - self.at) if self.at else 0.0
-        self.at = now
-        self.batches = min(BURST_BATCHES, self.batches + passed * RATE_BATCHES)
-        self.bytes = min(BURST_BYTES, self.bytes + passed * RATE_BYTES)
-        missing = max((1 - self.batches) / RATE_BATCHES, (size - self.bytes) / RATE_BYTES)
-        if missing > 0:
-            return missing
-        self.batches -= 1
-        self.bytes -= size
-        return 0.0
 
 
 class Receiver:
@@ -74,27 +40,27 @@ class Receiver:
         self.run = run
         self.taken = self.repeated = self.refused = 0
         self._journal = Journal(directory / JOURNAL_DIR)
-        self._runs = RunWriter(directory)
+        self._runs = RunWriter(directory, Journal(directory / JOURNAL_DIR / SET_ASIDE_DIR))
         self._streams: OrderedDict[Key, dict[int, Intervals]] = OrderedDict()
         self._flying: dict[Place, asyncio.Future[None]] = {}  # on their way to the disk
-        self._buckets: dict[str, Bucket] = {}
+        self._shares = Shares()
         self._pending: list[tuple[SignedBatch, OwnNames]] = []
         self._committing: asyncio.Task[None] | None = None
         self._recover()
 
     def _recover(self) -> None:
-        """Put into their runs what the journal has and they may not have."""
+        """Put into their runs what the journal has and they may not have; who sent it was checked before."""
         clients = self.enrolment.clients()
-        for path in self._journal.files():
+        files = [*self._runs.set_aside.files(), *self._journal.files()]
+        for path in files:
             for data in batches_in(path):
                 with contextlib.suppress(BatchError):
                     batch = self._addressed(decode_batch(data))
-                    client = clients.get(batch.header.client)
-                    if client is not None:
-                        self._runs.write(batch, OwnNames(client, self.directory / batch.header.run))
+                    client = clients.get(batch.header.client, batch.header.client)
+                    self._runs.write_or_set_aside(batch, OwnNames(client, self.directory / batch.header.run))
         self._runs.save()
         sync_file_system(self.directory)
-        for path in self._journal.files():
+        for path in files:
             path.unlink()
         self._runs.start()
 
@@ -108,10 +74,9 @@ class Receiver:
     async def take(self, data: bytes) -> dict[str, Any]:
         """Take a batch; the answer to its client, once the disk has it. BatchError or BusyError if not."""
         batch = decode_batch(data)
+        await self._shares.knock(batch.header.client, len(data))
         client = self.enrolment.check(batch)
-        wait_s = self._buckets.setdefault(client.name, Bucket()).take(len(data), time.monotonic())
-        if wait_s:
-            raise BusyError("this client sends more than its share", min(wait_s, 60.0), 429)
+        self._shares.take(client.name, len(data))
         batch = self._addressed(batch)
         header = batch.header
         flying = self._flying.get(_place(header))  # sent twice at once: both wait for the same sync
@@ -132,6 +97,8 @@ class Receiver:
         """The numbers of a process's batches that are here."""
         known = self._streams.get(header.key)
         if known is None:
+            if (self.directory / header.run).is_file():
+                raise BatchError(f"{header.run!r} is not a run here, but a file")
             known = self._streams[header.key] = stored_numbers(self.directory, header)
             while len(self._streams) > MOST_STREAMS:
                 self._streams.popitem(last=False)

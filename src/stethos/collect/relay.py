@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from typing import Any
 
-from stethos.collect.batch import decode_batch
+from stethos.collect.batch import BatchError, SignedBatch, decode_batch
 from stethos.collect.enrolment import Enrolment
-from stethos.collect.receiver import Bucket, BusyError
+from stethos.collect.gate import check_batch
 from stethos.collect.sender import Sender
+from stethos.collect.shares import BusyError, Shares
 from stethos.collect.site import SiteHome
+from stethos.collect.site_policy import SitePolicy
 from stethos.collect.spool import Spool
 from stethos.errors import LiveError
 from stethos.record.border import make_directory
@@ -42,8 +43,9 @@ class Relay:
         self.refused = 0
         self.mutex = threading.Lock()
         self._lock = lock
+        self._policy = SitePolicy(site)
         self._spool = Spool.load(path)
-        self._buckets: dict[str, Bucket] = {}
+        self._shares = Shares()
         self._sender = Sender(site, self, _REFUSED)
 
     def spools(self) -> list[Spool]:
@@ -52,15 +54,25 @@ class Relay:
     async def take(self, data: bytes) -> dict[str, Any]:
         """Take a batch; the answer to its client, once the disk has it. BatchError or BusyError if not."""
         batch = decode_batch(data)
+        await self._shares.knock(batch.header.client, len(data))
         client = self.enrolment.check(batch)
-        wait_s = self._buckets.setdefault(client.name, Bucket()).take(len(data), time.monotonic())
-        if wait_s:
-            raise BusyError("this client sends more than its share", min(wait_s, 60.0), 429)
+        self._shares.take(client.name, len(data))
+        await asyncio.to_thread(self._check, batch)
         try:
             await asyncio.to_thread(self._store, batch.header.lane, batch.header.rows, data)
         except OSError as error:
             raise BusyError(f"the relay cannot write: {error.strerror}", 10.0) from None
         return {"stored": True}
+
+    def _check(self, batch: SignedBatch) -> None:
+        """Refuse what this site's policy keeps back, and write it down."""
+        with self.mutex:
+            policy = self._policy.current()
+        try:
+            check_batch(policy, batch)
+        except BatchError as error:
+            self.site.note(what="policy", outcome="refused", client=batch.header.client, why=error.message)
+            raise
 
     def _store(self, lane: int, rows: int, data: bytes) -> None:
         with self.mutex:

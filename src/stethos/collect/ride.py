@@ -7,11 +7,13 @@ under the name by which the federation knows the client. Standard library only: 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def reply_of(report: Mapping[str, Any]) -> dict[str, Any]:
     told = filtered_report(policy, report)
     told[SITE] = site.name
     if not site.address:
-        waiting = peek(site.spool, RIDE_BYTES)
+        waiting = peek(site.spool, RIDE_BYTES, policy.stamp)
         if waiting:
             told[BATCHES] = waiting
     return told
@@ -77,13 +79,17 @@ def reply_of(report: Mapping[str, Any]) -> dict[str, Any]:
 def take_acks(text: Any) -> None:
     """What the server's message says has arrived: noted beside the spools, whose drainer lets it go."""
     site = own_site()
-    if site is None or site.address or not isinstance(text, str):
+    if site is None or site.address or text is None:
         return
     try:
-        told = json.loads(text)
+        told = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        if text != "":
+            site.note(what="server", outcome="refused", asked=repr(text)[:300])
         return
-    for path in spools_in(site.spool) if isinstance(told, dict) else ():
+    for path in spools_in(site.spool):
         epoch = read_spool(path).epoch
         if epoch and isinstance(told.get(epoch), dict):
             write_json(path / ACKS_FILE, {epoch: told[epoch]})
@@ -100,6 +106,7 @@ class InboxWriter:
         self._number = 0
         self._size = _ROLL_BYTES
         self._acks: dict[str, dict[str, dict[str, int]]] = {}  # by client and epoch
+        self._unsynced: set[Path] = set()
 
     def put(self, client: str, batches: Any) -> None:
         """Take the batches of a client's reply; what is none is left out."""
@@ -120,7 +127,8 @@ class InboxWriter:
                 epochs.pop(next(iter(epochs)))
 
     def acks(self, client: str) -> str:
-        """What to tell a client has arrived, for the next message to it; "" for nothing."""
+        """What to tell a client has arrived, once the disk has it, for the next message to it; "" for nothing."""
+        self._sync()
         found = self._acks.get(client)
         return json.dumps(found) if found else ""
 
@@ -133,10 +141,24 @@ class InboxWriter:
         path = self.directory / f"{os.getpid()}-{self._number:06d}.in"
         descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, parts=2)
         try:
-            os.write(descriptor, entry)
+            if os.write(descriptor, entry) < len(entry):  # the disk is full
+                os.ftruncate(descriptor, self._size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
             os.close(descriptor)
         self._size += len(entry)
+        self._unsynced.add(path)
+
+    def _sync(self) -> None:
+        """Once for all that came since the last time: a round's replies share it."""
+        for path in list(self._unsynced):
+            with suppress(FileNotFoundError):  # the drainer has stored it
+                descriptor = open_file(path, os.O_WRONLY, parts=2)
+                try:
+                    os.fdatasync(descriptor)
+                finally:
+                    os.close(descriptor)
+            self._unsynced.discard(path)
 
 
 def entries_in(content: bytes, at: int) -> Iterator[tuple[str, bytes, int]]:

@@ -7,7 +7,9 @@ new file each, get a tenth of its time, and a file of the journal goes when ever
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import logging
 import os
 import queue
 import resource
@@ -22,10 +24,11 @@ from typing import NamedTuple
 
 from stethos.collect.aliases import OwnNames
 from stethos.collect.batch import BatchHeader, Key, SignedBatch
+from stethos.collect.journal import Journal
 from stethos.collect.stored_process import StoredProcess
 from stethos.errors import RecordingError
 from stethos.guard import Guard
-from stethos.record.border import sync_file_system
+from stethos.record.border import is_gone, sync_file_system
 
 FEWEST_OPEN, MOST_OPEN, MOST_KNOWN = 100, 12_000, 20_000  # processes whose segment is open, and all in memory
 SAVE_S, SAVE_SHARE = 2.0, 0.1
@@ -33,6 +36,10 @@ _FILES_OF_OTHERS = 4_000  # connections and the dashboard's
 _RETRY_S = 1.0
 _NICE = 15  # the server itself has 5
 _FREEZE_EVERY = 1000
+_OF_ONE_PLACE = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM,
+})  # fmt: skip
+_logger = logging.getLogger("stethos")
 
 
 class _Unsaved(NamedTuple):
@@ -43,8 +50,11 @@ class _Unsaved(NamedTuple):
 class RunWriter:
     """Writes batches in the order in which they came."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, set_aside: Journal) -> None:
+        """`set_aside` takes batches whose place in a run cannot be written, until the collector starts again."""
         self._directory = directory
+        self.set_aside = set_aside
+        self._broken: set[Key] = set()
         self._known: OrderedDict[Key, StoredProcess] = OrderedDict()
         self._open: OrderedDict[Key, StoredProcess] = OrderedDict()
         self._most_open = max(FEWEST_OPEN, _allowed_files(MOST_OPEN + _FILES_OF_OTHERS) - _FILES_OF_OTHERS)
@@ -84,6 +94,26 @@ class RunWriter:
         self._written += 1
         self._unsaved.setdefault(batch.header.key, _Unsaved(process, self._written))
 
+    def write_or_set_aside(self, batch: SignedBatch, names: OwnNames) -> None:
+        """Put a batch into its run, or aside where just this place cannot be written: others are not held up.
+
+        OSError where it is the disk.
+        """
+        key = batch.header.key
+        if key not in self._broken:
+            try:
+                self.write(batch, names)
+            except (OSError, RecordingError) as error:
+                reason = _of_one_place(error)
+                if reason is None:
+                    raise
+                self._broken.add(key)
+                said = "rows of client %s cannot be written into run %s (%s); they wait in %s"
+                _logger.warning(said, key[1], key[0], reason.strerror, self.set_aside.directory)
+            else:
+                return
+        self.set_aside.commit([batch.data])
+
     def save(self, most_s: float = float("inf")) -> None:
         """Bring manifests up to date, those first that have waited longest, for about that long."""
         until = time.monotonic() + most_s
@@ -92,13 +122,20 @@ class RunWriter:
             entry = self._unsaved.pop(key)
             try:
                 entry.process.save()
-            except OSError:
-                self._unsaved = {key: entry, **self._unsaved}  # its turn comes again
-                raise
+            except OSError as error:
+                if is_gone(entry.process.place.path):
+                    self._forget(key)
+                elif _of_one_place(error) is None:
+                    self._unsaved = {key: entry, **self._unsaved}  # its turn comes again
+                    raise
+                continue  # the segment has its rows; the manifest follows with the next batch
             self._opened(key, entry.process)
 
     def _process(self, header: BatchHeader) -> StoredProcess:
         process = self._known.get(header.key)
+        if process is not None and is_gone(process.place.path):  # its run was deleted: what comes now begins it anew
+            self._forget(header.key)
+            process = None
         if process is None:
             process = self._known[header.key] = StoredProcess(self._directory, header)
             if len(self._known) % _FREEZE_EVERY == 0:  # they stay: looking through them at every collection takes long
@@ -117,6 +154,12 @@ class RunWriter:
             del self._unsaved[key]
         self._known.pop(key).close()
         self._open.pop(key, None)
+
+    def _forget(self, key: Key) -> None:
+        """Leave a process whose directory is gone."""
+        self._unsaved.pop(key, None)
+        self._open.pop(key, None)
+        self._known.pop(key).park()
 
     def _opened(self, key: Key, process: StoredProcess) -> None:
         self._open[key] = process
@@ -138,7 +181,7 @@ class RunWriter:
             if isinstance(item, Path):
                 self._journals.append((item, self._written))
             elif item is not None:
-                self._until_done(partial(self.write, *item))
+                self._until_done(partial(self.write_or_set_aside, *item))
                 self.waiting_bytes -= len(item[0].data)
             if time.monotonic() >= next_save:
                 self._until_done(partial(self.save, SAVE_S * SAVE_SHARE))
@@ -146,7 +189,9 @@ class RunWriter:
                 next_save = time.monotonic() + SAVE_S
         self._until_done(self.save)
         for process in self._known.values():
-            process.close()
+            if not is_gone(process.place.path):
+                self._guard.run("close", process.close)
+        self.set_aside.close()
 
     def _forget_journals(self) -> None:
         """Remove files of the journal whose batches are all in files of the runs that are saved."""
@@ -176,6 +221,12 @@ def _tried(action: Callable[[], None]) -> bool:
     except (OSError, RecordingError):
         return False
     return True
+
+
+def _of_one_place(error: Exception) -> OSError | None:
+    """The failure behind it, if it is one of names and permissions in one place and not of the disk."""
+    cause = error if isinstance(error, OSError) else error.__context__
+    return cause if isinstance(cause, OSError) and cause.errno in _OF_ONE_PLACE else None
 
 
 def _allowed_files(wanted: int) -> int:

@@ -7,14 +7,14 @@ else that an answer says is written down at the site, and nothing comes of it.
 from __future__ import annotations
 
 import http.client
-import json
 import random
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from stethos.collect.answer import MOST_ANSWER_BYTES, Answer, read_answer
 from stethos.collect.batch import LANES
 from stethos.collect.site import SiteHome
 from stethos.collect.spool import Spool, SpoolEntry
@@ -28,8 +28,6 @@ CONNECT_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 30.0
 IDLE_S = 0.2
 SAVE_S = 1.0
-_MOST_ANSWER_BYTES = 64 << 10
-_KNOWN = {"stored", "wait_s", "error", "hint"}
 REFUSED = (400, 413, 422)  # this batch, for good
 
 
@@ -93,19 +91,18 @@ class Sender:
         self._is_empty.clear()
         spool, entry = found
         try:
-            status, answer = self._post(entry.data)
+            answer = self._post(entry.data)
         except (OSError, http.client.HTTPException, LiveError) as error:
             self._drop_connection()
             self._note_once(str(error))
             return self._failed()
-        self._note_orders(answer)
-        if status == 200 or status in self._refusals:
-            self._taken(spool, entry, is_refused=status != 200)
+        if answer.beyond:
+            self.site.note(what="collector", outcome="refused", asked=answer.beyond)
+        if answer.status == 200 or answer.status in self._refusals:
+            self._taken(spool, entry, is_refused=answer.status != 200)
             return 0.0
-        self._note_once(f"{status}: {answer.get('error')}")
-        asked = answer.get("wait_s")
-        waits = isinstance(asked, int | float) and 0 <= asked <= 300
-        return max(float(asked), 0.05) if waits and asked is not None else self._failed()
+        self._note_once(f"{answer.status}: {answer.error}")
+        return max(answer.wait_s, 0.05) if answer.wait_s is not None else self._failed()
 
     def _next(self) -> tuple[Spool, SpoolEntry] | None:
         """The most important batch that waits, of the spool that comes first."""
@@ -133,21 +130,17 @@ class Sender:
                 break
         return found
 
-    def _post(self, data: bytes) -> tuple[int, dict[str, Any]]:
+    def _post(self, data: bytes) -> Answer:
         if self._connection is None:
             host, _, port = self.site.address.rpartition(":")
             self._connection = PinnedConnection(host.strip("[]"), int(port), self.site.fingerprint, CONNECT_S, ANSWER_S)
             self._connection.connect()
         self._connection.request("POST", BATCH_PATH, data, headers_for({"Content-Type": "application/octet-stream"}))
         reply = self._connection.getresponse()
-        content = reply.read(_MOST_ANSWER_BYTES + 1)
-        if reply.will_close or len(content) > _MOST_ANSWER_BYTES:
+        content = reply.read(MOST_ANSWER_BYTES + 1)
+        if reply.will_close or len(content) > MOST_ANSWER_BYTES:
             self._drop_connection()
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = {}
-        return reply.status, answer if isinstance(answer, dict) else {}
+        return read_answer(reply.status, reply.getheaders(), content)
 
     def _taken(self, spool: Spool, entry: SpoolEntry, *, is_refused: bool) -> None:
         with self._owner.mutex:
@@ -183,9 +176,3 @@ class Sender:
         if why not in self._noted and len(self._noted) < 10:
             self._noted.add(why)
             self.site.note(what="send", why=why[:500])
-
-    def _note_orders(self, answer: dict[str, Any]) -> None:
-        """An answer that says more than it may: it is kept, and not followed."""
-        more = sorted(set(answer) - _KNOWN)
-        if more:
-            self.site.note(what="collector", outcome="refused", asked={name: answer[name] for name in more[:10]})

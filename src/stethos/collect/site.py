@@ -3,7 +3,6 @@
     SITE/site.json      its name, the collector's address and the fingerprint of the collector's certificate
     SITE/key.pem        its private key, made here; it never leaves
     SITE/policy.toml    what may leave, see `collect.policy`
-    SITE/runs/          its own recordings, whole
     SITE/spool/         what the policy lets through and nobody has acknowledged yet
     SITE/audit.jsonl    what the collector asked for and did not get
 

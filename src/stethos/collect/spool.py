@@ -8,11 +8,12 @@ loses a batch nor writes one twice. Standard library only: a federated client re
 
 from __future__ import annotations
 
+import copy
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from stethos.record.border import checked_books, directories_in, make_directory,
 from stethos.record.place import write_json
 
 STATE_FILE, ACKS_FILE = "state.json", "acks.json"
+POLICY = "policy"  # in `kept`: the stamp of the policy that let through what waits
 SPOOL_BYTES = 64 << 20
 FILE_BYTES = 1 << 20
 _ENTRY = struct.Struct("<IIQI")  # bytes, checksum, number, rows
@@ -126,19 +128,49 @@ class Spool:
             },
         )  # fmt: skip
 
-    def make_room(self, over_bytes: int) -> int:
-        """Drop the oldest files of bulk tables, then of others, until so many bytes are free; the bytes that went."""
-        freed = 0
-        for lane in reversed(LANES[1:]):
-            unsent = [file for file in self.files[lane] if file.first > self.attempted[lane]]
-            for file in unsent:
-                if freed >= over_bytes:
-                    break
-                self.files[lane].remove(file)
-                freed += file.bytes
-                self.dropped_rows += file.rows
-                self._file(lane, file.first).unlink(missing_ok=True)
+    def make_room(self, over_bytes: int, lane: int) -> int:
+        """Drop the oldest files of a lane until so many bytes are free; the bytes that went. They are counted first."""
+        freed, gone = 0, []
+        for file in [file for file in self.files[lane] if file.first > self.attempted[lane]]:
+            if freed >= over_bytes:
+                break
+            self.files[lane].remove(file)
+            freed += file.bytes
+            self.dropped_rows += file.rows
+            gone.append(self._file(lane, file.first))
+        if gone:
+            self.save()
+        for path in gone:
+            path.unlink(missing_ok=True)
         return freed
+
+    def withdraw(self) -> int:
+        """Let nothing leave that waits; the rows of it that have not been sent before.
+
+        Rows that were sent, perhaps, and not acknowledged may be stored elsewhere: they are in no count of this end.
+        """
+        rows = 0
+        for lane in LANES:
+            gone, self.files[lane] = self.files[lane], []
+            for file in gone:
+                unsent = [one for one in _entries_of(self._file(lane, file.first), lane, file.bytes, self.acked[lane])
+                          if one.number > self.attempted[lane]]  # fmt: skip
+                rows += sum(one.rows for one in unsent)
+                self._file(lane, file.first).unlink(missing_ok=True)
+            self.acked[lane] = self.attempted[lane] = self.next_numbers[lane] - 1
+        return rows
+
+    def remembered(self) -> dict[str, Any]:
+        """What `go_back_to` needs after a write that failed."""
+        return {
+            "source": self.source, "next_numbers": list(self.next_numbers), "kept": copy.deepcopy(self.kept),
+            "files": [[replace(file) for file in lane] for lane in self.files], "dropped_rows": self.dropped_rows,
+        }  # fmt: skip
+
+    def go_back_to(self, remembered: Mapping[str, Any]) -> None:
+        """As it was; what was written behind that is overwritten by the next batch."""
+        for name, value in remembered.items():
+            setattr(self, name, value)
 
     def acknowledge(self, acked: Mapping[int, int]) -> bool:
         """All batches of a lane up to a number are stored elsewhere: let their files go. Whether that is news."""
@@ -211,10 +243,14 @@ def told_acks(path: Path, epoch: str) -> dict[int, int]:
     }
 
 
-def peek(directory: Path, most_bytes: int) -> list[bytes]:
-    """Batches that wait in the spools of a site, the most important first, as many as fit; nothing is changed."""
+def peek(directory: Path, most_bytes: int, stamp: Any = None) -> list[bytes]:
+    """Batches that wait in the spools of a site, the most important first, as many as fit; nothing is changed.
+
+    With the stamp of a policy only those that were let through by just that one.
+    """
     found: list[bytes] = []
     spools = [read_spool(path) for path in spools_in(directory)]
+    spools = [one for one in spools if stamp is None or one.kept.get(POLICY, stamp) == stamp]
     for lane in LANES:
         for spool in spools:
             beyond = max(spool.acked[lane], told_acks(spool.path, spool.epoch).get(lane, 0))

@@ -320,6 +320,5 @@ def _names_by_table(content: Any) -> dict[str, list[str]]:
 def _own_names(column: pa.Array, names: OwnNames, name: str) -> pa.Array:
     """A column of clients' names in which no other client's stands."""
     texts = column.to_pylist()
-    if all(text is None or text in names for text in texts):
-        return column
-    return text_array([None if text is None else text if text in names else name for text in texts])
+    told = {text: text if text is None or text in names else name for text in dict.fromkeys(texts)}
+    return column if all(told[text] == text for text in told) else text_array([told[text] for text in texts])

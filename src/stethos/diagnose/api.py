@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from stethos.diagnose.configuration import find_configuration, merged
 from stethos.diagnose.detector import Detector
 from stethos.diagnose.detectors import choose_detectors
-from stethos.diagnose.engine import Diagnosis, examine, needs_of
+from stethos.diagnose.diagnosis import Diagnosis
+from stethos.diagnose.engine import examine, needs_of
 from stethos.diagnose.version import usual_version, version_with
 from stethos.diagnose.window import RunWindow
 

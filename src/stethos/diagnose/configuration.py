@@ -9,13 +9,13 @@ times = 3.0
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stethos.errors import StethosError, UsageError
+from stethos.toml_text import toml_in
 
 FILE = "stethos.toml"
 _LARGEST = 1 << 20  # it may lie beside a run that somebody sent
@@ -43,7 +43,10 @@ class Configuration:
 
 def find_configuration() -> Configuration:
     """What the nearest `stethos.toml` says, in the working directory or above it; empty if there is none."""
-    start = Path.cwd()
+    try:
+        start = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return Configuration()
     for place in (start, *start.parents):
         if (place / FILE).is_file():
             return read_configuration(place / FILE)
@@ -57,8 +60,8 @@ def read_configuration(path: Path) -> Configuration:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"it is larger than {_LARGEST:,} bytes")
-        content = tomllib.loads(text.decode())
-    except (OSError, ValueError, RecursionError) as error:
+        content = toml_in(text.decode())
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="it is written in TOML 1.0") from None
     table = content.get("diagnose", {})
     if not isinstance(table, dict):

@@ -10,15 +10,18 @@ from functools import cached_property
 
 import numpy as np
 
-from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.detector import CannotTell, Needs
 from stethos.diagnose.finding import Evidence, Subject
-from stethos.diagnose.training import Training, column_of, level_at_start, texts_of, thinned, trainings_of
+from stethos.diagnose.training import STEP_COLUMNS, Training, column_of, level_at_start, texts_of, thinned, trainings_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import Array, is_null
 from stethos.store.literal import literal
 
-ROUND_COLUMNS = frozenset({"federation", "round", "loss"})
-CLIENT_COLUMNS = frozenset({"federation", "round", "client", "entry_loss"})
+CURVE_READS: Needs = {
+    "steps": STEP_COLUMNS,
+    "rounds": frozenset({"federation", "round", "loss"}),
+    "client_rounds": frozenset({"federation", "round", "client", "entry_loss"}),
+}
 _BLOCKS = 20
 _LOOKED_AT = 5_000  # steps of clients, to see how they train
 
@@ -107,8 +110,8 @@ class Curve:
         return f"{len(self.values):,} {self.unit}s"
 
     @property
-    def has_rival(self) -> bool:
-        return self.is_of_rivals or (self.training is not None and self.training.has_rival)
+    def may_rise(self) -> bool:
+        return self.is_of_rivals or (self.training is not None and self.training.may_rise)
 
     def position_of(self, block: int) -> int:
         """The step or round at which a block begins."""

@@ -59,6 +59,7 @@ from stethos.diagnose.program.implausible_loss import ImplausibleLoss
 from stethos.diagnose.program.learning_rate_collapse import LearningRateCollapse
 from stethos.diagnose.program.lost_gradients import LostGradients
 from stethos.diagnose.program.odd_batch import OddBatch
+from stethos.diagnose.program.odd_evaluation import OddEvaluation
 from stethos.diagnose.program.odd_graph import OddGraph
 from stethos.diagnose.program.odd_optimizer import OddOptimizer
 from stethos.diagnose.program.odd_schedule import OddSchedule
@@ -86,6 +87,7 @@ from stethos.diagnose.system.silent_corruption import SilentCorruption
 from stethos.diagnose.system.stalled_process import StalledProcess
 from stethos.diagnose.system.straggler import Straggler
 from stethos.errors import UsageError
+from stethos.nearest import did_you_mean
 
 DETECTORS: dict[str, type[Detector]] = {
     detector.code: detector
@@ -99,7 +101,7 @@ DETECTORS: dict[str, type[Detector]] = {
         # program
         WrongLoss, UnoptimizedParameters, WrongMode, LostGradients, RepeatedData, OddBatch, LearningRateCollapse,
         ImplausibleLoss, TellingWarning, OddOptimizer, GrowingGraph, OddGraph, WrongCall, OddSchedule, HelperModel,
-        ConstantOutputs,
+        ConstantOutputs, OddEvaluation,
         # ranks
         ReplicaDivergence, CollectiveMismatch,
         # federated
@@ -176,10 +178,5 @@ def _made(detector: type[Detector], values: Mapping[str, Any]) -> Detector:
 
 
 def _unknown(key: str) -> UsageError:
-    import difflib
-
     known = [*DETECTORS, *(detector.name for detector in DETECTORS.values())]
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    return UsageError(
-        f"no detector {key!r}", hint=f"did you mean {', '.join(near)}?" if near else "see `stethos diagnose --list`"
-    )
+    return UsageError(f"no detector {key!r}", hint=did_you_mean(key, known, "see `stethos diagnose --list`"))

@@ -20,6 +20,9 @@ class Severity(IntEnum):
     def word(self) -> str:
         return self.name.lower()
 
+    def __str__(self) -> str:
+        return self.word
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -128,6 +131,23 @@ class Finding:
     def state(self) -> str:
         """`problem`, or `problem, over since round 179`; of a remark `info`."""
         return f"{'problem' if self.is_problem else 'info'}{'' if self.is_open else f', {over_since(self)}'}"
+
+    def _repr_html_(self) -> str:
+        from stethos.store.html import table_html
+
+        about = self.subject
+        who = ", ".join([*about.clients, *(f"rank {rank}" for rank in about.ranks), *about.layers])
+        facts = {
+            "what": f"{self.kind} ({self.code}), {self.state}",
+            "who": who,
+            "since": "" if about.first is None else f"{about.unit} {about.first}",
+            "sure": f"{self.confidence:.0%}",
+            "proof": "" if self.proof is None else f"{self.proof.verdict}: {self.proof.words}",
+            "seen": "\n".join(one.text for one in self.evidence),
+            "so": "\n".join(one.title for one in self.consequences),
+            "next": self.next_step,
+        }
+        return table_html(("", ""), [one for one in facts.items() if one[1]], self.title)
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.diagnosis import Diagnosis
 from stethos.diagnose.finding import ActionTaken, Finding, ProofResult
 from stethos.diagnose.life import key_text
 from stethos.store.findings import read_proofs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stethos.diagnose.engine import Diagnosis, diagnosis_from
+from stethos.diagnose.diagnosis import Diagnosis, diagnosis_from
 from stethos.diagnose.finding import Finding
 from stethos.store.findings import Change, keep_findings, read_kept_diagnosis
 

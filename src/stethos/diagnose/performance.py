@@ -61,8 +61,8 @@ class ComputeBound(_Bottleneck):
     What it looks at: the share of `forward_ms` and `backward_ms` in `step_ms`, per process, where steps are long enough
     for that to matter. On a CPU, sampled modules tell whether that time is spent in the model at all.
 
-    Why it matters: it says where not to look: data, network and optimizer are fast enough. What helps is less to
-    compute, or a faster way to do it.
+    Why it matters: it says where not to look: data, network and optimizer are fast enough. Only less computation, or
+    faster computation, helps.
 
     Not a fault when: always. Informational, no action needed: it saves you from tuning the data loader.
 
@@ -209,7 +209,7 @@ class CriticalClient(_Bottleneck):
     What it looks at: the critical path of each round: the last client, and what the round would have taken if its
     download, training or upload had been at the others' median. Clients that `straggler` already names are left out.
 
-    Why it matters: it tells how much there is to gain before anybody looks for a faster machine or link.
+    Why it matters: it shows how much there is to gain before you look for a faster machine or link.
 
     Not a fault when: the client has more samples than the others; then it says so.
 
@@ -241,14 +241,14 @@ class CriticalClient(_Bottleneck):
 
 @dataclass(frozen=True, slots=True)
 class SmallBatches(_Bottleneck):
-    """Steps handle so few samples that their fixed cost prevails.
+    """Steps handle so few samples that their fixed cost dominates.
 
     What it looks at: samples per step, and the share of a step that does not depend on them: the optimizer, and what is
     neither data nor forward nor backward.
 
     Why it matters: a batch twice as large would take far less than twice as long.
 
-    Not a fault when: the batch is small for the sake of generalisation or memory.
+    Not a fault when: the batch is small on purpose, for generalisation or memory.
 
     Next step: try a batch twice as large, and scale the learning rate with it.
     """
@@ -269,7 +269,7 @@ class SmallBatches(_Bottleneck):
 
 @dataclass(frozen=True, slots=True)
 class LaunchBound(_Bottleneck):
-    """The GPU is idle much of the time although steps do not wait for data: it waits to be told what to do.
+    """The GPU is often idle although steps do not wait for data: it waits for kernels to be launched.
 
     What it looks at: the share of time in which a kernel ran, on GPUs that the training uses, and the length of steps.
 

@@ -16,13 +16,14 @@ import numpy as np
 
 from stethos.diagnose.detector import CannotTell
 from stethos.diagnose.finding import Subject
+from stethos.diagnose.moving_goal import moving_goals
 from stethos.diagnose.window import Window
 from stethos.schema import NULL_F64
 from stethos.store.frame import Array, Frame, is_null
 from stethos.store.literal import literal
 
 STEP_COLUMNS = frozenset(
-    {"process", "rank", "client", "round", "optimizer", "step", "model", "loss", "lr", "grad_norm"}
+    {"process", "rank", "client", "round", "optimizer", "step", "model", "loss", "lr", "grad_norm", "samples"}
 )
 LAYER_COLUMNS = frozenset(
     {"process", "client", "round", "optimizer", "step", "layer", "kind", "norm", "mean", "std", "min", "max",
@@ -33,6 +34,7 @@ STATISTICS = ("norm", "mean", "std", "min", "max", "zero_share", "nan", "inf", "
 _LEAST_TURNS = 4
 _LONGEST_TURN = 100
 _MOST_POINTS = 60
+_ODD_BATCH, _LEAST_BATCH = 0.25, 8  # of the usual size; from which size on one can be odd
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,8 @@ class Training:
     """The steps of one model in order; `layers` are tracks by kind, in the order of the model.
 
     `is_relay`: many optimizers took turns. `has_rival`: another optimizer of the
-    process works at the same time on another loss, so that a loss need not fall.
+    process works at the same time on another loss, so that a loss need not fall. `has_moving_goal`: a copy that
+    follows the model sets the goals.
     """
 
     process: str
@@ -80,6 +83,7 @@ class Training:
     grad_norm: Array
     is_relay: bool = False
     has_rival: bool = False
+    has_moving_goal: bool = False
     layers: dict[str, list[LayerTrack]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -88,6 +92,11 @@ class Training:
     @property
     def unit(self) -> str:
         return "round" if np.isfinite(self.round).any() else "step"
+
+    @property
+    def may_rise(self) -> bool:
+        """Whether the loss says little about how good the model is, so that it may rise, swing or stay."""
+        return self.has_rival or self.has_moving_goal
 
     @property
     def losses(self) -> Array:
@@ -212,6 +221,8 @@ def _trainings_of(window: Window) -> list[Training]:
     for process, rows in _rows_by(texts_of(frame, "process")).items():
         courses = _courses(frame.where(rows), process)
         found.extend(_joined(courses))
+    moving = moving_goals(window)
+    found = [replace(one, has_moving_goal=True) if one.process in moving else one for one in found]
     return [_with_layers(one, window.frame("layers")) for one in found]
 
 
@@ -227,6 +238,7 @@ def _courses(frame: Frame, process: str) -> list[Training]:
     order = np.lexsort((step, numbers))
     step, numbers = step[order], numbers[order]
     round_, loss, lr, grad_norm = (column_of(frame, name)[order] for name in ("round", "loss", "lr", "grad_norm"))
+    loss = _without_odd_batches(loss, column_of(frame, "samples")[order])
     client, model, rank = (texts_of(frame, name)[order] for name in ("client", "model", "rank"))
     edges = np.flatnonzero(np.diff(numbers)) + 1
     found = []
@@ -239,6 +251,13 @@ def _courses(frame: Frame, process: str) -> list[Training]:
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: float(one.step[0]))
+
+
+def _without_odd_batches(loss: Array, samples: Array) -> Array:
+    """Losses without those of the few samples that are left at the end of a pass: they are mostly chance."""
+    usual = float(np.median(samples[samples > 0])) if (samples > 0).any() else 0.0
+    is_odd = (samples > 0) & (samples <= _ODD_BATCH * usual) & np.isfinite(loss)
+    return np.where(is_odd, NULL_F64, loss) if usual >= _LEAST_BATCH and is_odd.mean() < 0.25 else loss
 
 
 def _joined(courses: list[Training]) -> list[Training]:

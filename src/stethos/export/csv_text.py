@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The same for Python and for RE2: control characters but line ends and tabs, and marks that reorder text.
-_CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+# The same for Python and for RE2: control characters but line ends and tabs, and marks that reorder text or are not
+# seen at all.
+_CONTROL = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
 _FORMULA = "^[\n=+\\-@\t\uff1d\uff0b\uff0d\uff20]"
 _NUMBER = "^[+-]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Place = Literal["file", "directory", "uri"]
@@ -11,14 +12,14 @@ _SERIES = ("rounds", "client_rounds", "steps", "metrics")
 
 class Format(NamedTuple):
     """`place` is what -o names. Without a module the tables themselves are written. `reads`: those it goes through.
-    `writer` is its function.
+    `options` are given to the module's `write`.
     """
 
     module: str | None
     place: Place
     what: str
     reads: tuple[str, ...] = ()
-    writer: str = "write"
+    options: Mapping[str, str] = {}
 
 
 FORMATS: dict[str, Format] = {
@@ -33,9 +34,9 @@ FORMATS: dict[str, Format] = {
         "stethos.export.otlp", "file", "OpenTelemetry traces as OTLP/JSON, or to an endpoint: -o http://...", ("spans",)
     ),
     "otlp-metrics": Format(
-        "stethos.export.otlp_signals", "file", "OpenTelemetry metrics, as otlp", _SERIES, writer="write_metrics"
+        "stethos.export.otlp", "file", "OpenTelemetry metrics, as otlp", _SERIES, {"signal": "metrics"}
     ),
-    "otlp-logs": Format("stethos.export.otlp_signals", "file", "OpenTelemetry logs, as otlp", ("logs",), "write_logs"),
+    "otlp-logs": Format("stethos.export.otlp", "file", "OpenTelemetry logs, as otlp", ("logs",), {"signal": "logs"}),
     "tensorboard": Format("stethos.export.tensorboard", "directory", "event files", _SERIES),
     "mlflow": Format("stethos.export.mlflow", "uri", "a run at a tracking URI: sqlite:///FILE, http://...", _SERIES),
 }

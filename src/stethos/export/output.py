@@ -32,7 +32,7 @@ class ExportResult:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place at the end of a good block.
 
-    OSError if something else than a file is there: a device would be gone for everybody.
+    OSError if something other than a file is there: a device would be gone for everybody.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -51,8 +51,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def federation(
-    name: str,
+    label: str,
+    /,
     *,
+    name: str | None = None,
     model: Any = None,
     clients: int | None = None,
     config: Mapping[str, Any] | None = None,
@@ -69,12 +71,12 @@ def federation(
     capture_bytes: int | None = None,
     measure_compression: bool = False,
 ) -> Federation:
-    """Record a federated training; a context manager.
+    """Record a federated training, called `label` in its rows; a context manager.
 
     `model` is the global model (a module, or a callable that returns its
     state): updates are compared with what it holds when a round begins. `clients` is
-    how many there are, if known. `dir`, `run`, `preset`, `overhead` and `config` are those of
-    `watch`, `run` being the run's name. `read_everything` reads every element of large layers
+    how many there are, if known. `name` (the run's), `dir`, `preset`, `overhead` and `config` are those of
+    `watch`; `run` is an older word for `name`. `read_everything` reads every element of large layers
     instead of a thirty-second. `respond_to` is the shape of one input: then each update's answers to inputs
     made from the global model are recorded (`updates.response`). `measure_compression` measures on one update a
     round what smaller ones would save and lose (`compression`). The progress bar shows on terminals
@@ -83,14 +85,19 @@ def federation(
     models bit by bit, for `stethos replay`: "rounds" the global ones, "all" also every update, "suspects" those of
     odd clients and a sample of the others; `capture_bytes` is how much disk that may take.
     """
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"a federation needs a name, not {name!r}")
+    if not isinstance(label, str) or not label:
+        raise UsageError(f"a federation needs a name, not {label!r}")
+    if name is not None and run not in (None, name):
+        raise UsageError(f"name={name!r} and run={run!r}", hint="both are the name of the run: give one")
     mode = parse_capture(capture)
     if capture_bytes is not None and capture_bytes < 1:
         raise UsageError(f"capture_bytes={capture_bytes!r}", hint="a number of bytes, such as 1 << 30")
-    handle = watch(_module(model), name=run, dir=dir, preset=preset, overhead=overhead, config=config, correct=correct)
+    handle = watch(
+        _module(model), name=run if name is None else name, dir=dir, preset=preset, overhead=overhead, config=config,
+        correct=correct,
+    )  # fmt: skip
     return Federation(
-        name, handle, model=model, clients=clients, progress=Progress(name, is_on=progress), seed=seed,
+        label, handle, model=model, clients=clients, progress=Progress(label, is_on=progress), seed=seed,
         correct=correct, read_everything=read_everything, respond_to=respond_to, capture=mode,
         capture_bytes=capture_bytes, config=config,
         measure_compression=measure_compression,

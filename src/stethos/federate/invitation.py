@@ -72,9 +72,9 @@ class Invitation:
         if known is not None and known.session.settings.run_dir != run_dir:
             known.session.guard.run("close", boot.end)
         if boot.current() is None:
-            settings = replace(
-                from_environment(), run_dir=run_dir, preset=parse_preset(self.preset), overhead=self.overhead
-            )
+            settings = replace(from_environment(), run_dir=run_dir)
+            if site_dir() is None:  # a site's owner says what its recording may cost, not the server
+                settings = replace(settings, preset=parse_preset(self.preset), overhead=self.overhead)
             recording = _Guest.recording = attempt(boot.begin, settings)
             if recording is not None:
                 recording.session.guard.run("open", recording.session.open)

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, Protocol
 
 from stethos.federate.row import put_row
@@ -87,6 +87,17 @@ class ServerLegs:
         self._stage: tuple[str, int] = ("between", time.monotonic_ns())
         self._open: dict[tuple[str, Work], tuple[str, int]] = {}
         self._has_begun = self._has_spoken = False
+        self._absent: set[str] = set()
+        self._seen: set[str] = set()
+
+    def expect(self, clients: Iterable[str]) -> None:
+        """Who is to come for the message of this round, where clients fetch it themselves."""
+        self._absent = set(clients) - {client for client, _ in self._open}
+
+    @property
+    def never_came(self) -> set[str]:
+        """Those of whom no message was ever fetched."""
+        return self._absent - self._seen
 
     def begin_round(self, number: int) -> None:
         self._round = number
@@ -112,6 +123,8 @@ class ServerLegs:
     def ask(self, client: str, leg: Literal["sent", "turn"], work: Work = "train") -> None:
         """A message has left for a client, or its turn runs in this process."""
         self._open[client, work] = (leg, time.monotonic_ns())
+        self._absent.discard(client)
+        self._seen.add(client)
 
     def answered(self, client: str, work: Work = "train") -> None:
         self._open.pop((client, work), None)
@@ -130,7 +143,9 @@ class ServerLegs:
         now_ns = time.monotonic_ns()
         waiting = sorted(list(self._open.items()), key=lambda one: one[1][1])  # noqa: C414  # a copy first: threads
         told = [[who, work, leg, round((now_ns - begun_ns) * 1e-9, 1)] for (who, work), (leg, begun_ns) in waiting]
-        words = json.dumps({"open": told[:_MOST_OPEN], "count": len(told)}) if told else ""
+        absent = sorted(self.never_came)[:_MOST_OPEN] if stage == "waiting" and not told else []
+        words = json.dumps({"open": told[:_MOST_OPEN], "count": len(told), "never_came": absent})
+        words = words if told or absent else ""
         self._has_spoken = True
         self._write(stage, (now_ns - since_ns) * 1e-9, words)
 

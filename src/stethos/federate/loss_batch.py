@@ -17,6 +17,7 @@ from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
 
 Target = Literal["classes", "binary", "values", "residuals"]
 _MOST_NODES = 3000
+_MOST_BEFORE_STEPS = 6  # nodes between a recurrent layer's first product and its steps
 _MOST_OF_A_WEIGHT = 24  # nodes that make a weight out of parameters, as weight and spectral norm do
 _LOSSES: dict[str, tuple[Target, str | None, str]] = {  # kind of target, what holds the answers, what the targets
     "NllLossBackward": ("classes", "self", "target"),
@@ -76,14 +77,18 @@ def batch_of(loss: Any) -> Batch | None:
     inputs: list[torch.Tensor] = []
     tokens: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     edges: set[str] = set()
+    steps: dict[Any, int] = {}  # of what a recurrent layer projects for all steps at once
     for node, _ in nodes_of(root, _MOST_NODES):
         name = name_of(node)
+        if name == "UnbindBackward" and (below := _projection(node)) is not None:
+            steps[below] = len(node._input_metadata)
         if name not in _OF_LAYOUT:
             how = "" if getattr(node, "_saved_training", True) else " as in use"  # batch norm that does not train
             edges.update(f"{name}{how} {below}" for below in _below(node))
         goal.look(node, name)
         if (attributes := _INPUTS.get(name)) is not None and _is_first(node):
-            inputs += [one for one in (saved(node, each) for each in attributes)
+            inputs += [_by_sample(one, node, name, steps.get(node))
+                       for one in (saved(node, each) for each in attributes)
                        if one is not None and _is_data(one) and not _is_beside_parameter(node, name, one)]  # fmt: skip
         elif name in _TOKENS:
             indices = saved(node, _TOKENS[name])
@@ -91,6 +96,29 @@ def batch_of(loss: Any) -> Batch | None:
                 tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
     found = _assembled(goal, inputs, tokens)
     return None if found is None else replace(found, graph=zlib.crc32("\n".join(sorted(edges)).encode()))
+
+
+def _projection(unbound: Any) -> Any:
+    """The product that a recurrent layer takes apart into its steps, the first axis; None where it is no such layer."""
+    node = unbound.next_functions[0][0] if getattr(unbound, "_saved_dim", None) == 0 else None
+    for _ in range(_MOST_BEFORE_STEPS):
+        if node is None or name_of(node) in _INPUTS:
+            return node
+        node = next((one for one, _ in node.next_functions if one is not None and name_of(one) != _PARAMETER), None)
+    return None
+
+
+def _by_sample(tensor: torch.Tensor, node: Any, name: str, steps: int | None) -> torch.Tensor:
+    """What a recurrent layer sees, with an axis for samples before that for steps; all else as it is.
+
+    Which axis is which cannot be told from lengths: a batch may have as many samples as steps.
+    """
+    if steps is not None and tensor.dim() == 2 and steps and tensor.shape[0] % steps == 0:
+        return tensor.reshape(steps, -1, tensor.shape[1]).transpose(0, 1)
+    is_steps_first = name == "MkldnnRnnLayerBackward" or (
+        name == "CudnnRnnBackward" and not getattr(node, "_saved_batch_first", False)
+    )
+    return tensor.transpose(0, 1) if is_steps_first and tensor.dim() == 3 else tensor
 
 
 def _below(node: Any) -> Iterator[str]:

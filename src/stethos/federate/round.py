@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -142,6 +142,14 @@ class Round:
     def asked(self, client: str, work: Work = "train") -> None:
         """A message has left for a client: from now on its answer is waited for."""
         self._federation.legs.ask(client, "sent", work)
+
+    def expect(self, clients: Iterable[str]) -> None:
+        """Who is to fetch the message of this round, where nobody is asked by name."""
+        self._federation.legs.expect(clients)
+
+    def never_came(self) -> list[str]:
+        """Those expected of whom no message was ever fetched, in any round."""
+        return sorted(self._federation.legs.never_came)
 
     def answered(self, client: str, work: Work = "train") -> None:
         """A client's answer has come, of whatever kind."""

@@ -26,6 +26,7 @@ from stethos.observe import boot
 from stethos.observe.context import turn
 from stethos.observe.session import Session
 from stethos.schema import EVIDENCE
+from stethos.turn_facts import packed
 
 Array = npt.NDArray[Any]
 _FIRST_BATCHES = 2
@@ -153,7 +154,7 @@ class TurnEvidence:
         known = self.facts()
         self._known.update(dict.fromkeys(self._changed, _SEVERAL))  # that its label changed is said once
         if known:
-            text = json.dumps(known, separators=(",", ":"))
+            text = json.dumps(packed(known), separators=(",", ":"))
             values = {"federation": federation, "kind": "turn", "value": text}
             put_row(session, EVIDENCE, values, client=client, round=number, t_ns=t_ns)
         if self._sketch.rows:

@@ -226,7 +226,7 @@ def _unlike(ways: Sequence[Vector], sent: Sequence[Vector]) -> float | None:
         float(np.linalg.norm(way - given)) > _SAME * (float(np.linalg.norm(way)) + _SMALL * whole)
         for way, given in zip(ways, sent, strict=True)
     ]
-    return short(sum(others) / len(others)) or None
+    return short(sum(others) / len(others), 3) or None
 
 
 def _numbers(way: Vector, sent: Vector, begins: list[Vector], shared: float) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _numbers(way: Vector, sent: Vector, begins: list[Vector], shared: float) -> 
                 known["kept"] = short(float(way[support] @ way[support]) / length**2)
             if begins:
                 known["begin"] = short(float(np.linalg.norm(np.concatenate(begins))) / length)
-        known["way"] = short(length)
+        known["way"] = short(length, 4)
     return known
 
 

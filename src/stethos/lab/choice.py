@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TypeVar
 
 from stethos.errors import UsageError
+from stethos.nearest import did_you_mean
 
 T = TypeVar("T")
 
@@ -15,8 +15,5 @@ def choose(what: str, name: str, table: Mapping[str, T]) -> T:
     """The entry of a table; an unknown name is an error that shows the nearest ones, or else all."""
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
-    raise UsageError(
-        f"unknown {what} {name!r}",
-        hint=f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(sorted(table))}",
-    )
+    hint = did_you_mean(name, table, otherwise=f"choose one of {', '.join(sorted(table))}")
+    raise UsageError(f"unknown {what} {name!r}", hint=hint)

@@ -175,6 +175,6 @@ class LabTrainer:
 
 
 def _number(client: str, clients: int) -> int:
-    if client[:1] != "c" or not client[1:].isdigit() or int(client[1:]) >= clients:
+    if client[:1] != "c" or not client[1:].isdecimal() or int(client[1:]) >= clients:
         raise ReplayError(f"the lab has no client {client!r}", hint=f"c0 to c{clients - 1}")
     return int(client[1:])

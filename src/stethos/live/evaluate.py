@@ -186,7 +186,7 @@ def check_alone(request: Request, code: str) -> None:
     called = collectives_in(code) if world > 1 else []
     if called:
         raise LiveError(
-            f"{called[0]} on one rank of {world} would wait for the others for ever",
+            f"{called[0]} on one rank of {world} would wait for the others forever",
             hint="run it on all ranks at the same step: `stethos all eval ...`; `stethos sync` compares the ranks",
         )
 

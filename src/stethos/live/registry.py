@@ -57,12 +57,12 @@ def live_processes(directory: Path | None = None) -> list[LiveProcess]:
     """
     registry = registry_dir()
     try:
-        entries = [entry.name for entry in os.scandir(registry) if entry.name.isdigit()]
+        entries = [entry.name for entry in os.scandir(registry) if entry.name.isdecimal()]
         is_ours = registry.stat().st_uid == os.getuid()
     except OSError:
         return []
     found = [live_process(int(name)) for name in entries] if is_ours else []
-    wanted = directory.resolve() if directory is not None else None
+    wanted = Path(os.path.realpath(directory)) if directory is not None else None
     kept = [one for one in found if one is not None and (wanted is None or wanted in (one.run_dir, one.run_dir.parent))]
     return sorted(kept, key=lambda one: (one.since_ns, one.pid))
 

@@ -95,7 +95,7 @@ def resolve(text: str | None, directory: Path | None = None, *, anywhere: bool =
     wanted = take_apart(text)
     if wanted.gateway is not None:
         return Target(wanted, None, ())
-    if wanted.run is not None and wanted.run.isdigit() and not wanted.is_all and wanted.rank is None:
+    if wanted.run is not None and wanted.run.isdecimal() and not wanted.is_all and wanted.rank is None:
         return _with_pid(wanted, int(wanted.run), directory)
     run = find_run(wanted.run, directory, anywhere=anywhere)
     found = live_processes(run.path)

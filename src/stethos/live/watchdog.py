@@ -243,7 +243,7 @@ class Watchdog:
 
     def _tell(self, *, is_over: bool) -> None:
         """Keep the finding in the run, and leave a line for the launcher."""
-        from stethos.diagnose.engine import Diagnosis
+        from stethos.diagnose.diagnosis import Diagnosis
         from stethos.diagnose.life import keep
         from stethos.diagnose.system.hang import Hang
         from stethos.diagnose.window import Window

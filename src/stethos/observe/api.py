@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stethos.errors import RecordingError, UsageError
 from stethos.guard import attempt
@@ -27,6 +29,7 @@ from stethos.settings import (
     from_environment,
     hang_after_s,
     parse_preset,
+    rank_and_world,
     sdc_share,
     site_dir,
 )
@@ -101,7 +104,7 @@ def watch(
     preset: Preset = "standard",
     overhead: float | None = None,
     config: Mapping[str, Any] | None = None,
-    correct: str = "off",
+    correct: Literal["off", "dry-run", "on"] = "off",
     sdc: float | None = None,
 ) -> Watch:
     """Record this process's training from here on; return a handle that undoes everything.
@@ -121,9 +124,11 @@ def watch(
         raise UsageError(f"correct={correct!r}", hint="one of 'off', 'dry-run', 'on'")
     recording = boot.current()
     owns = recording is None
+    is_new = False  # a run that this call begins, and not one that the process belongs to already
     if recording is None:
         settings = from_environment()
-        if settings.run_dir is None:
+        is_new = settings.run_dir is None
+        if is_new:
             chosen = _new_run(name, dir, parse_preset(preset), overhead, sdc_share() if sdc is None else sdc)
             settings = replace(chosen, strict=settings.strict, agent=settings.agent, evaluation=settings.evaluation)
         recording = attempt(boot.begin, settings)
@@ -138,8 +143,20 @@ def watch(
     if model is not None and recording.torch_hooks is not None:
         guard.run("names", recording.torch_hooks.names.know, model)
     guard.run("open", recording.session.open)
+    if is_new and recording.session.ring is not None:
+        guard.run("words", _tell_where, recording.session.settings.run_dir)
     stop = guard.run("actions", _correct_steps, correct, recording.session) if correct != "off" else None
     return Watch(recording, owns_recording=owns, stop=stop)
+
+
+def _tell_where(run: Path | None) -> None:
+    """On a terminal the run's name and where to look, once for all ranks."""
+    if run is None or sys.stderr is None or not sys.stderr.isatty() or rank_and_world()[0] not in (None, 0):
+        return
+    shown = os.path.relpath(run)
+    target = run.name if run.parent == default_runs_dir().absolute() else shown
+    sys.stderr.write(f"stethos: recording to {shown}; look: stethos diagnose -t {shlex.quote(target)}\n")
+    sys.stderr.flush()
 
 
 def _note_arguments(session: Session) -> None:
@@ -178,11 +195,12 @@ def _new_run(
     )
 
 
-def log(values: Mapping[str, float] | int | None = None, /, *, step: int | None = None, **named: float) -> None:
+def log(values: Mapping[str, Any] | int | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """Record numbers by name, with this thread's step, round and client; without a recording, do nothing.
 
-    `log(loss=0.3)`, or `log({"eval/loss": 0.3})` for names that are no identifiers. A number in the first place is the
-    step.
+    `log(loss=0.3)`, or `log({"eval/loss": 0.3})` for names that are not identifiers. A number in the first place is the
+    step. Texts, images (of PIL or matplotlib, or an array with 1, 3 or 4 channels), tables (a DataFrame or a list of
+    mappings) and other arrays, as histograms, are recorded too: at most 2,000 of a process, and small.
     """
     session = boot.current_session()
     if session is None:

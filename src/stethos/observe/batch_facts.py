@@ -53,6 +53,15 @@ def label_facts(graph: LossGraph) -> Facts:
             facts["padding"] = float((labels == word).double().mean()) if is_both else 0.0
             if graph.losses == 1:  # else the labels of one step of a sequence are the inputs of the next
                 facts |= _order_facts(graph, inputs, labels)
+                for words in [one for one in graph.words if one is not inputs]:
+                    facts = _joined(facts, _order_facts(graph, words, labels))
+    return facts
+
+
+def _joined(facts: Facts, other: Facts) -> Facts:
+    """What is known of the order of two tables of words, as an encoder's and a decoder's: one is shifted rightly."""
+    if other.get("shift") == 1 or (other.get("is_copy") and facts.get("shift") != 1):
+        return {key: value for key, value in facts.items() if key not in ("shift", "is_copy", "sees_answer")} | other
     return facts
 
 
@@ -130,7 +139,7 @@ def loader_facts(iterator: Any) -> Facts:
         drawn = attempt(len, sampler) or length  # type: ignore[arg-type]
         facts |= {"dataset": length, "drawn_per_pass": drawn, "used": min(len(batches) * batches.batch_size, drawn)}
     if type(sampler) is WeightedRandomSampler and length:
-        facts["weights"] = len(sampler.weights)
+        facts["sampler_weights"] = len(sampler.weights)
     return facts
 
 

@@ -1,7 +1,6 @@
 """Looks at the arguments of torch's functions that a program calls: losses, clipping, and loading of weights.
 
-Only the first calls are looked at; after them the wrapper passes on. It stays in its place until the end, as a program
-that keeps a loss function pickles it by its name, and pickle asks whether what has that name is still the same.
+Only the first calls are looked at; after them a function has its own code again, so that they cost nothing.
 
 What was seen is kept until the next inspected backward, and written with it. Arguments are read in CPU memory only, and
 never changed.
@@ -9,10 +8,10 @@ never changed.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 
 from stethos.observe.batch_print import class_counts, is_readable, numbers_of
+from stethos.observe.function_code import look_at_calls
 
 if TYPE_CHECKING:
     from stethos.observe.step_recorder import StepRecorder
@@ -32,14 +32,17 @@ _MOST_CALLS = 48  # of each function
 _MOST_KINDS = 32
 _MOST_ELEMENTS = 65_536
 _MOST_TENSORS = 8
+_MASKED = 1e3  # below the largest output
+_LEAST_PAIRS = 8
+_MOST_LOST = 0.5  # of a batch, where losses that are infinite are left out on purpose
 
 
 class CallCheck:
-    """Wraps functions of torch's; `take` gives what was odd about their calls, by kind, and how often they came."""
+    """Looks at calls of torch's functions; `take` gives what was odd about them, by kind, and how often it came."""
 
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
-        self._undo: dict[str, Callable[[], object]] = {}
+        self._undo: dict[int, Callable[[], object]] = {}  # by the function
         self._calls: Counter[str] = Counter()
         self._odd: Counter[str] = Counter()
         self._seen: dict[str, str] = {}
@@ -47,16 +50,17 @@ class CallCheck:
 
     def install(self) -> None:
         for name, check in _CHECKS.items():
-            self._wrap(functional, name, check)
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._wrap(clip_grad, name, self._on_clipping)
-            self._wrap(torch.nn.utils, name, self._on_clipping)
-        self._wrap(torch.nn.Module, "load_state_dict", self._on_loading, _MOST_CALLS * _MOST_CALLS)
+            self._watch_calls(functional, name, check)
+        for owner in (clip_grad, torch.nn.utils):
+            self._watch_calls(owner, "clip_grad_norm_", self._on_clipping)
+            self._watch_calls(owner, "clip_grad_value_", self._on_clipping)
+        self._watch_calls(torch.nn.Module, "load_state_dict", self._on_loading, _MOST_CALLS * _MOST_CALLS)
 
     def uninstall(self) -> None:
-        """Give torch its own functions back; if somebody has wrapped ours meanwhile it stays inside and passes on."""
+        """Give torch's functions their own code back."""
         for undo in list(self._undo.values()):
             undo()
+        self._undo.clear()
 
     def take(self) -> list[dict[str, Any]]:
         """What is odd so far, if something has come since this was asked last."""
@@ -78,31 +82,26 @@ class CallCheck:
                 self._seen.setdefault(key, text)
                 self._is_new = True
 
-    def _wrap(self, owner: Any, name: str, check: Check, most: int = _MOST_CALLS) -> None:
-        original = getattr(owner, name)
-        parameters = inspect.signature(original)
+    def _watch_calls(self, owner: Any, name: str, check: Check, most: int = _MOST_CALLS) -> None:
+        function = getattr(owner, name)
+        if not isinstance(function, FunctionType) or id(function) in self._undo:  # torch has some under two names
+            return
+        parameters = inspect.signature(function)
         run, left = self._watch.session.guard.run, [most]
 
-        def look(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            left[0] -= 1
+        def note(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             bound = parameters.bind_partial(*args, **kwargs)
             bound.apply_defaults()
             self.note(name, check({**bound.arguments, "result": result}))
 
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if left[0] > 0 and self._watch.is_active and not torch.compiler.is_compiling():
-                run("calls", look, result, args, kwargs)
-            return result
+        def look(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._watch.is_active:
+                left[0] -= 1
+                run("calls", note, result, args, kwargs)
+                if left[0] <= 0:
+                    self._undo.pop(id(function), restore)()
 
-        def restore() -> None:
-            self._undo.pop(f"{id(owner)} {name}", None)
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, original)
-
-        setattr(owner, name, wrapper)
-        self._undo[f"{id(owner)} {name}"] = restore
+        restore = self._undo[id(function)] = look_at_calls(function, look)
 
     def _on_clipping(self, call: dict[str, Any]) -> Iterator[Remark]:
         """Clipping has to lie between backward and step, and to find gradients."""
@@ -167,6 +166,7 @@ def _on_classes(call: dict[str, Any]) -> Iterator[Remark]:
     target, weight = call.get("target"), call.get("weight")
     if not isinstance(target, torch.Tensor) or not _small(target):
         return
+    yield from _on_similarities(call.get("input"), target)
     if target.is_floating_point():
         yield from _on_order(call)
         sums = numbers_of(target).sum(1) if target.dim() == 2 else np.ones(1)
@@ -176,6 +176,47 @@ def _on_classes(call: dict[str, Any]) -> Iterator[Remark]:
         counts = class_counts(target)
         if counts is not None and len(counts) <= len(weight):
             yield from _on_weights(np.array(counts + [0] * (len(weight) - len(counts))), numbers_of(weight))
+
+
+def _on_similarities(outputs: Any, labels: torch.Tensor) -> Iterator[Remark]:
+    """Answers that are masked; and of a table of samples by samples, what the right one is compared with."""
+    if not isinstance(outputs, torch.Tensor) or not _small(outputs) or labels.is_floating_point():
+        return
+    if outputs.dim() != 2 or labels.dim() != 1 or len(labels) != len(outputs) or len(labels) < _LEAST_PAIRS:
+        return
+    table, wanted = numbers_of(outputs).astype(np.float64), numbers_of(labels)
+    if not bool(((wanted >= 0) & (wanted < table.shape[1])).all()):
+        return
+    rows = np.arange(len(table))
+    right, best = table[rows, wanted], table.max(1)
+    masked = right[right < best - _MASKED]
+    if len(masked) > len(right) / 2 and len(set(masked.tolist())) == 1:  # a mask writes one number, a model does not
+        yield "masked-answers", f"{len(masked)} of {len(right)} have outputs of {masked[0]:.3g}"
+        return
+    size = float(np.abs(best).mean())
+    if table.shape[0] != table.shape[1] or not size > 0 or len(set(wanted.tolist())) < len(wanted):
+        return
+    own = np.diagonal(table)
+    is_alike = float(np.ptp(own)) < 1e-4 * size and bool((own >= best - 1e-4 * size).all())
+    if is_alike and not bool((wanted == rows).any()):
+        yield (
+            "similarity-to-itself",
+            f"the diagonal of a table of {table.shape} is {own.mean():.4g}, its largest number",
+        )
+    spread = float(np.std(table[~np.isin(table, [right.max()])])) if table.size > len(right) else 0.0
+    if float(np.ptp(right)) < 1e-4 * size and bool((right >= best - 1e-4 * size).all()) and spread > 1e-2 * size:
+        yield "identical-pairs", f"all {len(right)} right answers have the same output, {right.mean():.4g}"
+
+
+def _on_triplets(call: dict[str, Any]) -> Iterator[Remark]:
+    """An anchor and what is to be near it."""
+    anchor, positive, negative = call.get("anchor"), call.get("positive"), call.get("negative")
+    if all(isinstance(one, torch.Tensor) and _small(one) and one.dim() > 1 for one in (anchor, positive, negative)):
+        first, second, third = (numbers_of(one) for one in (anchor, positive, negative))  # type: ignore[arg-type]
+        if first.shape == second.shape == third.shape and len(first) >= _LEAST_PAIRS:
+            share = float(np.isclose(first, second, rtol=1e-4, atol=1e-6).all(-1).mean())
+            if share > 0.5 and not bool(np.isclose(first, third, rtol=1e-4, atol=1e-6).all()):
+                yield "identical-pairs", f"{share:.0%} of the positives are the anchors themselves"
 
 
 def _on_weights(counts: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> Iterator[Remark]:
@@ -201,21 +242,36 @@ def _on_binary(call: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _on_alignment(call: dict[str, Any]) -> Iterator[Remark]:
-    """CTC needs a step for each letter."""
+    """CTC needs a step for each letter, shares of letters, and a blank that is no letter."""
     steps, letters = call.get("input_lengths"), call.get("target_lengths")
     given = [
         np.atleast_1d(numbers_of(one)) if isinstance(one, torch.Tensor) and is_readable(one) else np.atleast_1d(one)
         for one in (steps, letters)
         if one is not None
     ]
-    if len(given) == 2 and bool((given[1] > given[0]).any()) and not call.get("zero_infinity"):
-        count = int((given[1] > given[0]).sum())
-        yield "targets-too-long", f"{count} samples of a batch have more letters than steps, so their loss is infinite"
+    if len(given) == 2:
+        share = float((given[1] > given[0]).mean())
+        if share > (_MOST_LOST if call.get("zero_infinity") else 0):
+            left_out = "left out" if call.get("zero_infinity") else "infinite"
+            yield (
+                "targets-too-long",
+                f"{share:.0%} of a batch have more letters than steps, so their loss is {left_out}",
+            )
+    scores, targets = call.get("log_probs"), call.get("targets")
+    if isinstance(scores, torch.Tensor) and is_readable(scores) and scores.dim() > 1:
+        sums = np.exp(numbers_of(scores[:1]).astype(np.float64)).sum(-1)
+        if float((np.abs(sums - 1) > 0.05).mean()) > 0.5:
+            yield "no-log-probabilities", "`ctc_loss` is given values that are not log-probabilities"
+    blank = call.get("blank")
+    if isinstance(targets, torch.Tensor) and _small(targets) and isinstance(blank, int) and targets.dim() == 1:
+        share = float((numbers_of(targets) == blank).mean())
+        if share > 0:
+            yield "blank-in-targets", f"{share:.0%} of the letters are the blank, number {blank}"
 
 
 _CHECKS: dict[str, Check] = {
     "cosine_embedding_loss": _on_signs, "margin_ranking_loss": _on_signs, "soft_margin_loss": _on_signs,
     "hinge_embedding_loss": _on_signs, "kl_div": _on_divergence, "cross_entropy": _on_classes,
     "nll_loss": _on_classes, "binary_cross_entropy": _on_binary, "binary_cross_entropy_with_logits": _on_binary,
-    "ctc_loss": _on_alignment,
+    "ctc_loss": _on_alignment, "triplet_margin_loss": _on_triplets,
 }  # fmt: skip

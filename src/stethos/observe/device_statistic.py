@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from stethos.observe.cuda.fused import DTYPES, Fused, Kernels
-from stethos.observe.device_row import ROWS, Rows, columns_of, distances_of, joined, rows_of
-from stethos.observe.statistic import dense_of, drift_of, statistics_of
+from stethos.observe.device_row import Rows, checksums_in, columns_of, distances_of, joined, rows_of
+from stethos.observe.statistic import STATISTICS, dense_of, drift_of, statistics_of
 from stethos.schema import NULL_F64
 
 _MOST_PENDING = 8
@@ -29,14 +29,15 @@ class LateTable:
     """Statistics of a list of tensors, some of them on their way; `read` when `is_there`.
 
     `table` is as `statistics_of` gives it. `drift` holds the distances of those
-    tensors that were given a start.
+    tensors that were given a start, `checksums` those of the bits of tensors on a device.
     """
 
-    __slots__ = ("_arrivals", "_began", "_ended", "_keep", "drift", "table")
+    __slots__ = ("_arrivals", "_began", "_ended", "_keep", "checksums", "drift", "table")
 
     def __init__(self, count: int) -> None:
-        self.table: Rows = np.full((ROWS, count), NULL_F64)
+        self.table: Rows = np.full((len(STATISTICS), count), NULL_F64)
         self.drift: Rows = np.full(count, NULL_F64)
+        self.checksums: Rows = np.full(count, NULL_F64)
         self._arrivals: list[Callable[[], None]] = []
         self._keep: list[torch.Tensor] = []
         self._began: list[Any] = []
@@ -68,7 +69,9 @@ class LateTable:
         host = _to_host(rows)
 
         def arrive() -> None:
-            self.table[:, places] = columns_of(joined(host.numpy(), blocks), sizes)
+            whole = joined(host.numpy(), blocks)
+            self.table[:, places] = columns_of(whole, sizes)
+            self.checksums[places] = checksums_in(whole)
 
         self._arrivals.append(arrive)
 

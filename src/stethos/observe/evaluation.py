@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from stethos.observe.answers import AnswerTally, is_telling
 from stethos.observe.batch_print import print_of
 from stethos.observe.helper_model import HelperModels
 from stethos.observe.inspection_row import put_inspection
@@ -36,6 +37,7 @@ _MOST_LOSSES = 10_000  # of one evaluation
 _FRUITLESS = 4
 _PAUSE = 16  # steps, at least, until a fruitless place is looked at again
 _MOST_ROWS = 96  # about helpers and inputs of evaluations
+_CLASSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 
 
 class Evaluations:
@@ -56,6 +58,8 @@ class Evaluations:
         self._inputs_at = 0  # the step at which inputs are looked at next: ever more seldom
         self._losses: list[float] = []
         self._at = 0  # the step of these losses
+        self._answers: AnswerTally | None = None
+        self._answers_at = 0  # the step at which answers are counted next: ever more seldom
         self.functional_dropouts = 0
         self.is_off = False  # compiled code must not meet our hooks
 
@@ -93,10 +97,14 @@ class Evaluations:
         if self._losses:
             self.session.put_metric(_NAME, sum(self._losses) / len(self._losses), self._at)
             self._losses = []
+        facts = self._answers.facts() if self._answers is not None else {}
+        self._answers = None
+        if facts:
+            put_inspection(self.session, {"phase": "evaluation answers", "detail": facts | {"at": self._at}}, [])
 
     def _wrap(self) -> None:
         for name in _LOSSES:
-            self._replace(name, self._seen_loss)
+            self._replace(name, functools.partial(self._seen_loss, name))
         self._replace("dropout", self._seen_dropout)
         handle = torch.nn.modules.module.register_module_forward_pre_hook(
             lambda module, inputs: self.session.guard.run("evaluation", self._note_forward, module, inputs)
@@ -162,11 +170,27 @@ class Evaluations:
         detail = self._inspector.check.rows.overlap(inputs) | {"shape": list(inputs.shape)}
         put_inspection(self.session, {"phase": "evaluation inputs", **facts, "detail": detail}, [])
 
-    def _seen_loss(self, result: Any, args: Any, kwargs: Any) -> None:
+    def _seen_loss(self, name: str, result: Any, args: Any, kwargs: Any) -> None:
         is_number = type(result) is torch.Tensor and result.is_cpu and result.numel() == 1
         is_wanted = len(self._losses) < _MOST_LOSSES and not torch.is_grad_enabled()
-        if is_number and is_wanted and self._inspector.is_evaluated():
-            self._losses.append(float(result))
+        if not is_number or not is_wanted or not self._inspector.is_evaluated():
+            return
+        outputs = args[0] if args else kwargs.get("input")
+        labels = args[1] if len(args) > 1 else kwargs.get("target")
+        is_sum = kwargs.get("reduction") == "sum" and isinstance(labels, torch.Tensor) and labels.numel()
+        self._losses.append(float(result) / (labels.numel() if is_sum else 1))
+        if name in _CLASSES and (self._answers is not None or self._at >= self._answers_at):
+            if self._answers is None:
+                self._answers, self._answers_at = AnswerTally(), self._at + 1 + self._at // 8
+            self._answers.note(outputs, labels, self._is_trained_on(labels))
+
+    def _is_trained_on(self, labels: Any) -> bool:
+        """Whether these are the labels, one by one, of a batch that was trained on."""
+        return (
+            isinstance(labels, torch.Tensor)
+            and is_telling(labels)
+            and print_of(labels).hash in self._inspector.check.labels
+        )
 
     def _seen_dropout(self, result: Any, args: Any, kwargs: Any) -> None:
         share = kwargs.get("p", args[1] if len(args) > 1 else 0.5)

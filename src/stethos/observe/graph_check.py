@@ -59,6 +59,7 @@ class GraphCheck:
     _batch_norms: set[tuple[int, ...]] = field(default_factory=set)
     _layer_norms: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     _softmaxes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
+    is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
     _is_linear: bool = True
@@ -111,6 +112,10 @@ class GraphCheck:
             factor = saved(node, kept)
             if factor is not None and not factor.dim() and is_readable(factor) and not bool(factor.any()):
                 self.found.append(("factor-of-zero", "a term of the loss is multiplied by 0"))
+            if factor is not None and 1 < factor.numel() <= _MOST_CLAMPED and is_readable(factor):
+                values = factor.detach()
+                if not values.is_complex() and bool((values < 0).any()) and bool((values > 0).any()):
+                    self.is_policy = self.is_policy or _has_choice(node)
 
     def _note_rounding(self, node: Any, name: str, depth: int) -> None:
         if len(self.stops) < _MOST_STOPS:
@@ -197,6 +202,14 @@ _LOOKS: dict[str, Callable[[GraphCheck, Any, str, int], None]] = {
     "NativeLayerNormBackward": GraphCheck._note_layer_norm,
     "MulBackward": GraphCheck._note_factor,
 }
+
+
+def _has_choice(node: Any) -> bool:
+    """Whether what is multiplied are single entries of a table, as the log-probabilities of actions are."""
+    edges = [edge[0] for edge in node.next_functions if edge[0] is not None]
+    if len(edges) != 1:
+        return False
+    return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], 16) if depth <= 6)
 
 
 def _leaf(node: Any) -> torch.Tensor | None:

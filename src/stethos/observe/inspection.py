@@ -41,7 +41,7 @@ _FIRST_PASSES = 4  # over the data, of which the first backward is inspected in 
 _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared; 1 where that takes too long
 _MOST_EVALUATIONS = 64
 _MOST_EXPLAINED = 4
-_SHARE, _ALLOWED_NS = 0.004, 8_000_000  # what inspections may take: of the CPU time so far, and in any case
+_SHARE, _ALLOWED_NS = 0.004, 10_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
 _PROBES = 4  # weights whose first element is looked at
@@ -342,12 +342,11 @@ class Inspector:
         shared = [names.get(key, "?") for key, (count, _) in owners.items() if count > 1]
         if shared:
             detail["shared"] = shared[:_MOST_NAMES]
-        cut = [
-            names[key] for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached
-        ]
+        cut = [key for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached]
         if cut and graph.is_complete:
-            detail["unreached"] = cut[:_MOST_NAMES]
+            detail["unreached"] = [names[key] for key in cut[:_MOST_NAMES]]
             detail |= {"unreached_count": len(cut), "optimized": len(owners)}
+            detail["in_vain"] = self.check.modules.ran_in_vain(list(roots.values()), set(cut))[:_MOST_NAMES]
         facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}
         return facts
 

@@ -32,6 +32,8 @@ _MOST_MARKS = 256  # of one step: with more backwards the host's times stay
 LAST_WAIT_S = 0.5
 _SMOOTH, _SMOOTH_FALL = 0.1, 0.5
 _DRIFT = 2e-5  # of two clocks against each other
+_SLOW = 1.5  # of the usual step: one that takes longer waits for something else
+_MOST_CHARGED = 2  # of what the host has spent
 # Positions among the values of a row of `steps`.
 _LOSS, _GRAD_NORM, *_TIMES = map(
     list(STEPS.slot_fields).index, ("loss", "grad_norm", "forward_ns", "backward_ns", "optimizer_ns")
@@ -55,9 +57,10 @@ class Mark(Enum):
 class LateStep:
     """What one step waits for."""
 
-    __slots__ = ("losses", "marks", "sample")
+    __slots__ = ("is_traced", "losses", "marks", "sample")
 
     def __init__(self) -> None:
+        self.is_traced = False  # module by module, or operator by operator
         self.losses: list[torch.Tensor] = []  # in pinned memory; a mark follows each
         self.marks: list[tuple[Mark, Any]] = []
         self.sample: LateSample | None = None
@@ -97,15 +100,18 @@ class HostLead:
         """What a step loses when its device takes that long for something else: nothing if it waits for the host."""
         return min(device_ns, self.lead_ns)
 
-    def note(self, marks: list[tuple[Mark, Any]], gaps_ns: list[int]) -> None:
-        """The device has come to all marks of a step; `gaps_ns` lie between them, by its clock."""
+    def note(self, marks: list[tuple[Mark, Any]], gaps_ns: list[int]) -> float:
+        """The device has come to all marks of a step; `gaps_ns` lie between them, by its clock.
+
+        Returns how long the device took since the last mark of the step before, 0 if that is not known.
+        """
         if not marks:
-            return
+            return 0.0
         first, elapsed_ns = marks[0][1], 0.0
         if self._last is None or self._last.device != first.device:
             self._last = marks[-1][1]
             self._last_lead_ns = self._least_ns = self.lead_ns = 0.0
-            return
+            return 0.0
         if first is not self._last:
             elapsed_ns = self._last.elapsed_time(first) * 1e6
         began_ns = self._last.queued_ns
@@ -119,6 +125,42 @@ class HostLead:
         self._last, self._last_lead_ns = marks[-1][1], lead_ns
         smooth = _SMOOTH_FALL if shortest_ns < self.lead_ns else _SMOOTH
         self.lead_ns += smooth * (shortest_ns - self.lead_ns)
+        return elapsed_ns
+
+
+class TracePrice:
+    """What traced steps have lost, by the device's clock: how much longer they took than others do.
+
+    A trace takes a good part of a step, so that one step says enough. What the host spends on it says less: some of it
+    passes while the device is busy. But a step may also wait for something else, such as an evaluation, so it is never
+    charged with more than twice the host's time.
+    """
+
+    def __init__(self) -> None:
+        self._usual_ns = 0.0
+        self._longer_ns: deque[float | None] = deque()
+        self._clocked_ns: deque[int] = deque()
+
+    def note(self, step_ns: float, *, is_traced: bool) -> None:
+        """The device has ended a step; 0 if how long it took is not known."""
+        if is_traced:
+            self._longer_ns.append(max(step_ns - self._usual_ns, 0.0) if step_ns > 0 and self._usual_ns else None)
+        elif not self._usual_ns:
+            self._usual_ns = step_ns
+        elif step_ns > 0:
+            self._usual_ns += _SMOOTH * (min(step_ns, _SLOW * self._usual_ns) - self._usual_ns)
+
+    def charge(self, clocked_ns: int) -> None:
+        """The host has spent so much on a traced step; steps are charged in the order in which they end."""
+        self._clocked_ns.append(clocked_ns)
+
+    def take_lost_ns(self) -> int:
+        """What was lost since this was last asked."""
+        lost_ns = 0.0
+        while self._longer_ns and self._clocked_ns:
+            longer_ns, clocked_ns = self._longer_ns.popleft(), self._clocked_ns.popleft()
+            lost_ns += clocked_ns if longer_ns is None else min(longer_ns, _MOST_CHARGED * clocked_ns)
+        return int(lost_ns)
 
 
 class LateRows:
@@ -126,6 +168,7 @@ class LateRows:
 
     def __init__(self, lead: HostLead) -> None:
         self._lead = lead
+        self.trace_price = TracePrice()
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
         self._next = 0
         self._waiting: deque[tuple[LateStep, Callable[..., bool], tuple[Any, ...]]] = deque()
@@ -176,7 +219,7 @@ class LateRows:
 
     def _write(self, *, is_known: bool) -> None:
         late, put, values = self._waiting.popleft()
-        row = list(values)
+        row, step_ns = list(values), 0.0
         if late.losses:
             row[_LOSS] = NULL_F64
             if is_known:
@@ -186,11 +229,12 @@ class LateRows:
                 row[_GRAD_NORM] = late.sample.grad_norm()
             if len(late.marks) < _MOST_MARKS:
                 gaps_ns = [int(a.elapsed_time(b) * 1e6) for (_, a), (_, b) in itertools.pairwise(late.marks)]
-                self._lead.note(late.marks, gaps_ns)
+                step_ns = self._lead.note(late.marks, gaps_ns)
                 spent = _spent_ns(late.marks, gaps_ns, [row[at] for at in _TIMES])
                 for place, spent_ns in zip(_TIMES, spent, strict=True):
                     row[place] = spent_ns
         put(*row)
+        self.trace_price.note(step_ns, is_traced=late.is_traced)
         if is_known:
             for _, event in late.marks[:-1]:  # the last one may be where the next step begins
                 _FREE[event.device.index].append(event)

@@ -18,6 +18,7 @@ from stethos.observe.media import MediaWriter
 from stethos.observe.session import Session
 
 _MOST_NESTED = 4
+_MOST_IN_A_LIST = 4  # images of one call
 _MOST_VALUES = 10_000  # in one call
 _LIGHTNING = "trainer.connectors.logger_connector.logger_connector"
 _HYPERPARAMETERS = (
@@ -42,6 +43,7 @@ class LoggerWatch:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.media = MediaWriter(session)
+        session.put_media = self.media.put_value
         self._depth = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._is_active = True
@@ -146,21 +148,54 @@ def _text(
 def _histogram(
     watch: LoggerWatch, writer: Any, tag: Any, values: Any, global_step: Any = None, *_: Any, **__: Any
 ) -> None:
-    watch.media.put_histogram(str(tag), values, global_step)
+    if not watch.media.is_full:
+        watch.media.put_histogram(str(tag), values, global_step)
 
 
 def _image(
     watch: LoggerWatch, writer: Any, tag: Any, img_tensor: Any, global_step: Any = None, walltime: Any = None,
     dataformats: str = "CHW", **_: Any,
 ) -> None:  # fmt: skip
-    watch.media.put_image(str(tag), img_tensor, global_step, dataformats)
+    if not watch.media.is_full:
+        watch.media.put_image(str(tag), img_tensor, global_step, dataformats)
+
+
+def _images(
+    watch: LoggerWatch, writer: Any, tag: Any, img_tensor: Any, global_step: Any = None, walltime: Any = None,
+    dataformats: str = "NCHW", **_: Any,
+) -> None:  # fmt: skip
+    """The first few of a batch of images."""
+    for number, image in enumerate(img_tensor[:_MOST_IN_A_LIST] if dataformats[:1] == "N" else ()):
+        _image(watch, writer, f"{tag}/{number}", image, global_step, dataformats=dataformats[1:])
 
 
 def _wandb_log(watch: LoggerWatch, run: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) -> None:
     watch.put(data, step)
-    for name, value in data.items():
+    for name, value in data.items() if not watch.media.is_full else ():
         if isinstance(value, str):
             watch.media.put_text(str(name), value, step)
+        elif isinstance(value, list | tuple) and value and _is_of_wandb(value[0]):
+            for number, one in enumerate(value[:_MOST_IN_A_LIST]):
+                _wandb_media(watch, f"{name}/{number}", one, step)
+        elif _is_of_wandb(value):
+            _wandb_media(watch, str(name), value, step)
+        elif not isinstance(value, Mapping) and not is_number(value):
+            watch.media.put_value(str(name), value, step)
+
+
+def _is_of_wandb(value: Any) -> bool:
+    return type(value).__module__.startswith("wandb.")
+
+
+def _wandb_media(watch: LoggerWatch, name: str, value: Any, step: Any) -> None:
+    """An image, a table or a histogram of W&B; other media are left to W&B."""
+    match type(value).__name__:
+        case "Image" if value.image is not None:
+            watch.media.put_image(name, value.image.convert("RGB"), step, "HWC")
+        case "Table":
+            watch.media.put_table(name, value.columns, value.data, step)
+        case "Histogram":
+            watch.media.put_counts(name, value.histogram, value.bins, step)
 
 
 def _wandb_init(watch: LoggerWatch, run: Any, *_: Any, **__: Any) -> None:
@@ -193,6 +228,23 @@ def _mlflow_batch(
         watch.session.put_metric(str(metric.key), metric.value, metric.step)
     if params:
         watch.session.note_config("logger", {param.key: param.value for param in params})
+
+
+def _mlflow_text(watch: LoggerWatch, client: Any, run_id: Any, text: Any, artifact_file: Any, *_: Any) -> None:
+    watch.media.put_text(str(artifact_file), text)
+
+
+def _mlflow_image(
+    watch: LoggerWatch, client: Any, run_id: Any, image: Any, artifact_file: Any = None, key: Any = None,
+    step: Any = None, *_: Any, **__: Any,
+) -> None:  # fmt: skip
+    if not watch.media.is_full:
+        content = image.to_pil() if hasattr(image, "to_pil") else image
+        watch.media.put_value(str(key or artifact_file), content, step)
+
+
+def _mlflow_table(watch: LoggerWatch, client: Any, run_id: Any, data: Any, artifact_file: Any, *_: Any) -> None:
+    watch.media.put_value(str(artifact_file), data)
 
 
 def _mlflow_param(watch: LoggerWatch, client: Any, run_id: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
@@ -253,7 +305,7 @@ def note_arguments_in_sight(session: Session, frame: Any) -> None:
 
 
 _WRITER = ("add_scalar", _scalar), ("add_scalars", _scalars), ("add_hparams", _hparams), ("add_text", _text)
-_MORE = ("add_histogram", _histogram), ("add_image", _image)
+_MORE = ("add_histogram", _histogram), ("add_image", _image), ("add_images", _images)
 HEARD: tuple[Heard, ...] = (
     *(Heard(module, "SummaryWriter", (name,), record)
       for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer") for name, record in (*_WRITER, *_MORE)),
@@ -263,6 +315,9 @@ HEARD: tuple[Heard, ...] = (
     Heard("mlflow.tracking.client", "MlflowClient", ("log_metric",), _mlflow_metric),
     Heard("mlflow.tracking.client", "MlflowClient", ("log_batch",), _mlflow_batch),
     Heard("mlflow.tracking.client", "MlflowClient", ("log_param",), _mlflow_param),
+    Heard("mlflow.tracking.client", "MlflowClient", ("log_text",), _mlflow_text),
+    Heard("mlflow.tracking.client", "MlflowClient", ("log_image",), _mlflow_image),
+    Heard("mlflow.tracking.client", "MlflowClient", ("log_table",), _mlflow_table),
     Heard("transformers.trainer", "Trainer", ("log",), _trainer_log),
     Heard("ray.train", "", ("report",), _ray_report),
     Heard("accelerate.accelerator", "Accelerator", ("log",), _accelerate_log),

@@ -18,6 +18,7 @@ from stethos.observe.batch_print import is_readable
 from stethos.observe.graph_check import GraphCheck, saved_rows
 
 _MOST_NODES = 20_000
+_MOST_TABLES = 4
 _NEAR = 3  # operations from the tensor given to backward
 _MARGIN, _OUTSIDE = 0.05, 0.05  # beyond the bounds of an activation; the share of targets that may be there
 _SUM = 2  # torch's number of the reduction
@@ -68,6 +69,7 @@ class LossGraph:
     check: GraphCheck = field(default_factory=GraphCheck)
     features: list[torch.Tensor] = field(default_factory=list)  # what some layers were given, a row for each sample
     first_weight: int = 0  # the id of the weight that `inputs` meet
+    words: list[torch.Tensor] = field(default_factory=list)  # tables of words that are embedded, as of two languages
 
 
 def read_loss_graph(loss: torch.Tensor) -> LossGraph:
@@ -311,6 +313,8 @@ def _note_data(found: LossGraph, node: Any, name: str) -> None:
         if found.inputs is not None and is_readable(tensor) and not bool(tensor.any()):
             return  # the first state of a recurrent layer
         found.inputs = tensor
+        if name == "EmbeddingBackward" and tensor.dim() == 2 and len(found.words) < _MOST_TABLES:
+            found.words.append(tensor)
         weights = [leaf for edge, _ in edges for leaf in _leaves_at(edge) if leaf.dim() > 1]
         found.first_weight = id(weights[0]) if weights else 0
 

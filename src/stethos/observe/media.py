@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from stethos.observe.session import Session
@@ -41,12 +42,51 @@ class MediaWriter:
         at = int(step) if isinstance(step, int) and 0 <= step < 1 << 62 else None
         self._session.put_frame(MEDIA.number, ids, b"", (content,), step=at)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is kept; that was said."""
+        return self._count > MOST_ROWS
+
+    def put_value(self, name: str, value: Any, step: Any = None) -> bool:
+        """A text, an image, a table or a histogram, whichever the value is; False if it is none of them.
+
+        Arrays of height x width x channels, or channels x height x width, are images; others are histograms of their
+        values. A DataFrame, a list of mappings or a mapping of lists is a table.
+        """
+        table = None if self.is_full else _table_of(value)
+        if self.is_full:
+            pass
+        elif isinstance(value, str):
+            self.put_text(name, value, step)
+        elif table is not None:
+            self.put_table(name, *table[:2], step, all_rows=table[2])
+        elif hasattr(value, "convert") and type(value).__module__.startswith("PIL."):
+            self.put_image(name, value.convert("RGB"), step, "HWC")
+        elif hasattr(getattr(value, "canvas", None), "buffer_rgba"):  # a figure of matplotlib
+            value.canvas.draw()
+            self.put_image(name, value.canvas.buffer_rgba(), step, "HWC")
+        elif hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0:
+            order = _order_of(tuple(value.shape))
+            if order is None:
+                self.put_histogram(name, value, step)
+            else:
+                self.put_image(name, value, step, order)
+        else:
+            return False
+        return True
+
     def put_text(self, name: str, text: Any, step: Any = None) -> None:
         self.put("text", name, redact(str(text)[:_MOST_CHARACTERS]), step)
 
-    def put_table(self, name: str, columns: list[str], rows: list[list[Any]], step: Any = None) -> None:
+    def put_table(
+        self, name: str, columns: list[str], rows: list[list[Any]], step: Any = None, *, all_rows: int | None = None
+    ) -> None:
         shown = [[redact(str(cell)[:200]) for cell in row] for row in rows[:_MOST_TABLE_ROWS]]
-        content = {"columns": [str(column)[:200] for column in columns], "rows": shown, "all_rows": len(rows)}
+        content = {
+            "columns": [redact(str(column)[:200]) for column in columns],
+            "rows": shown,
+            "all_rows": all_rows or len(rows),
+        }
         self.put("table", name, json.dumps(content, ensure_ascii=False), step)
 
     def put_histogram(self, name: str, values: Any, step: Any = None) -> None:
@@ -61,6 +101,19 @@ class MediaWriter:
         counts, edges = np.histogram(finite, BUCKETS)
         content = {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist(),
                    "not_finite": len(numbers) - len(finite)}  # fmt: skip
+        self.put("histogram", name, json.dumps(content), step)
+
+    def put_counts(self, name: str, counts: Any, edges: Any, step: Any = None) -> None:
+        """A histogram that was counted already, in any number of buckets: spread over 16 of equal width."""
+        import numpy as np
+
+        edges, counts = np.asarray(edges, np.float64), np.asarray(counts, np.float64)
+        if len(edges) != len(counts) + 1 or not np.isfinite(edges).all() or not (np.diff(edges) >= 0).all():
+            self._session.note_gap("media", f"{name}: not a histogram")
+            return
+        until = np.interp(np.linspace(edges[0], edges[-1], BUCKETS + 1), edges, [0.0, *np.cumsum(counts)])
+        content = {"low": float(edges[0]), "high": float(edges[-1]), "counts": np.diff(until).round(3).tolist(),
+                   "not_finite": 0}  # fmt: skip
         self.put("histogram", name, json.dumps(content), step)
 
     def put_image(self, name: str, image: Any, step: Any = None, order: str = "CHW") -> None:
@@ -80,6 +133,29 @@ class MediaWriter:
         if not np.issubdtype(_array_of(image).dtype, np.integer):
             pixels = pixels * 255
         self.put("image", name, base64.b64encode(_png(np.clip(pixels, 0, 255).astype(np.uint8))).decode(), step)
+
+
+def _table_of(value: Any) -> tuple[list[str], list[list[Any]], int] | None:
+    """Columns of what is a table, as many of its rows as are kept, and how many it has."""
+    most = _MOST_TABLE_ROWS
+    if hasattr(value, "itertuples") and hasattr(value, "columns"):  # a DataFrame
+        rows = [list(row) for row in value.head(most).itertuples(index=False)]
+        return [str(column) for column in value.columns], rows, len(value)
+    if isinstance(value, Mapping) and value and all(isinstance(cells, list | tuple) for cells in value.values()):
+        count = min(map(len, value.values()))
+        rows = [list(row) for row in zip(*(cells[:most] for cells in value.values()), strict=False)]
+        return [str(name) for name in value], rows, count
+    if isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value[:most]):
+        names = list(dict.fromkeys(name for row in value[:most] for name in row))
+        return [str(name) for name in names], [[row.get(name) for name in names] for row in value[:most]], len(value)
+    return None
+
+
+def _order_of(shape: tuple[int, ...]) -> str | None:
+    """How the axes of an image lie; None if it is not an image."""
+    if len(shape) != 3 or min(shape) == 0:
+        return None
+    return "HWC" if shape[-1] in (3, 4) else "CHW" if shape[0] in (1, 3, 4) else "HWC" if shape[-1] == 1 else None
 
 
 def _array_of(values: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 _SEQUENCES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _MOST_SEEN = 16
+_MOST_RUN = 512
 
 
 class ModuleCheck:
@@ -20,6 +21,7 @@ class ModuleCheck:
         self._run = guard_run
         self._handle: Any = None
         self._seen: set[tuple[str, tuple[int, ...], bool]] = set()
+        self._ran: set[int] = set()  # ids of layers that ran with gradients since the last inspected backward
         self.is_off = False  # compiled code must not meet our hooks
 
     def begin(self) -> None:
@@ -34,11 +36,22 @@ class ModuleCheck:
             self._handle = None
 
     def _note(self, module: torch.nn.Module, inputs: Any) -> None:
+        if module._parameters and torch.is_grad_enabled() and len(self._ran) < _MOST_RUN:
+            self._ran.add(id(module))
         if not isinstance(module, _SEQUENCES) or threading.get_ident() != threading.main_thread().ident:
             return
         given = inputs[0] if inputs else None
         if isinstance(given, torch.Tensor) and given.dim() == 3 and len(self._seen) < _MOST_SEEN:
             self._seen.add((type(module).__name__, tuple(given.shape), bool(module.batch_first)))
+
+    def ran_in_vain(self, roots: list[torch.nn.Module], cut: set[int]) -> list[str]:
+        """Layers that ran, and whose parameters, of which these are the ids, the loss does not reach."""
+        return [
+            name
+            for root in roots
+            for name, module in root.named_modules()
+            if id(module) in self._ran and any(id(one) in cut for one in module._parameters.values())
+        ]
 
     def remarks_of(self, batch: int) -> Iterator[tuple[str, str]]:
         """Layers that take the samples of a batch for the steps of a sequence."""
@@ -48,6 +61,7 @@ class ModuleCheck:
                 said = f"`{name}(batch_first={is_first})` is given {shape}"
                 yield "samples-as-sequence", f"{said}: it takes the {batch} samples of a batch for a sequence"
         self._seen.clear()
+        self._ran.clear()
 
 
 def repeated_layers(roots: list[torch.nn.Module]) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stethos.observe.answers import hits_of, is_telling
 from stethos.observe.batch_facts import empty_loader
-from stethos.observe.batch_print import is_readable, numbers_of
+from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
+from stethos.observe.dependence import tie_facts
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
 from stethos.observe.module_check import ModuleCheck, repeated_layers
@@ -26,6 +28,7 @@ _FIRST_LOOKS = 3  # in which shapes given to layers are noted
 _MOST_ROWS, _MOST_COLUMNS = 64, 256
 _MOST_LEAVES = 4
 _MOST_EMPTY = 4
+_MOST_LABELS = 4096  # checksums of the labels of batches
 _STEADY = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Lion")  # their steps are as long as the rate
 
 
@@ -38,6 +41,7 @@ class ProgramCheck:
         self.modules = ModuleCheck(watch.session.guard.run)
         self.schedules = Schedules()
         self.rows = SeenRows()
+        self.labels: set[float] = set()  # checksums of the labels of inspected batches
         self.first_weight = 0  # the id of the weight that inputs meet
         self._looks = 0
         self._empty = 0
@@ -68,6 +72,11 @@ class ProgramCheck:
         ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
         graph.features.clear()
         facts: Facts = {**self.rows.add(graph.inputs), "hazards": sorted(graph.check.hazards)}
+        if len(self.labels) < _MOST_LABELS and is_telling(graph.labels):
+            self.labels.add(print_of(graph.labels).hash)
+        facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
+        if graph.check.is_policy:
+            facts["is_policy"] = True
         if spreads:
             facts["spread"] = min(spreads)
         answers = spread_of(graph.outputs)

@@ -17,10 +17,11 @@ from stethos.observe.budget import SampleBudget
 from stethos.observe.context import turn
 from stethos.observe.cuda.every_step import EveryStep, StepStatistics
 from stethos.observe.device_statistic import DeviceStatistics, LateTable
+from stethos.observe.histogram import Elements, HistogramSampler
 from stethos.observe.late_row import LAST_WAIT_S, HostLead, alone
 from stethos.observe.session import Session
 from stethos.observe.statistic import STATISTICS, statistics_of
-from stethos.schema import LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
+from stethos.schema import HISTOGRAMS, LAYERS, NULL_F64, NULL_F64_BITS, NULL_I32, NULL_I64, Kind
 
 if TYPE_CHECKING:
     from stethos.observe.optimizers import Watched
@@ -30,7 +31,8 @@ _ROWS_PER_FRAME = 4096
 _COMPILER_WAIT_S = 10.0
 _clone_all = getattr(torch, "_foreach_clone", None)
 _NUMBERS = [column.name for column in LAYERS.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)]
-assert [*STATISTICS, "drift", "size"] == _NUMBERS
+assert [*STATISTICS, "drift", "size", "checksum"] == _NUMBERS
+_DRIFT, _SIZE, _CHECKSUM = range(len(STATISTICS), len(_NUMBERS))
 
 
 class LateSample:
@@ -77,8 +79,9 @@ class LateSample:
 class LayerSampler:
     """Gradient and weight statistics; `spent_ns` is what samples cost since it was last set to 0."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, histogram_budget: SampleBudget | None = None) -> None:
         self._session = session
+        self.histograms = HistogramSampler(histogram_budget)
         self._device = DeviceStatistics(session.guard.run)
         self.lead = HostLead()
         self._waiting: deque[LateSample] = deque()
@@ -118,15 +121,16 @@ class LayerSampler:
         def finished(grad_norm: float) -> None:
             numbers = np.full((len(_NUMBERS), len(sizes)), NULL_F64)
             numbers[: len(STATISTICS)] = found.table
-            numbers[-1] = sizes
+            numbers[_SIZE], numbers[_CHECKSUM] = sizes, found.checksums
             self.put(layers, kinds, numbers, number, step, whose=whose, t_ns=t_ns)
             looked(watched, grad_norm)
 
         return self._begun(LateSample(found, len(sizes), sample_budget, self.lead, finished))
 
     def take(
-        self, watched: Watched, step: int, sample_budget: SampleBudget, *, has_gradients: bool = False
-    ) -> LateSample | None:
+        self, watched: Watched, step: int, sample_budget: SampleBudget, *, has_gradients: bool = False,
+        has_histograms: bool = False,
+    ) -> LateSample | None:  # fmt: skip
         """Record gradients and weights: now if they are in CPU memory, else when the device has them.
 
         None if the device is not to be asked now. `has_gradients`: those of this step are on their way already.
@@ -136,6 +140,9 @@ class LayerSampler:
         gradients = [None if has_gradients else param.grad for param in params]
         if not self._device.is_free(params):
             return None
+        guarded = self._session.guard.run
+        # before the event that tells of both
+        elements = guarded("histograms", self.histograms.take, watched) if has_histograms else None
         starts = None if watched.start is None else [*[None] * count, *watched.start]
         late = self._device.start([*gradients, *params], starts)
         whose, t_ns = turn()[:2], self._session.now_ns()
@@ -143,10 +150,16 @@ class LayerSampler:
         def finished(_: float) -> None:
             numbers = np.full((len(_NUMBERS), 2 * count), NULL_F64)
             numbers[: len(STATISTICS)] = late.table
-            numbers[-2] = late.drift
-            numbers[-1] = sizes
+            numbers[_DRIFT], numbers[_SIZE], numbers[_CHECKSUM] = late.drift, sizes, late.checksums
             own = slice(count if has_gradients else 0, None)
             self.put(layers[own], kinds[own], numbers[:, own], number, step, whose=whose, t_ns=t_ns)
+            if elements is not None:
+                guarded("histograms", put_histograms, elements)
+
+        def put_histograms(elements: Elements) -> None:
+            layers, kinds, table = self.histograms.count(elements, self._kind, self.lead)
+            self.put(layers, kinds, table, number, step, whose=whose, t_ns=t_ns, table=HISTOGRAMS.number)
+            self.spent_ns += self.histograms.take_spent_ns()
 
         sizes = [param.numel() for param in params] * 2
         layers = np.array(watched.layer_ids * 2, dtype=np.int32)
@@ -186,13 +199,13 @@ class LayerSampler:
     def put(
         self, layers: np.ndarray[tuple[int], np.dtype[np.int32]], kinds: np.ndarray[tuple[int], np.dtype[np.int32]],
         numbers: np.ndarray[tuple[int, int], np.dtype[np.float64]], optimizer: int, step: int, *,
-        whose: tuple[int, int] | None = None, t_ns: int | None = None,
+        whose: tuple[int, int] | None = None, t_ns: int | None = None, table: int = LAYERS.number,
     ) -> None:  # fmt: skip
-        """Rows of `layers` as whole vectors, in frames of bounded size."""
+        """Rows of `layers` or `histograms` as whole vectors, in frames of bounded size."""
         for first in range(0, len(layers), _ROWS_PER_FRAME):
             part = slice(first, first + _ROWS_PER_FRAME)
             self._session.put_frame(
-                LAYERS.number,
+                table,
                 layers[part].tobytes() + kinds[part].tobytes(),
                 np.ascontiguousarray(numbers[:, part]).data.cast("B"),
                 rows=len(layers[part]),
@@ -211,7 +224,7 @@ def put_weights(session: Session, named: Mapping[str, torch.Tensor]) -> None:
     weights = list(named.values())
     numbers = np.full((len(_NUMBERS), len(weights)), NULL_F64)
     numbers[: len(STATISTICS)] = statistics_of(weights)
-    numbers[-1] = [weight.numel() for weight in weights]
+    numbers[_SIZE] = [weight.numel() for weight in weights]
     ids = np.array([session.name_id(name) for name in named], dtype=np.int32)
     LayerSampler(session).put(ids, np.full(len(ids), session.name_id("weight"), np.int32), numbers, NULL_I32, 0)
 

@@ -94,6 +94,7 @@ class Session(SessionFields):
         self.federations: dict[str, int] = {}  # of this process, with the last round of each
         self.agent: object | None = None  # what answers live questions, see `live`
         self.on_pass: Callable[[Any], object] = lambda iterator: None  # a pass over a training loader begins
+        self.put_media: Callable[[str, Any, Any], bool] = lambda name, value, step: False  # what is logged as no number
         self.on_open: list[Callable[[Session], object]] = []
         self.on_close: list[Callable[[], object]] = []
         self.on_fork: list[Callable[[], object]] = []
@@ -106,6 +107,7 @@ class Session(SessionFields):
         self._next_check = 0.0
         self._is_opening = False
         self._is_closed = False
+        self._is_fork = self._sees_exit = False
         os.register_at_fork(after_in_child=self._after_fork)
 
     # Opening ------------------------------------------------------------------------------------
@@ -153,6 +155,8 @@ class Session(SessionFields):
         ring.on_backlog = functools.partial(self.guard.run, "drainer", self.look_after_drainer)
         atexit.register(self.end)
         self.guard.run("multiprocessing", self._end_with_multiprocessing)
+        if self._is_fork:
+            self.guard.run("exit", self._end_with_exit)
         self._register(directory)
         self.guard.run("drainer", ensure_drainer, run)
         for action in self.on_open:
@@ -236,7 +240,10 @@ class Session(SessionFields):
         return number
 
     def put_metric(self, name: str, value: Any, step: Any = None) -> None:
-        """A number under a name; what is no number is counted as dropped, and noted once per name."""
+        """A number under a name, or a text, an image or a table.
+
+        What is none of these is counted as dropped, and noted once per name.
+        """
         put, known = self._put_metric, self.names.get(name)
         if put is not None and known is not None and step is None and type(value) is float:  # mostly
             client, round_, _ = turn()
@@ -247,6 +254,8 @@ class Session(SessionFields):
             return
         number: Any = attempt(number_in, value)
         at: Any = self.steps if step is None else attempt(operator.index, step)
+        if number is None and self.put_media(name, value, step):
+            return
         if number is None or at is None or at.bit_length() > 63:
             self._note_no_number(name, value if number is None else step)
         client, round_, _ = turn()
@@ -375,12 +384,33 @@ class Session(SessionFields):
             self.note_failure(f"{type(error).__name__}: {error}", text)
         self.end()
 
+    def _end_with_exit(self) -> None:
+        """A forked child may end by `os._exit`, which comes to no handler, and nobody but its parent has its status."""
+        if self._sees_exit:
+            return
+        self._sees_exit, leave = True, os._exit
+
+        @functools.wraps(leave)
+        def exit_at_once(status: int) -> None:
+            try:
+                self.guard.run("exit", self._note_exit, status)
+            finally:  # Ctrl-C may come here, too: a child that goes on would be a second copy of the program
+                leave(status)
+
+        os._exit = exit_at_once  # type: ignore[assignment]
+
+    def _note_exit(self, status: int) -> None:
+        """One word in memory, as this may be a signal handler's doing."""
+        if self.ring is not None and self.ring.word(HeaderWord.STATE) == State.RUNNING:
+            self.ring.close(State.FAILED if status else State.ENDED)
+
     def _after_fork(self) -> None:
         """In a forked child: forget the parent's ring. Nothing of the parent's is touched.
 
         Names keep their numbers, which others have kept; the child's ring begins with them.
         """
         self._pid = os.getpid()
+        self._is_fork = True
         self._lock = threading.RLock()
         self._is_opening = False
         self.steps = 0

@@ -47,22 +47,20 @@ def ids_in(header: str) -> _Ids | None:
 class Span:
     """One piece of work. An exception is recorded and passes on. Reusable as a decorator, also of coroutines.
 
-    `is_root` begins a trace of its own; `parent` is a span of another process.
+    `is_root` begins a trace of its own.
     """
 
     def __init__(
         self, session: Callable[[], Session | None], name: str, fields: dict[str, Any], *, is_root: bool = False,
-        parent: _Ids | None = None,
     ) -> None:  # fmt: skip
         self._session = session
         self.name = name
         self.fields = fields
         self._is_root = is_root
-        self._parent = parent
         self._entered: list[tuple[Token[_Ids | None], _Ids, _Ids | None, int]] = []
 
     def __enter__(self) -> Span:
-        parent = None if self._is_root else self._parent or OPEN.get()
+        parent = None if self._is_root else OPEN.get()
         ids = (parent[0] if parent else os.urandom(16).hex(), os.urandom(8).hex())
         self._entered.append((OPEN.set(ids), ids, parent, monotonic_ns()))
         return self

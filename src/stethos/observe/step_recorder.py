@@ -42,7 +42,7 @@ _STEP_CODE = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # r
 _MOST_SCALED = 64
 _PACK_STEP = SLOT_PACKERS[STEPS.number].pack_into
 ACCOUNT_NS = 20_000_000  # between two times of accounting, at first
-_SHARES = {"norm": 0.3, "layers": 0.4, "modules": 0.2, "memory": 0.1}
+_SHARES = {"norm": 0.3, "layers": 0.35, "modules": 0.18, "memory": 0.09, "histograms": 0.08}
 # What all callbacks cost a step, over what the last of them sees on its clock: estimates; `benchmarks.ablation` prints
 # both. In C less is left to be seen; what cold caches cost stays.
 UNSEEN = 3.5 if NATIVE is None else 5.0
@@ -68,8 +68,8 @@ class StepRecorder(RecorderFields):
         self.on_off: Callable[[], object] = lambda: None
         shares = {"norm": 1.0} if session.settings.preset == "light" else _SHARES
         self.budget = Budget(session.settings.overhead, shares)
-        self.layers = LayerSampler(session)
         by_kind = self.budget.by_kind
+        self.layers = LayerSampler(session, by_kind.get("histograms"))
         self.tracer = ModuleTracer(session, by_kind.get("modules"), MemorySampler(session, by_kind.get("memory")))
         self.peak_bytes = NULL_I64
         self.lead = self.layers.lead
@@ -148,6 +148,7 @@ class StepRecorder(RecorderFields):
         if self.put is None or late is None:
             return
         late.mark(Mark.END)
+        late.is_traced = iteration.is_traced
         if late.marks:
             iteration.device_mark = late.marks[-1][1]
         self.late_rows.put_later(late, self.put, STEP_ROW(iteration))
@@ -289,9 +290,16 @@ class StepRecorder(RecorderFields):
         iteration.is_traced = self.tracer.is_tracing()
         self.session.guard.run("layers", self.layers.flush)
         self.session.guard.run("inspection", self.inspector.account)
-        sampled_ns = self.layers.spent_ns + int(self.lead.lost_ns(self.tracer.spent_ns))
+        is_late = iteration.device_mark is not None
+        traced_ns = self.tracer.spent_ns
+        if is_late:
+            if traced_ns:
+                self.late_rows.trace_price.charge(traced_ns)
+            traced_ns = self.late_rows.trace_price.take_lost_ns()
+        sampled_ns = self.layers.spent_ns + traced_ns
+        clocked_ns = self.layers.spent_ns + self.tracer.spent_ns - before_ns
         self.layers.spent_ns = self.tracer.spent_ns = 0
-        unseen = UNSEEN if iteration.device_mark is None else _UNSEEN_LATE
+        unseen = _UNSEEN_LATE if is_late else UNSEEN
         always_on_ns = unseen * max(iteration.spent_ns, 0) + self._accounting_ns
         always_on_ns = self.lead.lost_ns(always_on_ns / max(steps, 1)) * steps
         self.spent_ns += int(always_on_ns + sampled_ns)
@@ -303,7 +311,7 @@ class StepRecorder(RecorderFields):
             self.ring.set_word(HeaderWord.STEPS, self.session.steps)
             self.ring.set_word(HeaderWord.LAST_STEP_NS, now + self.session.offset_ns)
         took_ns = monotonic_ns() - now  # with the way here, which is cold as well
-        self._accounting_ns = max(took_ns - (sampled_ns - before_ns), 0)  # nothing of it is unseen; counted next time
+        self._accounting_ns = max(took_ns - clocked_ns, 0)  # nothing of it is unseen; counted next time
         iteration.account_at_ns = (
             0 if iteration.is_traced else now + self.budget.pause_ns(self._accounting_ns, ACCOUNT_NS)
         )

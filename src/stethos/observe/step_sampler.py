@@ -124,9 +124,15 @@ class StepSampler:
             self._recorder.sample_at = 0
 
     def _sample_layers(self, watched: Watched, iteration: Iteration, *, has_gradients: bool = False) -> None:
-        start = monotonic_ns()
-        self._recorder.optimizers.params_now(watched)
-        sample = self._layers.take(watched, iteration.step, self._budget.by_kind["layers"], has_gradients=has_gradients)
+        start, recorder = monotonic_ns(), self._recorder
+        recorder.optimizers.params_now(watched)
+        histograms = self._layers.histograms
+        beside_ns = histograms.clocked_ns
+        sample = self._layers.take(
+            watched, iteration.step, self._budget.by_kind["layers"], has_gradients=has_gradients,
+            has_histograms=histograms.is_due(iteration.step, len(recorder.optimizers)),
+        )  # fmt: skip
+        beside_ns = histograms.clocked_ns - beside_ns  # paid for already
         if sample is None:
             watched.is_new_structure = not watched.was_sampled
             return
@@ -139,19 +145,22 @@ class StepSampler:
         else:
             iteration.grad_norm = sample.grad_norm()
             watched.alarm.learn_norm(iteration.grad_norm)
-        recorder, optimizer = self._recorder, watched.optimizer()
+        optimizer = watched.optimizer()
         if optimizer is not None:
             watched.allocated_bytes = tensor_bytes_of(optimizer, watched.params)
             peak = max(watched.allocated_bytes, cuda_peak_of(watched.params))
             recorder.peak_bytes = max(recorder.peak_bytes, peak, recorder.tracer.peak_bytes)
         recorder.session.look_after_drainer()
-        self._pay("layers", iteration, monotonic_ns() - start, is_cold=is_late)
+        self._pay("layers", iteration, monotonic_ns() - start, is_cold=is_late, beside_ns=beside_ns)
 
-    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int, *, is_cold: bool) -> None:
-        """Charge a sample with what the host has lost: nothing while the device is busy with work queued before."""
+    def _pay(self, kind: str, iteration: Iteration, clocked_ns: int, *, is_cold: bool, beside_ns: int = 0) -> None:
+        """Charge a sample with what the host has lost: nothing while the device is busy with work queued before.
+
+        `beside_ns` of it went to something else that is paid for.
+        """
         sample_budget: SampleBudget = self._budget.by_kind[kind]
         lost_ns = int(self._recorder.lead.lost_ns(clocked_ns))
-        self._layers.spent_ns += sample_budget.pay(lost_ns, is_cold=is_cold)
+        self._layers.spent_ns += sample_budget.pay(max(lost_ns - beside_ns, 0), is_cold=is_cold)
         if lost_ns:  # behind a busy device the host's pace says nothing
             iteration.pace.note(sample_budget, lost_ns)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stethos.errors import UsageError
-from stethos.profile.comparison import Pair
+from stethos.profile.comparison import PairList
 from stethos.profile.comparison import compare as compare_measures
 from stethos.profile.measure import Measures, read_measures
 from stethos.profile.report import Profile, profile_of
@@ -25,11 +25,11 @@ def profile(run: Run | str | Path | None = None) -> Profile:
         return profile_of(opened)
 
 
-def compare(*runs: Run | str | Path) -> list[Pair]:
+def compare(*runs: Run | str | Path) -> PairList:
     """Every further run against the first, with intervals and the setting that differs; each run as for `open_run`."""
     if len(runs) < 2:
         raise UsageError("one run alone cannot be compared", hint='stethos.compare("base", "new")')
-    return compare_measures([_measures(run) for run in runs])
+    return PairList(compare_measures([_measures(run) for run in runs]))
 
 
 def _measures(run: Run | str | Path) -> Measures:

@@ -105,6 +105,13 @@ class Pair:
         }
 
 
+class PairList(list[Pair]):
+    """Comparisons with the first run; tables in a notebook."""
+
+    def _repr_html_(self) -> str:
+        return "".join(one._repr_html_() for one in self)
+
+
 def compare(runs: Sequence[Measures]) -> list[Pair]:
     """Every further run against the first; runs that differ in their seed only are taken as repetitions."""
     groups = grouped(runs)

@@ -86,11 +86,16 @@ def _facts_of(run: Run, process: str) -> Facts:
     for step, *values in run.rows(inspected).values:
         _note(facts, step, values, list(_INSPECTED.values()))
     places: dict[str, int] = {}
-    sampled = f"SELECT step, kind, layer, {_STATISTICS} FROM layers WHERE {where} AND kind IN ('weight', 'gradient')"
-    for step, kind, layer, *values in run.rows(sampled).values:
-        place = places.setdefault(str(layer), len(places))
-        key = (int(step), _ORDER.index(f"{kind}s"), place, str(layer))
-        facts[key] = tuple(_bits(value) for value in values)
+    sampled = (
+        f"SELECT step, kind, layer, checksum, {_STATISTICS} FROM layers "
+        f"WHERE {where} AND kind IN ('weight', 'gradient')"
+    )
+    for step, kind, layer, checksum, *values in run.rows(sampled).values:
+        place = 2 * places.setdefault(str(layer), len(places))
+        order = _ORDER.index(f"{kind}s")
+        facts[int(step), order, place, str(layer)] = tuple(_bits(value) for value in values)
+        if checksum is not None:
+            facts[int(step), order, place + 1, str(layer)] = checksum
     return facts
 
 

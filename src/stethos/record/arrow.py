@@ -373,7 +373,10 @@ class _Stack:
         """Numbers come as doubles, whatever they are; each is copied once, out of the ring and into its column."""
         values = np.empty((len(columns), self._count * self._rows))
         for index, body in enumerate(bodies):
-            values[:, index * self._rows : (index + 1) * self._rows] = body.reshape(len(columns), self._rows)
+            own = values[:, index * self._rows : (index + 1) * self._rows]
+            known = len(body) // self._rows
+            own[:known] = body.reshape(known, self._rows)
+            own[known:] = NULL_F64  # its writer was of an older version
         for index, column in enumerate(columns):
             self.arrays[column.name] = number_array(values[index], column.kind)
 

@@ -155,7 +155,7 @@ def directories_in(path: Path, *, with_links: bool = False) -> list[Path]:
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=with_links))
-    except OSError:
+    except (OSError, ValueError):
         return []
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stethos.guard import Guard
+from stethos.guard import LIMIT, Guard
 from stethos.record.border import append_file, is_gone, read_file, version_of
 from stethos.record.collector import FULL, SEGMENT_BYTES, Collector, remove_leftovers, retire_file
 from stethos.record.gpu import GpuSampler
@@ -87,7 +87,7 @@ class Drainer:
             self._forward("take", self.collectors.get(name))
             self._attempt(_SYNC, name, Collector.sync)
         self._forward("leave")
-        self._guard.run("inbox", self._take_inbox, "end")
+        self._keep_trying("inbox", self._take_inbox, "end")
         self._guard.run("size limit", self._careful, self._keep_limit)
         self._guard.run("captures", self._accompany)
         if self._packer is not None:
@@ -132,7 +132,7 @@ class Drainer:
             self._guard.run("size limit", self._careful, self._keep_limit)
             self._guard.run("captures", self._accompany)
             self._forward("visit", now)
-            self._guard.run("inbox", self._take_inbox, "visit")
+            self._keep_trying("inbox", self._take_inbox, "visit")
         for watcher in self.watchers:
             self._guard.run("watchdog", watcher, now)
         return bool(self.collectors) or self._has_launcher()
@@ -150,7 +150,14 @@ class Drainer:
     def _forward(self, what: str, *subject: Any, **how: Any) -> None:
         """Hand what is stored on to the site's forwarder, if there is one; its failures are its own."""
         if self.forwarder is not None and None not in subject:
-            self._guard.run(f"forward {what}", getattr(self.forwarder, what), *subject, **how)
+            self._keep_trying(f"forward {what}", getattr(self.forwarder, what), *subject, **how)
+
+    def _keep_trying(self, place: str, action: Callable[..., object], *subject: Any, **how: Any) -> None:
+        """Do what can be done again however often it fails: a disk may be full for hours."""
+        before = self._guard.failures[place]
+        self._guard.run(place, action, *subject, **how)
+        failed = self._guard.failures[place] > before
+        self._guard.failures[place] = min(before + 1, LIMIT - 2) if failed else 0
 
     def _take_inbox(self, how: str) -> None:
         """Store rows that clients elsewhere have sent with the federation's messages."""

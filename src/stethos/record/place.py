@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from stethos.errors import RecordingError, UsageError
 from stethos.record.border import (
@@ -66,9 +66,14 @@ def readable_name() -> str:
     return f"{time.strftime('%m%d-%H%M')}-{words}"
 
 
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a run can be called so."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
 def check_name(name: str) -> str:
     """The name, if a run can be called so; else UsageError."""
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise UsageError(
             f"not a usable run name: {name!r}",
             hint="use letters, digits, '.', '_' and '-', starting with a letter or digit",

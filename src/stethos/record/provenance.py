@@ -18,6 +18,7 @@ from stethos.settings import Settings, clean_environment, rank_and_world
 _LONGEST_VALUE = 2000
 _DEEPEST = 30
 _MOST_BITS = 10_000
+_NAMING = ("name", "key", "header")  # `{"name": "DB_PASSWORD", "value": "..."}`
 _NUMERIC = re.compile(r"(?i)(?:passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|secret|(?<![a-z])pin)$")
 
 
@@ -43,7 +44,11 @@ def plain_facts(facts: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
 
     What lies too deep, as in a mapping that holds itself, is left out.
     """
-    return {str(key): _plain(value, str(key), depth + 1) for key, value in facts.items()}
+    named = facts.get("value") and next((facts[key] for key in _NAMING if isinstance(facts.get(key), str)), "")
+    return {
+        redact(str(key)): _plain(value, str(named) if named and key == "value" else str(key), depth + 1)
+        for key, value in facts.items()
+    }
 
 
 def _plain(value: Any, key: str, depth: int) -> Any:
@@ -56,8 +61,12 @@ def _plain(value: Any, key: str, depth: int) -> Any:
             return value
         case Mapping() | list() | tuple() | set() | frozenset() if depth > _DEEPEST:
             return "..."
+        case Mapping() if names_secret(key, ""):  # whatever it calls its parts
+            return {redact(str(part)): _plain(each, key, depth + 1) for part, each in value.items()}
         case Mapping():
             return plain_facts(value, depth)
+        case [str() as name, str() as text] if names_secret(name, text):
+            return [name, MASK]
         case list() | tuple() | set() | frozenset():
             items = list(value)
             is_command = all(isinstance(each, str) for each in items)

@@ -41,6 +41,7 @@ HEADER_BYTES = 64
 _PADDING = b"\0" * (HEADER_BYTES - _HEADER.size)
 _CRC_FROM = 12
 _MOST_PIECES = 1024  # that one call may write
+GROUP_ROWS = 122_880  # of a Parquet file: what DuckDB reads at once, and a column is read without its neighbours
 
 FLAG_SCHEMA = 1
 FLAG_LAST = 2
@@ -307,4 +308,4 @@ def write_parquet(content: pa.Table, path: Path, table: Table) -> None:
     import pyarrow.parquet as pq
 
     with whole_file(path, is_sole=True) as file:
-        pq.write_table(content, file, row_group_size=16_384, **parquet_options(table))
+        pq.write_table(content, file, row_group_size=GROUP_ROWS, **parquet_options(table))

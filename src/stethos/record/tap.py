@@ -52,12 +52,13 @@ def slot_dtypes(written: SlotLayout) -> dict[int, np.dtype[np.void]]:
 
 
 SLOT_DTYPES = slot_dtypes(WRITTEN)
-_ROW_BYTES = {
-    number: 4 * len(table.of_kind(Kind.NAME)) + 8 * len(table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL))
-    for number, table in RECORDED.items()
+_NAME_BYTES = {number: 4 * len(table.of_kind(Kind.NAME)) for number, table in RECORDED.items()}
+_NUMBER_BYTES = {
+    number: 8 * len(table.of_kind(Kind.I32, Kind.I64, Kind.F64, Kind.BOOL)) for number, table in RECORDED.items()
 }
 _PIECE = 1024
 _RAMP = np.arange(_PIECE)
+_MOST_SLOTS = 2**62
 
 
 class RingFrame(NamedTuple):
@@ -165,6 +166,8 @@ class Tap:
 
     def _look_from(self, index: int) -> Iterator[npt.NDArray[np.bool_]]:
         """Whether each slot is complete, up to a whole lap after the tail, in pieces: mostly few slots wait."""
+        if not 0 <= index < _MOST_SLOTS:
+            raise DamagedRingError(f"a slot of number {index}")
         end = self.slots_tail + SLOTS
         while index < end:
             at = index % SLOTS
@@ -205,7 +208,7 @@ class Tap:
             self._map, place
         )
         payload = self._view[place + FRAME_HEADER.size : place + size]
-        body_end = at = body_bytes_of(table, rows)
+        body_end = at = _body_bytes(table, rows, len(payload) if not text_count else None)
         texts: list[str] = []
         for _ in range(text_count):
             length = int.from_bytes(payload[at : at + 4], "little")
@@ -240,6 +243,12 @@ class Tap:
             self._map.close()
 
 
-def body_bytes_of(table: int, rows: int) -> int:
-    """How long the numeric part of a frame of this table is."""
-    return _ROW_BYTES.get(table, 0) * rows
+def _body_bytes(table: int, rows: int, most: int | None) -> int:
+    """How long the numeric part of a frame is; of one without texts at most so many bytes.
+
+    There its writer may have been of an older version, which knew fewer numbers.
+    """
+    names, numbers = _NAME_BYTES.get(table, 0) * rows, _NUMBER_BYTES.get(table, 0) * rows
+    if most is None or not rows or names + numbers <= most:
+        return names + numbers
+    return names + (most - names) // (8 * rows) * (8 * rows)

@@ -14,7 +14,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stethos.errors import CaptureError, RunNotFoundError
 from stethos.replay import chance
@@ -23,9 +23,6 @@ from stethos.replay.corrections import RoundCorrections, corrections_in
 from stethos.replay.history import ClientUpdate, State
 from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, map_file, read_file, read_table
 from stethos.replay.tensorfile import Buffer, array_in, parse, tensor_in
-
-if TYPE_CHECKING:
-    pass
 
 When = Literal["before", "after"]
 _CACHE_BYTES = 256 << 20

@@ -24,7 +24,7 @@ from stethos.errors import CaptureError
 from stethos.guard import attempt
 from stethos.record.place import write_json
 from stethos.record.provenance import plain_facts
-from stethos.redact import redact_command
+from stethos.redact import redact, redact_command
 from stethos.replay import chance
 from stethos.replay.place import CapturePlace
 from stethos.replay.tensorfile import Buffer, Shape, shape_of_file
@@ -56,8 +56,8 @@ class Capture:
         self.keeps_updates = mode != "rounds"
         self.place = CapturePlace.create(run)
         self.settings: dict[str, Any] = {
-            "format": FORMAT, "federation": federation, "mode": mode, "capture_bytes": limit_bytes, "seed": seed,
-            "config": plain_facts(dict(config or {})), **environment_facts(),
+            "format": FORMAT, "federation": redact(federation), "mode": mode, "capture_bytes": limit_bytes,
+            "seed": seed, "config": plain_facts(dict(config or {})), **environment_facts(),
         }  # fmt: skip
         self._seed = seed
         self._pid = os.getpid()

@@ -151,7 +151,7 @@ class Cursor:
             made = Breakpoint(condition=rest.strip(), table=self._table_of(rest.strip()))
         else:
             words = text.split()
-            numbers = [word for word in words if word.lstrip("-").isdigit() and word not in self.all_clients()]
+            numbers = [word for word in words if word.lstrip("-").isdecimal() and word not in self.all_clients()]
             names = [word for word in words if word not in numbers]
             if not words or len(numbers) > 1 or len(names) > 1:
                 raise UsageError(
@@ -344,7 +344,7 @@ def _cosine(a: Any, b: Any) -> float:
 
 
 def _whole(text: str, what: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"no {what} {text!r}", hint=f"a {what} is a whole number")
     return int(text)
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from stethos.errors import CaptureError
-from stethos.record.border import make_directory, open_file, read_file
 from stethos.record.place import RunPlace
 from stethos.replay.arm import ArmRunner
 from stethos.replay.bundle import Bundle
-from stethos.replay.capture import environment_facts, source_of
 from stethos.replay.history import RecordedRound, recorded_rounds
+from stethos.replay.kept import kept_file, read_kept, sources_of, write_kept
 from stethos.replay.proof import Accusation, Proof, Retraining, prove_by_aggregation, prove_by_training
 from stethos.replay.trainer import Trainer
-
-DIRECTORY = "proofs"
-_LARGEST_FILE = 256 << 20
-_HEADER_BYTES = 4096  # of an array in it, at most
 
 
 class ProofProgress(Protocol):
@@ -54,8 +42,7 @@ class Prover:
         self.bundle = bundle
         self._trainer = trainer
         self._recorded: list[RecordedRound] = recorded_rounds(bundle, is_needed=False)
-        sources = [str(source_of(one)["sha256"]) for one in functions]
-        self._sources = [str(environment_facts().get("torch")), *sources]
+        self._sources = sources_of(functions)
 
     def prove(self, accusation: Accusation, say: Callable[[Proof], None], progress: ProofProgress) -> Proof:
         """The last word on an accusation; `say` hears of each stage. CaptureError if it cannot be tried.
@@ -83,7 +70,7 @@ class Prover:
         kept = Retraining(first, last)
         file = self._file(accusation, first, last)
         if self._is_ours:
-            kept.done.update(_read(file, samples))
+            kept.done.update(read_kept(file, samples))
         try:
             proof = prove_by_training(
                 self.bundle, self._trainer, accusation, kept, weights=weights, labels=labels,
@@ -97,7 +84,7 @@ class Prover:
 
     def _keep(self, file: Path, kept: Retraining) -> None:
         if self._is_ours:
-            _write(file, kept)
+            write_kept(file, kept.done)
 
     def _weights(self) -> dict[str, float]:
         """All clients that sent something in a captured round, and their last weight."""
@@ -133,36 +120,5 @@ class Prover:
 
     def _file(self, accusation: Accusation, first: int, last: int) -> Path:
         """Where trainings are kept; others if the functions or torch are not the same any more."""
-        names = "\0".join(
-            [*sorted(accusation.clients), "|", *sorted(accusation.others), f"{first}", f"{last}", *self._sources]
-        )
-        return self._path / DIRECTORY / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.npz"
-
-
-def _read(file: Path, samples: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """What was trained before; nothing if there is no such file, or it is damaged."""
-    try:
-        opened = io.BytesIO(read_file(file, _LARGEST_FILE, parts=2))
-        with zipfile.ZipFile(opened) as packed:  # it could unfold to any size
-            if any(entry.file_size > samples + _HEADER_BYTES for entry in packed.infolist()):
-                return {}
-        with np.load(opened, allow_pickle=False) as found:
-            return {
-                key: found[key]
-                for key in found.files
-                if found[key].dtype == np.bool_ and found[key].shape == (samples,)
-            }
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, KeyError, EOFError):
-        return {}
-
-
-def _write(file: Path, kept: Retraining) -> None:
-    """Whole or not at all; where nothing can be written, the proof goes on without."""
-    try:
-        make_directory(file.parent)
-        part = file.with_suffix(".part")
-        with open(open_file(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, parts=2), "wb") as out:
-            np.savez_compressed(out, **kept.done)  # type: ignore[arg-type]
-        part.replace(file)
-    except OSError:
-        return
+        clients, others = sorted(accusation.clients), sorted(accusation.others)
+        return kept_file(self._path, *clients, "|", *others, f"{first}", f"{last}", *self._sources)

@@ -160,7 +160,7 @@ def _reasons_of_aggregation(bundle: Bundle, layers: Sequence[LayerDifference], a
         yield "rounding: another order of additions" + (f" than {average}" if average else "")
     elif average:
         yield (
-            f"the server does something else than {average}, the nearest of the usual averages: give it with "
+            f"the server does something other than {average}, the nearest of the usual averages: give it with "
             "--aggregator module:function"
         )
     else:

@@ -22,6 +22,7 @@ from stethos.guard import Guard
 from stethos.record.border import open_file
 from stethos.record.place import write_json
 from stethos.record.whole_file import whole_file
+from stethos.redact import redact
 from stethos.replay.codec import bases_of
 from stethos.replay.place import CapturePlace, map_file, read_table
 from stethos.replay.tensorfile import Buffer
@@ -29,6 +30,7 @@ from stethos.replay.tensorfile import Buffer
 WAITING_BYTES = 512 << 20
 _FLUSH_BYTES = 8 << 20
 _MOST_RANGES = 1000
+_SAID = ("client", "label", "error")  # words of the program about a client's turn
 
 
 @dataclass(eq=False, slots=True)
@@ -177,7 +179,8 @@ class Writer:
 
     def _end_round(self, draft: Draft) -> None:
         wanted: set[str] = set()
-        text = json.dumps(draft.manifest, default=functools.partial(_plain, wanted), ensure_ascii=False)
+        manifest = _without_secrets(draft.manifest)
+        text = json.dumps(manifest, default=functools.partial(_plain, wanted), ensure_ascii=False)
         unwanted = {part for piece in draft.unwanted for part in piece.parts} - wanted - self._known
         self._remove(unwanted)
         try:
@@ -271,6 +274,15 @@ class Writer:
         if self.dropped or self._dropped_rounds:
             self._write_dropped()
         write_json(self._place.finished, {})
+
+
+def _without_secrets(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Clients are called as in the tables, where names that hold a secret are masked."""
+    turns = [
+        {**turn, **{key: redact(turn[key]) for key in _SAID if isinstance(turn.get(key), str)}}
+        for turn in manifest.get("clients") or ()
+    ]
+    return {**manifest, "clients": turns, "suspects": [redact(str(each)) for each in manifest.get("suspects") or ()]}
 
 
 def digests_in(manifest: Any) -> set[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from stethos.record.directories import files_below
 from stethos.record.layout import State
 from stethos.record.place import RunPlace, is_at_work
 from stethos.schema import STEPS
@@ -203,10 +204,10 @@ def command_line(command: object) -> str | None:
 def size_of(directory: Path) -> int:
     """Bytes of all files below a directory that may be changing."""
     size = 0
-    for root, _, files in os.walk(directory):
+    for place, files in files_below(directory):
         for name in files:
             try:
-                size += os.lstat(os.path.join(root, name)).st_size
+                size += os.lstat(place / name).st_size
             except OSError:
                 continue
     return size

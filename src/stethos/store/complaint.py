@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
 from stethos.errors import QueryError
+from stethos.nearest import did_you_mean, nearest
 from stethos.schema import TABLES
 
 _NO_TABLE = re.compile(r'Table with name "?([\w./\\-]+)"? does not exist')
@@ -16,7 +16,6 @@ _NO_COLUMN = (
     re.compile(r'Column "([^"]+)" in \w+ list not found'),
 )
 _KIND = re.compile(r"^(?:Catalog|Binder|Parser|Conversion|Invalid Input|Permission) Error: ")
-_NEAR = 4
 
 
 def explain_error(error: Exception, named: Iterable[str] = ()) -> QueryError:
@@ -43,19 +42,9 @@ def _no_table(name: str) -> QueryError:
 
 def _no_column(name: str, named: Sequence[str], text: str) -> QueryError:
     tables = [TABLES[one] for one in named] or list(TABLES.values())
-    columns = {column.name: table for table in tables for column in table.all_columns}
-    close = nearest(name, columns)
+    columns = [column.name for table in tables for column in table.all_columns]
     pointer = text[text.index("\nLINE ") :].strip("\n") if "\nLINE " in text else ""
     message = f"no column {name!r}" + (f" in {', '.join(named)}" if named else "")
-    near = f"did you mean {', '.join(close)}? " if close else ""
-    listed = "; ".join(f"{t.qualified_name}: {', '.join(c.name for c in t.all_columns)}" for t in tables[:3])
-    return QueryError(f"{message}\n{pointer}".rstrip(), hint=f"{near}columns of {listed}")
-
-
-def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Known names that look like this one: by spelling, or because one contains the other."""
-    names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=_NEAR, cutoff=0.6)
-    part = name.lower()
-    close += [one for one in names if one not in close and len(part) > 2 and (part in one or one in part)]
-    return close[:_NEAR]
+    columns_of = "; ".join(f"{t.qualified_name}: {', '.join(c.name for c in t.all_columns)}" for t in tables[:3])
+    listed = f"columns of {columns_of}"
+    return QueryError(f"{message}\n{pointer}".rstrip(), hint=did_you_mean(name, columns, listed, listed))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from stethos.errors import RecordingError
+from stethos.record.directories import remove_directory
 
 
 def delete_run(path: Path) -> None:
@@ -17,6 +17,6 @@ def delete_run(path: Path) -> None:
             return
         doomed = path.with_name(f".{path.name}.deleted-{os.getpid()}")
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        remove_directory(doomed)
     except OSError as error:
         raise RecordingError(f"cannot delete {path}: {error.strerror or error}", hint="check its permissions") from None

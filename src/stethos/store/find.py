@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stethos.errors import RunNotFoundError
+from stethos.nearest import did_you_mean
 from stethos.record.border import directories_in, read_file, version_of
 from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, is_at_work
 from stethos.settings import default_runs_dir, registry_dir
 
-_NEAR_NAMES = 3
 _LONGEST_PATH = 4096
 ARCHIVED_MARK = "_state"  # a directory that an archived run has
 ARCHIVE_SOURCE = "archive.json"  # a file of its copy on this machine: where it comes from
@@ -33,7 +33,7 @@ def find_run(target: str | None = None, directory: Path | None = None, *, anywhe
 
         return open_archived(parse_address(target))
     found = _at(runs_dir / target) or _at(Path(target))
-    if found is None and target.isdigit():
+    if found is None and target.isdecimal() and len(target) < 20:
         found = _with_pid(int(target), runs_dir)
     if found is None:
         raise _not_found(target, runs_dir)
@@ -103,7 +103,7 @@ def _registered_runs() -> Iterator[RunPlace]:
     """The runs of all registered processes; each run once."""
     seen: set[Path] = set()
     try:
-        entries = sorted(entry.path for entry in os.scandir(registry_dir()) if entry.name.isdigit())
+        entries = sorted(entry.path for entry in os.scandir(registry_dir()) if entry.name.isdecimal())
     except OSError:
         return
     for entry in entries:
@@ -127,11 +127,7 @@ def _registered(entry: Path) -> RunPlace | None:
 
 
 def _not_found(target: str, runs_dir: Path) -> RunNotFoundError:
-    import difflib
-
     names = [run.name for run in list_runs(runs_dir)]
-    near = difflib.get_close_matches(target, names, n=_NEAR_NAMES, cutoff=0.5)
-    what = f"no run with pid {target}" if target.isdigit() else f"no run {target!r} in {runs_dir}"
-    if near:
-        return RunNotFoundError(what, hint=f"did you mean {', '.join(near)}? `stethos ls` lists all runs")
-    return RunNotFoundError(what, hint="list runs with `stethos ls`")
+    what = f"no run with pid {target}" if target.isdecimal() else f"no run {target!r} in {runs_dir}"
+    hint = did_you_mean(target, names, otherwise="list runs with `stethos ls`", also="`stethos ls` lists all runs")
+    return RunNotFoundError(what, hint=hint)

@@ -17,13 +17,18 @@ from stethos.schema import (
     CLIENT_REPORTS,
     COLLECTIVES,
     COMPRESSION,
+    EVIDENCE,
     GAPS,
     GPU,
+    GROUP_SUMS,
     HANGS,
+    HISTOGRAMS,
     HOST,
+    INSPECTIONS,
     LAYERS,
     LEGS,
     LOGS,
+    MEDIA,
     MEMORY,
     METRICS,
     MODULES,
@@ -38,32 +43,36 @@ from stethos.store.catalogue import Row
 from stethos.store.ledger import Ledger, total
 from stethos.store.run import Run
 
+_SAMPLED = (LAYERS, HISTOGRAMS, MODULES, MEMORY)
 _UNUSED = {
     METRICS.name: "the program did not call stethos.log(name=value)",
-    LOGS.name: "the program said nothing through Python's logging",
-    SPANS.name: "the program marked no stethos.span",
-    GAPS.name: "nothing is known to be missing",
-    COLLECTIVES.name: "the program called no collective of torch.distributed",
+    LOGS.name: "the program logged nothing through Python's logging",
+    SPANS.name: "the program opened no stethos.span",
+    GAPS.name: "no gap is known",
+    COLLECTIVES.name: "the program called no collectives of torch.distributed",
     HANGS.name: "the watchdog saw no hang",
-    LEGS.name: "no federation went on for a second",
-    GPU.name: "no training process uses an NVIDIA GPU here",
+    LEGS.name: "no federation ran for a second",
+    GPU.name: "no training process here uses an NVIDIA GPU",
     ROUNDS.name: "no federated round was run",
     UPDATES.name: "no federated client's update was seen",
     CLIENT_REPORTS.name: "no federated client's turn was seen",
+    EVIDENCE.name: "no client of a federation trained with PyTorch in a recorded process",
+    GROUP_SUMS.name: "no federation with secure aggregation asked for sums of groups",
+    MEDIA.name: "the program logged no text, image or histogram through TensorBoard or W&B",
     COMPRESSION.name: "not asked for: federation(measure_compression=True)",
     ACTION_EVENTS.name: "no correction was set up",
-    AUDIT.name: "nobody ran code in the training, changed it or saved it",
+    AUDIT.name: "no code was run in the training, and nothing was changed or saved",
 }
 _DROP_REASONS = {
-    "ring_full": "the drainer did not keep up or was not there, or the disk was full",
+    "ring_full": "the drainer fell behind or was not running, or the disk was full",
     "too_large": "one frame was larger than the ring takes",
-    "reentrant": "logged from within our own write",
+    "reentrant": "logged while a row was being written",
     "not_a_number": "the value could not be stored as a number",
-    "spool_full": "of a client elsewhere: its spool was full; bulk tables went first",
-    "too_large_to_send": "of a client elsewhere: one row was larger than a batch may be",
+    "spool_full": "from a client elsewhere: its spool was full; bulk tables were dropped first",
+    "too_large_to_send": "from a client elsewhere: one row was larger than a batch may be",
     "not_allowed": "from a client elsewhere: tables that only the server writes, or that are not known here",
     "unreadable": "from a client elsewhere: rows that could not be read",
-    "size_limit": "the run reached its size limit, or the disk was full; oldest bulk rows went first",
+    "size_limit": "the run reached its size limit, or the disk was full; the oldest bulk rows were deleted first",
 }
 
 _LITTLE_BYTES = 64 << 20
@@ -73,7 +82,7 @@ class Grade(Enum):
     """How bad something is."""
 
     OK = "ok"
-    NOTE = "note"
+    INFO = "info"
     PROBLEM = "problem"
 
 
@@ -191,10 +200,12 @@ def _why_empty(table: Table, processes: list[Row], state: str) -> str:
         return "torch was not imported"
     if not any(process["steps"] for process in processes):
         return "no optimizer step was seen"
-    if table in (LAYERS, MODULES, MEMORY) and all(process["preset"] == "light" for process in processes):
+    if table in _SAMPLED and all(process["preset"] == "light" for process in processes):
         return "the light preset leaves it out; use --preset standard"
-    if table in (LAYERS, MODULES, MEMORY):
+    if table in _SAMPLED:
         return f"no step was sampled within the overhead budget{so_far}"
+    if table is INSPECTIONS:
+        return f"no `backward()` was inspected{so_far}"
     return f"the step rows have not been collected{so_far}"
 
 
@@ -206,12 +217,12 @@ def _gaps(run: Run) -> tuple[Gap, ...]:
 def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
     share = summary["overhead_share"]
     if share is None:
-        return Check("overhead", Grade.NOTE, "not measured: no optimizer step was seen")
+        return Check("overhead", Grade.INFO, "not measured: no optimizer step was seen")
     budgets = [process["overhead_budget"] for process in processes if process["overhead_budget"] is not None]
     budget = max(budgets, default=None)
     said = f"{share:.2%} of the training time" + (f"; {budget:.2%} allowed for samples" if budget is not None else "")
     if budget is not None and share > 2 * budget + 0.02:  # the always-on rows come on top of the samples
-        return Check("overhead", Grade.NOTE, said, "steps are short: --preset light costs less")
+        return Check("overhead", Grade.INFO, said, "steps are short: --preset light costs less")
     return Check("overhead", Grade.OK, said)
 
 
@@ -232,7 +243,7 @@ def _dropped(ledger: Ledger) -> Check:
     reasons = "; ".join(
         f"{rows:,} {reason} ({_DROP_REASONS.get(reason, '?')})" for reason, rows in ledger.drops.items()
     )
-    return Check("dropped rows", Grade.NOTE, reasons)
+    return Check("dropped rows", Grade.INFO, reasons)
 
 
 def _losses(run: Run, steps: int) -> list[Check]:
@@ -241,7 +252,7 @@ def _losses(run: Run, steps: int) -> list[Check]:
         return []
     found = f"none in {steps:,} step{'s' * (steps > 1)}: no `backward()` of a single number came before any of them"
     hint = "`torch.func`, `autograd.grad` and `backward(gradient=...)` give none: stethos.log(loss=...) records yours"
-    return [Check("losses", Grade.NOTE, found, hint)]
+    return [Check("losses", Grade.INFO, found, hint)]
 
 
 def _waiting(ledger: Ledger, state: str) -> list[Check]:
@@ -262,11 +273,11 @@ def _elsewhere(ledger: Ledger) -> list[Check]:
     """What clients on other machines have not sent."""
     found = []
     if ledger.withheld:
-        said = f"{ledger.withheld:,} rows stay at the sites of clients elsewhere, by their policies"
-        found.append(Check("withheld rows", Grade.NOTE, said))
+        said = f"{ledger.withheld:,} rows stay at clients' sites, as their policies say"
+        found.append(Check("withheld rows", Grade.INFO, said))
     if ledger.pending:
-        said = f"{ledger.pending:,} rows of clients elsewhere wait there or are on their way"
-        found.append(Check("pending rows", Grade.NOTE, said, "at the client: `stethos collect --send SITE`"))
+        said = f"{ledger.pending:,} rows of clients elsewhere are still waiting there or on their way"
+        found.append(Check("pending rows", Grade.INFO, said, "at the client: `stethos collect --send SITE`"))
     return found
 
 
@@ -278,7 +289,7 @@ def _unlisted(run: Run, state: str) -> list[Check]:
         return []
     names = ", ".join(sorted({file.parent.name for file in files}))
     found = f"{len(files)} files of {names} cannot be read: manifest.json or process.json there is damaged or missing"
-    return [Check("manifests", Grade.PROBLEM, found, "bring these two back from a copy; rows are in the Parquet files")]
+    return [Check("manifests", Grade.PROBLEM, found, "restore both from a copy; the rows are in the Parquet files")]
 
 
 def _altered(run: Run) -> list[Check]:
@@ -291,14 +302,14 @@ def _altered(run: Run) -> list[Check]:
     said = f"{', '.join(found)}: not as written"
     if any(name.endswith(MANIFEST_FILE) for name in found):
         said += f"; where {MANIFEST_FILE} is damaged, {MANIFEST_COPY} is read"
-    return [Check("damaged files", Grade.PROBLEM, said, "ranks, commands and states may be wrong: bring a copy back")]
+    return [Check("damaged files", Grade.PROBLEM, said, "ranks, commands and states may be wrong: restore a copy")]
 
 
 def _drainer(run: Run, state: str) -> Check:
     try:
         is_at_work = is_drained(run.place)
     except OSError:
-        return Check("drainer", Grade.NOTE, "unknown: the directory is read-only")
+        return Check("drainer", Grade.INFO, "unknown: the directory is read-only")
     if is_at_work:
         return Check("drainer", Grade.OK, "at work")
     if state == "running" and any(reader.is_here and reader.is_running for reader in run.readers()):
@@ -306,7 +317,7 @@ def _drainer(run: Run, state: str) -> Check:
             "drainer",
             Grade.PROBLEM,
             "none at work on this machine",
-            "any reading command starts one; look into drainer.log in the run's directory",
+            "any reading command starts one; see drainer.log in the run's directory",
         )
     return Check("drainer", Grade.OK, "none needed")
 
@@ -319,17 +330,17 @@ def _callbacks(run: Run) -> list[Check]:
     said = ", ".join(f"in {way}" + (f": {count} processes" if len(found) > 1 else "") for way, count in found.items())
     if set(found) == {"C"}:
         return [Check("callbacks", Grade.OK, said)]
-    return [Check("callbacks", Grade.NOTE, said, "those in C are built when Stethos is installed with a C compiler")]
+    return [Check("callbacks", Grade.INFO, said, "to build those in C, install Stethos where there is a C compiler")]
 
 
 def _place(run: Run) -> Check:
     if not RunPlace(run.path).is_ours():
-        found = "a copy, or recorded by another user: it is only read"
-        return Check("directory", Grade.NOTE, found, "findings and proofs are shown, and not kept in it")
+        found = "a copy, or recorded by another user: Stethos only reads it"
+        return Check("directory", Grade.INFO, found, "findings and proofs are shown but not kept in it")
     if not is_network_file_system(run.path):
         return Check("directory", Grade.OK, "on a local file system")
     scratch = sum(1 for reader in run.readers() if reader.facts.get("scratch"))
-    return Check("directory", Grade.NOTE, f"on a network file system; {scratch} rings are on local disk")
+    return Check("directory", Grade.INFO, f"on a network file system; {scratch} rings are on local disk")
 
 
 def _disk(run: Run, state: str) -> list[Check]:

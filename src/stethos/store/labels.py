@@ -49,7 +49,7 @@ def change_labels(place: RunPlace, changes: Mapping[str, Any]) -> Labels:
     with _writing:
         known = read_labels(place.path)
         if changes.get("version") != known.version:
-            raise UsageError("somebody has changed the labels meanwhile", hint="look at them again, then change them")
+            raise UsageError("the labels have been changed meanwhile", hint="look at them again, then change them")
         labels = _checked(known, changes, known.version + 1)
         try:
             write_json(place.path / FILE, labels.as_dict())

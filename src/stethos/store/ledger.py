@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stethos.record.border import checked_books
 from stethos.record.segment import SegmentRows
 from stethos.store.header import Counters, RingHeader
-from stethos.store.ring_rows import RingRows
+
+if TYPE_CHECKING:
+    from stethos.store.process import RingRows
 
 SIZE_LIMIT = "size_limit"
 

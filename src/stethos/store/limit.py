@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -20,19 +21,42 @@ GRACE_S = 3.0  # for which a query may go on after it was told to stop: a functi
 STUCK = "the query took too long and did not stop"
 _LEAST_BYTES = 256 << 20
 _OWN_BYTES = 512 << 20  # for Python, Arrow and DuckDB themselves
-_CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+_CONTROL_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_KEPT_IN = {  # by what `_OWN_GROUP` calls them: newer ones, older ones
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 def memory_bytes() -> int:
     """What one query may use now."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # `max`, or no control group
-        total = min(total, int(_CONTROL_GROUP.read_text(encoding="ascii")))
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     with suppress(OSError, IndexError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    for limit, used in _control_groups():  # a container's training would be killed by what its neighbours have free
+        total, available = min(total, limit), min(available, max(0, limit - used))
     return max(_LEAST_BYTES, min(total // 4, available // 2))
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """The limit of each control group that this process is in, and what is in use there beside files read before."""
+    with suppress(OSError):
+        for line in _OWN_GROUP.read_text(encoding="utf-8", errors="replace").splitlines():
+            kinds, _, own = line.partition(":")[2].partition(":")
+            if kinds in _KEPT_IN:
+                top, most, now, cached = _KEPT_IN[kinds]
+                for group in (place := _CONTROL_GROUPS / top / own.strip("/"), *place.parents):
+                    if group.is_relative_to(_CONTROL_GROUPS / top):
+                        with suppress(OSError, ValueError, StopIteration):  # `max`, or none
+                            about = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+                            files = int(next(line.split()[1] for line in about if line.startswith(f"{cached} ")))
+                            yield _number_in(group / most), _number_in(group / now) - files
+
+
+def _number_in(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))
 
 
 def bound_memory(more_bytes: int | None = None) -> None:

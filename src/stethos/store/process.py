@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.record.border import checked_counters, read_file, version_of
 from stethos.record.layout import State
-from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RING_FILE, ProcessPlace, host_key, is_alive
+from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RING_FILE, ProcessPlace, boot_id, host_key, is_alive
 from stethos.record.segment import SegmentRows, concatenated, with_process
 from stethos.schema import RECORDED, TABLES, Table
 from stethos.store.header import Counters, RingHeader, counters_from, read_header
 from stethos.store.ledger import Ledger, ledger_after_end, ledger_before_end, ledger_of_collected
-from stethos.store.ring_rows import RingRows, is_trusted, read_ring
 from stethos.store.sealed import SealChecker, Sealed
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
+
+    from stethos.record.tap import Tap
 
 _QUIET_S = 120.0
 _ATTEMPTS = 5
 _LARGEST_SEGMENT = 512 << 20  # a drainer seals at 16 MB
+
+
+@dataclass(frozen=True, slots=True)
+class RingRows:
+    """Rows behind those of the segment, by table; `holes` are rows that were begun and never finished."""
+
+    batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    holes: int = 0
+
+    @property
+    def rows_by_table(self) -> dict[int, int]:
+        return {number: batch.num_rows for number, batch in self.batches.items()}
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_by_table.values())
 
 
 class ProcessReader:
@@ -110,7 +130,7 @@ class ProcessReader:
         that was only moving from one to the next; then what only the ring has."""
         self._look()
         self.ring_rows = RingRows()
-        if self.reads_ring and not self.has_ended and self.waiting and is_trusted(self.facts):
+        if self.reads_ring and not self.has_ended and self.waiting and _is_trusted(self.facts):
             try:
                 ring = self.place.scratch(self.facts) / RING_FILE
                 self.ring_rows = read_ring(ring, self.manifest.get("names", []), self.segment)
@@ -204,3 +224,49 @@ class ProcessReader:
         if self.ring is not None and self.ring.counters.state is not State.RUNNING:
             return False
         return time.time_ns() - self.last_sign_ns() < _QUIET_S * 1e9
+
+
+# Rows that only the ring of an ended process holds: read in place, so that none is missing and nothing changes
+
+
+def _is_trusted(facts: dict[str, Any]) -> bool:
+    """Whether a ring's memory is what its process wrote: after a restart of the machine it may be torn."""
+    return facts.get("boot_id") in (None, boot_id())
+
+
+def read_ring(path: Path, names: list[str], segment: SegmentRows) -> RingRows:
+    """What the ring at a path holds behind the segment; `names` are those of the manifest.
+
+    Only for a process that puts nothing more. Raises OSError or ValueError if the ring is gone or damaged.
+    """
+    from stethos.record.arrow import Names, frame_batches, slot_batches
+    from stethos.record.layout import MOST_NAMES, TABLE_NAME
+    from stethos.record.tap import Tap
+    from stethos.redact import redact
+
+    tap = Tap(path, is_writable=False)
+    try:
+        tap.slots_tail = max(tap.slots_tail, segment.slots_read)
+        tap.frames_tail = max(tap.frames_tail, segment.frames_read)
+        frames, _ = tap.read_frames()
+        known = dict(enumerate(names)) | segment.names()
+        known |= {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
+        listed = Names([known.get(number, "?") for number in range(min(max(known, default=0), MOST_NAMES + 1) + 1)])
+        slots, holes = _slots_of(tap)
+        return RingRows(frame_batches(frames, listed) | slot_batches(slots, listed, tap.slot_dtypes), holes)
+    finally:
+        tap.close()
+
+
+def _slots_of(tap: Tap) -> tuple[npt.NDArray[np.uint8], int]:
+    """Every complete slot from the tail on, and how many unfinished ones lie between them."""
+    import numpy as np
+
+    pieces, holes = [tap.read_slots()], 0
+    while len(pieces[-1]) or tap.has_hole():
+        tap.slots_tail += len(pieces[-1])
+        if not len(pieces[-1]):
+            tap.skip_hole()
+            holes += 1
+        pieces.append(tap.read_slots())
+    return np.concatenate(pieces), holes

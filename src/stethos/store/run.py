@@ -127,11 +127,14 @@ class Run:
         return self._place
 
     @property
+    def state(self) -> str:
+        """running, ended, failed or killed."""
+        return str(run_row(self._place, self.processes(), 0)["state"])
+
+    @property
     def is_live(self) -> bool:
         """Whether a process of the run, or the command that started it, is still running."""
-        self._refresh()
-        rows, _ = self._process_rows()
-        return bool(run_row(self._place, rows, 0)["state"] == "running")
+        return self.state == "running"
 
     # SQL -------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def change_silence(place: RunPlace, request: Mapping[str, Any]) -> dict[str, Sil
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY:
         raise UsageError("the request names no finding", hint='send {"key": "…", "state": "acknowledged"}')
     if not isinstance(note, str) or len(note) > _LONGEST_NOTE:
-        raise UsageError("the note is no text, or too long", hint=f"at most {_LONGEST_NOTE} characters")
+        raise UsageError("the note is not a text, or too long", hint=f"at most {_LONGEST_NOTE} characters")
     if not place.is_ours():
         raise UsageError(f"{place.name} was not recorded here by you", hint="only your own runs can be changed")
     with _writing:

@@ -14,12 +14,6 @@ KNOWN = Query("""\
 SELECT DISTINCT federation, round FROM rounds
 UNION SELECT DISTINCT federation, round FROM client_reports
 ORDER BY federation, round""")
-STATE = Query("SELECT state FROM runs")
-
-
-def state_of(run: Run) -> str:
-    """running, ended, failed or killed."""
-    return str(STATE.ask(run).values[0][0])
 
 
 def is_federated(run: Run, federation: str | None = None, round: int | None = None) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.diagnose.engine import Conclusion, Diagnosis
+from stethos.diagnose.diagnosis import Conclusion, Diagnosis
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis

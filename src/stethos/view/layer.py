@@ -66,6 +66,37 @@ UPDATE_RATIO = Query(
     "FROM moves WHERE ratio > 0 GROUP BY 1 ORDER BY 1",
     (LAYER,),
 )
+_COUNTS = ", ".join(f"b{number:02d}" for number in range(1, 17))
+_BUCKETS, _LAST = 32, 31  # of the map: what one sample in fifty exceeds counts in the outermost ones
+_SPREAD = {kind: Option(f"'{kind}'", f"Share of the {kind}'s elements") for kind in ("gradient", "weight")}
+# Each histogram has a range of its own: its counts are spread over buckets that are the same for all steps. These are
+# narrow around 0 and wide far from it (logarithmic beyond `small`), so that gradients that shrink stay visible.
+LAYER_HISTOGRAMS = Query(
+    f"WITH chosen AS (SELECT step, low AS first, (high - low) / 16 AS own, [{_COUNTS}] AS counts FROM histograms\n"
+    f"                WHERE kind = $spread AND layer = coalesce($layer, ({_LARGEST}))),\n"
+    f"{span_of('step', 160, 'chosen')},\n"
+    "ends AS (SELECT quantile_cont(first, 0.02) AS bottom, quantile_cont(first + 16 * own, 0.98) AS top,\n"
+    "                coalesce(2 * quantile_cont(nullif(own, 0), 0.02), 1) AS small FROM chosen),\n"
+    "logs AS (SELECT small, sign(bottom) * log10(1 + abs(bottom) / small) AS bottom,\n"
+    "                sign(top) * log10(1 + abs(top) / small) AS top FROM ends),\n"
+    f"places AS (SELECT bucket, small, bottom + bucket * if(top > bottom, top - bottom, 1) / {_BUCKETS} AS y\n"
+    f"           FROM logs, (SELECT unnest(range({_BUCKETS + 1})) AS bucket)),\n"
+    "edges AS (SELECT bucket, sign(y) * small * (10 ** abs(y) - 1) AS edge FROM places),\n"
+    "buckets AS (SELECT bucket, edge, lead(edge) OVER (ORDER BY bucket) AS next FROM edges),\n"
+    "common AS (SELECT bucket, round(edge, least(300, 2 - floor(log10(next - edge))::INTEGER)) AS edge,\n"
+    "                  if(bucket = 0, '-inf'::DOUBLE, edge) AS starts,\n"
+    f"                  if(bucket = {_LAST}, 'inf'::DOUBLE, next) AS stops FROM buckets WHERE bucket < {_BUCKETS}),\n"
+    f"parts AS (SELECT {BY_STEP}, unnest(counts) AS count, first + own * unnest(range(16)) AS begins, own\n"
+    "          FROM chosen, span),\n"
+    "shares AS (SELECT step, bucket, edge, count *\n"
+    "             if(own > 0, greatest(0, least(begins + own, stops) - greatest(begins, starts)) / own,\n"
+    "                (begins >= starts AND begins < stops)::INTEGER) AS inside\n"
+    "           FROM parts, common)\n"
+    "SELECT step, edge::VARCHAR AS bucket, -any_value(bucket) AS place,\n"
+    "       sum(inside) / nullif(sum(sum(inside)) OVER (PARTITION BY step), 0) AS value\n"
+    "FROM shares GROUP BY step, edge ORDER BY place, step",
+    (LAYER, Parameter("spread", "Elements of", "choice", _SPREAD)),
+)
 LAYER_UPDATES = Query(
     f"WITH {span_of('round', 240, 'updates')}\n"
     f"SELECT layer, {BY_ROUND}, median(norm / nullif(base_norm, 0)) AS value\n"

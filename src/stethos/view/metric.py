@@ -49,7 +49,7 @@ lines AS (SELECT name, series, names, count(*) AS total, min(row) AS first, max(
 room AS (SELECT least(2000, greatest(100, 40000 // greatest(1, count(*)))) AS points FROM lines),
 points AS (
   SELECT name, series, any_value(process) AS process, max(step) AS step, max(round) AS round, max(t_ns) AS t_ns,
-         coalesce(avg(value) FILTER (isfinite(value)), 'nan'::DOUBLE) AS value,
+         coalesce(avg(value) FILTER (isfinite(value)), any_value(value)) AS value,
          min(value) FILTER (isfinite(value)) AS low_end, max(value) FILTER (isfinite(value)) AS high_end,
          count(*) FILTER (NOT isfinite(value)) AS broken, count(*) AS points, any_value(of_steps) AS of_steps,
          any_value(names) AS names

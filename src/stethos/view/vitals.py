@@ -18,13 +18,13 @@ from stethos.view.finding import client_marks
 from stethos.view.round import RoundView
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.store.run import Run
 
 ClientOrder = Literal["time", "loss", "name"]
 _ORDERS = {"time": ("duration_ms", True), "loss": ("loss", True), "name": ("client", False)}
 POINTS = 240  # of a curve
-_ROUNDS = 8
+_ROUNDS = 40  # more than a high terminal shows
 _FINDINGS = 6
 _CLIENTS = 60
 _SPEED_S = 10.0  # steps per second are counted over this

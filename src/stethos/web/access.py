@@ -150,7 +150,7 @@ class AccessControl:
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this machine: a name of ours, or an address, which no foreign name stands for."""
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
         name = name.lower()
         if name in self._names:
             return True

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Dashboard:
         panels = [panel.as_dict() for panel in PANELS.values()]
         content = {"version": __version__, "pages": PAGES, "panels": panels, "tables": tables}
         may = sorted(INCLUDED[request.scope.get("stethos.capability") or "read"])
-        return _json({**content, "directory": str(self.cache.directory), "may": may})
+        return _told(request, encode({**content, "directory": str(self.cache.directory), "may": may}))
 
     async def runs(self, request: Request) -> Response:
         """A row for every run in the directory."""
@@ -115,7 +116,7 @@ class Dashboard:
 
     async def own_panels(self, request: Request) -> Response:
         """The user's own panels and views."""
-        return _json(await to_thread.run_sync(self.own.as_dict))
+        return _told(request, encode(await to_thread.run_sync(self.own.as_dict)))
 
     async def save_own(self, request: Request) -> Response:
         """Save a panel or a view beside the runs, or remove one."""
@@ -166,7 +167,7 @@ class Dashboard:
         first, *others = check_compared(request.query_params.getlist("run"))
         key = ("compare", *others)
         body = await to_thread.run_sync(lambda: self.cache.answer(first, key, "compare", others))
-        return Response(body, media_type="application/json")
+        return _told(request, body)
 
     async def panel(self, request: Request) -> Response:
         """One panel's numbers; its parameters are those of the query string."""
@@ -177,7 +178,7 @@ class Dashboard:
         body = await to_thread.run_sync(
             lambda: self.cache.answer(name, key, "panel", which=panel.name, parameters=given)
         )
-        return Response(body, media_type="application/json")
+        return _told(request, body)
 
     async def values(self, request: Request) -> Response:
         """What a parameter of a panel can be."""
@@ -187,7 +188,7 @@ class Dashboard:
             return _json({"error": "no such parameter", "hint": "see /api/panels"}, 404)
         sql = parameter.values
         body = await to_thread.run_sync(lambda: self.cache.answer(name, ("values", sql), "values", sql=sql))
-        return Response(body, media_type="application/json")
+        return _told(request, body)
 
     async def sql(self, request: Request) -> Response:
         """Any reading query, within limits of time, rows and memory."""
@@ -203,7 +204,7 @@ class Dashboard:
         name = request.path_params["run"]
         version = await to_thread.run_sync(lambda: self.cache.version(name, with_findings=False))
         known = self.examiner.poke(name, version)
-        return _json(await to_thread.run_sync(findings_of, self.cache, name, known))
+        return _told(request, encode(await to_thread.run_sync(findings_of, self.cache, name, known)))
 
     async def stacks(self, request: Request) -> Response:
         """Where the run's processes are now; they are read from outside."""
@@ -294,6 +295,14 @@ def _panel(request: Request) -> Panel:
     if panel is None:
         raise UsageError(f"no panel {request.path_params['panel']!r}", hint=f"panels: {', '.join(PANELS)}")
     return panel
+
+
+def _told(request: Request, body: bytes) -> Response:
+    """An answer, or where the asker has it already, as its If-None-Match says, that alone."""
+    tag = f'"{blake2b(body, digest_size=9).hexdigest()}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    return Response(body, media_type="application/json", headers={"etag": tag})
 
 
 def _json(content: Any, status: int = 200) -> Response:

@@ -17,7 +17,7 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     """The body; UsageError if it is too large or comes too slowly."""
     too_large = UsageError(f"the request is larger than {most_bytes >> 10} kB", hint="send less")
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or len(length) > 20 or int(length) > most_bytes:
+    if not length.isdecimal() or len(length) > 20 or int(length) > most_bytes:
         raise too_large
     body = bytearray()
     try:

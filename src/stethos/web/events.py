@@ -17,6 +17,7 @@ from stethos.web.version import Version
 _LOOK_S = 0.15
 _PAUSE_S = 0.25  # after a change: readers need time, too
 _BEAT_S = 5.0
+_LOSS_S = 2.0  # after files were lost: the rest may follow, file by file, on a slow disk
 
 
 class Watcher:
@@ -36,13 +37,14 @@ class Watcher:
         self.examined = ""
         self.is_gone = False
         self._files = 0  # at the last look
+        self._lost_s = -_LOSS_S  # when files were lost
 
     async def listen(self) -> AsyncIterator[bytes]:
         """Events as they come: `version` now and after every change, a comment now and then, `gone` at the end."""
         self._listeners += 1
         if self._task is None or self._task.done():
-            self.is_gone, self._files = False, 0
-            self.version = (await self._look()).text
+            first = await self._look()
+            self.is_gone, self.version, self._files = False, first.text, first.files
             self._task = asyncio.create_task(self._watch())
         told: tuple[str, str] = ("", "")
         try:
@@ -73,8 +75,10 @@ class Watcher:
             except RunNotFoundError:
                 self.is_gone = True
             else:
-                has_lost_files, self._files = seen.files < self._files, seen.files
-                if has_lost_files:  # it may be on its way out, file by file: its last whole state stays in sight
+                if seen.files < self._files:
+                    self._lost_s = start
+                self._files = seen.files
+                if start - self._lost_s < _LOSS_S:  # it may be on its way out: its last whole state stays in sight
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 known = self._examiner.poke(self._name, seen.rows)

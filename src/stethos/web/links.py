@@ -51,7 +51,7 @@ class Links:
 
     @classmethod
     def of(cls, directory: Path) -> Links:
-        name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:24]
+        name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:24]
         return cls(config_dir() / "links" / f"{name}.json")
 
     def all(self) -> tuple[SharedLink, ...]:

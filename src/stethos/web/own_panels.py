@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import threading
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any, TypeVar, get_args
 from stethos.errors import UsageError
 from stethos.record.border import read_file
 from stethos.record.whole_file import whole_file
+from stethos.toml_text import toml_in
 from stethos.web.panel import OwnChart
 
 FILE = "panels.toml"
@@ -84,10 +84,10 @@ class OwnFile:
 def read_own(path: Path) -> OwnFile:
     """The panels and views of a file; without one there are none."""
     try:
-        content = tomllib.loads(read_file(path, _LARGEST).decode())
+        content = toml_in(read_file(path, _LARGEST).decode())
     except FileNotFoundError:
         return OwnFile(path)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return OwnFile(path, errors=(f"cannot be read: {error}"[:300],))
     errors: list[str] = []
     panels = _entries(content.get("panel", []), "panel", panel_of, errors)
@@ -134,7 +134,7 @@ class OwnPanels:
         with _saving:
             known = read_own(self._saved)
             if known.errors:
-                raise UsageError(f"{self._saved.name} has an error: {known.errors[0]}", hint="mend it with an editor")
+                raise UsageError(f"{self._saved.name} has an error: {known.errors[0]}", hint="fix it with an editor")
             panels, views = list(known.panels), list(known.views)
             removed = request.get("remove")
             if isinstance(request.get("panel"), Mapping):
@@ -174,13 +174,13 @@ def _quoted(text: str) -> str:
 
 def _entries(told: Any, name: str, read: Callable[[Mapping[str, Any]], _One], errors: list[str]) -> list[_One]:
     if not isinstance(told, list):
-        errors.append(f"`{name}` is no list of tables; write [[{name}]]")
+        errors.append(f"`{name}` is not a list of tables; write [[{name}]]")
         return []
     found = []
     for number, entry in enumerate(told[:_MOST], 1):
         try:
             if not isinstance(entry, Mapping):
-                raise UsageError("it is no table", hint=f"write [[{name}]]")
+                raise UsageError("it is not a table", hint=f"write [[{name}]]")
             found.append(read(entry))
         except UsageError as error:
             errors.append(f"{name} {number}: {error.message}; {error.hint}")
@@ -195,7 +195,7 @@ def _texts(entry: Mapping[str, Any], names: Sequence[str], needed: Sequence[str]
         raise UsageError(f"no such field: {unknown[0][:60]!r}", hint=f"fields: {', '.join(names)}")
     for name, value in entry.items():
         if not isinstance(value, str) or len(value) > _LONGEST.get(name, _LONGEST_NAME):
-            raise UsageError(f"{name} is no text, or too long", hint=f"at most {_LONGEST.get(name, _LONGEST_NAME)}")
+            raise UsageError(f"{name} is not a text, or too long", hint=f"at most {_LONGEST.get(name, _LONGEST_NAME)}")
     missing = [name for name in needed if not entry.get(name, "").strip()]
     if missing:
         raise UsageError(f"{missing[0]} is missing", hint=f"needed: {', '.join(needed)}")

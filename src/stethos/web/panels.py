@@ -138,6 +138,12 @@ _LAYERS = (
         x="step", y=("middle", "layer"), band=("low_end", "high_end"), scale="log", marks="step",
     ),
     Panel(
+        "layer-histograms", "layers", "How its elements are spread", "heat", layer.LAYER_HISTOGRAMS,
+        "Histograms of the layer's gradient or weight, step by step; the largest layer if none is chosen. Rows are "
+        "narrow around 0 and wide far from it; the outermost hold all beyond. Taken with some of the samples.",
+        x="step", y=("bucket",), marks="step", is_wide=True,
+    ),
+    Panel(
         "layer-updates", "layers", "How much each round moves each layer", "heat", layer.LAYER_UPDATES,
         "Norm of the median client's update relative to the layer's own norm.",
         x="round", y=("layer",), scale="log", marks="round", is_wide=True,

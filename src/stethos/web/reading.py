@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stethos.diagnose.engine import Conclusion, Diagnosis
+from stethos.diagnose.diagnosis import Conclusion, Diagnosis
 from stethos.diagnose.followup import completed
 from stethos.diagnose.life import read_diagnosis
 from stethos.export.prometheus import text

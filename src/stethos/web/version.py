@@ -41,7 +41,8 @@ def look_at(run: Path) -> Version:
     """
     parts: list[str] = []
     findings: list[str] = []
-    entries = [*os.scandir(run)]
+    with os.scandir(run) as found:
+        entries = [*found]
     left_out = ".parquet" if any(entry.name == ARCHIVE_SOURCE for entry in entries) else None
     for entry in entries:
         if entry.is_dir():
@@ -72,13 +73,14 @@ def _sum_of(parts: list[str]) -> str:
 def _files(directory: str, name: str, ending: str | None) -> list[str]:
     """The files of a process, without those that have this ending."""
     try:
-        return [
-            f"{name}/{_mark(entry)}"
-            for entry in os.scandir(directory)
-            if entry.name not in _LEFT_OUT
-            and not entry.name.startswith(".")
-            and not (ending is not None and entry.name.endswith(ending))
-        ]
+        with os.scandir(directory) as found:
+            return [
+                f"{name}/{_mark(entry)}"
+                for entry in found
+                if entry.name not in _LEFT_OUT
+                and not entry.name.startswith(".")
+                and not (ending is not None and entry.name.endswith(ending))
+            ]
     except OSError:  # retired meanwhile
         return [name]
 

@@ -2,8 +2,10 @@
 import { useAround } from "../context";
 import type { Columns, OwnPanel, Panel } from "../model";
 import { svgOfBars, svgOfHeat } from "./picture";
-import { curvesOf, Plot } from "./plot";
-import { csvOf, savePng, saveText, svgOf } from "./save";
+import { Plot } from "./plot";
+import { curvesOf } from "./series";
+import { svgOf } from "./lines_svg";
+import { csvOf, savePng, saveText } from "./save";
 import { Bars, DataTable } from "./small";
 import { Heat } from "./heat";
 
@@ -78,7 +80,7 @@ export function AskedFiles({ title, answer, shape }: { title: string; answer: Co
     const columns = drawn(answer, shape);
     if (shape.kind === "bars") return svgOfBars(panel, columns, "");
     if (shape.kind === "heat") return svgOfHeat(panel, columns, "linear");
-    return svgOf(title, shape.x, curvesOf(panel, columns), false);
+    return svgOf(title, panel, curvesOf(panel, columns));
   };
   return (
     <span class="save" role="group" aria-label={`Save ${title}`}>

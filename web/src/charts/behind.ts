@@ -1,7 +1,7 @@
 // What lies behind smoothed curves: the values themselves, pale.
 import type uPlot from "uplot";
 import { faded, phaseColour, seriesColour, themeColour } from "../colour";
-import type { Curve, Curves, Range } from "./plot";
+import type { Curve, Curves, Range } from "./series";
 
 export function colourOf(curve: Curve, index: number, isStack: boolean): string {
   if (curve.colour !== undefined) return curve.colour;

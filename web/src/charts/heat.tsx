@@ -68,7 +68,8 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
   const [all] = column(columns, "of_rows").map(number);
   const longest = Math.max(...grid.rows.map((name) => label(name).length), 2);
   const left = Math.min(width * 0.34, Math.max(44, Math.min(longest, 34) * 6.4 + 12));
-  const rowHeight = Math.max(3, Math.min(26, Math.floor(560 / Math.max(1, grid.rows.length))));
+  const most = y === "bucket" ? 260 : 560; // a histogram is looked at as a whole, not row by row
+  const rowHeight = Math.max(3, Math.min(26, Math.floor(most / Math.max(1, grid.rows.length))));
   const top = 6;
   const height = grid.rows.length * rowHeight + top + 30;
   const cellWidth = (width - left - 8) / Math.max(1, grid.xs.length);
@@ -167,7 +168,7 @@ function Finder({ name, pick }: { name: string; pick: (row: string) => void }) {
 
 /** `10 clients`; of a column of somebody's own query the number alone. */
 function counted(count: number, name: string): string {
-  const isKnown = ["client", "layer", "round", "step"].includes(name);
+  const isKnown = ["bucket", "client", "layer", "round", "step"].includes(name);
   return isKnown ? `${plain(count)} ${name}${count === 1 ? "" : "s"}` : plain(count);
 }
 

@@ -4,84 +4,11 @@ import uPlot from "uplot";
 import { BROKEN, faded, themeColour } from "../colour";
 import { colourOf, drawRaw, withRaw } from "./behind";
 import { clock, heading, label as nameOf, measured, moment, plain, tickLabels } from "../format";
-import { column, number, type Columns, type Finding, type Panel } from "../model";
+import type { Finding, Panel } from "../model";
+import { hasValue, isolated, type Curve, type Curves, type Range } from "./series";
 
-export type Range = [number, number];
-
-export interface Curve {
-  name: string;
-  /** Null where nothing is known, which interrupts the line; undefined where another curve has a place of its own. */
-  values: (number | null | undefined)[];
-  colour?: string;
-  /** Behind the smoothed one. */
-  isRaw?: boolean;
-  /** Samples: dots, and no line between them. */
-  isDots?: boolean;
-  low?: (number | null)[];
-  high?: (number | null)[];
-  isFaint?: boolean;
-}
-
-export interface Curves {
-  x: number[];
-  curves: Curve[];
-  /** Where a value is NaN or infinite, which no line can show; and in which curves, where that is to be told. */
-  broken: number[];
-  brokenIn?: string[];
-  /** How far the x axis reaches beyond the last value: where only some of the steps were sampled, to the last step. */
-  reach?: number;
-}
-
-const MOST_CURVES = 40;
+export type { Curve, Curves, Range } from "./series";
 const MANY_CURVES = 12; // from here on only the curve beneath the cursor has a point
-
-/** The curves of a panel: one per y column, or one per value of the column it is split by. */
-export function curvesOf(panel: Panel, columns: Columns, names: Record<string, string> = {}): Curves {
-  const places = column(columns, panel.x).map((value) => number(value) ?? Number.NaN);
-  const x = [...new Set(places)].sort((a, b) => a - b);
-  const index = new Map(x.map((value, place) => [value, place]));
-  const spread = (name: string, wanted: (row: number) => boolean): (number | null)[] => {
-    const spreadOut: (number | null)[] = new Array<number | null>(x.length).fill(null);
-    column(columns, name).forEach((value, row) => {
-      if (!wanted(row)) return;
-      const known = number(value);
-      const usable = known !== null && Number.isFinite(known) && (panel.scale !== "log" || known > 0);
-      spreadOut[index.get(places[row] as number) as number] = usable ? known : null;
-    });
-    return spreadOut;
-  };
-  const [low, high] = panel.band;
-  const drawn = panel.y.map((name) => column(columns, name));
-  const isBroken = (row: number): boolean =>
-    drawn.some((values) => {
-      const value = number(values[row]);
-      return value !== null && !Number.isFinite(value);
-    });
-  const broken = [...new Set(places.filter((_, row) => isBroken(row)))];
-  const curve = (name: string, y: string, wanted: (row: number) => boolean, hasBand: boolean): Curve => ({
-    name,
-    values: spread(y, wanted),
-    ...(hasBand && low !== undefined && high !== undefined ? { low: spread(low, wanted), high: spread(high, wanted) } : {}),
-  });
-  if (panel.by !== "") {
-    const groups = column(columns, panel.by).map(String);
-    const distinct = [...new Set(groups)].slice(0, MOST_CURVES);
-    const [y = ""] = panel.y;
-    const isAlone = distinct.length === 1;
-    return {
-      x,
-      broken,
-      curves: distinct.map((group) =>
-        curve(isAlone ? (names[y] ?? heading(y)) : group, y, (row) => groups[row] === group, distinct.length <= 6),
-      ),
-    };
-  }
-  const curves = panel.y.map((y, place) => ({
-    ...curve(names[y] ?? heading(y), y, () => true, place === panel.y.length - (y === "layer" || panel.y.includes("others") ? 1 : panel.y.length)),
-    isFaint: y === "others",
-  }));
-  return { x, broken, curves: curves.filter((one) => one.values.some((value) => value !== null)) };
-}
 
 interface Drawn {
   panel: Pick<Panel, "x" | "y" | "unit" | "scale" | "marks" | "chart">;
@@ -122,7 +49,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
     made.over.addEventListener("dblclick", () => latest.current.onZoom(null));
     const clicked = (): void => {
       const picked = made.cursor.idx;
-      if (picked !== null && picked !== undefined) latest.current.onPick?.(latest.current.data.x[picked] as number);
+      if (picked !== null && picked !== undefined && hasValue(latest.current.data, picked)) latest.current.onPick?.(latest.current.data.x[picked] as number);
     };
     made.over.addEventListener("click", clicked);
     return () => {
@@ -267,11 +194,10 @@ function optionsOf(
         width: solid(data).length > MANY_CURVES ? 1 : one.isFaint ? 1.5 : 2,
         ...(one.isFaint ? { dash: [5, 4] } : {}),
         ...(one.isDots ? { paths: () => null } : {}),
-        points: { show: one.isDots === true || data.x.length <= 60, size: 5, fill: colour },
-        spanGaps: one.isRaw === undefined && one.isDots === undefined,
+        points: { show: one.isDots === true || data.x.length <= 60, size: 5, fill: colour, filter: (plot, row, isShown) => (isShown ? null : isolated(plot.data[row] ?? [])) },
       });
       if (one.low && one.high) {
-        const hidden = { width: 0, points: { show: false }, spanGaps: true };
+        const hidden = { width: 0, points: { show: false } };
         series.push({ ...hidden, label: "highest" }, { ...hidden, label: "lowest" });
         bands.push({ series: [series.length - 2, series.length - 1], fill: faded(one.isFaint ? "#808890" : colour, 0.16) });
       }
@@ -298,7 +224,7 @@ function optionsOf(
       y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(...withRaw(low, high, latest.current.data), panel.scale, isStack, latest.current.limits) },
     },
     axes: [
-      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE }) },
+      { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE, space: (_, __, ___, most) => Math.max(34, plain(Math.round(most)).length * 7 + 8) }) },
       { ...axis, size: 60, ...(panel.scale === "log" ? { grid: { ...axis.grid, filter: decades } } : {}), values: (_, ticks) => tickLabels(fewer(ticks, panel.scale), unitName, panel.unit) },
     ],
     hooks: {
@@ -390,7 +316,7 @@ function tip(panel: Drawn["panel"], latest: { current: { data: Curves } }, isSta
       setCursor: (plot) => {
         const { idx, left = -1 } = plot.cursor;
         const data = latest.current.data;
-        if (idx === null || idx === undefined || left < 0) {
+        if (idx === null || idx === undefined || left < 0 || !hasValue(data, idx)) {
           box.style.display = "none";
           return;
         }

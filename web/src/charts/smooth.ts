@@ -1,5 +1,5 @@
 // Curves as they are shown: smoothed, cut at gaps, put on one x axis.
-import type { Curve, Curves } from "./plot";
+import type { Curve, Curves } from "./series";
 
 const MOST_BANDS = 4; // of more curves the ranges would hide each other
 const GAP = 6; // this many times the usual distance is a gap

@@ -13,11 +13,11 @@ import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
 
-export function RunCurves({ given, rows, group, set }: { given: Given; rows: RunRow[]; group: string; set: (changes: Given) => void }) {
+export function RunCurves({ given, rows, group, isFew, set }: { given: Given; rows: RunRow[]; group: string; isFew: boolean; set: (changes: Given) => void }) {
   const { source, theme } = useAround();
   const [isTable, setTable] = useState(false);
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
-  const metric = given.metric ?? "";
+  const metric = given.metric || (isFew ? usualMetric(names, rows) : "");
   const having = rows.filter((row) => row.metrics?.[metric] !== undefined);
   const asked = having.slice(0, MOST);
   const key = `${metric} ${asked.map((row) => row.run).join("/")}`;
@@ -44,7 +44,7 @@ export function RunCurves({ given, rows, group, set }: { given: Given; rows: Run
           <label>
             metric{" "}
             <select value={metric} onChange={(event) => set({ metric: event.currentTarget.value })}>
-              <option value="">choose one</option>
+              {metric === "" && <option value="">choose one</option>}
               {names.map((name) => <option key={name} value={name}>{label(name)}</option>)}
             </select>
           </label>
@@ -59,6 +59,14 @@ export function RunCurves({ given, rows, group, set }: { given: Given; rows: Run
       {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x="step" data={data} columns={null} isLog={isLog} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves("step", data)} title={label(metric)} /></div>}</footer>}
     </section>
   );
+}
+
+/** Of the metrics that most runs have one that the program logged, else how well they learn. */
+function usualMetric(names: string[], rows: RunRow[]): string {
+  const has = (name: string): number => rows.filter((row) => row.metrics?.[name] !== undefined).length;
+  const most = Math.max(2, ...names.map(has));
+  const shared = names.filter((name) => has(name) === most);
+  return shared.find((name) => !/^(steps|rounds)\//.test(name)) ?? ["rounds/accuracy", "rounds/loss", "steps/loss"].find((name) => shared.includes(name)) ?? "";
 }
 
 /** For each group the mean of its runs at each of 200 places, and the range. */

@@ -1,7 +1,9 @@
 // Every metric its own panel, grouped by the part of its name before the last "/".
 import { useMemo, useState } from "preact/hooks";
-import { Plot, type Curves, type Range } from "../charts/plot";
-import { csvOf, saveText, savePng, svgOf, tableOfCurves } from "../charts/save";
+import { Plot } from "../charts/plot";
+import type { Curves, Range } from "../charts/series";
+import { svgOf, type Look } from "../charts/lines_svg";
+import { csvOf, savePng, saveText, tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
 import { placed, together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
@@ -41,7 +43,8 @@ export function metricsOf(columns: Columns): Metric[] {
     const line = lines?.get(key) ?? { x: [], y: [], low: [], high: [], points: 0 };
     lines?.set(key, line);
     line.x.push(at);
-    line.y.push((number(broken?.[row]) ?? 0) > 0 ? Number.NaN : number(y?.[row]));
+    const told = number(y?.[row]);
+    line.y.push((number(broken?.[row]) ?? 0) > 0 && Number.isFinite(told) ? Number.NaN : told);
     line.low.push(number(low?.[row]));
     line.high.push(number(high?.[row]));
     line.points += number(points?.[row]) ?? 0;
@@ -155,7 +158,7 @@ function Group({ title, members, route, x, set }: { title: string; members: Metr
     <>
       <h2 class="divider is-wide">
         <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
-          {isOpen ? "▾" : "▸"} {title === "" ? "other" : label(title)} <span class="muted">{members.length}</span>
+          {isOpen ? "▾" : "▸"} {title === "" ? "logged" : label(title)} <span class="muted">{members.length}</span>
         </button>
       </h2>
       {isOpen && members.map((one) => <MetricCard key={one.name} metric={one} route={route} x={x} set={set} />)}
@@ -189,14 +192,14 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
         <Sampled points={metric.points} steps={metric.steps ?? 1} columns={metric.columns} />
       )}
       <Plot
-        panel={{ x: name, y: ["value"], unit: x === "time" ? "" : "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
+        panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
         data={shown} theme={theme} label={`${title}: ${plain(metric.points)} points${last == null ? "" : `, last ${plain(last)}`}`}
         limits={limits} {...(set === undefined ? {} : { zoom, onZoom: (range: Range | null) => set(zoomed({}, name, range)) })}
       />
       <footer>
         <Limits limits={limits} setLimits={setLimits} />
         <button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button>
-        <Save title={metric.name} x={name} data={shown} columns={metric.columns} isLog={isLog} />
+        <Save title={metric.name} x={name} data={shown} columns={metric.columns} isLog={isLog} look={{ zoom, limits }} />
         {isTable && <div class="behind-table"><DataTable columns={metric.columns} title={title} /></div>}
       </footer>
     </section>
@@ -219,8 +222,8 @@ function Limits({ limits, setLimits }: { limits: [number | null, number | null];
 }
 
 /** The drawing and its numbers as files. */
-export function Save({ title, x, data, columns, isLog = false }: { title: string; x: string; data: Curves; columns: Columns | null; isLog?: boolean }) {
-  const svg = (): string => svgOf(title, x, data, isLog);
+export function Save({ title, x, data, columns, isLog = false, look = {} }: { title: string; x: string; data: Curves; columns: Columns | null; isLog?: boolean; look?: Look }) {
+  const svg = (): string => svgOf(title, { x, y: ["value"], unit: "", scale: isLog ? "log" : "linear", chart: "line" }, data, look);
   return (
     <span class="save" role="group" aria-label={`Save ${label(title)}`}>
       <button type="button" onClick={() => void savePng(svg(), `${title}.png`)}>PNG</button>

@@ -16,6 +16,7 @@ import { Sweep } from "./sweep";
 
 const AGAIN_MS = 2500;
 const ROW_PX = 38;
+const FEW = 12; // of so many runs, or so many that are ticked, a metric is drawn that nobody has chosen
 const COLUMNS = "stethos-run-columns";
 
 export function RunsPage({ route }: { route: Route }) {
@@ -58,7 +59,7 @@ export function RunsPage({ route }: { route: Route }) {
         <header>
           <h2 id="runs-title">Directory {catalogue.directory}</h2>
           <span class="muted" aria-live="polite">
-            {rows.length === all.length ? `${plain(all.length)} runs` : `${plain(rows.length)} of ${plain(all.length)} runs`}
+            {rows.length === all.length ? "" : `${plain(rows.length)} of `}{plain(all.length)} {all.length === 1 ? "run" : "runs"}
           </span>
         </header>
         <div class="run-tools">
@@ -100,7 +101,7 @@ export function RunsPage({ route }: { route: Route }) {
         )}
       </section>
       {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); setTurn((before) => before + 1); }} />}
-      <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} columns={columns} set={set} />
+      <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} columns={columns} isFew={Math.min(all.length, picked.length || all.length) <= FEW} set={set} />
     </>
   );
 }
@@ -109,12 +110,12 @@ export function RunsPage({ route }: { route: Route }) {
  * What is drawn of the runs below their table: a moment after it, so that sorting and typing need not wait.
  * The curves follow the order of the table, of which they draw the first; the sweep draws all, whatever the order.
  */
-function Drawings({ given, inOrder, rows, group, columns, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; set: (changes: Given) => void }) {
+function Drawings({ given, inOrder, rows, group, columns, isFew, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; isFew: boolean; set: (changes: Given) => void }) {
   const { theme } = useAround();
   const [first, all] = [useLater(inOrder), useLater(rows)];
   const { metric = "", smooth = "", log = "", sweep = "", result = "", across = "" } = given;
   const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} columns={columns} />, [all, group, columns.join()]);
-  const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} set={set} />, [first, group, metric, smooth, log, theme]);
+  const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} isFew={isFew} set={set} />, [first, group, isFew, metric, smooth, log, theme]);
   const spread = useMemo(() => all.length > 2 && <Sweep rows={all} given={given} set={set} />, [all, sweep, result, across, theme]);
   return <>{groups}{curves}{spread}</>;
 }

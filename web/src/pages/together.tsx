@@ -1,7 +1,8 @@
 // The same panel of several runs in one drawing: those of every run, and a panel for every metric that was logged.
 import { useMemo, useState } from "preact/hooks";
-import { curvesOf, Plot, type Curves } from "../charts/plot";
+import { Plot } from "../charts/plot";
 import { tableOfCurves } from "../charts/save";
+import { curvesOf, type Curves } from "../charts/series";
 import { DataTable } from "../charts/small";
 import { seriesColour } from "../colour";
 import { useAround, useAsked, useLater } from "../context";
@@ -62,9 +63,9 @@ function together(panel: Panel, answers: Columns[], runs: string[]): Curves {
     const place = new Map(one.x.map((value, row) => [value, row]));
     const values = x.map((value) => {
       const row = place.get(value);
-      if (row === undefined) return null;
+      if (row === undefined) return undefined;
       if (panel.chart === "stack") return one.curves.reduce((sum, curve) => sum + (curve.values[row] ?? 0), 0);
-      return one.curves[0]?.values[row] ?? null;
+      return one.curves[0]?.values[row];
     });
     const isDots = sampledOf(answers[index] as Columns).isSampled;
     return [{ name: runs[index] ?? "", values, colour: seriesColour(index), ...(isDots ? { isDots } : {}) }];

@@ -42,14 +42,16 @@ class ObservedGrid(Grid):
     """
 
     def __init__(
-        self, grid: Grid, strategy: object | None = None, *, name: str = "flower", dir: str | Path | None = None,
+        self, grid: Grid, strategy: object | None = None, *, name: str | None = None, dir: str | Path | None = None,
         run: str | None = None, preset: Preset = "standard", overhead: float | None = None,
         config: Mapping[str, Any] | None = None, capture: CaptureMode | None = None,
-        capture_bytes: int | None = None,
+        capture_bytes: int | None = None, label: str = "flower",
     ) -> None:  # fmt: skip
         self._grid = grid
         self._observer = observer_of(strategy) or Observer(
-            FlowerChoices(name, dir, run, preset, overhead, config, (), capture, capture_bytes)
+            FlowerChoices(
+                label, dir, run if name is None else name, preset, overhead, config, (), capture, capture_bytes
+            )
         )
 
     # Rounds of an own loop ------------------------------------------------------------------------

@@ -65,9 +65,9 @@ def _message(facts: Mapping[str, Any], state: State, node: int) -> Message:
 def _context(bundle: Bundle, turn: Mapping[str, Any], node: int) -> Context:
     config: dict[str, Any] = {}
     label = str(turn.get("label") or "")
-    if label.isdigit():
+    if label.isdecimal():
         labels = {str(one.get("label")) for number in bundle.rounds for one in bundle.manifest(number)["clients"]}
-        known = [int(one) for one in labels if one.isdigit()]
+        known = [int(one) for one in labels if one.isdecimal()]
         config = {"partition-id": int(label), "num-partitions": max(known) + 1}
     return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
 

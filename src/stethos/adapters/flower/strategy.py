@@ -29,7 +29,7 @@ _CentralEvaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 def observe_strategy(
     strategy: S,
     *,
-    name: str = "flower",
+    name: str | None = None,
     model: Any = None,
     dir: str | Path | None = None,
     run: str | None = None,
@@ -39,16 +39,20 @@ def observe_strategy(
     correct: Mode = "off",
     capture: CaptureMode | None = None,
     capture_bytes: int | None = None,
+    label: str = "flower",
 ) -> S:
     """Observe the rounds that a strategy makes; return it, of a class that is a child of its own.
 
     For strategies of the Message API and for legacy ones. The strategy computes
     what it would have computed, unless `correct` is "on"; where nothing can be recorded it runs as ever. `model` gives
     legacy parameters, which have no names, those of its state dict. The other arguments are those
-    of `stethos.federation`. Where strategies are wrapped in each other, observe the outermost.
+    of `stethos.federation`; `label` is what the federation is called. Where strategies are wrapped in
+    each other, observe the outermost.
     """
     layers = tuple(model.state_dict()) if hasattr(model, "state_dict") else ()
-    choices = FlowerChoices(name, dir, run, preset, overhead, config, layers, capture, capture_bytes, correct)
+    choices = FlowerChoices(
+        label, dir, run if name is None else name, preset, overhead, config, layers, capture, capture_bytes, correct
+    )
     observer = Observer(choices)
     if observer_of(strategy) is not None:
         return strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +47,15 @@ class OpenRound:
     Not thread-safe: the widget's lock is held around every call.
     """
 
-    def __init__(self, fed: Federation, number: int, base: State | None) -> None:
+    def __init__(self, fed: Federation, number: int, base: State | None, clients: Iterable[str] = ()) -> None:
+        """`clients` are those that NVFlare knows: they fetch their tasks themselves."""
         self.number = number
+        self._has_asked = False
         self.waiting: set[str] = set()  # clients that have the task and have not answered
         self._context = contextvars.copy_context()
         self._manager = fed.round(number, base=base)
         self.rnd = self._context.run(self._manager.__enter__)
+        self.rnd.expect(clients)
         self._invitation = self._context.run(self.rnd.invite, "")
         self._phase: AbstractContextManager[None] | None = None
         self._has_result = False
@@ -64,6 +67,7 @@ class OpenRound:
 
     def invite(self, client: str) -> dict[str, str]:
         self.waiting.add(client)
+        self._has_asked = True
         self.rnd.asked(client)
         return replace(self._invitation, client=client).to_fields()
 
@@ -117,6 +121,9 @@ class OpenRound:
                 site.drop("the job ended before it answered")
             else:
                 site.timeout("the next round began before it answered")
+        if is_last and not self._has_asked:  # the job was given up: nobody ever came
+            for client in self.rnd.never_came():
+                self._receive(client, None, None).drop("it never fetched a task: its app has not started")
         self.end_aggregation()
         if not self._has_result:
             self.rnd.result(next_base)
@@ -187,13 +194,13 @@ class ServerWatch(Widget):  # type: ignore[misc]
     def _round_started(self, fl_ctx: FLContext) -> None:
         number, base = fl_ctx.get_prop(AppConstants.CURRENT_ROUND), _global_model(fl_ctx)
         if number is not None and base is not None:  # else the first task tells
-            self._open_round(int(number), base).mark_thread()
+            self._open_round(int(number), base, fl_ctx).mark_thread()
 
-    def _open_round(self, number: int, base: State | None) -> OpenRound:
+    def _open_round(self, number: int, base: State | None, fl_ctx: FLContext) -> OpenRound:
         assert self._fed is not None
         if self._open is not None:
             self._open.end(base)
-        self._open = OpenRound(self._fed, number, base)
+        self._open = OpenRound(self._fed, number, base, _known_clients(fl_ctx))
         return self._open
 
     def _aggregation_begins(self, fl_ctx: FLContext) -> None:
@@ -218,7 +225,7 @@ class ServerWatch(Widget):  # type: ignore[misc]
         number = round_of(task)
         if number is not None and (self._open is None or self._open.number < number):
             weights = weights_in(task)
-            self._open_round(number, weights.state if weights is not None else None)
+            self._open_round(number, weights.state if weights is not None else None, fl_ctx)
         if self._open is not None:
             acks = self._sites.acks(client)
             fields = self._open.invite(client) | ({ACKS: acks} if acks else {})
@@ -240,6 +247,13 @@ class ServerWatch(Widget):  # type: ignore[misc]
 
     def _is_ours(self, fl_ctx: FLContext) -> bool:
         return fl_ctx.get_prop(FLContextKey.TASK_NAME) in self.tasks
+
+
+def _known_clients(fl_ctx: FLContext) -> list[str]:
+    """The clients that are part of the job, as its server knows them."""
+    engine = fl_ctx.get_engine()
+    found = engine.get_clients() if hasattr(engine, "get_clients") else None
+    return [str(one.name) for one in found or ()]
 
 
 def _global_model(fl_ctx: FLContext) -> State | None:

@@ -5,19 +5,20 @@ Where it takes part in several federations of a run, each by itself: they have n
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.spark import sparkline
 from stethos.cli.screen.text import bytes_text, clean, cut, ms_text, plural_text, short_text
 from stethos.cli.screen.verdict import Line, finding_lines, screen_width, show_lines
 from stethos.errors import UsageError
+from stethos.nearest import did_you_mean
 from stethos.store.order import natural_key
 from stethos.view.client import STATUSES, AgainstOthers, against_others
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.diagnose.finding import Finding
     from stethos.store.run import Run
 
@@ -31,8 +32,6 @@ def show_client(diagnosis: Diagnosis, run: Run, client: str, target: str, *, as_
     measures = against_others(run, client)
     status = int(any(one.is_open and one.severity.word != "info" for one in found))
     if as_json:
-        from stethos.cli.screen.jsontext import print_json
-
         words = dict.fromkeys(word for counts in turns.values() for word in counts)
         print_json(
             {
@@ -73,8 +72,7 @@ def _turns(run: Run, client: str) -> dict[str | None, dict[str, int]]:
             f"run {run.name} has no clients", hint="it is not a federated training; see `stethos diagnose`"
         )
     if client not in names:
-        near = difflib.get_close_matches(client, names, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"clients: {', '.join(names[:10])}"
+        hint = did_you_mean(client, names, otherwise=f"clients: {', '.join(names[:10])}")
         raise UsageError(f"no client {client!r} in run {run.name}", hint=hint)
     found: dict[str | None, dict[str, int]] = {}
     for federation, _, status, count in sorted((row for row in rows if row[1] == client), key=str):

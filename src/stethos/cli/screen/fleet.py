@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stethos.cli.screen.grid import Heading, show_grid
+from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.progress import show_progress
 from stethos.cli.screen.text import clean, count_text, number_text
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ def show_fleet(address: str, on: str | None, task_timeout_s: float, *, as_json: 
 
     found = archive(address).diagnose(on=on, timeout_s=task_timeout_s, tell=_tell)
     if as_json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json(asdict(found))
     else:
         _print(found)
@@ -55,6 +54,4 @@ def _part(title: str, names: Sequence[str], rows: Sequence[Sequence[object]]) ->
 
 
 def _tell(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K  {done} of {total} runs" if done < total else "\r\x1b[K")
-        sys.stderr.flush()
+    show_progress(f"{done} of {total} runs" if done < total else "")

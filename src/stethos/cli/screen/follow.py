@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stethos.cli.screen.verdict import Line, event_line
 from stethos.diagnose.api import look
 from stethos.diagnose.detector import Detector
-from stethos.diagnose.engine import Diagnosis
+from stethos.diagnose.diagnosis import Diagnosis
 from stethos.diagnose.finding import Finding
 
 if TYPE_CHECKING:

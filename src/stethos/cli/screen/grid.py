@@ -77,6 +77,9 @@ def _draw(
     for row, style in zip(cells, styles, strict=True):
         table.add_row(*(Text(row[index]) for index in shown), style=style or None)
     console.print(table)
+    left_out = [names[index] for index in range(len(headings)) if index not in shown]
+    if left_out:
+        console.print(Text(f"a wider terminal also shows {', '.join(left_out)}", "dim"))
 
 
 def _draw_records(console: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stethos.cli.rounds import is_wrong, wrongs_of
+from stethos.cli.rounds import chosen_rounds, wrongs_of
 from stethos.cli.screen.federated import by_federation
 from stethos.cli.screen.spark import sparkline
 from stethos.cli.screen.text import (
@@ -37,7 +37,7 @@ from stethos.view.round import rounds_of
 from stethos.view.step import by_step
 
 if TYPE_CHECKING:
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.store.run import Run
 
 _MARKUP = re.compile(r"[\\`*_\[\]|~^{}]")
@@ -133,7 +133,7 @@ def _rounds(run: Run) -> list[str]:
             lines += _curve(column.replace("_", " "), [getattr(one, column) for one in rounds])
         heads = "round", "clients", "loss", "accuracy", "duration", "last client", "what went wrong"
         lines += [f"| {' | '.join(heads)} |", "|--:|--:|--:|--:|--:|---|---|"]
-        chosen = _chosen([is_wrong(one) for one in rounds])
+        chosen = chosen_rounds(rounds, _FIRST_ROUNDS, _LAST_ROUNDS, _WRONG_ROUNDS)
         for place, index in enumerate(chosen):
             if place and index != chosen[place - 1] + 1:
                 lines.append(f"| ⋮ |{' |' * (len(heads) - 1)}")
@@ -145,15 +145,6 @@ def _rounds(run: Run) -> list[str]:
             )  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return lines
-
-
-def _chosen(are_wrong: Sequence[bool]) -> list[int]:
-    """The first rounds, the last ones, and the first troubles between."""
-    count = len(are_wrong)
-    if count <= _FIRST_ROUNDS + _LAST_ROUNDS + _WRONG_ROUNDS:
-        return list(range(count))
-    between = [index for index in range(_FIRST_ROUNDS, count - _LAST_ROUNDS) if are_wrong[index]]
-    return [*range(_FIRST_ROUNDS), *between[:_WRONG_ROUNDS], *range(count - _LAST_ROUNDS, count)]
 
 
 def _steps(run: Run) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from stethos.cli.screen.spark import bar
 from stethos.cli.screen.text import bytes_text, clean, cut, ms_text, plural_text
-from stethos.cli.screen.verdict import Line, query_command
+from stethos.cli.screen.verdict import Line, labelled, query_command, typed
 from stethos.profile.bottleneck import Bottleneck
 from stethos.profile.memory_use import MemoryUse
 from stethos.profile.report import Profile
@@ -50,9 +50,7 @@ def screen_lines(found: Profile, target: str, width: int) -> Iterator[Line]:
 def _bottleneck(one: Bottleneck, target: str, width: int) -> Iterator[Line]:
     yield from _entry("seen", one.evidence, width)
     yield from _entry("next", one.next_step, width)
-    sql = textwrap.wrap(query_command(target, one.sql), width - _MARGIN, break_on_hyphens=False, break_long_words=False)
-    for place, line in enumerate(sql):
-        yield Line(f"{'sql' if place == 0 else '':{_MARGIN}}{line}", "dim")
+    yield from typed("sql", query_command(target, one.sql), width, _MARGIN, "dim")
 
 
 def _rounds(one: RoundTime, width: int) -> Iterator[Line]:
@@ -184,8 +182,7 @@ def _compression(found: Profile, width: int) -> Iterator[Line]:
 
 
 def _entry(word: str, text: str, width: int) -> Iterator[Line]:
-    for place, line in enumerate(_wrapped(clean(text), width - _MARGIN)):
-        yield Line(f"{word if place == 0 else '':{_MARGIN}}{line}")
+    return labelled(word, _wrapped(clean(text), width - _MARGIN), _MARGIN)
 
 
 def _time(milliseconds: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.grid import Heading, show_grid, without_empty
+from stethos.cli.screen.jsontext import print_json_rows
 from stethos.cli.screen.spark import bar
 from stethos.cli.screen.text import bytes_text, clean, ms_text, short_text
 from stethos.store.order import natural_key
@@ -48,8 +49,6 @@ def show_by(run: Run, by: str, *, as_json: bool) -> int:
     read = _READ[by]
     rows = read(run)
     if as_json:
-        from stethos.cli.screen.jsontext import print_json_rows
-
         print_json_rows(rows)
         return 0
     if not rows:

@@ -8,13 +8,16 @@ import time
 from collections.abc import Sequence
 
 # Escape sequences (CSI, OSC and other strings, two-character ones), then every control character that is left,
-# then the marks that reorder text. Text from a run can hold anything, also commands to the terminal.
+# then marks that reorder text or show nothing. Text from a run can hold anything, also commands to the terminal.
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]?|\x9b[0-?]*[ -/]*[@-~]?"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f]"
+)
 _SPACE = re.compile(r"[\t\n]+")
 
 

@@ -95,7 +95,8 @@ def _federation(vitals: Vitals, width: int, room: int) -> tuple[list[RenderableT
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    most_rounds = max(1, min(8, room // 3))
+    unused = room - min(len(vitals.clients), room) - 7  # what the clients leave of a high terminal
+    most_rounds = max(1, min(8, room // 3), min(len(vitals.rounds), unused))
     is_wide = width >= _WIDE // 2 - 1 and len(vitals.processes) <= 1
     most_clients = max(1, room - most_rounds - 6 if is_wide else min(6, room // 4))
     for title, rows in (

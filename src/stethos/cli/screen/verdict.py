@@ -9,14 +9,14 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from stethos.cli.screen.spark import sparkline
 from stethos.cli.screen.text import clean, cut, names_text, plural_text, short_text
-from stethos.diagnose.engine import Diagnosis, NotChecked
+from stethos.diagnose.diagnosis import Diagnosis, NotChecked
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.view.finding import when_text
 
@@ -129,9 +129,7 @@ def finding_lines(
     if "heat" in one.detail:
         yield from _heat(one.detail["heat"], width)
     for place, effect in enumerate(one.consequences[:effects]):
-        tail = f" ({effect.code})"
-        words = cut(clean(effect.title), width - _MARGIN - len(tail)) + tail
-        yield Line(f"{'so' if place == 0 else '':{_MARGIN}}{words}")
+        yield from labelled("so" if place == 0 else "", _wrapped(effect.title, width, 2, f" ({effect.code})"))
     if len(one.consequences) > effects:
         yield from _entry("", f"and {len(one.consequences) - effects} more that follow from it", width)
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):
@@ -139,24 +137,23 @@ def finding_lines(
     if one.next_step:
         yield from _entry("next", one.next_step, width, most=2)
     if one.subject.clients and not is_client:
-        yield from _typed("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
+        yield from typed("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
     else:
-        yield from _typed("", f"stethos diagnose --explain {one.code}", width)
+        yield from typed("", f"stethos diagnose --explain {one.code}", width)
 
 
 def _query(target: str, sql: str, width: int) -> Iterator[Line]:
     """The command that shows the evidence: whole, or where to find it."""
-    lines = list(_typed("sql", query_command(target, sql), width))
-    yield from lines if len(lines) <= _SQL_LINES else _typed("sql", f"{_command(target, '--json')}  # evidence", width)
+    lines = list(typed("sql", query_command(target, sql), width))
+    yield from lines if len(lines) <= _SQL_LINES else typed("sql", f"{_command(target, '--json')}  # evidence", width)
 
 
-def _typed(label: str, command: str, width: int) -> Iterator[Line]:
+def typed(label: str, command: str, width: int, margin: int = _MARGIN, style: str = "") -> Iterator[Line]:
     """A command that runs when it is pasted: lines end between words of SQL only, not in a name and not before it."""
     at = command.find("SELECT ") if " query " in command else len(command)
     kept = command[:at].replace(" ", "\0") + re.sub(r"'[^']*'", lambda one: one[0].replace(" ", "\0"), command[at:])
-    lines = textwrap.wrap(kept, width - _MARGIN, break_on_hyphens=False, break_long_words=False)
-    for place, line in enumerate(lines):
-        yield Line(f"{label if place == 0 else '':{_MARGIN}}{line}".replace("\0", " "))
+    lines = textwrap.wrap(kept, width - margin, break_on_hyphens=False, break_long_words=False)
+    return labelled(label, (line.replace("\0", " ") for line in lines), margin, style)
 
 
 def query_command(target: str, sql: str) -> str:
@@ -195,9 +192,8 @@ def _conclusion_text(diagnosis: Diagnosis) -> str:
 
 
 def _title(one: Finding, width: int) -> Iterator[Line]:
-    word = severity_text(one)
-    for place, line in enumerate(_wrapped(one.title, width, 2)):
-        yield Line(f"{word if place == 0 else '':{_MARGIN}}{line}", _STYLES[one.severity] if one.is_open else "yellow")
+    style = _STYLES[one.severity] if one.is_open else "yellow"
+    return labelled(severity_text(one), _wrapped(one.title, width, 2), style=style)
 
 
 def _short_lines(one: Finding, width: int) -> Iterator[Line]:
@@ -225,14 +221,22 @@ def _one_line(one: Finding, width: int) -> Iterator[Line]:
 
 
 def _entry(label: str, text: str, width: int, most: int = 2) -> Iterator[Line]:
-    for place, line in enumerate(_wrapped(text, width, most)):
-        yield Line(f"{label if place == 0 else '':{_MARGIN}}{line}")
+    return labelled(label, _wrapped(text, width, most))
 
 
-def _wrapped(text: str, width: int, most: int) -> list[str]:
-    lines = textwrap.wrap(clean(text), width - _MARGIN, break_on_hyphens=False)
+def labelled(label: str, lines: Iterable[str], margin: int = _MARGIN, style: str = "") -> Iterator[Line]:
+    """Lines behind a margin, in which the first has a label."""
+    for place, line in enumerate(lines):
+        yield Line(f"{label if place == 0 else '':{margin}}{line}", style)
+
+
+def _wrapped(text: str, width: int, most: int, tail: str = "") -> list[str]:
+    """At most so many lines; what is cut is not the tail."""
+    room = width - _MARGIN
+    lines = textwrap.wrap(clean(text).rstrip() + tail, room, break_on_hyphens=False)
     if len(lines) > most:
-        lines = [*lines[: most - 1], cut(" ".join(lines[most - 1 :]), width - _MARGIN)]
+        rest = " ".join(lines[most - 1 :]).removesuffix(tail)
+        lines = [*lines[: most - 1], cut(rest, room - len(tail)) + tail]
     return lines or [""]
 
 

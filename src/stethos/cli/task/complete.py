@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from stethos.errors import StethosError
+from stethos.settings import Preset
 
 if TYPE_CHECKING:
     from stethos.cli.main import Parser
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _LAST_NAME = re.compile(r"[A-Za-z_][\w.]*$")
+_HARMLESS = re.compile(r"[\w./@][\w./@%+=:,-]*")  # a shell puts words into its line as they are, and would run `$(...)`
 
 
 def completions(words: list[str]) -> list[str]:
@@ -87,6 +89,7 @@ def _values(action: argparse.Action, target: str | None, directory: str | None) 
         "only": _detectors,
         "explain": _detectors,
         "set": lambda: (f"{name}." for name in _detectors()),
+        "preset": lambda: get_args(Preset),
     }
     return named.get(action.dest, list)()
 
@@ -105,7 +108,7 @@ def _in_sql(begun: str) -> list[str]:
 
 
 def _runs(directory: str | None) -> list[str]:
-    return [place.name for place in _places(directory)]
+    return _harmless(place.name for place in _places(directory))
 
 
 def _places(directory: str | None) -> list[RunPlace]:
@@ -123,8 +126,13 @@ def _clients(target: str | None, directory: str | None) -> list[str]:
     from stethos.view.client import STATUSES
 
     with suppress(StethosError, OSError), Run(find_run(target, Path(directory) if directory else None)) as run:
-        return sorted({str(name) for name in run.sql(STATUSES()).column("client").to_pylist()})
+        return sorted(_harmless({str(name) for name in run.sql(STATUSES()).column("client").to_pylist()}))
     return []
+
+
+def _harmless(names: Iterable[str]) -> list[str]:
+    """Those of names, which anybody may have given, that are one plain word in every shell."""
+    return list(filter(_HARMLESS.fullmatch, names))
 
 
 def _detectors() -> list[str]:

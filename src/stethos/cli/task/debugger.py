@@ -15,6 +15,7 @@ from typing import Any
 from stethos.cli.screen.text import clean
 from stethos.errors import StethosError, UsageError
 from stethos.guard import tried
+from stethos.nearest import did_you_mean
 from stethos.replay.counterfactual import ChangedRound
 from stethos.replay.cursor import Cursor
 
@@ -67,11 +68,9 @@ class Debugger(cmd.Cmd):
         return False
 
     def default(self, line: str) -> None:
-        import difflib
-
         word = line.split()[0]
-        near = difflib.get_close_matches(word, [name[3:] for name in self.get_names() if name.startswith("do_")], n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`help` lists the commands; `eval` takes expressions"
+        known = [name[3:] for name in self.get_names() if name.startswith("do_")]
+        hint = did_you_mean(word, known, otherwise="`help` lists the commands; `eval` takes expressions")
         raise UsageError(f"no command {word!r}", hint=hint)
 
     def _say(self, text: str) -> None:
@@ -358,7 +357,7 @@ class Debugger(cmd.Cmd):
 
 def _count(text: str, example: str = "next 3") -> int:
     word = text.strip() or "1"
-    if not word.isdigit():
+    if not word.isdecimal():
         raise UsageError(f"not a number: {word!r}", hint=example)
     return int(word)
 

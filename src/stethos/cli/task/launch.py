@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.text import clean
 from stethos.errors import CommandNotFoundError
@@ -27,8 +27,12 @@ from stethos.schema import ROUNDS, STEPS
 from stethos.settings import Settings, child_environment, clean_environment, default_runs_dir, wants_verdict
 from stethos.wiring import command_line
 
+if TYPE_CHECKING:
+    from stethos.archive.follow import ArchiverNote
+
 _RELAYED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _SUPERVISE_S = 0.5
+_LEAST_CODE = -6  # SI_TKILL; 0 is SI_USER
 _LINGER_S = 0.9
 _VERDICT_S = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +51,8 @@ class Launch:
     def __init__(self, place: RunPlace | None, settings: Settings, *, quiet: bool) -> None:
         self._place = place
         self.companions: list[list[str]] = []  # commands of ours to start beside the program
+        self.archive: str | None = None  # the address to which one of them copies the run
+        self._archiver_told: str | None = None
         self.has_verdict = not quiet and settings.site is None and wants_verdict()  # a client's end is not delayed
         self._settings = settings
         self._say: Callable[[str], None] = (lambda _: None) if quiet else say
@@ -117,10 +123,11 @@ class Launch:
             code = child.poll()
             if code is not None:
                 return code
-            if information is None:
+            if information is None or information.si_signo not in awaited:  # Python fills in nothing after a long stop
                 self._keep_drainer()
                 self._tell_hangs()
-            elif information.si_signo != signal.SIGCHLD and information.si_code <= 0:
+                self._tell_archiver()
+            elif is_sent(information):
                 child.send_signal(information.si_signo)
 
     def _keep_drainer(self) -> None:
@@ -147,6 +154,38 @@ class Launch:
             if is_over:
                 self._say(f"hang {number} is over: the training goes on")
             self._told |= {(number, is_over), (number, False)}
+
+    def _tell_archiver(self) -> None:
+        """Say once why the run cannot be archived, and when it can again."""
+        note = self._archiver_note()
+        if note is None or note.reason == self._archiver_told:
+            return
+        if note.reason is None:
+            self._say(f"archiving to {clean(note.address)} works again")
+        else:
+            self._say(f"not archived: {clean(note.reason)}; the training goes on, and so do attempts to archive it")
+        self._archiver_told = note.reason
+
+    def _archiver_note(self) -> ArchiverNote | None:
+        """What the archiver of this launch has noted last."""
+        if self._place is None or self.archive is None:
+            return None
+        from stethos.archive.follow import note_of
+
+        note = note_of(self._place)
+        return note if note is not None and note.t_ns > self._facts["started_ns"] else None
+
+    def _say_where_archived(self) -> None:
+        """The archiver outlives us by its last upload."""
+        assert self._place is not None
+        if self.archive is None:
+            return
+        note = self._archiver_note()
+        again = f"stethos archive -t {shlex.quote(_shown(self._place.path))} --to {shlex.quote(clean(self.archive))}"
+        if note is not None and note.reason is not None:
+            self._say(f"not archived: {clean(note.reason)}; tried again for ten minutes; after that: {again}")
+        else:
+            self._say(f"the last rows go to {clean(self.archive)} in the background")
 
     def _verdict(self) -> str:
         """The verdict on the run in one line; "" if the run goes on elsewhere, it takes too long or Ctrl-C comes."""
@@ -213,6 +252,16 @@ class Launch:
             self._say("the last rows are still being stored; `stethos doctor` says what was recorded")
         else:
             self._say("no optimizer step was seen; `stethos doctor` says what was recorded and why")
+        self._say_where_archived()
+
+
+def is_sent(information: signal.struct_siginfo) -> bool:
+    """Whether somebody sent us a signal that we relay.
+
+    A terminal sends its own to the program as well. Where the wait was over while we were stopped (SIGSTOP, Ctrl-Z),
+    CPython tells of a signal that never came, with numbers that mean nothing.
+    """
+    return information.si_signo in _RELAYED and _LEAST_CODE <= information.si_code <= 0
 
 
 def _shown(path: Path) -> str:

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from stethos.errors import UsageError
 
 _TIMEOUT_S = 30.0
-TRACES = "/v1/traces"
 
 
-def endpoint_of(url: str, path: str = TRACES) -> str:
+def endpoint_of(url: str, signal: str) -> str:
     """The address a signal goes to: the usual path is added where there is none."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is not an endpoint", hint="for example -o http://localhost:4318")
-    return urllib.parse.urlunsplit(parts._replace(path=path)) if parts.path in ("", "/") else url
+    return urllib.parse.urlunsplit(parts._replace(path=f"/v1/{signal}")) if parts.path in ("", "/") else url
 
 
 def headers_of(given: Sequence[str]) -> dict[str, str]:

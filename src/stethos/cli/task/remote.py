@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean
 from stethos.errors import StethosError, UsageError
 from stethos.settings import token_file
@@ -69,8 +70,6 @@ def _show(reply: Row) -> int:
 
 
 def _show_json(addresses: Sequence[str], replies: Sequence[Row]) -> int:
-    from stethos.cli.screen.jsontext import print_json
-
     answers: dict[str, object] = {}
     for address, reply in zip(addresses, replies, strict=True):
         try:

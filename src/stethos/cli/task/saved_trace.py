@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text, cut
 from stethos.errors import UsageError
 from stethos.live.device_time import IdleCause, device_times
@@ -24,8 +25,6 @@ def show_trace(arguments: argparse.Namespace) -> int:
     """Where the time of the GPUs goes in a trace that was saved before."""
     trace = read_trace(arguments.from_trace)
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"devices": [one.as_dict() for one in device_times(trace["traceEvents"])],
                     "events_left_out": left_out_of(trace)})  # fmt: skip
     else:

@@ -29,7 +29,7 @@ def add_steering(parser: argparse.ArgumentParser) -> None:
         type=_step,
         metavar="N",
         help="act at this step, on each machine of a job that spans several; "
-        "default: a step that all ranks are still to make",
+        "default: a step that no rank has reached yet",
     )
     parser.add_argument("--json", action="store_true", help="print one object per process")
 
@@ -72,7 +72,7 @@ def _ask_ranks(ranks: list[LiveProcess], op: str, request: dict[str, Any]) -> tu
 
 
 def _common_step(arguments: argparse.Namespace, ranks: list[LiveProcess]) -> int:
-    """The step that was asked for, or one that all ranks are still to make."""
+    """The step that was asked for, or one that no rank has reached yet."""
     from stethos.live.all_ranks import meeting_step, missing_ranks
     from stethos.record.place import RunPlace
 

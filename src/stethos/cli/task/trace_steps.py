@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import bytes_text, clean, count_text, plural_text
 from stethos.cli.task.saved_trace import device_lines, read_trace
 from stethos.cli.task.target import live_target
@@ -63,8 +64,6 @@ def trace_steps(arguments: argparse.Namespace) -> int:
         path=str(arguments.trace.absolute()) if arguments.trace else "", force=arguments.force,
     )  # fmt: skip
     if arguments.json:
-        from stethos.cli.screen.jsontext import print_json
-
         print_json({"pid": process.pid, "rank": process.rank, **reply})
     else:
         print("\n".join(trace_lines(process.pid, reply)))

@@ -12,7 +12,7 @@ from stethos.errors import StethosError
 if TYPE_CHECKING:
     import argparse
 
-    from stethos.diagnose.engine import Diagnosis
+    from stethos.diagnose.diagnosis import Diagnosis
     from stethos.replay.proof import Proof
     from stethos.store.run import Run
 

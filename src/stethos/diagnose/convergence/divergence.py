@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_of, curves_to_judge
+from stethos.diagnose.curve import CURVE_READS, Curve, curves_of, curves_to_judge
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, Training, sureness, thinned, trainings_of
+from stethos.diagnose.program.inspected import COLUMNS, inspected_of
+from stethos.diagnose.training import Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
 
@@ -23,8 +24,9 @@ class Divergence:
     of clients, or over the rounds of a federation. It must have lost half of what was gained and a quarter of the
     first loss.
     Why it matters: from here on every step makes the model worse.
-    Not a fault when: the task was changed on purpose, as in a curriculum. A loss that stays below 0, as of a policy,
-    is only mentioned: it says little about how good the model is.
+    Not a fault when: the task was changed on purpose, as in a curriculum, or becomes harder by itself, as when a pair
+    must be told from others in a queue; that is not reported. A loss that stays below 0, such as a policy's, is
+    reported as info: it says little about how good the model is.
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
     """
 
@@ -32,11 +34,7 @@ class Divergence:
     name: ClassVar[str] = "divergence"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = {
-        "steps": STEP_COLUMNS,
-        "rounds": ROUND_COLUMNS,
-        "client_rounds": CLIENT_COLUMNS,
-    }
+    reads: ClassVar[Needs] = {**CURVE_READS, "inspections": COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"weight-explosion", "exploding-gradients", "oscillation", "series-anomaly", "non-finite-loss",
          "non-finite-gradients", "non-finite-weights"}
@@ -48,11 +46,13 @@ class Divergence:
     least: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
-        found = [finding for curve in curves_of(window) for finding in self._check(curve)]
+        growing = {one.process for one in inspected_of(window) if one.has_fixed_place()}
+        curves = [curve for curve in curves_of(window) if curve.process is None or curve.process not in growing]
+        found = [finding for curve in curves for finding in self._check(curve)]
         yield from found
         known = {finding.subject.process for finding in found}
         for one in trainings_of(window):
-            if one.process not in known and None not in known and not one.has_rival:
+            if one.process not in known and None not in known and not one.may_rise:
                 yield from self._out_of_numbers(one)
         next(curves_to_judge(window, self.least), None)  # says so if there is too little
 
@@ -86,7 +86,7 @@ class Divergence:
             return
         allowed = max(self.lost_share * (curve.start - curve.best), self.of_first_loss * abs(curve.start))
         allowed += self.noise_times * curve.level_noise
-        if curve.has_rival:
+        if curve.may_rise:
             allowed = 10 * (allowed + abs(curve.start))
         best = min(curve.best, curve.start)
         end = curve.end

@@ -29,9 +29,9 @@ class GradientsNotZeroed:
     """The norm of the gradients grows in proportion to the number of steps: they are added up, never cleared.
 
     What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
-    gradients grow like the step number; the loss does not explode meanwhile, as it would with a learning rate too high.
-    Why it matters: the optimizer follows the past; steps grow until the training swings or blows up.
-    Not a fault when: gradients are accumulated on purpose, which ends with a step; sums over many steps do not.
+    gradients grow like the step number; the loss does not explode meanwhile, as it would with too high a learning rate.
+    Why it matters: the optimizer follows the past; steps grow until the training oscillates or diverges.
+    Not a fault when: gradients are accumulated on purpose. Accumulation ends with a step; these sums span many steps.
     Next step: call `optimizer.zero_grad()` before each `backward()`.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, inspected_of
 from stethos.diagnose.training import (
     LAYER_COLUMNS,
     STEP_COLUMNS,
@@ -33,8 +34,9 @@ class LearningRateTooHigh:
     What it looks at: the highest loss soon after the start against the first one, the level at the end, changes of the
     learning rate, and how far the weights moved per step.
     Why it matters: it is the most common cause of divergence, dead units and NaN losses.
-    Not a fault when: the loss jumps at first and then falls far below where it began, or below it and still falls at
-    the end; that is not reported.
+    Not a fault when: the loss jumps at first and then falls far below its start, or falls below its start and is still
+    falling; that is not reported. Neither is a loss whose target moves, such as the outputs of a target network or
+    pairs from a queue.
     Next step: lower the learning rate, or warm it up.
     """
 
@@ -42,7 +44,7 @@ class LearningRateTooHigh:
     name: ClassVar[str] = "learning-rate-too-high"
     severity: ClassVar[Severity] = Severity.ERROR
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss", "lr"})}
-    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
+    reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS, "inspections": COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"divergence", "oscillation", "plateau", "exploding-gradients", "weight-explosion", "non-finite-loss",
          "non-finite-gradients", "non-finite-weights", "dead-units", "saturated-units", "update-to-weight-ratio",
@@ -57,8 +59,10 @@ class LearningRateTooHigh:
     least: int = 5
 
     def check(self, window: Window) -> Iterator[Finding]:
+        growing = {one.process for one in inspected_of(window) if one.has_fixed_place()}
         for one in trainings_to_judge(window, self.least):
-            yield from self._check(one)
+            if one.process not in growing and not one.has_moving_goal:
+                yield from self._check(one)
 
     def _check(self, one: Training) -> Iterator[Finding]:
         finite = np.isfinite(one.loss) & np.isfinite(one.lr)

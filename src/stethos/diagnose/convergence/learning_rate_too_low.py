@@ -16,13 +16,13 @@ from stethos.diagnose.window import Window
 
 @dataclass(frozen=True, slots=True)
 class LearningRateTooLow:
-    """Gradients are there, but the weights hardly move and the loss stays where it was.
+    """There are gradients, but the weights hardly move and the loss stays where it was.
 
-    What it looks at: how far the weights have come from their start per step, against their norm; the learning rate;
-    whether the loss fell.
-    Why it matters: the training will take a thousand times as long as it needs.
+    What it looks at: how far the weights have moved from their start per step, relative to their norm; the learning
+    rate; whether the loss fell.
+    Why it matters: the training will take many times longer than it needs to.
     Not a fault when: a trained model is only fine-tuned (the loss must be above `floor`), or a schedule ends at 0.
-    Next step: raise the learning rate; tenfold until the loss falls visibly.
+    Next step: raise the learning rate by factors of ten until the loss falls visibly.
     """
 
     code: ClassVar[str] = "CON007"

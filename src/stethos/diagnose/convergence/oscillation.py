@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
 from stethos.diagnose.detector import CannotTell, Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
 from stethos.store.frame import Array
 
@@ -21,12 +21,12 @@ class Oscillation:
     """The loss swings up and down and gets nowhere.
 
     What it looks at: the loss without its trend, in the second half of the training. A swing goes there and back
-    several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes
-    at every step, its opposite). Large swings also count if they repeat themselves after some steps, as with data that
-    are sorted by label. Noise of small batches does none of this, and a fast descent never turns.
+    several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes at
+    every step, its opposite). Large swings also count if they repeat after some steps, as with data sorted by label.
+    The noise of small batches does none of this, and a fast descent never reverses.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
-    Not a fault when: the learning rate is cycled on purpose. Where each round has other clients, only a loss of the
-    global model is looked at: theirs swings with who takes part.
+    Not a fault when: the learning rate is cycled on purpose. Where each round has different clients, only the global
+    model's loss is examined: the clients' own losses depend on who takes part.
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
 
@@ -34,11 +34,7 @@ class Oscillation:
     name: ClassVar[str] = "oscillation"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = {
-        "steps": STEP_COLUMNS,
-        "rounds": ROUND_COLUMNS,
-        "client_rounds": CLIENT_COLUMNS,
-    }
+    reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     likeness: float = 0.45
@@ -54,7 +50,7 @@ class Oscillation:
         if curves and all(curve.is_of_others for curve in curves):
             raise CannotTell("each round has other clients, and the global loss was not reported (`rnd.evaluate`)")
         for curve in curves:
-            if not curve.has_rival and not curve.is_of_others:
+            if not curve.may_rise and not curve.is_of_others:
                 yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:

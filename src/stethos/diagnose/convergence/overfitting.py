@@ -33,8 +33,8 @@ class Overfitting:
 
     What it looks at: a logged metric with `loss` and one of val, valid, validation, test, eval or dev in its name
     (`stethos.log(val_loss=...)`), or the evaluated loss of federated rounds, against the loss of the steps.
-    Why it matters: from the best evaluation on, the model learns its training data by heart.
-    Not a fault when: only accuracy counts; it may still rise while the loss does.
+    Why it matters: after the best evaluation, the model only memorises its training data.
+    Not a fault when: only accuracy matters; it may still rise while the loss does.
     Next step: keep the checkpoint of the best evaluation; add data, weight decay, dropout or augmentation.
     """
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stethos.diagnose.convergence.slow_progress import slope_of
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
 
 
@@ -19,10 +19,11 @@ class Plateau:
     """The loss stays at the level it began with, or stopped far from the end.
 
     What it looks at: how much of the first loss was gained, and whether there is any slope beyond the noise. A loss
-    that never moved is a warning; one that stopped half-way is only mentioned.
-    Why it matters: nothing is learned: wrong labels, inputs that say nothing, dead units, or a learning rate far off.
+    that never moved is a warning; one that stopped half-way is reported as info.
+    Why it matters: nothing is learned: wrong labels, inputs without information, dead units, or a learning rate far
+    off.
     Not a fault when: training continues from a trained model; a loss below `floor` is never reported. A loss below 0,
-    as of a policy, is only mentioned: it says little about how good the model is.
+    such as a policy's, is reported as info: it says little about how good the model is.
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 
@@ -30,11 +31,7 @@ class Plateau:
     name: ClassVar[str] = "plateau"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = {
-        "steps": STEP_COLUMNS,
-        "rounds": ROUND_COLUMNS,
-        "client_rounds": CLIENT_COLUMNS,
-    }
+    reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset()
 
     gained: float = 0.1
@@ -48,7 +45,7 @@ class Plateau:
             yield from self._check(curve)
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
-        if curve.has_rival or abs(curve.end) < self.floor:
+        if curve.may_rise or abs(curve.end) < self.floor:
             return
         best_fall = (curve.start - curve.best) / curve.scale
         noise = 3 * curve.level_noise / curve.scale

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.curve import CLIENT_COLUMNS, ROUND_COLUMNS, Curve, curves_to_judge
+from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.training import STEP_COLUMNS, sureness
+from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
 
 
@@ -20,9 +20,9 @@ class SlowProgress:
     """The loss falls steadily, but so slowly that the training will not get far.
 
     What it looks at: the slope of the loss against its noise, and how much of the first loss was gained so far.
-    Why it matters: the model can learn, it only takes steps that are too small, or too few.
+    Why it matters: the model can learn, but takes steps that are too small, or too few.
     Not a fault when: the training has just begun, or continues from a trained model. A loss that has fallen by a tenth
-    or more learns: that it is not done yet is only mentioned.
+    or more shows that the model learns; that it is not finished is reported as info.
     Next step: raise the learning rate tenfold, and see whether the loss falls faster.
     """
 
@@ -30,11 +30,7 @@ class SlowProgress:
     name: ClassVar[str] = "slow-progress"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = {
-        "steps": STEP_COLUMNS,
-        "rounds": ROUND_COLUMNS,
-        "client_rounds": CLIENT_COLUMNS,
-    }
+    reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     gained: float = 0.2
@@ -53,7 +49,7 @@ class SlowProgress:
             yield from self._check(curve, is_search)
 
     def _check(self, curve: Curve, is_search: bool) -> Iterator[Finding]:
-        if curve.has_rival or curve.end < self.floor:
+        if curve.may_rise or curve.end < self.floor:
             return
         steady = slope_of(curve)
         if steady > -self.surely or not curve.fall < self.gained:

@@ -21,11 +21,11 @@ class AggregationBias:
     """One client or a small group decides where the global model goes: their updates outweigh all others.
 
     What it looks at: each client's weight in the average, samples x norm of its update, as a share of the round's
-    total; and the smallest group that has most of it in the same rounds. It is a warning where the norm is to blame:
-    the share is a multiple of what the samples give.
+    total; and the smallest group that has most of it in the same rounds. It is a warning if the norm is the cause: the
+    share is a multiple of what the samples explain.
 
-    Why it matters: an average that follows one client is that client's model. One that scales its update up takes
-    over the federation without anybody's loss looking wrong.
+    Why it matters: an average that follows one client is that client's model. A client that scales its update up takes
+    over the federation without any loss looking wrong.
 
     Not a fault when: it holds most of the data. Then it is only reported as information; compare `quantity-skew`.
 

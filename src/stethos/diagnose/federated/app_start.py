@@ -50,7 +50,7 @@ def never_started(window: Window, code: str, name: str, severity: Severity) -> I
                     f"SELECT level, message, exception FROM logs WHERE process = {literal(process)} ORDER BY t_ns",
                 ),
             ),
-            next_step=f"mend what the {app} raises when it is imported; the query shows its traceback",
+            next_step=f"fix what the {app} raises when it is imported; the query shows its traceback",
             detail={"leg": "never-started", "app": app},
         )  # fmt: skip
 

@@ -25,9 +25,9 @@ _LEAST = 1e-12
 class ClientAnomaly:
     """A client's losses, samples or logged numbers suddenly move away from the other clients'.
 
-    What it looks at: for each client and number the distance to the other clients' median in the same round. It is
-    reported when that distance was steady before, has been many times as far since, and no other client ever went half
-    as far.
+    What it looks at: for each client and number, the distance to the other clients' median in the same round. It is
+    reported if that distance was steady before, has been many times larger since, and no other client's was ever half
+    as large.
 
     Why it matters: what happens to all clients at once is training; what happens to one is its data, its code or its
     machine.

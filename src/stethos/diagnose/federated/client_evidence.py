@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     "label-noise": ("has wrong labels", "entry_loss", "loss of the incoming model on its data", "have it check its labels; leave it out until then"),  # noqa: E501
     "feature-fault": ("has noisy or shifted inputs", "input_cos", "similarity of its inputs' use to the others'", "have it check its preprocessing (scaling, sensor, missing values)"),  # noqa: E501
     "backdoor": ("trains towards one class on some inputs, like a backdoor", "input_focus", "share of the change in a single input", "leave it out and look for a trigger in its data; retrain from before its first round"),  # noqa: E501
-    "sign-flip": ("sends its update with the sign turned", "cos_centre", "cosine to the other clients", "leave it out; check how it computes what it sends (new minus old)"),  # noqa: E501
+    "sign-flip": ("sends its update with the sign flipped", "cos_centre", "cosine to the other clients", "leave it out; check how it computes what it sends (new minus old)"),  # noqa: E501
     "scaling": ("sends its update much too large", "norm_ratio", "size relative to the median client", "clip or normalise its update; check the weighting by samples"),  # noqa: E501
     "update-noise": ("sends noise on top of its update", "cos_self", "cosine to its own last update", "check its privacy noise, compression or transport"),  # noqa: E501
     "wrong-lr": ("trains with another learning rate than the others", "norm_ratio", "size relative to the median client", "have it check its training settings"),  # noqa: E501
@@ -74,7 +74,7 @@ _SHOWN_INSIDE = {
     "untrained": "it trains fewer of the model's weights than the others",
     "ascent": "the loss on its own samples rises as it trains, while the others' falls",
     "turned": "its gradients point elsewhere when its optimizer steps than when they were computed",
-    "between": "something else than its optimizer changes its weights between steps",
+    "between": "something other than its optimizer changes its weights between steps",
     "otherwise": "its loss is computed by other operations than the others'",
     "early": "it makes far fewer, or more, steps than the others",
     "training": "its steps are far longer than the others', for its learning rate",

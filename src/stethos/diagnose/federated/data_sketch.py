@@ -72,6 +72,16 @@ class Sketch:
         floor = 1e-3 * float(np.mean(diagonal)) + 1e-9
         return np.asarray((1 - share) * raw + np.diag(share * diagonal + floor))
 
+    def precision(self, size: int) -> Array:
+        """The inverse of the covariance of the first so many features; not to be changed."""
+        if size not in self._precisions:
+            self._precisions[size] = np.asarray(np.linalg.inv(self.covariance[:size, :size]), float)
+        return self._precisions[size]
+
+    @cached_property
+    def _precisions(self) -> dict[int, Array]:
+        return {}
+
 
 def sketch_in(text: str, number: int) -> Sketch | None:
     """Read a sketch; None where the text is not one."""

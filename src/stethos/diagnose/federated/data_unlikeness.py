@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import Sketch, joined
+from stethos.diagnose.federated.data_sketch import Sketch
 from stethos.diagnose.federated.inside_data import residuals_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import by_answers, by_data
-from stethos.diagnose.federated.standing_out import deviations
+from stethos.diagnose.federated.reference import references_of
+from stethos.diagnose.federated.standing_out import deviations, middle_of
 from stethos.diagnose.federated.unlikeness import relative
 
 Array = npt.NDArray[np.float64]
@@ -21,23 +22,31 @@ _FEWEST_FREE = 10  # samples beyond one of each class
 _DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1}
 _FLOOR = 0.01  # of all labels: what honest clients differ by
 _INFORMED = 1e-3  # of the variance within classes, between them
+_FEWEST_WITH_WORD, _FEWEST_WORDS, _HARDLY = 8, 4, 4.0  # samples; words; times less often
+_FLOOR_ELSEWHERE, _HARDLY_APART = 0.05, 1e-3  # standard deviations; of how far classes lie apart
 _LEAST, _MOST = -2.0, 8.0  # deviations that one witness counts
 
 
 def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     """By how a client's samples differ: within and between classes, words, mix of labels, targets, single columns.
 
-    `worse`, `unexplained` and `tilt` say how a feature follows from the others.
+    `worse`, `unexplained` and `tilt` say how a feature follows from the others, `elsewhere` how far all samples
+    together lie from the others'.
     """
     raw = {name: np.full(len(clients), np.nan) for name in _DATA}
-    for place, mine, others in _compared(clients, _FEWEST_SAMPLES):
-        for name, value in _differences(mine, others).items():
+    lost, lost_error, elsewhere, elsewhere_error = np.full((4, len(clients)), np.nan)
+    for place, mine, whole in _compared(clients, _FEWEST_SAMPLES):
+        others = [one for at, one in enumerate(clients) if at != place and one is not None and one.can_join(mine)]
+        for name, value in _differences(mine, others, whole).items():
             raw[name][place] = value
+        lost[place], lost_error[place] = _lost_words(mine, others)
+        elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
         "worse": relative(worse, 0.02, errors), "unexplained": relative(unexplained, 0.02, errors),
-        "tilt": relative(tilt, 0.03, errors),
+        "tilt": relative(tilt, 0.03, errors), "lost": relative(lost, 0.02, lost_error),
+        "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
     }  # fmt: skip
 
 
@@ -69,8 +78,8 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     About the share of wrong labels: where they are random it is 1. Inputs that vary more spread in all directions.
     """
     share, error = np.full((2, len(clients)), np.nan)
-    for place, mine, others in _compared(clients, _FEWEST_LABELLED):
-        whole, inputs, free = joined(others), mine.inputs, mine.n - len(mine.counts)
+    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+        inputs, free = mine.inputs, mine.n - len(mine.counts)
         if mine.classes is None or len(whole.counts) < 2 or free < _FEWEST_FREE:
             continue
         root = np.linalg.inv(np.linalg.cholesky(whole.covariance[:inputs, :inputs]))
@@ -90,13 +99,11 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     return share, error
 
 
-def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[int, Sketch, list[Sketch]]]:
-    """Clients with so many samples, each with those that it can be compared with."""
-    for place, mine in enumerate(clients):
-        if mine is not None and mine.n >= fewest:
-            others = [one for at, one in enumerate(clients) if at != place and one is not None and one.can_join(mine)]
-            if len(others) >= 3:
-                yield place, mine, others
+def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[int, Sketch, Sketch]]:
+    """Clients with so many samples, each with all others' samples together."""
+    for place, (mine, whole) in enumerate(zip(clients, references_of(clients, clients), strict=True)):
+        if mine is not None and whole is not None and mine.n >= fewest:
+            yield place, mine, whole
 
 
 def _neighbours(clients: Sequence[Sketch | None]) -> Array:
@@ -108,11 +115,11 @@ def _neighbours(clients: Sequence[Sketch | None]) -> Array:
     ])  # fmt: skip
 
 
-def _differences(mine: Sketch, others: Sequence[Sketch]) -> dict[str, float]:
-    whole, inputs = joined(others), mine.features - mine.targets
+def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[str, float]:
+    inputs = mine.features - mine.targets
     reference = whole.covariance
     found = {}
-    precision = np.linalg.inv(reference[:inputs, :inputs])
+    precision = whole.precision(inputs)
     change = precision @ mine.covariance[:inputs, :inputs]
     found["shape"] = float(np.log(max(0.5 * (np.trace(change) - inputs - np.linalg.slogdet(change)[1]) / inputs, 1e-4)))
     labels = (0,) if mine.classes is None or whole.classes is None else whole.classes
@@ -136,6 +143,26 @@ def _differences(mine: Sketch, others: Sequence[Sketch]) -> dict[str, float]:
     return found
 
 
+def _displacement(mine: Sketch, whole: Sketch) -> tuple[float, float]:
+    """How far a client's samples, all together, lie from any mixture of the others' classes, and its standard error.
+
+    Wrong labels move samples between classes and leave all of them together where they are, whatever mix of classes a
+    client has. Other inputs, of other people or another camera, lie elsewhere.
+    """
+    inputs = mine.features - mine.targets
+    precision, means = whole.precision(inputs), whole.means[:, :inputs]
+    middle = whole.counts @ means / whole.n
+    ways, apart = means - middle, mine.counts @ mine.means[:, :inputs] / mine.n - middle
+    if len(ways) > 1:
+        products = ways @ precision @ ways.T
+        room = _HARDLY_APART * float(np.trace(products)) / len(ways) + 1e-12
+        apart = apart - np.linalg.solve(products + room * np.eye(len(ways)), ways @ precision @ apart) @ ways
+    own = mine.scatter[:inputs, :inputs] / max(mine.n - len(mine.counts), 1)
+    by_chance = float((precision * own).sum()) / mine.n  # where the others' inputs hardly vary, noise is far from them
+    distance = max(float(apart @ precision @ apart) - by_chance, 0.0)
+    return float(np.sqrt(distance / inputs)), float(np.sqrt(by_chance / inputs))
+
+
 def _relation(mine: Sketch, reference: Array, inputs: int) -> float:
     """How much more of the targets the others' linear relation leaves over, as a logarithm."""
     slope = np.linalg.solve(reference[:inputs, :inputs], reference[:inputs, inputs:])
@@ -155,6 +182,26 @@ def _word_distance(mine: Mapping[int, float], others: Sequence[Mapping[int, floa
     return float(sum(0.5 * (one * np.log(np.where(one > 0, one / middle, 1.0))).sum() for one in (own, theirs)))
 
 
+def _lost_words(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float]:
+    """The share of the words that all others use which a client hardly has, and half a word as a share.
+
+    Whom a site serves changes how often such words come; another tokenizer, or a step that drops words, takes some away
+    and leaves the rest.
+    """
+    known = [one.tokens for one in others if one.tokens]
+    if not mine.tokens or len(known) < 3:
+        return np.nan, np.nan
+    words = sorted({word for tokens in known for word in tokens})
+    shares = np.sort([[tokens.get(word, 0.0) for word in words] for tokens in known], axis=0)
+    least = min(mine.tokens.values())  # what is rarer is not told
+    own = np.array([mine.tokens.get(word, least) for word in words])
+    usual, is_of_all = middle_of(shares), shares[1] * mine.n >= _FEWEST_WITH_WORD  # but for one, who may be odd
+    count = int(is_of_all.sum())
+    if count < _FEWEST_WORDS:
+        return np.nan, np.nan
+    return float((own < usual / _HARDLY)[is_of_all].mean()), 0.5 / count
+
+
 def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
     """How far the columns' middles and deviations lie from the others', on average; None where they are not known."""
     if mine.deviation is None or mine.middle is None:
@@ -162,8 +209,8 @@ def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
     known = [one for one in others if one.deviation is not None and one.deviation.shape == mine.deviation.shape]
     if len(known) < 3:
         return None
-    usual = np.median([one.deviation for one in known if one.deviation is not None], axis=0)
-    middle = np.median([one.middle for one in known if one.middle is not None], axis=0)
+    usual = middle_of(np.array([one.deviation for one in known if one.deviation is not None]))
+    middle = middle_of(np.array([one.middle for one in known if one.middle is not None]))
     scale = np.maximum(usual, 0.05 * float(np.median(usual)) + 1e-9)
     wider = np.minimum(np.abs(np.log(np.maximum(mine.deviation, scale / 20) / scale)), 3.0)
     return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0)))

@@ -16,16 +16,17 @@ from stethos.store.literal import literal
 
 @dataclass(frozen=True, slots=True)
 class DifferentModels:
-    """In one round some clients were given another model than the others.
+    """In one round some clients received a different model from the others.
 
     What it looks at: the digest that each client makes of the model it received, where it received it (`legs`).
 
     Why it matters: a server that gives one client a model of its own can read that client's data out of its answer,
     secure aggregation or not; and a client that got a damaged or old model spoils the round.
 
-    Not a fault when: models are personal on purpose. Where most clients have one of their own, nothing is said.
+    Not a fault when: models are personalised on purpose. If most clients have a model of their own, nothing is
+    reported.
 
-    Next step: ask the server's owner why these clients were given another model.
+    Next step: ask the server's owner why these clients received a different model.
     """
 
     code: ClassVar[str] = "FED018"

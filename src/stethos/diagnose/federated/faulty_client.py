@@ -29,14 +29,15 @@ _OF_ALL = {"nan": "send NaN or infinite weights", "free-rider": "send updates wi
 class FaultyClient:
     """A client's updates, or its data, are not what they should be, and the kind of fault can be named.
 
-    What it looks at: fingerprints of updates (size, direction, spread over layers and inputs) against the robust
-    centre of the other clients and against the past; the incoming global model's loss and answers on the client's own
-    labels. Label by label, so that a client with other classes than the rest is not mistaken for a faulty one.
+    What it looks at: where clients train with torch during a turn, what they train on, class by class, what their
+    optimizer does, and what they send, each against the other clients; the incoming global model's loss and answers on
+    the client's own labels; fingerprints of updates (size, direction, spread over layers and inputs) against the robust
+    centre of the others and against the past. Updates alone accuse only who stands far apart, at most 75 % sure.
     Why it matters: one client in fifty with flipped labels teaches the global model the wrong thing, and no loss curve
     shows it.
     Not a fault when: the client alone holds a class, or has very few samples. Compare label-skew; where clients hardly
-    have labels in common, faults of data are told only of those who do. More than three clients in ten with the same
-    fault become the majority that others are compared with.
+    have labels in common, faults of data are reported only for those that do. More than three clients in ten with the
+    same fault become the majority that others are compared with.
     Next step: `stethos diagnose --client CLIENT`, then `stethos compare-clients CLIENT OTHER`; leave it out of the
     average until it is fixed.
     """
@@ -125,7 +126,7 @@ class FaultyClient:
     ) -> Finding:
         words, _, _, todo = KINDS[verdict.kind]
         if verdict.source is not None:
-            words = f"has class {verdict.source} labelled as {verdict.target}"
+            words = f"labels class {verdict.source} as class {verdict.target}"
         elif verdict.kind == "label-flip":
             todo = _UNKNOWN_CLASSES
         detail: dict[str, Any] = {"guilt": verdict.guilt}

@@ -23,7 +23,7 @@ _WORDS = {
     "log_entry_loss": ("has labels that the model does not agree with", "log loss of the incoming model", "have it check its labels"),  # noqa: E501
     "cos_last": ("trains in another direction", "cosine to the last global change", "have it check its labels and its training"),  # noqa: E501
     "log_sent": ("sends more or less than it trained", "log of sent per trained length", "have it check what it sends"),
-    "cos_sent": ("sends something else than it trained", "cosine of sent to trained", "have it check what it sends"),
+    "cos_sent": ("sends other than what it trained", "cosine of sent to trained", "have it check what it sends"),
     "disputed": ("has a class that the model calls another", "share of a class answered as another", "have it check the labels of its classes"),  # noqa: E501
     "log_spread": ("has inputs of another spread", "log spread of the inputs", "have it check its preprocessing"),
     "level": ("has shifted inputs", "mean of the inputs", "have it check its preprocessing"),
@@ -47,9 +47,10 @@ class FaultyInGroups:
     (`group_sums`): how long their updates are, whether they send what they trained, how the incoming model does on
     their data, how their inputs are spread. Over many rounds one client's presence explains what groups differ in.
 
-    Why it matters: under secure aggregation nobody sees a client's update, so nobody sees that it is spoilt.
+    Why it matters: under secure aggregation no one sees a client's update, so no one sees that it is faulty.
 
-    Not a fault when: the client's data are honestly unlike everybody's. Two faulty clients at once are seldom told.
+    Not a fault when: the client's data differ from everyone else's for good reason. Two faulty clients at once are
+    rarely told apart.
 
     Next step: ask the client to run `stethos diagnose` on its own recording.
     """

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.data_sketch import joined
-from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES, data_margins
+from stethos.diagnose.federated.inside_data import data_margins
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_data
 from stethos.diagnose.federated.inside_update import update_margins
+from stethos.diagnose.federated.repeated_samples import duplicate_margins
 from stethos.diagnose.federated.standing_out import deviations, margins
 from stethos.diagnose.turn import median_without_each
 
@@ -25,9 +26,6 @@ _PASSED = 3  # rounds without a sign of it, until a fault is over
 _EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
-_MOST_COUNTED = 400  # samples of a client that are told apart
-_MANY_ALIKE = 0.4  # of a batch repeats the rest, in some rounds
-_FEW_SAMPLES = 0.3  # of what the median client has
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
@@ -95,7 +93,7 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     clients = inside.clients
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
     kinds = dict(update_margins(inside))
-    kinds["duplicates"] = np.maximum(_duplicates(inside), _fewer_than_said(inside))
+    kinds["duplicates"] = duplicate_margins(inside)
     kinds["not-finite"] = _not_finite(inside)
     kinds |= data_margins(whole)
     odd = (
@@ -135,58 +133,6 @@ def loss_above_others(entry_loss: Array) -> Array:
         usual = median_without_each(losses)
         found[known] = (losses - usual) / np.maximum(np.abs(usual), 1e-9)
     return found
-
-
-def _duplicates(inside: InsideEvidence) -> Array:
-    """How much of its batches repeats other samples of the batch, beyond chance.
-
-    Texts may have lines that come often, so it must have far fewer samples, too, or repeat far more in some rounds than
-    in others, as where inputs are lost at times.
-    """
-    rows = inside.matrix("rows")
-    distinct = np.minimum(inside.matrix("distinct") + np.nan_to_num(inside.matrix("by_chance")), 1.0)
-    if not np.isfinite(distinct).any():
-        return np.zeros(len(inside.clients))
-    seen = np.nansum(rows, axis=0) >= FEWEST_SAMPLES
-    known = np.isfinite(distinct)
-    share = 1 - np.nansum(distinct * rows, axis=0) / np.maximum(np.nansum(np.where(known, rows, 0), axis=0), 1)
-    often = np.array([_at_times(1 - distinct[known[:, place], place]) for place in range(len(inside.clients))])
-    count = np.array([sum(one.n for one in inside.data.get(client, ())) for client in inside.clients])
-    is_few = count <= _FEW_SAMPLES * np.median(count)
-    few = margins(np.where(seen, share, np.nan), 0.3, 4.0, 0.03)
-    return np.maximum(np.where(is_few, few, 0.0), margins(np.where(seen, often, np.nan), _MANY_ALIKE, 4.0, 0.03))
-
-
-def _at_times(shares: Array) -> float:
-    """How much larger a share is in the third of the rounds in which it is largest than where it is smallest."""
-    third = max(2, len(shares) // 3)
-    if len(shares) < 2 * third:
-        return np.nan
-    ordered = np.sort(shares)
-    return float(ordered[-third:].mean() - ordered[:third].mean())
-
-
-def _fewer_than_said(inside: InsideEvidence) -> Array:
-    """How many times fewer samples it trains on than it says that it has, and than its steps have room for.
-
-    Where equal samples are common, in its batches, too, fewer are different.
-    """
-    said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
-    batch = np.nan_to_num(inside.matrix("batch")).max(0, initial=0.0)
-    used = np.nan_to_num(inside.matrix("steps")).sum(0) * batch
-    seen = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
-    room = np.minimum(np.minimum(said, used), _MOST_COUNTED)
-    rows = np.where(np.isfinite(inside.matrix("distinct")), inside.matrix("rows"), 0.0)
-    alike = 1 - np.nansum(inside.matrix("distinct") * rows, axis=0) / np.maximum(np.nansum(rows, axis=0), 1)
-    kinds = _kinds_of(alike, batch)
-    different = np.minimum(room, kinds * -np.expm1(-room / kinds))
-    times = np.where((said > 0) & (seen > 0), np.log2(np.maximum(different, 1) / np.maximum(seen, 1)), np.nan)
-    return margins(np.maximum(times, 0.0), 1.0, 4.0, 0.1)
-
-
-def _kinds_of(alike: Array, batch: Array) -> Array:
-    """From how many equally common samples batches are drawn in which this share repeats another: about b / 2 share."""
-    return np.maximum(batch, 2.0) / np.maximum(2 * alike, 1e-6)
 
 
 def _not_finite(inside: InsideEvidence) -> Array:

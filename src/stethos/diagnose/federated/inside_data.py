@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import Sketch, joined
-from stethos.diagnose.federated.standing_out import margins
+from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.reference import references_of
+from stethos.diagnose.federated.standing_out import margins, middle_of
 
 Array = npt.NDArray[np.float64]
 FEWEST_SAMPLES = 15
@@ -18,6 +20,7 @@ _MOST_COLUMNS = 0.55  # on another scale or far away: a shift of some is how a s
 _BY_CHANCE = 1e-3
 _NOVEL = 0.12  # share of samples with a value that others do not have
 _NOVEL_INSIDE, _FEWEST_NOVEL = 0.35, 3  # the same inside of the others' range: in at least so many columns
+_AGREED, _AS_OFTEN = 0.6, 0.15  # of the others have the same commonest value; how much more often another comes
 _SAME_LABEL = 0.9
 _MOST_OF_ONE = 0.8  # of its samples have one label: then many values go with it
 _FAR_DEVIATIONS = 6.0
@@ -75,9 +78,9 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         sizes = {one.deviation.shape for one in others if one.deviation is not None}
         if sizes != {mine.deviation.shape}:
             continue
-        usual = np.median([one.deviation for one in others if one.deviation is not None], axis=0)
-        middle = np.median([one.middle for one in others if one.middle is not None], axis=0)
-        spread = np.median([np.abs(one.middle - middle) for one in others if one.middle is not None], axis=0)
+        usual = middle_of(np.array([one.deviation for one in others if one.deviation is not None]))
+        middle = middle_of(np.array([one.middle for one in others if one.middle is not None]))
+        spread = middle_of(np.array([np.abs(one.middle - middle) for one in others if one.middle is not None]))
         floor = max(0.05 * float(np.median(usual)), 1e-9)
         scale = np.maximum(usual, floor)
         ratio, widest = np.log10(np.maximum(mine.deviation, floor / 10) / scale), _second_widest(others, scale)
@@ -108,7 +111,7 @@ def _must_vary(mine: Sketch, others: Sequence[Sketch]) -> npt.NDArray[np.bool_]:
     known = [one.atom_shares[0] for one in others if one.atom_shares is not None]
     if not known or len({len(one) for one in known}) != 1:
         return np.ones(len(mine.deviation), bool)
-    common = np.median(known, axis=0)[:: -(-len(known[0]) // len(mine.deviation))]
+    common = middle_of(np.array(known))[:: -(-len(known[0]) // len(mine.deviation))]
     if len(common) != len(mine.deviation):
         return np.ones(len(mine.deviation), bool)
     return np.asarray(common**mine.n < _BY_CHANCE)
@@ -138,10 +141,13 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
             same = np.where(atoms == mine.atoms[rank], weights, 0.0).max(1)  # client x column
             bound = np.where(same > 0, same, weights[:, 1])
             own, is_far = mine.atom_shares[rank], _is_far(mine, others, rank)
-            often = np.sort(bound, axis=0)[-2] if len(bound) > 3 else bound.max(0)
-            usual = np.median(bound, axis=0)
+            ordered = np.sort(bound, axis=0)
+            often = ordered[-2] if len(bound) > 3 else ordered[-1]
+            usual = 0.5 * (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2])
             is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
             is_novel &= is_far | (own >= _NOVEL_INSIDE)
+            if is_novel.any():
+                is_novel &= ~_is_renamed(mine, atoms, weights, own)
             is_novel |= _is_marked(mine, others, rank)
             if is_novel.sum() < _FEWEST_NOVEL or is_novel.mean() <= _MANY:
                 # that one input is always the same says whom a client has
@@ -155,6 +161,19 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     found = margins(shares, _NOVEL, 4.0, 0.02)
     stamped = margins(np.array([_stamped(clients, place) for place in range(len(clients))]), _NOVEL, 4.0, 0.02)
     return np.maximum(np.where(is_wide, 0.0, found), stamped), np.where(is_wide, found, 0.0)
+
+
+def _is_renamed(mine: Sketch, atoms: Array, weights: Array, own: Array) -> npt.NDArray[np.bool_]:
+    """Where a client's common value stands in the place of one that most others have: another gain or offset.
+
+    What is missing and filled in stands beside the values that are left.
+    """
+    assert mine.atoms is not None
+    usual = middle_of(weights[:, 0])
+    agreed = middle_of(atoms[:, 0])
+    is_agreed = (atoms[:, 0] == agreed).mean(0) >= _AGREED
+    is_left = ((mine.atoms == agreed) & (np.asarray(mine.atom_shares) > 0)).any(0)
+    return np.asarray(is_agreed & ~is_left & (own < usual + _AS_OFTEN))
 
 
 def _stamped(clients: Sequence[Sketch | None], place: int) -> float:
@@ -175,7 +194,7 @@ def _stamped(clients: Sequence[Sketch | None], place: int) -> float:
         own = mine.atom_shares[rank]
         same = np.where(atoms == mine.atoms[rank], weights, 0.0).max(1)
         at_most = np.where(same > 0, same, weights[:, 1])
-        is_novel = (np.sort(at_most, axis=0)[-2] < own / 3) & (np.median(at_most, axis=0) < own / 5)
+        is_novel = (np.sort(at_most, axis=0)[-2] < own / 3) & (middle_of(at_most) < own / 5)
         is_mark = is_novel & (own * mine.n >= 5) & (own < 0.9) & (mine.atom_labels[rank] >= _SAME_LABEL)
         for share in np.unique(own[is_mark]):
             alike = is_mark & (np.abs(own - share) <= 0.02)
@@ -202,7 +221,7 @@ def _grain(clients: Sequence[Sketch | None]) -> Array:
             continue
         values = np.stack([one.atoms[0] for one in others if one.atoms is not None])
         shares = np.stack([one.atom_shares[0] for one in others if one.atom_shares is not None])
-        usual, least = np.median(shares, axis=0), np.sort(shares, axis=0)[1]  # one other may be faulty, too
+        usual, least = middle_of(shares), np.sort(shares, axis=0)[1]  # one other may be faulty, too
         is_common = (usual >= _COMMON) & (usual <= _NEARLY_ALL) & (least * mine.n >= 4)
         if is_common.sum() < _FEWEST_NOVEL:
             found[place] = 0.0
@@ -249,7 +268,7 @@ def _is_far(mine: Sketch, others: Sequence[Sketch], rank: int) -> npt.NDArray[np
     known = [one for one in others if one.middle is not None and one.deviation is not None]
     if len(known) < 3 or len({one.middle.shape for one in known if one.middle is not None}) != 1:
         return np.zeros(width, bool)
-    middle = np.median([one.middle for one in known if one.middle is not None], axis=0)
+    middle = middle_of(np.array([one.middle for one in known if one.middle is not None]))
     deviation = np.sort([one.deviation for one in known if one.deviation is not None], axis=0)[-2]
     again = -(-width // len(middle))  # of wide inputs every so-many-th column is known
     middle, deviation = (np.repeat(one, again)[:width] for one in (middle, deviation))
@@ -316,14 +335,19 @@ def residuals_of(
     clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]
 ) -> tuple[Array, Array, Array, Array]:
     """Residuals of features, as distances and shares of their variance; the tilt towards what hardly varies; errors."""
+    return _residuals_of(tuple(clients), tuple(typical))
+
+
+@lru_cache(maxsize=2)  # rules and weighing ask the same
+def _residuals_of(
+    clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, ...]
+) -> tuple[Array, Array, Array, Array]:
     worse, unexplained, tilt = np.full((3, len(clients)), np.nan)
     errors = np.zeros(len(clients))
-    for place, mine in enumerate(clients):
-        others = _others(typical, place)
-        if mine is None or len(others) < 3 or not others[0].can_join(mine):
+    for place, (mine, others) in enumerate(zip(clients, references_of(clients, typical), strict=True)):
+        if mine is None or others is None:
             continue
-        reference = joined(others).covariance[: mine.inputs, : mine.inputs]
-        precision = np.linalg.inv(reference)
+        reference, precision = others.covariance[: mine.inputs, : mine.inputs], others.precision(mine.inputs)
         own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
         residual = ((precision @ own) * precision).sum(1) / np.diag(precision)
         is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
@@ -348,11 +372,9 @@ def _target_residual(clients: Sequence[Sketch | None], typical: Sequence[Sketch 
     """
     worse, unexplained = np.full(len(clients), np.nan), np.full(len(clients), np.nan)
     errors = np.zeros(len(clients))
-    for place, mine in enumerate(clients):
-        others = _others(typical, place)
-        if mine is None or not mine.targets or len(others) < 3:
+    for place, (mine, whole) in enumerate(zip(clients, references_of(clients, typical), strict=True)):
+        if mine is None or not mine.targets or whole is None:
             continue
-        whole = joined(others)
         inputs = mine.features - mine.targets
         reference = whole.covariance
         slope = np.linalg.solve(reference[:inputs, :inputs], reference[:inputs, inputs:])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from stethos.diagnose.federated.data_sketch import Sketch, sketch_in
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
+from stethos.turn_facts import unpacked
 
 Array = npt.NDArray[np.float64]
 _SAME = 0.02  # of their size: as exactly as sums in another order agree, with half precision and what is clipped
@@ -43,16 +44,20 @@ class InsideEvidence:
         return {}
 
     def _matrix(self, name: str) -> Array:
-        rounds = self.rounds
-        found = np.full((len(rounds), len(self.clients)), np.nan)
-        for column, client in enumerate(self.clients):
-            mine = self.turns.get(client, {})
-            for row, number in enumerate(rounds):
-                value = mine.get(number, {}).get(name)
-                if isinstance(value, int | float):
+        found = np.full((len(self.rounds), len(self.clients)), np.nan)
+        for row, facts_of_round in enumerate(self._facts):
+            for column, facts in enumerate(facts_of_round):
+                value = facts.get(name)
+                if value is not None and isinstance(value, int | float):
                     found[row, column] = value
         found.flags.writeable = False
         return found
+
+    @cached_property
+    def _facts(self) -> list[list[Mapping[str, Any]]]:
+        """By round and client."""
+        mine = [self.turns.get(client, {}) for client in self.clients]
+        return [[turns.get(number, {}) for turns in mine] for number in self.rounds]
 
 
 def inside_of(window: Window) -> dict[str | None, InsideEvidence]:
@@ -72,7 +77,7 @@ def _inside(frame: Frame) -> InsideEvidence:
             except ValueError:
                 continue
             if isinstance(facts, dict):
-                turns.setdefault(client, {})[number] = facts
+                turns.setdefault(client, {})[number] = unpacked(facts)
         elif kind == "data" and (sketch := sketch_in(value, number)) is not None:
             data.setdefault(client, []).append(sketch)
     clients = tuple(sorted(turns.keys() | data.keys()))

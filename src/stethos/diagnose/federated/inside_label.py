@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import Sketch, joined
+from stethos.diagnose.federated.data_sketch import Sketch
 from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.reference import references_of
 
 Array = npt.NDArray[np.float64]
 _FEWEST_OF_CLASS = 5
 _FEWEST_HERE = 2
 _MOST_CLASSES = 32
-_INFORMED = 0.15
+_INFORMED, _NEARLY_BEST = 0.15, 0.7
+_ASKED_AGAIN = 2  # rules and weighing ask the same, of all clients and of those who are not accused
 _MOST_OF_ONE = 0.5  # of the others' samples of a class: with more of one client it is one word against another
 
 
@@ -46,30 +49,43 @@ def by_data(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) 
 
     What of its place no mixture of classes explains is the client's own look; the error grows with it.
     """
+    return _by_data(tuple(clients), tuple(typical))
+
+
+@lru_cache(maxsize=_ASKED_AGAIN)
+def _by_data(clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, ...]) -> Mislabelled:
     found = Mislabelled.nothing(len(clients))
+    labels, counts = _counts_of(typical)
+    references = references_of(clients, typical)
     for place, mine in enumerate(clients):
         if mine is None or mine.n < FEWEST_SAMPLES or mine.classes is None:
             continue
-        others = [
-            one for number, one in enumerate(typical) if one is not None and number != place and one.can_join(mine)
-        ]
-        if len(others) >= 3:
-            _mixture(found, place, mine, joined(others), others)
+        places = [at for at, one in enumerate(typical) if one is not None and at != place and one.can_join(mine)]
+        if len(places) >= 3:
+            others = counts[places]
+            holders = dict(zip(labels, (others >= 2).sum(0).tolist(), strict=True))
+            most = dict(zip(labels, others.max(0).tolist(), strict=True))
+            whole = references[place]
+            assert whole is not None
+            _mixture(found, place, mine, whole, holders, most)
     return found
 
 
-def _holders(others: Sequence[Sketch]) -> tuple[dict[int, int], dict[int, float]]:
-    """By class: how many clients have it, and the most samples that one of them has."""
-    found, most = dict[int, int](), dict[int, float]()
-    for one in others:
-        for label, count in zip(one.classes or (), one.counts, strict=False):
-            found[label] = found.get(label, 0) + int(count >= 2)
-            most[label] = max(most.get(label, 0.0), float(count))
-    return found, most
+def _counts_of(clients: Sequence[Sketch | None]) -> tuple[list[int], Array]:
+    """All classes, and how many samples of each every client has."""
+    labels = sorted({label for one in clients if one is not None for label in one.classes or ()})
+    places = {label: place for place, label in enumerate(labels)}
+    counts = np.zeros((len(clients), len(labels)))
+    for row, one in enumerate(clients):
+        if one is not None and one.classes is not None:
+            counts[row, [places[label] for label in one.classes]] = one.counts
+    return labels, counts
 
 
-def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, others: Sequence[Sketch]) -> None:
-    holders, most = _holders(others)
+def _mixture(
+    found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holders: dict[int, int], most: dict[int, float]
+) -> None:
+    """Of one client; `holders` says how many others have a class, `most` how many samples one of them has at most."""
     known = [
         number for number, label in enumerate(whole.classes or ())
         if whole.counts[number] >= _FEWEST_OF_CLASS and holders.get(label, 0) >= 2
@@ -78,72 +94,81 @@ def _mixture(found: Mislabelled, place: int, mine: Sketch, whole: Sketch, others
     if len(known) < 2:
         return
     inputs = mine.features - mine.targets
-    precision = np.linalg.inv(whole.covariance[:inputs, :inputs])
     means, sizes = whole.means[known][:, :inputs], whole.counts[known]
-    total = share = variance = strange = freedom = moved = 0.0
-    cells: list[tuple[float, float, int, int]] = []
-    for label, count, mean in zip(mine.classes or (), mine.counts, mine.means, strict=True):
-        if label not in labels or count < _FEWEST_HERE:
-            continue
-        at = labels.index(label)
-        if sizes[at] < count:  # most samples of this class are its own
-            continue
-        if most[label] > _MOST_OF_ONE * sizes[at]:  # or another's, who may be the one that is wrong
-            continue
-        rest = [number for number in range(len(labels)) if number != at]
-        ways = (means[rest] - means[at]).T
-        apart = mean[:inputs] - means[at]
-        weight = 1.0 / (1.0 / count + 1.0 / sizes[at])
-        gram = ways.T @ precision @ ways
-        inverse = np.linalg.inv(gram + np.eye(len(rest)) * 4.0 / weight)
-        shares = inverse @ (ways.T @ precision @ apart)
-        spread = inverse @ gram @ inverse / weight
-        left = apart - ways @ shares
-        moved += weight * float(apart @ precision @ apart) - inputs
-        strange += weight * float(left @ precision @ left)
-        freedom += max(inputs - len(rest), 1)
-        total += count
-        share += count * float(shares.sum())
-        variance += count**2 * float(spread.sum())
-        cells += [
-            (count * float(one), count * float(np.sqrt(spread[k, k])), label, labels[rest[k]])
-            for k, one in enumerate(shares)
-        ]
-    if total < FEWEST_SAMPLES:
+    own = [place for place, label in enumerate(mine.classes or ()) if label in labels]
+    at = np.array([labels.index((mine.classes or ())[place]) for place in own], int)
+    counts = mine.counts[own]
+    is_told = (counts >= _FEWEST_HERE) & (sizes[at] >= counts)  # else most samples of this class are its own
+    # or another's, who may be the one that is wrong
+    is_told &= np.array([most[labels[place]] for place in at]) <= _MOST_OF_ONE * sizes[at]
+    at, counts, apart = at[is_told], counts[is_told], mine.means[own][is_told][:, :inputs] - means[at[is_told]]
+    if (total := float(counts.sum())) < FEWEST_SAMPLES:
         return
+    weight, precision = 1.0 / (1.0 / counts + 1.0 / sizes[at]), whole.precision(inputs)
+    # All other classes of the others, seen from this one: their products with each other and with where it lies
+    rest = np.array([[number for number in range(len(labels)) if number != one] for one in at])
+    centred = means - means.mean(0)
+    products, along = centred @ precision @ centred.T, centred @ precision @ apart.T
+    mine_, theirs = at[:, None], np.arange(len(at))
+    gram = products[rest[:, :, None], rest[:, None, :]] - products[rest, mine_][:, :, None]
+    gram = gram - products[rest, mine_][:, None, :] + products[at, at][:, None, None]
+    inverse = np.linalg.inv(gram + np.eye(len(labels) - 1) * (4.0 / weight)[:, None, None])
+    shares = (inverse @ (along[rest, theirs[:, None]] - along[at, theirs][:, None])[:, :, None])[:, :, 0]
+    spread = inverse @ gram @ inverse / weight[:, None, None]
+    left = apart - ((means[rest] - means[at][:, None]) * shares[:, :, None]).sum(1)
+    moved = float((weight * ((apart @ precision) * apart).sum(1)).sum()) - inputs * len(at)
+    strange = float((weight * ((left @ precision) * left).sum(1)).sum())
+    freedom = max(inputs - (len(labels) - 1), 1) * len(at)
     growth = np.sqrt(max(1.0, strange / max(freedom, 1.0)))
     found.explained[place] = 1.0 - max(strange - freedom, 0.0) / max(moved, 1e-9) if moved > 0 else 1.0
-    found.share[place], found.error[place] = share / total, growth * np.sqrt(variance) / total
-    best = max(cells)
-    found.cell[place], found.cell_error[place] = best[0] / total, growth * best[1] / total
-    found.pairs[place] = (best[2], best[3])
+    found.share[place] = float((counts * shares.sum(1)).sum()) / total
+    found.error[place] = growth * np.sqrt((counts**2 * spread.sum((1, 2))).sum()) / total
+    values, errors = counts[:, None] * shares, counts[:, None] * np.sqrt(np.diagonal(spread, axis1=1, axis2=2))
+    row, column = np.unravel_index(int(values.argmax()), values.shape)
+    found.cell[place], found.cell_error[place] = values[row, column] / total, growth * errors[row, column] / total
+    found.pairs[place] = (labels[at[row]], labels[rest[row, column]])
 
 
 def by_answers(inside: InsideEvidence, rounds: Sequence[int]) -> Mislabelled:
-    """From the incoming model's answers: errors beyond those with the others' samples of the same label."""
+    """From the incoming model's answers: errors beyond those with the others' samples of the same label.
+
+    Of the rounds only those count in which the model knows nearly as much as it ever does: before, it errs with all.
+    """
+    return _by_answers(inside, tuple(rounds))
+
+
+@lru_cache(maxsize=_ASKED_AGAIN)
+def _by_answers(inside: InsideEvidence, rounds: tuple[int, ...]) -> Mislabelled:
     clients = inside.clients
-    counts = np.zeros((len(clients), _MOST_CLASSES, _MOST_CLASSES))
-    for place, client in enumerate(clients):
-        for number in rounds:
-            facts = inside.turns.get(client, {}).get(number, {})
-            cells = facts.get("answers")
-            if isinstance(cells, list) and len(cells) % 3 == 0 and facts.get("shared", 1) == 1:
-                for label, said, count in np.array(cells, int).reshape(-1, 3):
-                    if 0 <= label < _MOST_CLASSES and 0 <= said < _MOST_CLASSES:
-                        counts[place, label, said] += count
+    told = {number: _answers_in(inside, number) for number in rounds}
+    known = {number: _informed(counts.sum(0)) for number, counts in told.items()}
+    best = max(known.values(), default=0.0)
+    chosen = [told[number] for number in rounds if known[number] >= _NEARLY_BEST * best]
     found = Mislabelled.nothing(len(clients), is_of_answers=True)
+    counts = np.sum(chosen, axis=0) if chosen else np.zeros((len(clients), _MOST_CLASSES, _MOST_CLASSES))
     if _informed(counts.sum(0)) < _INFORMED:
         return found  # it has not learnt enough to say
-    per_client = counts.sum(2)
     distinct = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
-    for place in range(len(clients)):
-        mine = counts[place]
-        if distinct[place] < FEWEST_SAMPLES:
-            continue
-        again = max(mine.sum() / distinct[place], 1.0)  # answers to the same sample say little new
-        others, held = np.delete(counts, place, axis=0), np.delete(per_client, place, axis=0)
-        _excess(found, place, mine, others, held, again)
+    _excess(found, counts, distinct)
     return found
+
+
+def _answers_in(inside: InsideEvidence, number: int) -> Array:
+    """How often each client's samples of each label were answered how, in one round."""
+    counts = np.zeros((len(inside.clients), _MOST_CLASSES, _MOST_CLASSES))
+    places: list[int] = []
+    told: list[float] = []
+    for place, client in enumerate(inside.clients):
+        facts = inside.turns.get(client, {}).get(number, {})
+        cells = facts.get("answers")
+        if isinstance(cells, list) and cells and len(cells) % 3 == 0 and facts.get("shared", 1) == 1:
+            places += [place] * (len(cells) // 3)
+            told += cells
+    if places:
+        label, said, count = np.array(told, int).reshape(-1, 3).T
+        is_known = (label >= 0) & (label < _MOST_CLASSES) & (said >= 0) & (said < _MOST_CLASSES)
+        np.add.at(counts, (np.array(places)[is_known], label[is_known], said[is_known]), count[is_known])
+    return counts
 
 
 def _informed(counts: Array) -> float:
@@ -158,45 +183,47 @@ def _informed(counts: Array) -> float:
     return float(np.average(right - usual, weights=sizes[is_there]) / max(1 - np.average(usual), 1e-9))
 
 
-def _excess(found: Mislabelled, place: int, mine: Array, others: Array, held: Array, again: float) -> None:
-    right = np.eye(_MOST_CLASSES, dtype=bool)
-    total = share = variance = 0.0
-    cells: list[tuple[float, float, int, int]] = []
-    for label in np.flatnonzero(mine.sum(1)):
-        is_holder = held[:, label] >= 3
-        if is_holder.sum() < 2:
+def _excess(found: Mislabelled, counts: Array, distinct: Array) -> None:
+    """Of each client, by how its samples of each label were answered, beside the other holders of that label."""
+    used = int(np.flatnonzero(counts.sum((0, 1)) + counts.sum((0, 2)))[-1]) + 1
+    counts = counts[:, :used, :used]
+    held, right = counts.sum(2), np.diagonal(counts, axis1=1, axis2=2)
+    is_holder = held >= 3
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wrong = np.where(is_holder, 1 - right / held, 0.0)
+        chance = np.where(is_holder, np.clip(wrong * (1 - wrong), 0.01, 1) / held, 0.0)
+        holders = is_holder.sum(0) - is_holder  # of the others; whole numbers, so that taking one off is exact
+        samples = np.where(is_holder, held, 0.0).sum(0) - np.where(is_holder, held, 0.0)
+        told = np.where(is_holder[:, :, None], counts, 0.0)
+        usual = (told.sum(0) - told) / samples[:, :, None]
+        mean = (wrong.sum(0) - wrong) / holders
+        variance = ((wrong**2).sum(0) - wrong**2) / holders - mean**2
+        between = np.maximum(variance - (chance.sum(0) - chance) / holders, 0.0)
+        between = between * (holders + 1) / (holders - 1)  # what few differ by says little of what all do
+        error = 1 - np.diagonal(usual, axis1=1, axis2=2)
+        seen = np.clip(error * (1 - error), 0.02, 1)
+    for place, mine in enumerate(counts):
+        if distinct[place] < FEWEST_SAMPLES:
             continue
-        rates = others[is_holder, label] / held[is_holder, label][:, None]
-        wrong = 1 - rates[:, label]
-        usual = others[is_holder, label].sum(0) / held[is_holder, label].sum()
-        n, error = mine[label].sum(), 1 - usual[label]
-        between = max(
-            float(np.var(wrong)) - float(np.mean(np.clip(wrong * (1 - wrong), 0.01, 1) / held[is_holder, label])), 0.0
+        again = max(mine.sum() / distinct[place], 1.0)  # answers to the same sample say little new
+        labels = np.flatnonzero((held[place] > 0) & (holders[place] >= 2))
+        n = held[place, labels]
+        total = float(n.sum())
+        if total / again < FEWEST_SAMPLES:
+            continue
+        share = n * (1 - right[place, labels] / n - error[place, labels])
+        apart = again * seen[place, labels] / samples[place, labels]
+        apart = again * n * seen[place, labels] + n**2 * (
+            apart + between[place, labels] * (1 + 1 / holders[place, labels])
         )
-        seen = max(np.clip(error * (1 - error), 0.02, 1), 0.02)
-        holders = int(is_holder.sum())
-        between *= (holders + 1) / (holders - 1)  # what few differ by says little of what all do
-        total += n
-        share += n * (1 - mine[label, label] / n - error)
-        variance += again * n * seen + n**2 * (
-            again * seen / held[is_holder, label].sum() + between * (1 + 1 / holders)
-        )
-        for said in np.flatnonzero(mine[label] * ~right[label]):
-            p = float(np.clip(usual[said], 0.02, 0.98))
-            cells.append(
-                (
-                    mine[label, said] - n * usual[said],
-                    np.sqrt(again * n * p * (1 - p) + n**2 * between),
-                    int(label),
-                    int(said),
-                )
-            )
-    if total / again < FEWEST_SAMPLES:
-        return
-    found.share[place], found.error[place] = share / total, np.sqrt(variance) / total
-    if cells:
-        best = max(cells)
-        found.cell[place], found.cell_error[place] = best[0] / total, best[1] / total
-        found.pairs[place] = (best[2], best[3])
-    else:
-        found.cell[place], found.cell_error[place] = 0.0, 1.0 / total
+        found.share[place], found.error[place] = float(share.sum()) / total, float(np.sqrt(apart.sum())) / total
+        row, said = np.nonzero(mine[labels] * (labels[:, None] != np.arange(used)))
+        if len(row):
+            often = usual[place, labels[row], said]
+            values, p = mine[labels[row], said] - n[row] * often, np.clip(often, 0.02, 0.98)
+            errors = np.sqrt(again * n[row] * p * (1 - p) + n[row] ** 2 * between[place, labels[row]])
+            best = np.lexsort((said, row, errors, values))[-1]
+            found.cell[place], found.cell_error[place] = values[best] / total, errors[best] / total
+            found.pairs[place] = (int(labels[row[best]]), int(said[best]))
+        else:
+            found.cell[place], found.cell_error[place] = 0.0, 1.0 / total

@@ -21,6 +21,8 @@ _OTHERWISE = 1.3  # how far it stands out whose loss is computed by other operat
 
 def update_margins(inside: InsideEvidence) -> dict[str, Array]:
     """By kind of fault, how far each client stands out."""
+    if not inside.rounds:  # sketches of data alone
+        return {"ascent": np.zeros(len(inside.clients))}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         return _update_margins(inside)

@@ -23,7 +23,7 @@ class LabelSkew:
     `confusion`), and the distance (total variation) to the mixture of all clients together.
 
     Why it matters: local training pulls the model towards each client's own classes, so that updates disagree and
-    progress is slow; and a client that alone holds a class looks odd to every method that compares clients.
+    progress is slow; and a client that alone holds a class looks suspicious to every method that compares clients.
 
     Not a fault when: always. It is reported so that an unusual but honest client is not taken for a faulty one.
 

@@ -24,11 +24,11 @@ class OverFiltered:
     (`client_rounds.filters`): the mods of a Flower app, the filters of an NVFlare site, or
     `site.note(filters="percentile 10")`.
 
-    Why it matters: its data do not reach the model. The site is not faulty: it protects its data, more than the
-    training bears.
+    Why it matters: its data do not reach the model. The site is not faulty: it protects its data more than the training
+    can tolerate.
 
-    Not a fault when: all clients do the same; then nobody is told apart. Noise that grows and shrinks with the update,
-    a turned sign and NaN are no filters: see faulty-client.
+    Not a fault when: all clients do the same; then none stands out. Noise that scales with the update, a flipped sign
+    and NaN are not filters: see faulty-client.
 
     Next step: agree with the site on a weaker setting, or leave it out of the average.
     """

@@ -17,13 +17,13 @@ from stethos.diagnose.window import Window
 class RoundRepeat:
     """A client trained twice in the same round from the same global model, and sent two different updates.
 
-    What it looks at: runs in which rounds come again, after `--resume` or a restart from a checkpoint. The global
-    model's norm tells whether both began alike, the norm of the update whether they ended alike.
+    What it looks at: runs in which rounds are repeated, after `--resume` or a restart from a checkpoint. The global
+    model's norm shows whether both began from the same model, the update's norm whether they ended the same.
 
     Why it matters: what cannot be repeated cannot be debugged. A replay, a proof and a comparison of two runs all
     rest on it.
 
-    Not a fault when: the program draws another seed at each start on purpose.
+    Not a fault when: the program uses a new seed at each start on purpose.
 
     Next step: seed every generator by round and client, set torch.use_deterministic_algorithms(True), fix the number
     of threads; then run `stethos replay` on the round.

@@ -20,10 +20,10 @@ class ServerInstability:
     """Clients improve the model locally, but the aggregated model is worse than before, again and again.
 
     What it looks at: the loss of the incoming global model on the clients' own data (`entry_loss`), for the same
-    clients from one round to the next, against what their local training reached (`exit_loss`). With it the length of
-    the global model's steps (`rounds.drift`).
+    clients from one round to the next, against what their local training reached (`exit_loss`); and the length of the
+    global model's steps (`rounds.drift`).
 
-    Why it matters: local training is fine, so the server is not: its learning rate or momentum is too high (FedAdam,
+    Why it matters: local training works, so the server is at fault: its learning rate or momentum is too high (FedAdam,
     FedAvgM), weights are wrong, or an update is applied twice.
 
     Not a fault when: a faulty client poisons the average; then that client is the cause, and this follows from it.

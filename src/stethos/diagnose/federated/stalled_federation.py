@@ -19,6 +19,7 @@ from stethos.store.frame import Array, Frame
 from stethos.store.literal import literal
 
 _NEXT = {
+    "never-started": "look at the log of {client}: its app has not started, or does not reach the server",
     "select": "start the clients that are missing, or lower the number that the strategy waits for",
     "download": "see whether {client} is connected, and look at its log; a message that was lost does not come again",
     "compute": "look at the client's stack at its own place: `stethos all backtrace`",
@@ -40,14 +41,16 @@ class StalledFederation:
     """A federated round stands still: the leg, the client, and what each side did last are named.
 
     What it looks at: the signs of life in `legs`, the processes and their use of the processor. A leg is a part of a
-    round: choosing clients, the way to a client, its work, the way back, and the server's own work. It stands still
-    when it has taken `at_least_s` and `times` its longest time in earlier rounds, and nobody concerned computes or
-    makes steps. A server or client that died, or never started, is named at once.
+    round: choosing clients, sending to a client, its work, sending back, and the server's own work. It stands still if
+    it has taken `at_least_s` and `times` its longest time in earlier rounds, and no process involved computes or makes
+    steps. A server or client that died, or never started, is named at once; an NVFlare client that has never fetched a
+    task after twice that time.
 
-    Why it matters: one lost message or one frozen client stops a round for ever, and from outside it looks slow.
+    Why it matters: one lost message or one frozen client stops a round forever, and from outside the round just looks
+    slow.
 
-    Not a fault when: the client waits on purpose for longer than that without computing. Raise `at_least_s`. Of
-    clients that send nothing while they work, only the way out and back together is known.
+    Not a fault when: the client waits on purpose for longer than that without computing. Raise `at_least_s`. If a
+    client sends nothing while it works, only the whole trip, out and back, is known.
 
     Next step: look at the side that is named: its process, its stack, its log.
     """
@@ -113,6 +116,11 @@ class StalledFederation:
             yield from self._clients(case, waiting, mine, rows, window)
             return
         age_s = float(last["age_s"]) + silent_s
+        if stage == "waiting" and age_s > 2 * self.at_least_s and (absent := _never_came(last)):
+            who = f"client {absent[0]} has" if len(absent) == 1 else f"clients {listed(absent)} have"
+            words = f"round {number} stands still: {who} never fetched a task for {age_s:,.0f} s"
+            yield case.finding("never-started", absent, words, case.last_signs(waiting, rows), 0.85)
+            return
         usual_s = _longest(window.frame("rounds"), f"{stage}_ms")
         if age_s <= max(self.at_least_s, self.times * usual_s) or signs.is_busy(process):
             return
@@ -358,6 +366,14 @@ def _waiting(server: _Row, now_ns: float) -> list[_Wait]:
         return [_Wait(str(who), str(work), str(leg), float(age_s) + later_s) for who, work, leg, age_s in told]
     except (ValueError, TypeError, AttributeError):  # by another version
         return []
+
+
+def _never_came(server: _Row) -> tuple[str, ...]:
+    """Clients that were to fetch a message and have never done so."""
+    try:
+        return tuple(map(str, json.loads(str(server["words"] or "{}")).get("never_came", [])))
+    except (ValueError, TypeError, AttributeError):
+        return ()
 
 
 def _client_rows(rows: Frame, wait: _Wait, *, any_round: bool = False) -> Frame:

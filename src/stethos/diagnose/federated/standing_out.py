@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 FEWEST = 4
-_MANY = 256  # from so many clients on, leaving one out moves the median of the others by nothing that counts
 _SIGMA = 1.4826
 
 
@@ -20,7 +17,7 @@ def deviations(values: Array, floor: float, errors: Array | float = 0.0) -> Arra
     spread = np.broadcast_to(np.asarray(errors, float), values.shape)
     if len(known) < FEWEST:
         return found
-    middle, scale, _ = _others(values[known])
+    middle, scale, _ = (one[0] for one in _others(values[known][None]))
     error = np.nan_to_num(spread[known])
     found[known] = (values[known] - middle) / np.maximum(np.sqrt(scale**2 + error**2 + floor**2), 1e-12)
     return found
@@ -36,36 +33,66 @@ def margins(
     others, the error of its own number and a floor together), and `gap` times as far as the second farthest of the
     others: the second, so that two faulty clients do not hide each other. NaN is not known, and does not stand out.
     """
-    found = np.zeros(len(values))
-    known = np.flatnonzero(np.isfinite(values))
-    if len(known) < FEWEST:
-        return found
-    error = np.nan_to_num(np.broadcast_to(np.asarray(errors, float), values.shape)[known])
-    middle, scale, far = _others(values[known])
-    above = values[known] - middle
-    z = above / np.maximum(np.sqrt(scale**2 + error**2 + floor**2), 1e-12)
-    distance = above / np.maximum(np.maximum(far, floor), 1e-12)
-    found[known] = np.minimum(np.minimum(above / least, z / deviations), distance / gap)
+    error = np.nan_to_num(np.broadcast_to(np.asarray(errors, float), values.shape))
+    found = margins_of_rows(values[None], np.full(1, least), deviations, np.full(1, floor), error[None], gap)
+    return np.asarray(found[0])
+
+
+def margins_of_rows(
+    values: Array, least: Array, deviations: float, floor: Array, errors: Array | float = 0.0, gap: float = 2.0
+) -> Array:
+    """The same of several numbers at once, a row each; `least` and `floor` are those of the rows."""
+    found = np.zeros(values.shape)
+    is_known = np.isfinite(values)
+    errors = np.broadcast_to(np.asarray(errors, float), values.shape)
+    alike: dict[bytes, list[int]] = {}
+    for row, mask in enumerate(np.packbits(is_known, axis=1)):
+        alike.setdefault(mask.tobytes(), []).append(row)
+    for rows in alike.values():
+        known = np.flatnonzero(is_known[rows[0]])
+        if len(known) < FEWEST:
+            continue
+        at = np.ix_(np.array(rows), known)
+        mine, lowest = values[at], floor[rows, None]
+        middle, scale, far = _others(mine)
+        above = mine - middle
+        z = above / np.maximum(np.sqrt(scale**2 + errors[at] ** 2 + lowest**2), 1e-12)
+        distance = above / np.maximum(np.maximum(far, lowest), 1e-12)
+        found[at] = np.minimum(np.minimum(above / least[rows, None], z / deviations), distance / gap)
     return found
 
 
-@cache
-def _without_each(count: int) -> npt.NDArray[np.intp]:
-    """Of each place, all others."""
-    places = np.arange(count)
-    return np.array([np.delete(places, place) for place in places])
+def middle_of(values: Array) -> Array:
+    """The median of the rows; of few rows in a fraction of the time that np.median takes. NaN counts as largest."""
+    ordered = np.sort(values, axis=0)
+    return np.asarray(0.5 * (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]))
 
 
 def _others(values: Array) -> tuple[Array, Array, Array]:
-    """Of the others of each: their median, their robust standard deviation, and the distance of the second farthest."""
-    count = len(values)
-    if count < _MANY:
-        others = values[_without_each(count)]
-        middle = np.median(others, axis=1)
-        apart = np.sort(np.abs(others - middle[:, None]), axis=1)
-        return middle, _SIGMA * np.median(apart, axis=1) * (1 + 2 / (count - 1)), apart[:, -2]
-    middle = np.full(count, np.median(values))
-    apart = np.abs(values - middle)
-    third, second = np.sort(apart)[-3:-1]
-    scale = np.full(count, _SIGMA * np.median(apart) * (1 + 2 / (count - 1)))
-    return middle, scale, np.where(apart >= second, third, second)
+    """Of the others of each: their median, their robust standard deviation, and the distance of the second farthest.
+
+    Leaving one out of a row of numbers gives at most three medians, by which side of the middle it is taken from. So
+    each row is sorted once, and its distances from these three.
+    """
+    rows, count = np.arange(len(values))[:, None], values.shape[1]
+    middle, three, case = _median_of_others(values)
+    apart = np.abs(values - three[:, :, None])
+    spread = _median_of_others(apart.reshape(-1, count))[0].reshape(apart.shape)
+    own = np.arange(count)
+    apart, spread = apart[case, rows, own], spread[case, rows, own]
+    most = np.partition(np.abs(values - three[:, :, None]), (count - 3, count - 2), axis=-1)
+    third, second = most[case, rows, count - 3], most[case, rows, count - 2]
+    return middle, _SIGMA * spread * (1 + 2 / (count - 1)), np.where(apart >= second, third, second)
+
+
+def _median_of_others(values: Array) -> tuple[Array, Array, npt.NDArray[np.intp]]:
+    """For each number of a row the median of the row's others; the three that there are; and which of them each has."""
+    rows, count = np.arange(len(values))[:, None], values.shape[1]
+    places = values.argsort(axis=1)
+    rank = np.empty_like(places)
+    rank[rows, places] = np.arange(count)
+    low, high = (count - 2) // 2, (count - 1) // 2  # of what is left without one
+    case = (rank > low).astype(np.intp) + (rank > high)
+    at = np.array([[low + 1, high + 1], [low, high + 1], [low, high]])
+    three = values[rows, places[:, at.reshape(-1)]].reshape(-1, 3, 2).sum(2).T / 2
+    return three[case, rows], three, case

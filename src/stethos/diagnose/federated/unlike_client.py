@@ -16,11 +16,11 @@ from stethos.diagnose.window import Window
 
 @dataclass(frozen=True, slots=True)
 class UnlikeClient:
-    """A client is unlike the others, and may be faulty or merely have other data.
+    """A client differs from the others: it may be faulty, or just have other data.
 
-    What it looks at: what `faulty-client` looks at. The probability is too low to accuse anybody, and high enough to
+    What it looks at: the same as `faulty-client`. The probability is too low to accuse the client, but high enough to
     ask.
-    Why it matters: of what is unlike the others, about two in three are faulty; the rest are sites with other
+    Why it matters: of clients that differ this much, about two in three are faulty; the rest are sites with other
     people, sensors or sizes.
     Not a fault when: the site is known to be different.
     Next step: `stethos compare-clients CLIENT OTHER`; prove it with `stethos prove CLIENT`, or ask the site.

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_update import unlike_facts
-from stethos.diagnose.federated.standing_out import margins
+from stethos.diagnose.federated.repeated_samples import distinct_in_batches, fewer_than_said
+from stethos.diagnose.federated.standing_out import margins, margins_of_rows
 
 Array = npt.NDArray[np.float64]
 AT_TIMES = "_at_times"
@@ -64,8 +65,7 @@ def turn_unlikeness(inside: InsideEvidence) -> dict[str, Array]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         found = _over_rounds({**_sending(inside), **_stepping(inside), **_answering(inside)}, _TURNS)
-        said, seen = np.nanmax(inside.matrix("samples"), axis=0), np.nansum(inside.matrix("new"), axis=0)
-        found["fewer"] = relative(np.log2(said / np.maximum(seen, 1)), 0.1)
+        found["fewer"] = relative(fewer_than_said(inside, for_its_steps=False), 0.1)
     found["other"] = np.max([unlike_facts(inside, name) for name in ("loss", "setup", "graph")], axis=0).astype(float)
     return found
 
@@ -80,10 +80,16 @@ def _sending(inside: InsideEvidence) -> dict[str, Array]:
         "ratio": np.abs(np.log10(np.where(along > 0, along / sent, 1e-3))),
         "size": 0.5 * np.log10(np.maximum(sent, _LEAST_SENT)),
         "unlike": np.where(is_sent, np.nan_to_num(inside.matrix("unlike")), np.nan),
-        "odd": np.where(has_turn, np.nan_to_num(inside.matrix("odd_sent")) > 0, np.nan),
+        "odd": np.where(has_turn, _is_odd(inside), np.nan),
         "begin": np.log10(np.maximum(np.nan_to_num(inside.matrix("begin")), _LEAST_BEGIN)),
         "outwards": np.where(is_sent, np.nan_to_num(inside.matrix("outwards")), np.nan),
     }
+
+
+def _is_odd(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
+    """NaN or infinite elements that are sent, though training did not make them."""
+    sent, way = np.nan_to_num(inside.matrix("odd_sent")), np.nan_to_num(inside.matrix("odd_way"))
+    return np.asarray((sent > 0) & (way == 0))
 
 
 def _stepping(inside: InsideEvidence) -> dict[str, Array]:
@@ -103,7 +109,7 @@ def _stepping(inside: InsideEvidence) -> dict[str, Array]:
         "uncleared": unless_said("uncleared", 0.0, np.isfinite(steps)), "trained": np.log(inside.matrix("trained")),
         "step": np.log(way / steps / rate), "moved": np.log(way / steps), "way": np.log(way),
         "gradient": np.log(gradient), "steps": np.log(steps), "new": np.log(inside.matrix("new") + 1),
-        "repeats": -inside.matrix("distinct"), "relabelled": np.nan_to_num(inside.matrix("relabelled") / rows),
+        "repeats": -distinct_in_batches(inside), "relabelled": np.nan_to_num(inside.matrix("relabelled") / rows),
     }  # fmt: skip
 
 
@@ -123,26 +129,46 @@ def _answering(inside: InsideEvidence) -> dict[str, Array]:
 
 def _over_rounds(matrices: Mapping[str, Array], sides: Mapping[str, tuple[int, float]]) -> dict[str, Array]:
     found: dict[str, Array] = {}
+    clients = next(iter(matrices.values())).shape[1]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # means of nothing are NaN
-        for name, (side, floor) in sides.items():
-            values = np.where(np.isfinite(matrices[name]), matrices[name], np.nan)
-            found[name], found[name + AT_TIMES] = np.zeros((2, values.shape[1]))
-            if not np.isfinite(values).any():
-                continue
-            apart = values - np.nanmedian(values, axis=1, keepdims=True)
-            for way in (side,) if side else (1, -1):
-                found[name] = np.maximum(found[name], relative(np.nanmean(way * apart, axis=0), floor))
-                often = relative(_at_times(way * apart), floor)
-                found[name + AT_TIMES] = np.maximum(found[name + AT_TIMES], often)
+        values = np.array([matrices[name] for name in sides])
+        values = np.where(np.isfinite(values), values, np.nan)
+        apart = values - _median_of_known(values)
+        ways = [
+            (place, way) for place, (side, _) in enumerate(sides.values()) for way in ((side,) if side else (1, -1))
+        ]
+        turned = np.array([way * apart[place] for place, way in ways])
+        floors = np.array([floor for _, floor in sides.values()])[[place for place, _ in ways] * 2]
+        over = np.concatenate([_mean_of_known(turned), _at_times(turned)])
+        far = margins_of_rows(over, np.full(len(over), _ANY), _DEVIATIONS, floors)
+        far = np.clip(np.nan_to_num(far), 0.0, MOST).reshape(2, len(ways), clients)
+        for place, name in enumerate(sides):
+            mine = [row for row, (at, _) in enumerate(ways) if at == place]
+            found[name], found[name + AT_TIMES] = far[:, mine].max(1)
     return found
+
+
+def _median_of_known(values: Array) -> Array:
+    """Over the last axis, which stays; NaN where nothing is known."""
+    ordered, count = np.sort(values, axis=-1), np.isfinite(values).sum(-1, keepdims=True)  # NaN last
+    low, high = (np.take_along_axis(ordered, np.maximum(at, 0), -1) for at in ((count - 1) // 2, count // 2))
+    return np.asarray(np.where(count % 2, low, (low + high) / 2))
+
+
+def _mean_of_known(values: Array) -> Array:
+    """Over the rounds."""
+    is_known = np.isfinite(values)
+    return np.asarray(np.where(is_known, values, 0.0).sum(1) / is_known.sum(1))
 
 
 def _at_times(apart: Array) -> Array:
     """The mean over the third of a client's rounds in which it is largest; NaN with fewer than three rounds."""
-    found = np.full(apart.shape[1], np.nan)
-    ordered = np.sort(apart, axis=0)  # NaN last
-    for place, count in enumerate(np.isfinite(apart).sum(0)):
-        if count >= 3:
-            found[place] = ordered[count - max(2, count // 3) : count, place].mean()
-    return found
+    ordered = np.sort(apart, axis=1)  # NaN last
+    count = np.isfinite(apart).sum(1, keepdims=True)
+    wanted = np.maximum(2, count // 3)
+    at = np.arange(apart.shape[1])[:, None]
+    is_among = (at >= count - wanted) & (at < count)
+    return np.asarray(
+        np.where(count >= 3, np.where(is_among, ordered, 0.0).sum(1, keepdims=True) / wanted, np.nan)[:, 0]
+    )

@@ -24,7 +24,7 @@ class UnseenFederation:
 
     What it looks at: optimizers that follow each other in one process, all on the same model, about as many steps each,
     and the first loss of each turn, which falls from the first third of the turns to the last. Turns that all begin at
-    the same loss are runs of their own, as in a search over settings.
+    the same loss are separate runs, as in a search over settings.
 
     Why it matters: Stethos sees steps, but not whose they are. It cannot say which client is slow, odd or faulty.
 

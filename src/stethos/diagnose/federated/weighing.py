@@ -24,6 +24,7 @@ from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.data_sketch import joined
 from stethos.diagnose.federated.data_unlikeness import data_unlikeness, label_unlikeness
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
+from stethos.diagnose.federated.repeated_samples import has_words
 from stethos.diagnose.federated.unlikeness import AT_TIMES, MOST, turn_unlikeness, update_unlikeness
 
 Array = npt.NDArray[np.float64]
@@ -41,7 +42,7 @@ _OVER_ROUNDS = {
 }  # fmt: skip
 _OF_DATA = {
     "place": ("place",), "scale": ("scale",), "shape": ("shape",), "words": ("words",), "relation": ("relation",),
-    "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",),
+    "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",), "lost": ("lost",),
 }  # fmt: skip
 _OF_LABELS = {
     "labels": ("mean",), "labels_once": ("share_by_data", "share_by_answers", "cell_by_data", "cell_by_answers"),
@@ -58,6 +59,8 @@ _CAN_BE_EXPLAINED = tuple(
 )  # fmt: skip
 _IS_EXPLAINED = ("level", f"level{AT_TIMES}")  # by other inputs, altogether
 _EXPLAINED, _EXPLAINS = "_explained", 0.7
+# Samples that lie elsewhere than the others' look like other classes, too; wrong labels move none of them.
+_OF_OTHER_INPUTS = ("labels", "labels_once", "mixed")
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
 _MOST_OF_MIX = 2.0
@@ -123,8 +126,11 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     }
     found |= _grouped({**unlike, **shown}, _OVER_ROUNDS)
     found |= {group: _farthest(shown, names) for group, names in (*_OF_DATA.items(), *_OF_LABELS.items())}
-    found |= {"other": shown["other"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
-    found |= {name: np.where(found["fewer"] >= _EXPLAINS, 0.0, found[name]) for name in _OF_FEWER_WORDS}
+    found |= {"other": shown["other"], "elsewhere": shown["elsewhere"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
+    has_fewer = (found["fewer"] >= _EXPLAINS) & (shown["has_words"] > 0)
+    found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
+    is_elsewhere = shown["elsewhere"] >= _EXPLAINS
+    found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
     is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= _EXPLAINS
     for name in _CAN_BE_EXPLAINED:
         found[name + _EXPLAINED] = np.where(is_explained, found[name], 0.0)
@@ -134,7 +140,10 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
 
 def _from_inside(inside: InsideEvidence) -> dict[str, Array]:
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in inside.clients]
-    return {**turn_unlikeness(inside), **data_unlikeness(whole), **label_unlikeness(inside, whole)}
+    return {
+        **turn_unlikeness(inside), **data_unlikeness(whole), **label_unlikeness(inside, whole),
+        "has_words": has_words(inside).astype(float),
+    }  # fmt: skip
 
 
 def _grouped(numbers: Mapping[str, Array], groups: Mapping[str, Sequence[str]]) -> dict[str, Array]:

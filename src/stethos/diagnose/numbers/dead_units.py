@@ -21,7 +21,7 @@ class DeadUnits:
     What it looks at: the share of zeros in a module's outputs (preset deep), or in the gradient of a layer's biases: a
     bias without a gradient belongs to a unit that no sample of the batch activates.
     Why it matters: a dead unit stays dead, since nothing can move its weights.
-    Not a fault when: the loss still falls, as with sparse features; then it is only mentioned.
+    Not a fault when: the loss still falls, as with sparse features; then it is reported as info.
     Next step: lower the learning rate, start biases at 0, or use LeakyReLU or GELU.
     """
 

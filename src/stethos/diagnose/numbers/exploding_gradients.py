@@ -18,11 +18,11 @@ from stethos.diagnose.window import Window
 class ExplodingGradients:
     """Gradients are many times larger than they have been, or grow from layer to layer.
 
-    What it looks at: the norm of all gradients against its own history and against that of the untrained model, for
-    several samples on end; and each layer's gradient against the output's, where a factor of a thousand means that
-    depth multiplies it.
+    What it looks at: the norm of all gradients against its own history and against that of the untrained model, over
+    several samples in a row; and each layer's gradient against the output's: a factor of a thousand means that depth
+    multiplies it.
     Why it matters: one such step can undo all the others.
-    Not a fault when: the loss is summed over batches whose size changes, or a loss scale is taken back later.
+    Not a fault when: the loss is summed over batches whose size changes, or a loss scale is undone later.
     Next step: clip gradients; then look for the cause: learning rate, loss scale, recurrence, initialisation.
     """
 

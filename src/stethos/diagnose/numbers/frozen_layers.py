@@ -22,8 +22,8 @@ class FrozenLayers:
     What it looks at: the gradient of each layer at every sample: missing (frozen with `requires_grad`, unused, or cut
     off by `detach`) or exactly 0. A gradient that is small but not 0 does not count: see vanishing-gradients.
     Why it matters: these layers never change; that may be intended, or a mistake.
-    Not a fault when: layers are frozen on purpose. Missing gradients are therefore only mentioned; leave those layers
-    out of the optimizer to silence it.
+    Not a fault when: layers are frozen on purpose. So missing gradients are reported as info; leave those layers out of
+    the optimizer to silence it.
     Next step: look for `detach`, `no_grad`, a branch that is not used, or a factor of 0 before the named layer.
     """
 

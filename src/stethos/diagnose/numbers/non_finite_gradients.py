@@ -17,9 +17,9 @@ class NonFiniteGradients:
     """A gradient became NaN or infinite although the loss was finite: the backward pass is to blame.
 
     What it looks at: NaN and infinite elements of each layer's gradient at sampled steps (on a GPU nearly all), the
-    norm of all gradients, the loss of the same step, and what the optimizer has kept of it when the next loss breaks.
+    norm of all gradients, the loss of the same step, and the optimizer's state once the next loss is broken.
     Why it matters: the next optimizer step writes it into the weights.
-    Not a fault when: a gradient scaler leaves such steps out.
+    Not a fault when: a gradient scaler skips such steps.
     Next step: `torch.autograd.set_detect_anomaly(True)` names the operation: a root or norm at 0, a `where` that hides
     an infinity.
     """

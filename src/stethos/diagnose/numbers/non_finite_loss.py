@@ -31,13 +31,13 @@ OPERATIONS = {
 class NonFiniteLoss:
     """The loss became NaN or infinite while the weights were still finite: data or the forward pass are to blame.
 
-    What it looks at: the loss of every step, and whether weights were finite as that step began. In CPU memory what
-    the graph of the loss has saved is read before its backward: it names the input, target, layer or loss function that
-    was not finite first.
+    What it looks at: the loss of every step, and whether weights were finite as that step began. In CPU memory, the
+    tensors saved by the loss's graph are read before its backward: they show which input, target, layer or loss
+    function was the first that was not finite.
     Why it matters: the gradients of such a step destroy every weight they reach.
-    Not a fault when: a gradient scaler leaves such steps out.
-    Next step: the finding says where it begins; else look at the batch of that step: NaN in the inputs, a logarithm or
-    division of 0, an overflow of float16.
+    Not a fault when: a gradient scaler skips such steps.
+    Next step: the finding says where it begins; otherwise look at the batch of that step: NaN in the inputs, log(0), a
+    division by 0, an overflow of float16.
     """
 
     code: ClassVar[str] = "NUM001"

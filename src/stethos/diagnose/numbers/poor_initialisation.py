@@ -25,11 +25,12 @@ class PoorInitialisation:
 
     What it looks at: the first sample of each weight matrix. Its variance times the root of its size lies between 0.02
     and 10 for every usual scheme, whatever the shape. And the first loss against the level soon after.
-    Why it matters: too large saturates or explodes, too small lets signals die on their way, equal units stay equal.
+    Why it matters: weights that are too large saturate or explode, weights that are too small let the signal die out,
+    and equal units stay equal.
     Not a fault when: embeddings (layers with `emb` in their name are left out, and standard normal ones whose gradient
-    is sparse or mostly 0, or that come before all others), the scales of norm layers, single layers that begin
-    at 0 on purpose, and parameters beside the weights: tokens, positions, means. If the loss falls as it should it is
-    only mentioned.
+    is sparse or mostly 0, or that come before all others), the scales of norm layers, single layers that begin at 0 on
+    purpose, and parameters other than weights: tokens, positions, means. If the loss falls as it should, it is reported
+    as info.
     Next step: `nn.init.kaiming_normal_` for ReLU, `nn.init.xavier_uniform_` for tanh; or torch's own defaults.
     """
 

@@ -21,9 +21,9 @@ class SaturatedUnits:
     What it looks at: outputs of modules (preset deep) that stay within -1 and 1, or 0 and 1, and whose mean square is
     that of the ends.
     Why it matters: no gradient passes through a saturated unit.
-    Not a fault when: it is the model's own answer, which may be sure; the last module is left out. If the loss falls
-    all the same it is only mentioned.
-    Next step: scale the inputs to unit variance, start with smaller weights, or put a norm layer before.
+    Not a fault when: it is the model's own answer, which may be certain; the last module is left out. If the loss falls
+    anyway, it is reported as info.
+    Next step: scale the inputs to unit variance, start with smaller weights, or put a norm layer in front.
     """
 
     code: ClassVar[str] = "NUM008"
@@ -68,7 +68,7 @@ class SaturatedUnits:
                     thinned(_inside(track)), names=("room to the ends",),
                 ),
             ),
-            "scale the inputs to unit variance, start with smaller weights, or put a norm layer before it",
+            "scale the inputs to unit variance, start with smaller weights, or put a norm layer in front of it",
             {"inside": inside_share, "fall": one.fall},
         )  # fmt: skip
 

@@ -30,12 +30,13 @@ _STILL = 0.8  # of the values are as the one before: a setting, such as a learni
 
 @dataclass(frozen=True, slots=True)
 class SeriesAnomaly:
-    """The loss or a logged number leaves its own past behind: a spike, another level, another spread.
+    """The loss or a logged number breaks with its own past: a spike, a new level, a new spread.
 
     What it looks at: the losses of the steps and every metric with enough values. A spike of the loss must go beyond
-    the loss of the untrained model, one of a metric far beyond the range of its other values; a level must be left for
-    good, with all values on the other side; a spread must become several times as wide at a level no lower.
-    Why it matters: something changed at that moment: a broken batch, other data, another batch size, a restart.
+    the loss of the untrained model, one of a metric far beyond the range of its other values; a new level must be
+    permanent, with all values on the other side; a new spread must be several times as wide, at a level that is no
+    lower.
+    Why it matters: something changed at that moment: a broken batch, new data, a new batch size, a restart.
     Not a fault when: it was changed on purpose. Losses that fall, metrics that drift slowly, and settings and counters
     (an epoch, a learning rate) are not reported.
     Next step: look at what happened at that step: the batch, the logs, the schedule.
@@ -61,7 +62,7 @@ class SeriesAnomaly:
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
-            if not one.is_relay and not one.has_rival:
+            if not one.is_relay and not one.may_rise:
                 yield from self._loss(one)
         frame = window.frame("metrics")
         if not len(frame):

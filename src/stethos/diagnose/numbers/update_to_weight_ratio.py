@@ -19,9 +19,9 @@ class UpdateToWeightRatio:
     """A layer's weights move per step by a share of their norm that is far too large, or far smaller than others do.
 
     What it looks at: the distance of the weights from their start between samples, per step, against their norm. About
-    0.001 is usual. Too small means a thousandth of what the median layer does, and no gradient that is 0.
+    0.001 is usual. Too small means a thousandth of what the median layer does, with a gradient that is not 0.
     Why it matters: large steps forget what was learned; a layer that hardly moves is not trained.
-    Not a fault when: the loss falls all the same, or the rates of layers differ on purpose; then it is only mentioned.
+    Not a fault when: the loss falls anyway, or layers have different rates on purpose; then it is reported as info.
     Next step: another learning rate for the layer (a separate parameter group), or another initialisation.
     """
 

@@ -21,8 +21,8 @@ class VanishingGradients:
     What it looks at: the gradient per element of each weight matrix against the largest of all layers, and against its
     own beginning. They are small, not exactly 0: those are frozen layers or dead units.
     Why it matters: these layers stay as they were initialised.
-    Not a fault when: the loss falls all the same, or had no time to, or the layers change by a hundred-thousandth of
-    their norm per step, as Adam sees to it; then it is only mentioned.
+    Not a fault when: the loss falls anyway, or has not had time to, or the layers change by a hundred-thousandth of
+    their norm per step, as they do with Adam; then it is reported as info.
     Next step: ReLU-like activations, norm layers, residual connections, or an initialisation with the right gain.
     """
 

@@ -23,7 +23,7 @@ class ConstantOutputs:
     against their size, at the start and later.
     Why it matters: a loss can fall although nothing is learned from the inputs: all embeddings fall into one point,
     a code carries nothing, words are masked instead of padding.
-    Not a fault when: inputs say nothing about the targets.
+    Not a fault when: the inputs carry no information about the targets.
     Next step: print the outputs of two different inputs, layer by layer.
     """
 

@@ -22,7 +22,7 @@ class GrowingGraph:
     What it looks at: how many of the last inspected losses still have their graph, and how many operations lie behind
     each loss.
     Why it matters: memory grows with every step, and in the second case the time of a step as well.
-    Not a fault when: gradients through the whole history are meant.
+    Not a fault when: gradients through the whole history are intended.
     Next step: keep `loss.item()` or `loss.detach()` instead of the loss, and `detach()` a state carried over.
     """
 

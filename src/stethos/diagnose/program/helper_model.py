@@ -17,12 +17,12 @@ from stethos.diagnose.window import Window
 
 @dataclass(frozen=True, slots=True)
 class HelperModel:
-    """A teacher, a target network or an average of weights runs in the wrong mode, or with statistics of nothing.
+    """A teacher, target network or average of weights runs in the wrong mode, or with statistics that never saw data.
 
     What it looks at: models that run without gradients and that no optimizer updates: the mode of their dropout and
     norms, whether their statistics have ever seen a batch, and a checksum of their weights.
-    Why it matters: what they answer is a target, or the result of the whole training.
-    Not a fault when: a teacher is to be noisy, or a copy is kept as it was on purpose.
+    Why it matters: their outputs are targets, or the result of the whole training.
+    Not a fault when: a teacher is meant to be noisy, or a copy is frozen on purpose.
     Next step: call `eval()` on it; copy or recompute buffers as well as weights.
     """
 
@@ -31,7 +31,9 @@ class HelperModel:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
-    explains: ClassVar[frozenset[str]] = frozenset({"plateau", "slow-progress", "overfitting", "implausible-loss"})
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "overfitting", "implausible-loss", "series-anomaly", "oscillation"}
+    )
 
     least: int = 2
     apart: int = 4  # steps between evaluations; a helper that runs more often is part of the training

@@ -19,17 +19,18 @@ _NOT_NEGATIVE = frozenset(
      "BinaryCrossEntropyWithLogits", "square", "absolute difference"}
 )  # fmt: skip
 _CLASSES = frozenset({"NllLoss", "NllLoss2D", "NllLossNd"})
+_BOTTOMLESS = 1e4  # times the first loss, below 0
 
 
 @dataclass(frozen=True, slots=True)
 class ImplausibleLoss:
-    """A loss that cannot be negative is; a classification begins far above chance, stays there, or is solved at once.
+    """A loss that cannot be negative is; it is 0 at once, or no better than guessing or the mean of the targets.
 
     What it looks at: the loss functions that the loss consists of (beside other terms, as in a likelihood, it may well
-    be negative), the number of classes, and the losses of all steps.
+    be negative), the number of classes, the variance of the targets, and the losses of all steps.
     Why it matters: a negative cross entropy has the wrong sign or inputs; a loss near 0 after a few steps means that
     the model sees the answer; a loss at ln(classes) means that it has learned nothing.
-    Not a fault when: the task is easy; solved at once is a remark, as an easy task looks the same.
+    Not a fault when: the task is easy; a task solved at once is reported as info, as an easy one looks the same.
     Next step: compare the model's inputs with what it should predict.
     """
 
@@ -38,11 +39,15 @@ class ImplausibleLoss:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"inspections": frozenset({"step", "phase"}), "steps": frozenset({"step", "loss"})}
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
-    explains: ClassVar[frozenset[str]] = frozenset({"plateau", "slow-progress", "divergence", "weight-explosion"})
+    explains: ClassVar[frozenset[str]] = frozenset(
+        {"plateau", "slow-progress", "divergence", "weight-explosion", "exploding-gradients", "oscillation",
+         "series-anomaly"}
+    )  # fmt: skip
 
     least: int = 30
     solved: float = 0.01
     early: float = 0.03
+    zero: float = 0.9  # of the steps
     chance: float = 0.02
     too_high: float = 3.0  # times the level of guessing
 
@@ -63,7 +68,13 @@ class ImplausibleLoss:
         if not len(losses):
             return
         start, low = level_at_start(losses), float(losses.min())
-        if bounded and low < -1e-3:
+        if functions and float((losses == 0).mean()) > self.zero and (losses[:5] == 0).all():
+            yield self._finding(
+                training, "always-zero", "the loss is 0 from the first step on: there is nothing to learn from", losses,
+                0, "look for a softmax over one output, a mask or an index that leaves every label out, or a loss that "
+                "leaves out all that is infinite", Severity.ERROR, 0.93,
+            )  # fmt: skip
+        elif bounded and low < -1e-3:
             yield self._finding(
                 training, "negative-loss", f"the loss falls to {low:.4g}, though {', '.join(sorted(bounded))} "
                 "cannot be negative", losses, 0,
@@ -72,12 +83,29 @@ class ImplausibleLoss:
             )  # fmt: skip
         elif _is_bottomless(losses, start):
             yield self._finding(
-                training, "unbounded-loss", f"the loss falls to {low:.4g} and ever faster: it has no lower bound",
-                losses, 0, "check the sign of the loss, and bound it: a hinge, a logarithm, a square",
+                training, "unbounded-loss",
+                f"the loss falls to {low:.4g}, ever faster: a term of it has no lower bound", losses, 0,
+                "check the sign of each term (a KL divergence, an entropy, a distance that is to grow), and "
+                "bound it: a hinge, a logarithm, a square",
                 self.severity, 0.85,
+            )  # fmt: skip
+        elif functions == {"MseLoss"} and bounded and not training.may_rise and self._is_constant_level(one, losses):
+            yield self._finding(
+                training, "constant-level", f"the loss stays at {np.median(losses[len(losses) // 2 :]):.3g}, as if the "
+                "model always gave the mean of the targets", losses, len(losses) // 2,
+                "check that targets belong to their inputs, and that inputs reach the last layer", self.severity, 0.8,
             )  # fmt: skip
         elif functions and functions <= _CLASSES:
             yield from self._classes(one, training, losses, start, is_alone=bool(bounded))
+
+    def _is_constant_level(self, one: Inspected, losses: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+        """Whether a mean square ends where that of the best constant is: at the variance of the targets."""
+        spread = known(one.training, "label_std")
+        if len(losses) < 4 * self.least or len(spread) < 3 or any(row.get("is_mixed") for row in details(one.training)):
+            return False
+        variance, late = float(np.mean(spread**2)), float(np.median(losses[len(losses) // 2 :]))
+        is_one_column = not (known(one.training, "outputs") > 1).any()
+        return is_one_column and variance > 0 and 0.95 * variance < late < 1.1 * variance
 
     def _classes(
         self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float,
@@ -129,7 +157,9 @@ class ImplausibleLoss:
 
 
 def _is_bottomless(losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float) -> bool:
-    """Whether a loss far below 0 falls no slower at the end than in the middle."""
+    """Whether a loss far below 0 falls no slower at the end than in the middle, or is where no measure ever gets."""
+    if float(np.median(losses[-len(losses) // 4 :])) < -_BOTTOMLESS * max(abs(start), 0.5):
+        return True
     levels = [float(np.median(part)) for part in np.array_split(losses, 8)]
     falls = -np.diff(levels)
     is_far = levels[-1] < -10 * max(abs(start), 0.5)

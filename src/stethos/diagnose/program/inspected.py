@@ -19,7 +19,7 @@ from stethos.store.literal import literal
 
 COLUMNS = frozenset({"process", "rank", "client", "step", *(column.name for column in INSPECTIONS.columns)})
 _FIRST_STEPS = 8  # what was seen in one of these has been so from the beginning
-_PHASES = ("training", "evaluation", "helper", "evaluation inputs", "call")
+_PHASES = ("training", "evaluation", "helper", "evaluation inputs", "call", "evaluation answers")
 NEEDS: Needs = {"inspections": frozenset({"step", "phase"})}
 
 
@@ -27,8 +27,8 @@ NEEDS: Needs = {"inspections": frozenset({"step", "phase"})}
 class Inspected:
     """The inspections of one process. `training` are those of backwards, `evaluation` those of evaluations.
 
-    `helpers` are models that run beside the trained one, `inputs` the data of evaluations, `calls` odd calls of
-    torch's functions.
+    `helpers` are models that run beside the trained one, `inputs` the data of evaluations, `answers` what the model
+    made of them, `calls` odd calls of torch's functions.
     """
 
     process: str
@@ -39,6 +39,7 @@ class Inspected:
     helpers: Frame
     inputs: Frame
     calls: Frame
+    answers: Frame
     trainings: list[Training]  # what the steps of this process tell
 
     def subject(self, first: float | None = None, layers: tuple[str, ...] = ()) -> Subject:
@@ -57,6 +58,25 @@ class Inspected:
         chance = float(np.log(np.median(outputs))) if len(outputs) and np.median(outputs) > 1 else np.inf
         last = [float(np.median(one.losses[-20:])) for one in self.trainings if len(one.losses)]
         return any(one.fall >= 0.5 for one in self.trainings) and min(last, default=np.inf) < 0.6 * chance
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether its loss is not the plain mean or sum of a loss function: terms are weighed, as a focal loss does."""
+        rows = details(self.training)
+        return bool(rows) and not any(row.get("is_alone") for row in rows)
+
+    def has_fixed_place(self, least: float = 0.1) -> bool:
+        """Whether all labels ever seen are one number that a bias alone does not learn: the place of the right answer.
+
+        So it is where a pair is told from others (InfoNCE): the right one stands first among the outputs. How hard that
+        is depends on the others, so the loss need not fall. `least` is a share of the level of guessing.
+        """
+        means, outputs = known(self.training, "label_mean"), known(self.training, "outputs")
+        if not len(means) or len(set(means.tolist())) > 1 or not (known(self.training, "classes") == 1).all():
+            return False
+        losses = [training.losses[np.isfinite(training.losses)] for training in self.trainings]
+        late = [float(np.median(each[len(each) // 2 :])) for each in losses if len(each) >= 30]
+        return bool(late and len(outputs)) and min(late) > least * float(np.log(max(np.median(outputs), 2)))
 
 
 def inspected_of(window: Window) -> list[Inspected]:
@@ -102,11 +122,11 @@ def _inspected_of(window: Window) -> list[Inspected]:
         mine = frame.where(processes == process).sorted_by("step")
         phase, rank = texts_of(mine, "phase"), known(mine, "rank")
         is_federated = any(client is not None for client in texts_of(mine, "client").tolist())
-        training, evaluation, helpers, inputs, calls = (mine.where(phase == name) for name in _PHASES)
+        training, evaluation, helpers, inputs, calls, answers = (mine.where(phase == name) for name in _PHASES)
         found.append(
             Inspected(
                 process or "", int(rank[0]) if len(rank) else None, is_federated, training, evaluation, helpers,
-                inputs, calls, [one for one in trainings if one.process == (process or "")],
+                inputs, calls, answers, [one for one in trainings if one.process == (process or "")],
             )
         )  # fmt: skip
     return found

@@ -23,9 +23,9 @@ class LostGradients:
     What it looks at: gradients right after backward against those at the optimizer's step; sampled gradients of all
     layers over time; backwards without any step.
     Why it matters: the loop runs and prints a loss, but nothing is learned any more.
-    Not a fault when: the whole model is frozen on purpose from some step on. Where the loss is 0, as that of a margin
-    that is kept, no gradient is due, and nothing is said.
-    Next step: look at what stands between `backward()` and `step()`: `zero_grad()`, clipping, `detach()`.
+    Not a fault when: the whole model is frozen on purpose from some step on. Where the loss is 0, as with a margin that
+    is kept, no gradient is expected, and nothing is reported.
+    Next step: look at what happens between `backward()` and `step()`: `zero_grad()`, clipping, `detach()`.
     """
 
     code: ClassVar[str] = "PRG004"
@@ -35,7 +35,9 @@ class LostGradients:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "detached-loss", "frozen-layers", "learning-rate-too-low",
-         "update-to-weight-ratio", "vanishing-gradients", "dead-units", "implausible-loss", "constant-outputs"}
+         "update-to-weight-ratio", "vanishing-gradients", "dead-units", "implausible-loss", "constant-outputs",
+         "learning-rate-too-high", "weight-explosion", "exploding-gradients", "non-finite-loss",
+         "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "series-anomaly"}
     )  # fmt: skip
 
     least_backwards: int = 5
@@ -112,6 +114,11 @@ class LostGradients:
             empty.append((step, applied[step] == 0))
             left.append(applied[step] / (has[step] / scales[step]))
         gone = [step for step, is_empty in empty if is_empty]
+        shared = sorted(has.keys() & applied.keys())
+        large = [s for s in shared if scales[s] > 8 and 0.5 < left[shared.index(s)] / scales[s] < 2]
+        if len(large) >= self.least_samples and len(large) > 0.5 * len(shared):
+            yield self._still_scaled(one, scales[large[0]])
+            return
         if not gone and len(left) >= self.least_samples and max(left) < self.shrunk:
             yield self._shrunk(one, max(left))
         if not gone or len(gone) < 0.5 * len(empty):
@@ -122,6 +129,15 @@ class LostGradients:
             "gradients are emptied between backward and the optimizer's step", one.subject(gone[0]), 0.95,
             (one.evidence(text, "gradient_norm"),),
             "call `zero_grad()` before `backward()`, not after it; check that clipping has a limit above 0",
+        )  # fmt: skip
+
+    def _still_scaled(self, one: Inspected, scale: float) -> Finding:
+        return Finding(
+            self.code, self.name, "still-scaled", self.severity,
+            "the optimizer steps by gradients that are still multiplied by the loss scale",
+            one.subject(float(one.training["step"][0])), 0.95,
+            (one.evidence(f"{scale:g} times too large", "gradient_norm, detail"),),
+            "call `scaler.step(optimizer)` instead of `optimizer.step()`",
         )  # fmt: skip
 
     def _shrunk(self, one: Inspected, share: float) -> Finding:

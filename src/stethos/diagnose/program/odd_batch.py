@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, known, merge_ranks
-from stethos.diagnose.training import STEP_COLUMNS, column_of
+from stethos.diagnose.training import STEP_COLUMNS, column_of, level_at_start, texts_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
 
@@ -20,10 +21,12 @@ from stethos.store.frame import Frame
 class OddBatch:
     """Inputs are constant, NaN, far from scale or masked; or labels are sorted, of one class, shifted or given away.
 
-    What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; where
-    labels are words of the inputs, by how many places; what masked attention sees; the scale of evaluations' inputs.
+    What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; whether
+    any feature differs between labels; where labels are words of the inputs, by how many places; what masked attention
+    sees; the scale of evaluations' inputs.
     Why it matters: most trainings that do not learn have a fault in their data, not in their model.
-    Not a fault when: features have a natural scale that the model's first layer takes care of.
+    Not a fault when: features have a natural scale that the model's first layer takes care of. A dominating class is
+    reported as info if the loss weighs its terms, or is below what the class shares alone would give.
     Next step: print one batch just before the model gets it.
     """
 
@@ -31,12 +34,15 @@ class OddBatch:
     name: ClassVar[str] = "odd-batch"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
-    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    reads: ClassVar[Needs] = {
+        "inspections": COLUMNS, "steps": STEP_COLUMNS,
+        "metrics": frozenset({"process", "step", "name", "value"}),
+    }  # fmt: skip
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "oscillation", "divergence", "exploding-gradients", "learning-rate-too-high",
          "dead-units", "saturated-units", "non-finite-loss", "non-finite-gradients", "non-finite-weights",
          "implausible-loss", "overfitting", "weight-explosion", "frozen-layers", "series-anomaly", "constant-outputs",
-         "detached-loss", "vanishing-gradients", "learning-rate-too-low", "update-to-weight-ratio"}
+         "detached-loss", "vanishing-gradients", "learning-rate-too-low", "update-to-weight-ratio", "odd-evaluation"}
     )  # fmt: skip
 
     least: int = 3
@@ -48,6 +54,7 @@ class OddBatch:
     fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
     moved: float = 1.5  # deviations
+    tied: float = 0.15  # of what chance alone explains
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -59,6 +66,23 @@ class OddBatch:
                 yield from self._labels(one)
                 yield from self._counts(one)
                 yield from self._changes(one)
+                yield from self._unrelated(one, window)
+
+    def _unrelated(self, one: Inspected, window: Window) -> Iterator[Finding]:
+        """Labels that no feature tells apart more than chance does, in a training that learns nothing of use."""
+        ties = [(row["tie"], row["tie_by_chance"]) for row in details(one.training) if "tie" in row]
+        if len(ties) < 2 * self.least or not _has_learned_nothing(one, window):
+            return
+        measured, chance = np.array(ties).T
+        excess = measured - chance
+        error = float(np.std(excess, ddof=1)) / math.sqrt(len(excess))
+        if float(excess.mean()) > max(self.tied * float(chance.mean()), 0.0) or float(excess.mean()) > 2.5 * error:
+            return
+        yield self._finding(
+            one, "unrelated-labels", "labels do not belong to their inputs: no feature differs between them",
+            f"labels explain {measured.mean():.1%} of the inputs' variance, chance alone {chance.mean():.1%}", "detail",
+            "look for inputs or labels that are shuffled, sorted or sliced apart from one another", 0.85,
+        )  # fmt: skip
 
     def _finding(
         self, one: Inspected, kind: str, title: str, text: str, columns: str, advice: str, sure: float,
@@ -116,18 +140,6 @@ class OddBatch:
         if len(mean) < 2 * self.least or len(spread) != len(mean) or (classes == 1).mean() >= 0.8:
             return False
         return float(np.std(mean)) > 3 * float(np.median(spread)) > 0
-
-    def _is_fixed_place(self, one: Inspected, rows: Frame) -> bool:
-        """Whether all labels ever seen are one number that a bias alone does not learn: the place of the right answer.
-
-        So it is where a pair is told from others (InfoNCE): the right one stands first among the outputs.
-        """
-        means, outputs = known(rows, "label_mean"), known(rows, "outputs")
-        if not len(means) or len(set(means.tolist())) > 1 or not (known(rows, "classes") == 1).all():
-            return False
-        losses = [training.losses[np.isfinite(training.losses)] for training in one.trainings]
-        late = [float(np.median(each[len(each) // 2 :])) for each in losses if len(each) >= 30]
-        return bool(late and len(outputs)) and min(late) > self.fixed * float(np.log(max(np.median(outputs), 2)))
 
     def _counts(self, one: Inspected) -> Iterator[Finding]:
         rows = details(one.training)
@@ -244,7 +256,7 @@ class OddBatch:
             return
         if any(training.has_rival for training in one.trainings):
             return  # classes are what is real and what is made up
-        if self._is_fixed_place(one, rows):
+        if one.has_fixed_place(self.fixed):
             return
         if (classes == 1).mean() >= 0.8:
             yield self._finding(
@@ -255,8 +267,33 @@ class OddBatch:
             return
         share = known(rows, "top_class_share")
         if len(share) >= self.least and float(np.mean(share)) > self.top_share:
+            is_told = one.is_weighted or _is_below(one, float(np.mean(share)))
             yield self._finding(
                 one, "one-class-dominates", f"one class has {np.mean(share):.0%} of the labels",
                 f"{np.mean(classes):.1f} classes a batch on average", columns,
                 "weight the classes in the loss, or sample them evenly; judge by more than accuracy", 0.85,
+                Severity.INFO if is_told else None,
             )  # fmt: skip
+
+
+def _has_learned_nothing(one: Inspected, window: Window) -> bool:
+    """Whether no loss falls, or what is learned does not hold in evaluations."""
+    long = [training for training in one.trainings if len(training.losses) >= 30 and not training.may_rise]
+    if not long:
+        return False
+    if all(not training.fall >= 0.1 for training in long):
+        return True
+    frame = window.frame("metrics")
+    mine = (texts_of(frame, "name") == "eval_loss (seen)") & (texts_of(frame, "process") == (one.process or None))
+    held = column_of(frame, "value")[mine]
+    held = held[np.isfinite(held)]
+    first = [level_at_start(losses) for each in long if len(losses := each.losses[np.isfinite(each.losses)])]
+    return len(held) >= 3 and bool(first) and float(held.min()) > 0.93 * min(first)
+
+
+def _is_below(one: Inspected, share: float) -> bool:
+    """Whether the loss has come clearly below what a model gives that knows the shares of the classes alone."""
+    rest = max(1 - share, 1e-6)
+    entropy = -share * math.log(max(share, 1e-6)) - rest * math.log(rest)
+    late = [float(np.median(training.losses[-20:])) for training in one.trainings if len(training.losses)]
+    return min(late, default=np.inf) < 0.8 * entropy

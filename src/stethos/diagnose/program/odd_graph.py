@@ -73,9 +73,9 @@ class OddGraph:
 
     What it looks at: shapes and operations in the autograd graph of inspected losses, against the size of the batch,
     and the shapes that recurrent and attention layers get.
-    Why it matters: such a model runs, and often learns a little, but from the wrong samples or with a part of its
+    Why it matters: such a model runs, and often learns a little, but from the wrong samples or with only some of its
     layers.
-    Not a fault when: attention between samples of a batch is meant, or a linear model.
+    Not a fault when: attention between samples of a batch, or a linear model, is intended.
     Next step: print the shapes before and after the operation that the finding names.
     """
 
@@ -103,10 +103,12 @@ class OddGraph:
 
     def _check(self, one: Inspected) -> Iterator[Finding]:
         remarks, steps = texts_of(one.training, "remark"), one.training["step"]
-        backwards = len(np.unique(steps))
+        adding = sum(bool(row.get("accumulates")) for row in details(one.training))
         for kind, (title, advice, sure) in KINDS.items():
             places = np.flatnonzero(remarks == kind)
-            seen = len(np.unique(steps[places]))
+            seen, backwards = len(np.unique(steps[places])), len(np.unique(steps))
+            if kind == "accumulated-sum":  # the first backward of each step adds to nothing
+                seen, backwards = len(places), adding
             if seen < self.least or (seen < self.share * backwards and kind not in _EARLY):
                 continue
             if kind == "factor-of-zero" and (known(one.training, "gradient_norm") != 0).any():

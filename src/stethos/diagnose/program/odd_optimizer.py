@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
-from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of
+from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of, trainings_of
 from stethos.diagnose.window import Window
+from stethos.store.frame import is_null
 from stethos.store.literal import literal
 
 _LEAST_HALF = 6e-8  # what is smaller is 0 in float16
@@ -20,20 +22,21 @@ _LEAST_HALF = 6e-8  # what is smaller is 0 in float16
 
 @dataclass(frozen=True, slots=True)
 class OddOptimizer:
-    """An optimizer is made anew for every step, has odd settings, or loses its updates; or the model is frozen.
+    """An optimizer is created again and again, steps twice, has odd settings or loses updates; or the model is frozen.
 
-    What it looks at: how many optimizers step how often; betas, momentum, epsilon and the precision of the weights; and
-    in a training that does not learn weight decay and the share of weights that require a gradient.
+    What it looks at: how many optimizers step how often, whether each makes one pass over the data and what the losses
+    at their starts are, and how many backwards come before each step; betas, momentum, epsilon and the precision of the
+    weights; and, in a training that does not learn, weight decay and the share of weights that require a gradient.
     Why it matters: a new optimizer has lost its momentum; strong decay pulls weights to 0 faster than they can learn.
     Not a fault when: only an adapter or a head is trained on purpose, and it learns.
-    Next step: make the optimizer once, before the loop; use a weight decay of 0.01 or less.
+    Next step: create the optimizer once, before the loop; use a weight decay of 0.01 or less.
     """
 
     code: ClassVar[str] = "PRG010"
     name: ClassVar[str] = "odd-optimizer"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
-    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS | {"backwards"}}
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "implausible-loss", "frozen-layers", "vanishing-gradients", "dead-units",
          "update-to-weight-ratio", "learning-rate-too-low", "weight-explosion", "non-finite-weights", "divergence",
@@ -41,13 +44,18 @@ class OddOptimizer:
     )  # fmt: skip
 
     least: int = 20
+    least_passes: int = 4
     decay_per_step: float = 0.01
     decay: float = 0.1
+    least_decay: float = 0.02  # below that it is the learning rate that makes a step's decay large
+    again: float = 0.3  # of the steps
     frozen: float = 0.9
     rounded: float = 0.5
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from self._made_anew(window)
+        yield from self._made_at_each_pass(window)
+        yield from merge_ranks(self._stepped_again(window))
         yield from merge_ranks(self._found(window))
 
     def _made_anew(self, window: Window) -> Iterator[Finding]:
@@ -70,7 +78,71 @@ class OddOptimizer:
                     f"{makers} optimizers make {steps} steps",
                     f"SELECT optimizer, count(*) FROM steps WHERE process = {literal(process)} GROUP BY 1",
                 ),),
-                "make the optimizer once, before the loop",
+                "create the optimizer once, before the loop",
+            )  # fmt: skip
+
+    def _made_at_each_pass(self, window: Window) -> Iterator[Finding]:
+        """Optimizers that each make the steps of one pass over the data, and no more."""
+        frame = window.frame("steps")
+        processes, makers = texts_of(frame, "process"), column_of(frame, "optimizer")
+        for one in inspected_of(window):
+            mine = processes == (one.process or None)
+            starts = set(one.training["step"][column_of(one.training, "epoch_start") == 1].tolist())
+            rows = frame.where(mine).sorted_by("step")
+            places = [np.flatnonzero(column_of(rows, "optimizer") == maker) for maker in np.unique(makers[mine])]
+            if one.is_federated or len(places) < self.least_passes or min(map(len, places)) < 2:
+                continue
+            steps, losses, rate = (column_of(rows, name) for name in ("step", "loss", "lr"))
+            first = [float(steps[place[0]]) for place in places]
+            lengths = {len(place) for place in places[:-1]}
+            is_in_turns = all(a[-1] + 1 == b[0] for a, b in pairwise(places))
+            if not is_in_turns or len(lengths) != 1 or not starts or not set(first[:4]) <= starts:
+                continue
+            entries = np.array([np.nanmedian(losses[place[:3]]) for place in places])
+            exits = np.array([np.nanmedian(losses[place[-3:]]) for place in places])
+            has_state = any("betas" in row or row.get("momentum", 0.0) > 0 for row in details(one.training))
+            is_one_rate = len(set(rate[[place[0] for place in places]].tolist())) == 1
+            if float(entries[1:].min()) > 0.8 * entries[0] and float(np.median(exits)) < 0.85 * entries[0]:
+                kind, title = "model-recreated", "the model is made anew at each pass over the data: it forgets"
+                advice, severity = "make the model once, before the loop over epochs", self.severity
+            elif has_state and is_one_rate and float(np.median(entries[1:])) < 0.8 * entries[0]:
+                kind = "optimizer-recreated"
+                title = "a new optimizer is made for each pass over the data, so momentum and moments are lost"
+                advice, severity = "make the optimizer once, before the loop over epochs", self.severity
+            else:
+                continue
+            text = f"{len(places)} optimizers of {lengths.pop()} steps each; losses at their starts "
+            yield Finding(
+                self.code, self.name, kind, severity, title, one.subject(float(first[1])), 0.85,
+                (Evidence(
+                    text + ", ".join(f"{entry:.3g}" for entry in entries[:6]),
+                    f"SELECT optimizer, count(*) FROM steps WHERE process = {literal(one.process)} GROUP BY 1",
+                ),),
+                advice,
+            )  # fmt: skip
+
+    def _stepped_again(self, window: Window) -> Iterator[Finding]:
+        """An optimizer, alone at its time, that steps a second time after a backward, by the same gradients."""
+        frame = window.frame("steps")
+        places, step = texts_of(frame, "process"), column_of(frame, "step")
+        for one in trainings_of(window):
+            mine = (places == (one.process or None)) & (step >= one.step[0]) & (step <= one.step[-1])
+            rows = frame.where(mine).sorted_by("step")
+            backwards, makers = column_of(rows, "backwards"), column_of(rows, "optimizer")
+            if one.is_relay or len(rows) < 2 * self.least or len(np.unique(makers)) > 1 or is_null(backwards).any():
+                continue
+            again = int(((backwards[1:] == 0) & (backwards[:-1] > 0)).sum())
+            if again < max(self.least, self.again * len(rows)):
+                continue
+            yield Finding(
+                self.code, self.name, "stepped-again", self.severity,
+                "the optimizer steps twice for each backward: the second step repeats the same gradients",
+                one.subject(0), 0.93,
+                (Evidence(
+                    f"{again} of {len(rows)} steps follow another one without a backward between them",
+                    f"SELECT step, backwards, loss FROM steps WHERE {one.where} ORDER BY step",
+                ),),
+                "call `optimizer.step()` once after each `backward()`: look for a second call, as in a helper function",
             )  # fmt: skip
 
     def _found(self, window: Window) -> Iterator[Finding]:
@@ -123,7 +195,7 @@ class OddOptimizer:
         last = details(one.training)[-1]
         decay, per_step = float(last.get("weight_decay", 0)), float(last.get("decay_per_step", 0))
         subject = one.subject(float(one.training["step"][0]))
-        if per_step >= self.decay_per_step or (decay >= self.decay and not per_step):
+        if (per_step >= self.decay_per_step and decay >= self.least_decay) or (decay >= self.decay and not per_step):
             lost = f"{per_step:.1%} of each weight per step" if per_step else "more than most gradients"
             yield Finding(
                 self.code, self.name, "weight-decay-too-high", self.severity,

@@ -26,8 +26,8 @@ def _is_steady(one: Inspected) -> bool:
 class OddSchedule:
     """A warm-up never ends, a scheduler never steps or steps past its end, or a rate jumps back to its first value.
 
-    What it looks at: the learning rate of each step, and what schedulers say of themselves at inspected backwards: how
-    often they have stepped, how long they are to last, whose rate they set.
+    What it looks at: the learning rate of each step, and the state of schedulers at inspected backwards: how often they
+    have stepped, how long they last, whose rate they set.
     Why it matters: most of these come from counting epochs where batches are meant, or the reverse.
     Not a fault when: the run is only the beginning of a long one.
     Next step: print the learning rate at each epoch.

@@ -127,10 +127,11 @@ class RepeatedData:
             return
         last = rows[-1]
         first = float(one.training["step"][0])
-        if last.get("weights") and last["weights"] != last["dataset"]:
+        weights = last.get("sampler_weights", last.get("weights"))  # which in a rank of an older run are the model's
+        if isinstance(weights, int) and weights != last["dataset"]:
             yield Finding(
                 self.code, self.name, "few-samples", Severity.ERROR,
-                f"the sampler has {last['weights']} weights for {last['dataset']} samples: it never draws the others",
+                f"the sampler has {weights} weights for {last['dataset']} samples: it never draws the others",
                 one.subject(first), 0.96, (one.evidence("a weight is for a sample, not for a class", "detail"),),
                 "give each sample its weight: `class_weights[labels]`",
             )  # fmt: skip

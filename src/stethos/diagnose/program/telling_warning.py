@@ -52,8 +52,8 @@ class TellingWarning:
     """Torch or Python has printed a warning that names a mistake in the program.
 
     What it looks at: warnings as they were shown, in `logs` under `py.warnings`.
-    Why it matters: such a line is lost among a thousand others.
-    Not a fault when: the warning is about something that you do on purpose.
+    Why it matters: such a line gets lost among a thousand others.
+    Not a fault when: the warning is about something you do on purpose.
     Next step: correct the line that the warning names.
     """
 

@@ -23,9 +23,9 @@ class UnoptimizedParameters:
     """Parameters get gradients but no optimizer updates them, or an optimizer holds parameters that nothing uses.
 
     What it looks at: the parameters behind the loss, those of all optimizers, and those that belong to a module.
-    Why it matters: layers that were added or replaced after the optimizer was made never learn.
+    Why it matters: layers added or replaced after the optimizer was created never learn.
     Not a fault when: only the head of a model is trained on purpose (freeze the rest: it also saves time).
-    Next step: make the optimizer after the model is complete, from `model.parameters()`.
+    Next step: create the optimizer after the model is complete, from `model.parameters()`.
     """
 
     code: ClassVar[str] = "PRG002"
@@ -48,8 +48,12 @@ class UnoptimizedParameters:
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
             rows = one.training.where(~is_null(column_of(one.training, "unoptimized")))
-            if len(rows) >= self.least:
-                yield from self._check(one, rows, details(rows)[-1])
+            found = list(self._check(one, rows, details(rows)[-1])) if len(rows) >= self.least else []
+            yield from found
+            later = rows.where(rows["step"] >= _last_start(one.trainings)) if len(rows) else rows
+            if self.least <= len(later) < len(rows):  # one training after another, as when a model is tuned
+                known = {each.kind for each in found}
+                yield from (each for each in self._check(one, later, details(later)[-1]) if each.kind not in known)
 
     def _check(self, one: Inspected, rows: Any, last: dict[str, Any]) -> Iterator[Finding]:
         alone, leaves = column_of(rows, "unoptimized"), column_of(rows, "leaves")
@@ -85,12 +89,17 @@ class UnoptimizedParameters:
         if not cut or not held:
             return
         count = min(int(row.get("unreached_count", 0)) for row in rows)
+        ran = [row["in_vain"] for row in rows if row.get("in_vain")]
+        owners = {name.rpartition(".")[0] for name in cut}
+        vain = [name for name in (ran[0] if ran else ()) if name in owners]
+        is_many = count >= self.cut_share * held
+        text = f"; in the training {', '.join(vain)} runs, but what it gives is cut off" if vain else ""
         yield Finding(
-            self.code, self.name, "cut-off", Severity.WARNING if count >= self.cut_share * held else Severity.INFO,
+            self.code, self.name, "cut-off", Severity.WARNING if is_many or vain else Severity.INFO,
             f"the loss does not reach {count} of the optimizer's {held} parameters: {', '.join(cut)}",
             one.subject(first, tuple(cut[:1])), 0.88,
-            (one.evidence("they require a gradient and get none", "leaves, detail"),),
-            "look for `detach()`, `.data`, `no_grad()` or `.numpy()` on the way from these layers to the loss",
+            (one.evidence(f"they require a gradient and get none{text}", "leaves, detail"),),
+            "look for `detach()`, `item()`, `argmax`, `no_grad()` or `numpy()` between these layers and the loss",
         )  # fmt: skip
 
     def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -122,7 +131,7 @@ class UnoptimizedParameters:
         else:
             kind, title = "not-in-optimizer", f"{alone} parameters get gradients but no optimizer updates them{listed}"
             severity, sure = (Severity.WARNING, 0.9) if alone <= leaves / 2 else (Severity.INFO, 0.8)
-        advice = "make the optimizer after the model is complete; freeze on purpose with `requires_grad_(False)`"
+        advice = "create the optimizer after the model is complete; freeze on purpose with `requires_grad_(False)`"
         if kind == "other-model":
             advice = "the optimizer was made from another model, such as a copy: make it from the one that is trained"
         elif kind == "unregistered-parameters":
@@ -132,6 +141,12 @@ class UnoptimizedParameters:
             self.code, self.name, kind, severity, title, one.subject(first, tuple(names[:1])), sure,
             (one.evidence(text, "leaves, unoptimized, detail"),), advice,
         )  # fmt: skip
+
+
+def _last_start(trainings: list[Training]) -> float:
+    """The step at which the last of several trainings begins, when the others are over; else 0."""
+    spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
+    return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
 
 
 def _take_turns(trainings: list[Training]) -> bool:

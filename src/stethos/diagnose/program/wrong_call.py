@@ -27,8 +27,25 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
         "class weights favour the commonest class instead of the rare ones",
         "weight a class by the inverse of its number of samples, in the order of the classes", 0.5, 0.88),
     "targets-too-long": (
-        "some samples have more letters than the model has time steps, so the loss is infinite",
-        "leave these samples out, reduce the stride of the model, or pass `zero_infinity=True`", 0.0, 0.93),
+        "samples have more letters than the model has time steps, so the loss is infinite or leaves them out",
+        "check `input_lengths`; leave such samples out, reduce the stride of the model, or pass `zero_infinity=True`",
+        0.0, 0.93),
+    "blank-in-targets": (
+        "the letters to be told contain the blank of CTC, which stands for none",
+        "number letters from 1 on and leave 0 to the blank, or pass `blank=` another number", 0.3, 0.95),
+    "no-log-probabilities": (
+        "the loss is given values that are not log-probabilities",
+        "apply `log_softmax` over the classes first", 0.5, 0.95),
+    "masked-answers": (
+        "the right answers are masked: their outputs are hugely negative",
+        "compare the labels with the mask: in contrastive learning a sample's answer is its other view, not itself",
+        0.5, 0.93),
+    "similarity-to-itself": (
+        "each sample is compared with itself, too, and that is always the most alike",
+        "leave the diagonal out: `similarity.fill_diagonal_(float('-inf'))`", 0.5, 0.88),
+    "identical-pairs": (
+        "both members of each pair are the same, so telling them from others is trivial",
+        "make two views by augmentation, or pick another sample of the same class", 0.5, 0.9),
     "clipped-after-step": (
         "gradients are clipped after the optimizer's step, where clipping has no effect",
         "call `clip_grad_norm_` between `backward()` and `optimizer.step()`", 0.8, 0.95),
@@ -50,11 +67,11 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class WrongCall:
-    """A function of torch's is called where it has no effect, or with arguments that mean something else to it.
+    """A torch function is called where it has no effect, or with arguments that mean something else to it.
 
     What it looks at: the first calls of losses, of gradient clipping, all calls of `load_state_dict`, and data loaders
     that give no batch.
-    Why it matters: torch takes such arguments without a word.
+    Why it matters: torch accepts such arguments silently.
     Not a fault when: a sample is left out of the loss on purpose by a target of 0.
     Next step: correct the call that the finding names.
     """
@@ -67,7 +84,7 @@ class WrongCall:
     explains: ClassVar[frozenset[str]] = frozenset(
         {"plateau", "slow-progress", "divergence", "exploding-gradients", "weight-explosion", "implausible-loss",
          "non-finite-loss", "non-finite-gradients", "non-finite-weights", "oscillation", "series-anomaly",
-         "learning-rate-too-high", "constant-outputs", "dead-units", "overfitting"}
+         "learning-rate-too-high", "constant-outputs", "dead-units", "overfitting", "detached-loss", "odd-evaluation"}
     )  # fmt: skip
 
     def check(self, window: Window) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ class WrongMode:
     """Dropout and batch statistics are off while the model trains, or on while it is evaluated.
 
     What it looks at: the mode of dropout and normalisation modules at inspected backwards, and whenever the model runs
-    while gradients are off. If it does so every few steps, that is part of the training, and only a remark.
+    while gradients are off. If it does so every few steps, that is part of the training, and reported as info.
     Why it matters: without `model.train()` there is no regularisation; without `model.eval()` results are noisy, and
     batch statistics learn from the evaluation data.
     Not a fault when: statistics are refreshed on purpose, or dropout is kept on to estimate uncertainty.
@@ -32,7 +32,7 @@ class WrongMode:
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
-    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau"})
+    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau", "odd-evaluation"})
 
     least: int = 2
     apart: int = 4  # steps between evaluations

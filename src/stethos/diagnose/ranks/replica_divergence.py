@@ -19,7 +19,7 @@ from stethos.store.frame import Frame, is_null
 from stethos.store.literal import literal
 
 _SHARDING = ("all_gather", "reduce_scatter", "allgather")  # collectives of models that no rank holds whole
-_STATISTICS = ("norm", "mean", "min", "max", "nan", "inf", "size")
+_STATISTICS = ("norm", "mean", "min", "max", "nan", "inf", "checksum", "size")
 
 
 class Place(NamedTuple):
@@ -39,13 +39,14 @@ Numbers = dict[int, dict[int, float]]  # by step and rank
 class ReplicaDivergence:
     """Ranks that train copies of one model no longer hold the same weights.
 
-    What it looks at: checksums of all weights at inspected steps (in CPU memory), and sampled statistics of layers,
-    at equal steps of all ranks: copies that begin alike and apply the same gradients stay equal to the last bit. Layers
-    count as copies under DistributedDataParallel, else if they were equal after a step. Sharded tensors are left out.
+    What it looks at: checksums of all weights at inspected steps (in CPU memory), and statistics of sampled layers with
+    their checksums (on a GPU), at equal steps of all ranks: copies that start equal and apply the same gradients stay
+    equal to the last bit. Layers count as copies under DistributedDataParallel, or if they were once equal after a
+    step. Sharded tensors are left out.
     Why it matters: the ranks train different models; what is saved at the end is one of them.
     Not a fault when: the ranks train different models on purpose, or average their weights now and then (local SGD).
     Next step: the finding says what differs first: the start, the learning rates, the number of steps, the gradients,
-    or weights in spite of equal gradients.
+    or the weights despite equal gradients.
     """
 
     code: ClassVar[str] = "RNK001"
@@ -75,11 +76,12 @@ class ReplicaDivergence:
             yield unexchanged
             return
         yield from self._buffers(inspections, rows)
-        weights = {**_checksums(inspections, rows), **_statistics(window)}
+        weights = {**_checksums(inspections, rows), **_statistics(window, is_replicated)}
         common = sorted(place for place, ranks in weights.items() if len(ranks) > 1)
         copies = _copied(common, weights, is_replicated)
         unlike = [place for place in copies if _differs(weights[place])]
-        if len(unlike) < self.least or _are_equal_again(unlike, copies, weights):
+        is_voted = is_replicated and len(_minority([weights[place] for place in unlike])) == 1
+        if len(unlike) < (1 if is_voted else self.least) or _are_equal_again(unlike, copies, weights):
             return
         yield self._finding(copies, unlike, weights, _Steps.of(window, is_replicated))
 
@@ -171,7 +173,7 @@ class ReplicaDivergence:
         sql = f"SELECT step, rank, detail, gradient_hash FROM inspections WHERE step >= {since} ORDER BY step, rank"
         if unlike[0].source == "layers":
             sql = (
-                "SELECT step, rank, norm, mean, min, max FROM layers WHERE kind = 'weight' "
+                "SELECT step, rank, norm, checksum FROM layers WHERE kind = 'weight' "
                 f"AND layer = {literal(layers[0])} ORDER BY step, rank"
             )
         subject = Subject(ranks=ranks, layers=layers[:1], first=first, unit="step")
@@ -312,12 +314,16 @@ def _changing(made: Numbers, applied: Numbers) -> tuple[int, ...]:
     )
 
 
-def _statistics(window: Window) -> Compared:
-    """What is known of layers on a device; nothing where models are sharded, as every rank has other parts then."""
+def _statistics(window: Window, is_replicated: bool) -> Compared:
+    """What is known of layers on a device; nothing where models are sharded, as every rank has other parts then.
+
+    DDP itself gathers the shapes of all parameters once, when it is made.
+    """
     operations = {str(op) for op in texts_of(window.frame("collectives"), "op").tolist() if op}
+    is_sharded = not operations or any(word in op for op in operations for word in _SHARDING)
     frame = window.frame("layers")
     found: Compared = {}
-    if not operations or any(word in op for op in operations for word in _SHARDING) or not len(frame):
+    if (is_sharded and not is_replicated) or not len(frame):
         return found
     mine = frame.where(texts_of(frame, "kind") == "weight")
     columns = [column_of(mine, name).tolist() for name in _STATISTICS]

@@ -36,8 +36,8 @@ class Hang:
     Why it matters: a hang looks like a running job from outside, and pays for its machines like one. In a distributed
     job all ranks hang, and only one of them is the cause.
 
-    Not a fault when: the program waits on purpose, as for a person or for a federated round. Raise `at_least_s` with
-    `stethos run --hang-after`.
+    Not a fault when: the program waits on purpose, for example for a person or a federated round. Raise `at_least_s`
+    with `stethos run --hang-after`.
 
     Next step: look at the stacks of both sides: `stethos query "SELECT * FROM stacks"`, or now with `stethos all
     backtrace`.

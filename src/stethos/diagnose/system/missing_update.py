@@ -89,17 +89,17 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class MissingUpdate:
-    """A client is asked to take part and keeps sending no update; the kind of the finding says why.
+    """A client is asked to take part but repeatedly sends no update; the kind of the finding says why.
 
-    What it looks at: client turns that did not end well, as a share of the client's turns since the first one. The
-    kinds are `dropout` (no reply), `timeout` (the deadline was missed), `failure` (the local training raised an
-    exception), and `communication`: the error speaks of the link, such as a refused or reset connection, name
-    resolution, TLS, gRPC's UNAVAILABLE and DEADLINE_EXCEEDED, a broken pipe.
+    What it looks at: client turns that did not succeed, as a share of the client's turns since the first one. The kinds
+    are `dropout` (no reply), `timeout` (the deadline was missed), `failure` (the local training raised an exception),
+    and `communication`: the error is about the link, such as a refused or reset connection, name resolution, TLS,
+    gRPC's UNAVAILABLE and DEADLINE_EXCEEDED, a broken pipe.
 
-    Why it matters: the client's data are missing from the model. If the clients that stay away have something in
-    common (old phones, one hospital), the model is biased against them. A client that misses the deadline
-    works for nothing while the round waits; an exception does not pass by itself; where most clients lose
-    the connection, the server or its network is to blame, and the finding is an error.
+    Why it matters: the client's data are missing from the model. If the clients that stay away have something in common
+    (old phones, one hospital), the model is biased against them. A client that misses the deadline works for nothing
+    while the round waits; an exception does not go away by itself; where most clients lose the connection, the server
+    or its network is to blame, and the finding is an error.
 
     Not a fault when: clients come and go by design, as phones do, or the deadline is tight on purpose. Raise `share`,
     or silence the detector.

@@ -30,7 +30,7 @@ class OutOfMemory:
     """A process ended because there was no memory left, on a GPU or on the machine.
 
     What it looks at: what the program's tensors were when the exception ended it: by class, the largest groups of
-    alike tensors with the container that holds them, and the line that asked for more. Of a process that the system
+    similar tensors with the container that holds them, and the line that asked for more. Of a process that the system
     killed: its resident memory and the machine's free memory in the last samples.
 
     Why it matters: the training is over, and starting it again ends the same way.

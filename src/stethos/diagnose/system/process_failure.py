@@ -44,8 +44,8 @@ class ProcessFailure:
 
     Why it matters: whatever else is found, this is what stopped the training.
 
-    Not a fault when: it was stopped on purpose: SIGINT and SIGTERM are reported, but not as a warning. Nor is a worker
-    of federated clients that was killed between turns, or a worker of Ray whose driver ended well: so Ray ends them.
+    Not a fault when: it was stopped on purpose: SIGINT and SIGTERM are reported, but not as a warning. Nor is a
+    federated worker that was killed between turns, or a Ray worker whose driver succeeded: that is how Ray ends them.
 
     Next step: read the traceback; after SIGKILL look at `memory-growth` and the system's log for the OOM killer.
     """

@@ -42,9 +42,9 @@ class RankStraggler:
     all-reduce.
 
     What it looks at: per rank the time before the gradients are exchanged (data, forward) and the optimizer, and the
-    time in backward, which contains the waiting. The culprit has more of the first, its victims more of the second.
-    Where that tells nothing, who arrives last at the collectives, among the ranks of one machine: so a rank is found
-    that is slow inside backward. Looked at are all steps, and the last quarter of them.
+    time in backward, which contains the waiting. The culprit has more of the first, its victims more of the second. If
+    that is inconclusive, it looks at which rank of a machine arrives last at the collectives; this finds a rank that is
+    slow inside backward. It examines all steps, and the last quarter of them.
 
     Why it matters: every rank runs at the pace of the slowest.
 

@@ -22,9 +22,9 @@ class RowLoss:
     What it looks at: the books of each process: rows produced, stored, dropped by reason, lost in a crash or in
     damaged files.
 
-    Why it matters: whatever else is said about this run, it is said about what was kept.
+    Why it matters: everything else reported about this run is based on the rows that were kept.
 
-    Not a fault when: the run reached the size limit it was given, and its oldest bulk rows went.
+    Not a fault when: the run reached the size limit it was given, and its oldest bulk rows were deleted.
 
     Next step: `stethos doctor --verify`.
     """

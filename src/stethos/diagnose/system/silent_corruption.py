@@ -37,12 +37,12 @@ class _Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SilentCorruption:
-    """A step gave other bits when it was repeated on the same batch: something computed or kept a wrong number.
+    """A step gave different bits when repeated on the same batch: something computed or stored a wrong number.
 
     What it looks at: steps that `stethos run --sdc SHARE` repeats on the same batch, weights and random state. Outputs
-    of modules and gradients of parameters are compared to the last bit. Where two executions differ there are three
-    more: one that differs from four equal ones is corrupt. Steps that differ in other ways, or too often, are said to
-    be not repeatable, which accuses nobody.
+    of modules and gradients of parameters are compared to the last bit. If two executions differ, three more follow:
+    one that differs from four equal ones is corrupt. Steps that differ in other ways, or too often, are reported as not
+    repeatable, which accuses no device.
 
     Why it matters: a wrong number raises no error; it spreads to all weights and, by averaging, to all ranks.
 

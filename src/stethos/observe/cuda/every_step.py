@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from stethos.observe.cuda.fused import DTYPES, Fused, Kernels
-from stethos.observe.device_row import ROWS, Rows, columns_of
-from stethos.observe.statistic import dense_of
+from stethos.observe.device_row import ROWS, Rows, checksums_in, columns_of
+from stethos.observe.statistic import STATISTICS, dense_of
 from stethos.schema import NULL_F64
 
 Ids = npt.NDArray[np.int32]
@@ -50,16 +50,19 @@ class _Slot(NamedTuple):
 class StepStatistics:
     """What the device tells of one step; `table` has the rows of `STATISTICS` after `read`, once it `is_there`.
 
+    `checksums` are those of the gradients' bits, as whole numbers.
+
     `is_skipped`: a gradient scaler has left the step out, so that its gradients were applied to nothing.
     """
 
-    __slots__ = ("_every", "_groups", "_has_scaler", "_slot", "_timed", "is_skipped", "table")
+    __slots__ = ("_every", "_groups", "_has_scaler", "_slot", "_timed", "checksums", "is_skipped", "table")
 
     def __init__(self, every: EveryStep, slot: _Slot, groups: list[_Group], timed: Any, has_scaler: bool) -> None:
         self._every, self._slot, self._groups, self._timed = every, slot, groups, timed
         self._has_scaler = has_scaler
         self.is_skipped = False
-        self.table: Rows = np.empty((ROWS, 0))
+        self.table: Rows = np.empty((len(STATISTICS), 0))
+        self.checksums: Rows = np.empty(0)
 
     def is_there(self) -> bool:
         return bool(self._slot.event.query())
@@ -71,11 +74,13 @@ class StepStatistics:
         if self._has_scaler:
             given, skipped = self._slot.amp.tolist()
             self.is_skipped, scale = skipped > 0, given or 1.0
-        self.table = np.full((ROWS, len(sizes)), NULL_F64)
+        self.table = np.full((len(STATISTICS), len(sizes)), NULL_F64)
+        self.checksums = np.full(len(sizes), NULL_F64)
         for group in self._groups:
             rows = _part(self._slot.results, group.first, len(group.places)).numpy()
+            self.checksums[group.places] = checksums_in(rows)
             if scale != 1.0:
-                rows = rows / np.array([1.0, scale, scale * scale, scale, scale, 1.0, 1.0, 1.0])[:, None]
+                rows = rows[:8] / np.array([1.0, scale, scale * scale, scale, scale, 1.0, 1.0, 1.0])[:, None]
             self.table[:, group.places] = columns_of(rows, group.sizes)
         if self._timed is not None:
             self._every.device_ns = int(self._timed[0].elapsed_time(self._timed[1]) * 1e6)

@@ -1,4 +1,4 @@
-"""One launch that reads every tensor of a list once and reduces each to eight numbers.
+"""One launch that reads every tensor of a list once and reduces each to nine numbers, one of them a checksum.
 
 The tensors are cut into chunks of at most `BLOCK` elements, one chunk per
 program. A program holds its chunk in registers, so that the deviation from
@@ -6,6 +6,10 @@ the chunk's own mean is taken without reading it again: no cancellation, and
 no overflow or underflow either, as elements are divided by the chunk's
 largest. The program that finishes a tensor's last chunk puts its chunks
 together in float64.
+
+The checksum is the sum of the elements' bits as whole numbers, in 64 bits: one
+changed bit changes it, and how the tensor is cut does not. It travels as the
+bits of a float64.
 
 Whole chunks begin on 16 bytes and are read without a mask, in loads of 16
 bytes; the few others (the end of a tensor, the beginning of one that lies
@@ -34,7 +38,7 @@ def _of_finite(x, count, TINY: tl.constexpr):
 
 
 @triton.jit
-def _put(place, stride, finite, total, squares, lo, hi, zeros, nan, infinite):
+def _put(place, stride, finite, total, squares, lo, hi, zeros, nan, infinite, bits):
     tl.store(place, finite.to(tl.float64))
     tl.store(place + stride, total)
     tl.store(place + 2 * stride, squares)
@@ -43,10 +47,13 @@ def _put(place, stride, finite, total, squares, lo, hi, zeros, nan, infinite):
     tl.store(place + 5 * stride, zeros.to(tl.float64))
     tl.store(place + 6 * stride, nan.to(tl.float64))
     tl.store(place + 7 * stride, infinite.to(tl.float64))
+    tl.store(place + 8 * stride, bits.to(tl.float64, bitcast=True))
 
 
 @triton.jit
-def _put_odd(base, count, place, stride, WIDE: tl.constexpr, TINY: tl.constexpr, TILE: tl.constexpr):
+def _put_odd(
+    base, count, place, stride, WIDE: tl.constexpr, WORD: tl.constexpr, TINY: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """The same where the chunk is not whole or something in it is not finite: over the finite elements, in tiles.
 
     It reads the chunk three times, mostly from the cache; few chunks come here.
@@ -57,9 +64,12 @@ def _put_odd(base, count, place, stride, WIDE: tl.constexpr, TINY: tl.constexpr,
     zeros = tl.zeros((TILE,), tl.int32)
     lo = tl.full((TILE,), float("inf"), WIDE)
     hi = tl.full((TILE,), float("-inf"), WIDE)
+    bits = tl.zeros((TILE,), tl.int64)
     for at in range(0, count, TILE):
         inside = at + lanes < count
-        x = tl.load(base + at + lanes, mask=inside, other=1.0).to(WIDE)
+        raw = tl.load(base + at + lanes, mask=inside, other=1.0)
+        bits += tl.where(inside, raw.to(WORD, bitcast=True).to(tl.int64), 0)
+        x = raw.to(WIDE)
         is_finite = (tl.abs(x) < float("inf")) & inside
         nan += (x != x).to(tl.int32)
         finite += is_finite.to(tl.int32)
@@ -89,20 +99,21 @@ def _put_odd(base, count, place, stride, WIDE: tl.constexpr, TINY: tl.constexpr,
     scale = largest.to(tl.float64)
     _put(
         place, stride, finites, (sum_.to(tl.float64) + left) * scale, spread * scale * scale, smallest,
-        highest, tl.sum(zeros, 0), nans, count - nans - finites,
+        highest, tl.sum(zeros, 0), nans, count - nans - finites, tl.sum(bits, 0),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["chunk_count", "tensor_count"])  # else it is compiled anew for some numbers
 def reduce_all(
     pointers, chunks, spans, finished, partials, results, chunk_count, tensor_count,
-    ELEMENT: tl.constexpr, WIDE: tl.constexpr, TINY: tl.constexpr,
+    ELEMENT: tl.constexpr, WIDE: tl.constexpr, WORD: tl.constexpr, TINY: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Each program one chunk: `chunks` has tensor, first element and length, `spans` first chunk and their number.
 
-    `partials` and `results` are eight rows of float64: finite elements, their sum (in results the mean), squared
-    deviations, smallest, largest, zeros, NaN, infinite. `finished` counts each tensor's chunks and is left at 0.
+    `partials` and `results` are nine rows of float64: finite elements, their sum (in results the mean), squared
+    deviations, smallest, largest, zeros, NaN, infinite, checksum. `finished` counts each tensor's chunks and is left at
+    0.
     """
     chunk = tl.program_id(0)
     tensor = tl.load(chunks + 3 * chunk)
@@ -116,12 +127,14 @@ def reduce_all(
     is_odd = count != BLOCK
     if count == BLOCK:
         where = tl.max_contiguous(tl.multiple_of(tl.multiple_of(base, 16) + offsets, 16), BLOCK)
-        x = tl.load(where, eviction_policy="evict_first").to(WIDE)
+        raw = tl.load(where, eviction_policy="evict_first")
+        bits = tl.sum(raw.to(WORD, bitcast=True).to(tl.int64), 0)
+        x = raw.to(WIDE)
         total, squares, lo, hi, zeros = _of_finite(x, BLOCK * 1.0, TINY)
         is_odd = (tl.abs(total) < float("inf")) == 0
-        _put(place, chunk_count, count, total, squares, lo, hi, zeros, 0 * zeros, 0 * zeros)
+        _put(place, chunk_count, count, total, squares, lo, hi, zeros, 0 * zeros, 0 * zeros, bits)
     if is_odd:
-        _put_odd(base, count, place, chunk_count, WIDE, TINY, TILE)
+        _put_odd(base, count, place, chunk_count, WIDE, WORD, TINY, TILE)
     tl.debug_barrier()
     if tl.atomic_add(finished + tensor, 1, sem="acq_rel") == parts - 1:
         _join(partials + first, chunk_count, parts, results + tensor, tensor_count, WIDTH)
@@ -139,6 +152,7 @@ def _join(partials, stride, parts, result, result_stride, WIDTH: tl.constexpr):
     infinite = tl.zeros((WIDTH,), tl.float64)
     lo = tl.full((WIDTH,), float("inf"), tl.float64)
     hi = tl.full((WIDTH,), float("-inf"), tl.float64)
+    checksum = tl.zeros((WIDTH,), tl.int64)
     for at in range(0, parts, WIDTH):
         here = at + lanes
         mask = here < parts
@@ -149,6 +163,8 @@ def _join(partials, stride, parts, result, result_stride, WIDTH: tl.constexpr):
         zeros += tl.load(partials + 5 * stride + here, mask=mask, other=0.0, cache_modifier=".cg")
         nan += tl.load(partials + 6 * stride + here, mask=mask, other=0.0, cache_modifier=".cg")
         infinite += tl.load(partials + 7 * stride + here, mask=mask, other=0.0, cache_modifier=".cg")
+        bits = tl.load(partials + 8 * stride + here, mask=mask, other=0.0, cache_modifier=".cg")
+        checksum += bits.to(tl.int64, bitcast=True)
     count = tl.sum(finite, 0)
     mean = tl.sum(total, 0) / tl.maximum(count, 1.0)
     squares = tl.zeros((WIDTH,), tl.float64)
@@ -167,3 +183,4 @@ def _join(partials, stride, parts, result, result_stride, WIDTH: tl.constexpr):
     tl.store(result + 5 * result_stride, tl.sum(zeros, 0))
     tl.store(result + 6 * result_stride, tl.sum(nan, 0))
     tl.store(result + 7 * result_stride, tl.sum(infinite, 0))
+    tl.store(result + 8 * result_stride, tl.sum(checksum, 0).to(tl.float64, bitcast=True))

@@ -11,5 +11,5 @@ _NAMES = {"TORCHELASTIC_RESTART_COUNT": "restart", "TORCHELASTIC_MAX_RESTARTS": 
 
 def attempt_of(environment: Mapping[str, str]) -> Facts:
     """The number of restarts so far and how many are allowed; nothing where the launcher allows none."""
-    found = {name: int(environment[key]) for key, name in _NAMES.items() if environment.get(key, "").isdigit()}
+    found = {name: int(environment[key]) for key, name in _NAMES.items() if environment.get(key, "").isdecimal()}
     return found if found.get("max_restarts") else {}

@@ -12,6 +12,7 @@ from stethos.store.foreign.protobuf import Fields, fields_of, last, real, text
 from stethos.store.foreign.value import Damage, Logged, LoggedMedia, LoggedNumber
 
 _CHECKED_BYTES = 4096  # larger records are taken as they are: a checksum in Python is slow
+_LARGEST_RECORD = 64 << 20
 _LARGEST_IMAGE = 48_000
 _DOUBLE = 2
 _CRC: list[int] = []
@@ -72,6 +73,9 @@ def _records(path: Path, damage: Damage) -> Iterator[bytes]:
         if struct.unpack("<I", data[place + 8 : place + 12])[0] != _masked_crc(head) or length > size - place - 16:
             damage.bytes += size - place  # where the next record begins cannot be known
             return
+        if length > _LARGEST_RECORD:
+            damage.records, place = damage.records + 1, place + length + 16
+            continue
         record = bytes(data[place + 12 : place + 12 + length])
         (told,) = struct.unpack("<I", data[place + 12 + length : place + 16 + length])
         place += length + 16

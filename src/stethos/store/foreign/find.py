@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from stethos.record.directories import files_below
 from stethos.store.foreign.event_file import read_events
 from stethos.store.foreign.value import Damage, Logged
 from stethos.store.foreign.wandb_file import read_wandb
@@ -43,11 +43,10 @@ def foreign_runs(path: Path) -> list[ForeignRun]:
         return [ForeignRun(_name_of(path.parent, path.parent), path.parent, (path,))]
     found: dict[Path, list[Path]] = {}
     count = 0
-    for place, directories, files in os.walk(path):
-        directories.sort()
-        for file in sorted(files):
+    for place, files in files_below(path):
+        for file in files:
             if ".tfevents." in file or file.endswith(".wandb"):
-                found.setdefault(Path(place), []).append(Path(place) / file)
+                found.setdefault(place, []).append(place / file)
                 count += 1
         if count > _MOST_FILES:
             break

@@ -6,13 +6,16 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+_MOST_FIELDS = 500_000  # of one message
 Fields = dict[int, list[Any]]  # integers, or bytes; fixed ones as bytes
 
 
 def fields_of(data: bytes) -> Fields:
-    """Every field of a message by its number; ValueError if it is damaged."""
+    """Every field of a message by its number; ValueError if it is damaged, or has more than anybody means."""
     found: Fields = {}
-    for number, value in _fields(data):
+    for count, (number, value) in enumerate(_fields(data)):
+        if count >= _MOST_FIELDS:
+            raise ValueError("too many fields")
         found.setdefault(number, []).append(value)
     return found
 

@@ -52,8 +52,9 @@ def _history(history: Fields) -> Iterator[Logged]:
     step = last(fields_of(history[2][-1]), 1, int, 0) if 2 in history else items.get("_step", 0)
     seconds = items.get("_timestamp", 0)
     t_ns = int(seconds * 1e9) if isinstance(seconds, int | float) and 0 <= seconds < 9e9 else 0
+    media = tuple(name.removesuffix("_type") for name in items if name.endswith("._type"))  # whose files lie elsewhere
     for name, value in items.items():
-        if not name.startswith("_") and "._" not in name:
+        if not name.startswith(("_", *media)) and "._" not in name:
             yield from _values(name, value, step if isinstance(step, int) else 0, t_ns)
 
 

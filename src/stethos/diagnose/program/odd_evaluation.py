@@ -1,0 +1,103 @@
+"""PRG017: evaluations whose answers do not fit what the model has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stethos.diagnose.detector import Needs
+from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.training import STEP_COLUMNS
+from stethos.diagnose.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class OddEvaluation:
+    """Evaluations are made on the training labels, name classes otherwise, or find one answer or none right.
+
+    What it looks at: where an evaluation computes a loss of classes, how many answers are right, which class is
+    answered and wanted how often, and how many would be right if classes had other names; the share of right answers in
+    training batches; checksums of labels.
+    Why it matters: the number by which a model is chosen says nothing, or the model does not work outside of the
+    training loop.
+    Not a fault when: a rare class is left to a later stage. A model that has learned its few samples by heart looks
+    like this, too.
+    Next step: print a batch of both kinds, inputs and labels, as the model gets them.
+    """
+
+    code: ClassVar[str] = "PRG017"
+    name: ClassVar[str] = "odd-evaluation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[Needs] = NEEDS
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "series-anomaly"})
+
+    least: int = 2  # evaluations
+    samples: int = 50
+    trained: float = 0.7  # right answers in the training
+    named: float = 0.75  # right answers once classes are renamed
+    same: float = 0.98
+    common: float = 0.8  # the commonest label
+    lost: float = 0.25  # right answers, against a share that is expected
+    guessed: float = 0.6  # the commonest label, by which a guess is told from an answer
+
+    def check(self, window: Window) -> Iterator[Finding]:
+        yield from merge_ranks(self._found(window))
+
+    def _found(self, window: Window) -> Iterator[Finding]:
+        for one in inspected_of(window):
+            rows = [row for row in details(one.answers) if row.get("answers", 0) >= self.samples]
+            if len(rows) >= self.least and not one.is_federated:
+                yield from self._check(one, rows)
+
+    def _check(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        seen = [row["hits"] for row in details(one.training) if "hits" in row]
+        trained = float(np.mean(seen[-4:])) if seen else np.nan
+        last = rows[-1]
+        text = f"{last['hits']:.0%} of {last['answers']} answers right in the last of {len(rows)} evaluations"
+        if seen:
+            text += f", {trained:.0%} in the training"
+        if all(row.get("known") for row in rows):
+            yield self._finding(
+                one, rows, "evaluated-on-training-data", "evaluations use the labels of the training, one by one", text,
+                "evaluate on samples that the model is not trained on: check the split, the mask or the loader", 0.88,
+            )  # fmt: skip
+        elif last["renamed"] >= self.named and all(row["hits"] < self.lost * row["renamed"] for row in rows[-2:]):
+            yield self._finding(
+                one, rows, "classes-renamed", "the labels of evaluations name the classes otherwise than the training",
+                f"{text}; {last['renamed']:.0%} would be if classes had other names",
+                "make the map from names to numbers once, and use it for both kinds of data", 0.93,
+            )  # fmt: skip
+        elif self._is_same(rows) and (trained > last["top_label"] + 0.15 or not one.has_learned):
+            share = f"{last['top_answer']:.0%} of the answers, {last['top_label']:.0%} of the labels"
+            yield self._finding(
+                one, rows, "same-answer", "in evaluations the model gives nearly all samples the same answer",
+                f"{text}; the commonest class has {share}",
+                "compare the inputs of both kinds and the mode of the model; else look at the loss, at the weights of "
+                "the classes and at the last layer", 0.85,
+            )  # fmt: skip
+        elif trained >= self.trained and all(self._is_guessing(row) for row in rows[-2:]):
+            yield self._finding(
+                one, rows, "no-better-than-guessing",
+                "evaluations are no better than guessing, though the training is mostly right", text,
+                "compare a batch of both kinds: how inputs are made, which labels they have, the mode of the model",
+                0.85,
+            )  # fmt: skip
+
+    def _is_guessing(self, row: dict[str, Any]) -> bool:
+        return bool(row["top_label"] <= self.guessed and row["hits"] <= 1.15 * row["top_label"])
+
+    def _is_same(self, rows: list[dict[str, Any]]) -> bool:
+        return all(row["top_answer"] >= self.same and row["top_label"] <= self.common for row in rows[-2:])
+
+    def _finding(
+        self, one: Inspected, rows: list[dict[str, Any]], kind: str, title: str, text: str, advice: str, sure: float
+    ) -> Finding:
+        return Finding(
+            self.code, self.name, kind, self.severity, title, one.subject(float(rows[0].get("at", 0))), sure,
+            (one.evidence(text, "detail", "evaluation answers"),), advice, {"kind": kind},
+        )  # fmt: skip

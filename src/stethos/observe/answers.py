@@ -1,0 +1,108 @@
+"""What a classifier answers, against the labels that its loss is given: in evaluations, and in inspected batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from stethos.observe.batch_print import Array, is_readable, numbers_of
+
+_MOST_SAMPLES = 1024  # of one call
+_MOST_CLASSES = 64
+_MOST_CALLS = 64  # of one evaluation
+_LEAST_LABELS = 30  # that must be alike for two batches to be the same
+_LEAST_CHANGES = 0.1  # between neighbouring labels, else they are sorted and alike in any set
+
+
+class AnswerTally:
+    """Counts the answers of one evaluation, by class and label."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros((0, 0))
+        self._calls = 0
+        self._known = 0
+
+    def note(self, outputs: Any, labels: Any, is_known: bool) -> None:
+        """One call of a loss function; `is_known`: the very labels of a training batch."""
+        if self._calls >= _MOST_CALLS:
+            return
+        pair = answers_of(outputs, labels)
+        if pair is None:
+            return
+        self._calls += 1
+        self._known += is_known
+        answered, wanted = pair
+        size = max(len(self._table), int(max(answered.max(), wanted.max())) + 1)
+        table = np.zeros((size, size))
+        table[: len(self._table), : len(self._table)] = self._table
+        np.add.at(table, (answered, wanted), 1.0)
+        self._table = table
+
+    def facts(self) -> dict[str, Any]:
+        """Shares of right answers, of the commonest answer and label, and of right ones if classes were renamed."""
+        total = float(self._table.sum())
+        if not total:
+            return {}
+        return {
+            "answers": int(total),
+            "classes": int((self._table.sum(0) > 0).sum()),
+            "hits": float(np.trace(self._table)) / total,
+            "top_answer": float(self._table.sum(1).max()) / total,
+            "top_label": float(self._table.sum(0).max()) / total,
+            "renamed": _best_naming(self._table) / total,
+            "known": self._known == self._calls,
+        }
+
+
+def answers_of(outputs: Any, labels: Any) -> tuple[Array, Array] | None:
+    """The classes that a model gives and those that are wanted; None where these are no classes."""
+    if not isinstance(outputs, torch.Tensor) or not isinstance(labels, torch.Tensor):
+        return None
+    if not is_readable(outputs) or not is_readable(labels) or not outputs.numel() or not outputs.is_floating_point():
+        return None
+    outputs, labels = outputs.detach(), labels.detach()
+    if labels.is_floating_point():
+        if labels.numel() != outputs.numel() or (outputs.dim() > 1 and outputs.shape[1] > 1):
+            return None
+        answered = numbers_of((outputs.reshape(-1)[:_MOST_SAMPLES] > 0).long())
+        wanted = numbers_of(labels.reshape(-1)[:_MOST_SAMPLES])
+        if not bool(((wanted == 0) | (wanted == 1)).all()):
+            return None
+        return answered, wanted.astype(np.int64)
+    if outputs.dim() != 2 or labels.dim() != 1 or len(labels) != len(outputs):
+        return None
+    if not 1 < outputs.shape[1] <= _MOST_CLASSES:
+        return None
+    answered, wanted = numbers_of(outputs[:_MOST_SAMPLES].argmax(1)), numbers_of(labels[:_MOST_SAMPLES])
+    meant = (wanted >= 0) & (wanted < outputs.shape[1])
+    return (answered[meant], wanted[meant]) if bool(meant.any()) else None
+
+
+def hits_of(function: str, outputs: torch.Tensor | None, labels: torch.Tensor | None) -> dict[str, float]:
+    """The share of right answers in a batch, where the loss is one of classes."""
+    if function not in ("NllLoss", "BinaryCrossEntropyWithLogits"):
+        return {}
+    pair = answers_of(outputs, labels)
+    return {"hits": float((pair[0] == pair[1]).mean())} if pair is not None and len(pair[0]) >= 8 else {}
+
+
+def is_telling(labels: torch.Tensor | None) -> bool:
+    """Whether labels are so many, and in such an order, that equal ones are those of the same samples."""
+    if labels is None or labels.numel() < _LEAST_LABELS or not is_readable(labels):
+        return False
+    values = numbers_of(labels.detach().reshape(-1)[:_MOST_SAMPLES])
+    return float((values[1:] != values[:-1]).mean()) > _LEAST_CHANGES
+
+
+def _best_naming(table: Array) -> float:
+    """How many answers are right under the best naming of the classes, found greedily, the largest counts first."""
+    left, found = table.copy(), 0.0
+    for _ in range(len(left)):
+        row, column = np.unravel_index(int(left.argmax()), left.shape)
+        if left[row, column] <= 0:
+            break
+        found += float(left[row, column])
+        left[row, :] = left[:, column] = -1.0
+    return found
