@@ -27,7 +27,7 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 UNBOUNDED = os.pathsep.join((str(SOURCE), str(Path(__file__).resolve().parent / "unbounded")))  # a path to import from
 DEADLINE_S = 240.0
 # Below those that the kernel hands out, above those of Ray's workers, without those of its clients' servers.
-_PORTS = [*range(20_000, 23_000), *range(24_000, 32_000)]
+_PORTS: list[int] = [*range(20_000, 23_000), *range(24_000, 32_000)]
 _GIVEN: set[int] = set()
 T = TypeVar("T")
 
