@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from builders import T0_NS, RunBuilder
 from federated_rows import put_steps
+from fleet_runs import archive_fleet
 from object_store import BUCKET, KEYS, environment, failing_proxy, make_bucket, s3_server
 from processes import wait_until
 
@@ -140,6 +142,24 @@ def test_a_slow_store_that_fails_now_and_then_is_tried_again(
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
         archive_run(ended.place, parse_address(bucket))
         assert count_in(bucket) == 20
+
+
+def test_a_store_that_fails_within_a_diagnosis_makes_no_run_healthy(
+    bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stethos.archive.address._ATTEMPTS", 1)
+    archive_fleet(tmp_path / "runs", parse_address(bucket))
+    assert main(["-t", f"{bucket}/fed", "diagnose", "--json"]) == 0
+    healthy = json.loads(capsys.readouterr().out)
+    shutil.rmtree(tmp_path / "cache")
+    with failing_proxy(server, lambda _, method, path: 500 if "/client_reports/client-1" in path else None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        assert main(["-t", f"{bucket}/fed", "diagnose"]) == 8
+        said = capsys.readouterr()
+        assert "cannot read s3://" in said.err and "healthy" not in said.out
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    assert main(["-t", f"{bucket}/fed", "diagnose", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_checked"] == healthy["not_checked"]
 
 
 @pytest.fixture
