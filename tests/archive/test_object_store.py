@@ -144,6 +144,22 @@ def test_a_slow_store_that_fails_now_and_then_is_tried_again(
         assert count_in(bucket) == 20
 
 
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_a_store_that_fails_is_not_taken_for_a_damaged_log(
+    bucket: str, server: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    status: int,
+) -> None:  # fmt: skip
+    """Whoever is told that the log is damaged deletes it."""
+    monkeypatch.setattr("stethos.archive.address._ATTEMPTS", 1)
+    archive_run(ended.place, parse_address(bucket))
+    with failing_proxy(server, lambda _, method, path: status if "_delta_log" in path else None) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        for words in (["ls", bucket], ["archive", "-t", str(ended.path), "--to", bucket]):
+            assert main(words) == 8
+            said = capsys.readouterr().err
+            assert f"the store answers {status}" in said and "try again" in said and "delete" not in said
+
+
 def test_a_store_that_fails_within_a_diagnosis_makes_no_run_healthy(
     bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
