@@ -16,16 +16,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from processes import free_port
+
 BUCKET = "stethos-test"
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret", "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
 _START_S = 120.0
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
@@ -38,9 +34,9 @@ def s3_server(directory: Path) -> Iterator[str]:
     rights = {"name": "tests", "credentials": [keys], "actions": ["Admin", "Read", "List", "Write"]}
     (directory / "s3.json").write_text(json.dumps({"identities": [rights]}))
     for attempt in range(3):
-        port = _free_port()
-        own = {name: _free_port() for name in ("master", "volume", "filer")}
-        own |= {f"{name}.port.grpc": _free_port() for name in ("master", "volume", "filer", "s3")}
+        port = free_port()
+        own = {name: free_port() for name in ("master", "volume", "filer")}
+        own |= {f"{name}.port.grpc": free_port() for name in ("master", "volume", "filer", "s3")}
         ports = [f"-{name if 'grpc' in name else f'{name}.port'}={number}" for name, number in own.items()]
         (directory / "data").mkdir(exist_ok=True)
         words = ["server", f"-dir={directory}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *ports,

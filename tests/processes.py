@@ -26,7 +26,9 @@ SOURCE = Path(stethos.__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 UNBOUNDED = os.pathsep.join((str(SOURCE), str(Path(__file__).resolve().parent / "unbounded")))  # a path to import from
 DEADLINE_S = 240.0
-_PORTS = range(20_000, 32_000)  # below those that the kernel hands out, and above those of Ray's workers
+# Below those that the kernel hands out, above those of Ray's workers, without those of its clients' servers.
+_PORTS: list[int] = [*range(20_000, 23_000), *range(24_000, 32_000)]
+_GIVEN: set[int] = set()
 T = TypeVar("T")
 
 
@@ -101,6 +103,8 @@ def free_port() -> int:
     draw = random.SystemRandom()
     while True:
         port = draw.choice(_PORTS)
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 continue
@@ -109,7 +113,8 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _GIVEN.add(port)
+        return port
 
 
 def drainers_of(path: Path) -> list[int]:

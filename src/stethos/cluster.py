@@ -24,6 +24,8 @@ _RETRIES = 3
 _POLL_S = 0.5
 _CLIENT_PORT = 10001  # Ray's own, where an address has none
 _REACH_S = 5.0
+_TRIES = 3  # a cluster's server starts a process for each client, which may die before it is up
+_PAUSE_S = 1.0
 
 
 class ClusterError(StethosError):
@@ -76,13 +78,28 @@ def connect(where: str) -> Any:
         elsewhere = {"address": place, "runtime_env": {"env_vars": worker_variables()}}
         options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else elsewhere
         error = _reach(place)
-        if error is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it is said below
-                _, error = tried(ray.init, **options, **quiet)
+        if error is not None:
+            raise ClusterError(f"cannot reach the Ray cluster at {where}: {error}", hint="check the address; is it up?")
+        error = _initialize(ray, options | quiet)
     if error is not None:
-        raise ClusterError(f"cannot reach the Ray cluster at {where}: {error}", hint="check the address; is it up?")
+        lines = str(error).strip().splitlines()
+        reason = lines[-1] if lines else type(error).__name__
+        raise ClusterError(f"cannot use the Ray cluster at {where}: {reason}", hint="see the logs of its head node")
     return ray
+
+
+def _initialize(ray: Any, options: dict[str, Any]) -> Exception | None:
+    """Join or start a cluster; why it failed. A server that is there but cannot serve us is asked again."""
+    for attempt in range(_TRIES):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the caller says it
+            _, error = tried(ray.init, **options)
+        if not isinstance(error, ConnectionAbortedError):
+            return error
+        tried(ray.shutdown)  # half a connection would count as one
+        if attempt < _TRIES - 1:
+            time.sleep(_PAUSE_S * (attempt + 1))
+    return error
 
 
 def _called(variables: dict[str, str], function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:

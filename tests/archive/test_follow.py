@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import RunBuilder
-from processes import wait_until
+from processes import DEADLINE_S, wait_until
 
 import stethos
 from stethos.archive.address import parse_address
@@ -63,14 +63,14 @@ def test_rows_that_are_sealed_after_the_end_are_archived(
     process.seal()
     archiver = Follower(run, tmp_path / "archive")
     archiver.start()
-    wait_until(lambda: archiver.done, "the first copy", deadline_s=120)
+    wait_until(lambda: archiver.done, "the first copy")
     launcher.kill()
     launcher.wait()
-    wait_until(lambda: not archiver.done[-1][1], "a copy after the end", deadline_s=120)
+    wait_until(lambda: not archiver.done[-1][1], "a copy after the end")
     assert archiver.is_alive() and steps_in(tmp_path / "archive" / "demo") == 7
     process.steps(3)
     process.finish()
-    archiver.join(120)
+    archiver.join(DEADLINE_S)
     assert not archiver.is_alive() and archiver.done[-1][0].is_complete
     assert steps_in(tmp_path / "archive" / "demo") == 10
 
@@ -86,15 +86,15 @@ def test_a_store_that_fails_over_the_end_is_tried_again(
     place.write_text("in the way")
     archiver = Follower(run, place)
     archiver.start()
-    wait_until(lambda: archiver.failed, "a failure", deadline_s=120)
+    wait_until(lambda: archiver.failed, "a failure")
     launcher.kill()
     launcher.wait()
     failures = len(archiver.failed)
-    wait_until(lambda: len(archiver.failed) > failures + 1, "failures after the end", deadline_s=120)
+    wait_until(lambda: len(archiver.failed) > failures + 1, "failures after the end")
     note = note_of(run.place)
     assert archiver.is_alive() and note is not None and note.reason and note.address == str(place)
     place.unlink()
-    archiver.join(120)
+    archiver.join(DEADLINE_S)
     assert not archiver.is_alive() and steps_in(place / "demo") == 7
     note = note_of(run.place)
     assert note is not None and note.reason is None

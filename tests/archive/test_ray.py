@@ -11,14 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_runs import ASKED, DOCUMENTED, archive_fleet, plain
 from object_store import BUCKET, KEYS, s3_server
-from processes import command, drainers_of, free_port, wait_until
+from processes import SOURCE, command, drainers_of, free_port, wait_until
 
 import stethos
 from stethos import lab
@@ -98,26 +98,96 @@ def test_what_runs_on_ray_is_what_runs_here(
     assert "longer than 1 s" in found["late"]
 
 
+# In a cluster's server: the process that it starts for a client ends before it is up, as often as a file says. For
+# such a client's log the server would then wait another 40 s.
+_STILLBORN = """
+import os, sys
+
+def starts_for_client():
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "start_specific_server":
+        frame = frame.f_back
+    return frame is not None
+
+def left():
+    with open({path!r}) as file:
+        return int(file.read())
+
+def in_child():
+    if starts_for_client() and left():
+        os._exit(1)
+
+def in_parent():
+    if not starts_for_client():
+        return
+    server, number = sys.modules["ray.util.client.server.proxier"], left()
+    server.CHECK_CHANNEL_TIMEOUT_S, server.LOGSTREAM_RETRIES = (0.1, 1) if number else (120.0, 5)
+    if number:
+        with open({path!r}, "w") as file:
+            file.write(str(number - 1))
+
+if "--mode=proxy" in sys.orig_argv:
+    os.register_at_fork(after_in_child=in_child, after_in_parent=in_parent)
+"""
+
+
+class RayCluster:
+    """A Ray cluster of processes of its own."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._failures = logs / "failures"
+        self.fail_clients(0)
+        (logs / "sitecustomize.py").write_text(_STILLBORN.format(path=str(self._failures)))
+        for attempt in range(3):
+            self._door = free_port()
+            self._start()
+            wait_until(lambda: _listens(self._door) or self._process.poll() is not None, "a Ray cluster")
+            if self._process.poll() is None:
+                break
+            assert attempt < 2, "Ray does not start"  # a port was taken
+        self.address = f"ray://127.0.0.1:{self._door}"
+
+    def _start(self) -> None:
+        own = ("port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
+               "metrics-export-port", "node-manager-port", "object-manager-port")  # fmt: skip
+        ports = [f"--{name}={free_port()}" for name in own]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *ports,
+             f"--ray-client-server-port={self._door}", "--include-dashboard=false", "--num-cpus=2",
+             "--object-store-memory=100000000", "--disable-usage-stats", f"--temp-dir={self.logs}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(self.logs), str(SOURCE)))},
+        )  # fmt: skip
+
+    def fail_clients(self, times: int) -> None:
+        """Let the next processes that the server starts end at once."""
+        self._failures.write_text(str(times))
+
+    def failures_left(self) -> int:
+        return int(self._failures.read_text())
+
+    def written(self) -> list[bytes]:
+        """What is in its logs."""
+        return [path.read_bytes() for path in self.logs.rglob("*") if path.is_file() and not path.is_symlink()]
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what of it did not end
+
+
 @contextmanager
-def cluster() -> Iterator[tuple[str, Path]]:
-    """A Ray cluster of processes of its own: its address, and where it writes its logs."""
+def cluster() -> Iterator[RayCluster]:
     logs = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # its sockets' paths must be short
-    door = free_port()
-    own = ("port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port",
-           "metrics-export-port", "node-manager-port", "object-manager-port")  # fmt: skip
-    ports = [f"--{name}={free_port()}" for name in own]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--ray-client-server-port={door}",
-         *ports, "--include-dashboard=false", "--num-cpus=2", "--disable-usage-stats", f"--temp-dir={logs}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    started = None
     try:
-        wait_until(lambda: _listens(door), "a Ray cluster", deadline_s=240)
-        yield f"ray://127.0.0.1:{door}", logs
+        started = RayCluster(logs)
+        yield started
     finally:
-        process.terminate()
-        process.wait(60)
-        os.killpg(process.pid, signal.SIGKILL)  # what of it did not end
+        if started is not None:
+            started.end()
         shutil.rmtree(logs, ignore_errors=True)
 
 
@@ -126,17 +196,26 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_cluster_elsewhere_works_on_an_archive_and_writes_its_keys_nowhere(stored: str) -> None:
-    with cluster() as (address, logs):
-        asked = command("query", "--over", stored, "--engine", address, ASKED[0], "--json")
+def test_a_cluster_elsewhere_works_on_an_archive_and_writes_its_keys_nowhere(
+    stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # so long a client takes that is not served
+    with cluster() as there:
+        there.fail_clients(1)
+        asked = command("query", "--over", stored, "--engine", there.address, ASKED[0], "--json")
         assert asked.returncode == 0, asked.stderr
-        looked = command("diagnose", "--over", stored, "--on", address, "--json")
-        written = [path.read_bytes() for path in logs.rglob("*") if path.is_file() and not path.is_symlink()]
+        assert there.failures_left() == 0  # it was served by the second process
+        looked = command("diagnose", "--over", stored, "--on", there.address, "--json")
+        written = there.written()
+        there.fail_clients(99)
+        refused = command("diagnose", "--over", stored, "--on", there.address)
     here = stethos.archive(stored).sql(ASKED[0]).select(["run", "steps"]).to_pylist()
     assert [{"run": row["run"], "steps": row["steps"]} for row in json.loads(asked.stdout)] == here != []
     assert looked.returncode == 1 and "NUM001" in looked.stdout, looked.stderr
     assert any(b"runtime env" in text for text in written)  # it does write down what a job is given
     assert not any(KEYS["AWS_SECRET_ACCESS_KEY"].encode() in text for text in written)
+    assert refused.returncode == 9 and "cannot use the Ray cluster at ray://" in refused.stderr, refused.stderr
+    assert len(refused.stderr.splitlines()) == 2 and "hint: " in refused.stderr
 
 
 @pytest.mark.parametrize("where", ["spark://host:1", "ray://user:secret@host:1", "somewhere", "ray://", "ray://host:x"])

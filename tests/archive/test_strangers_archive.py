@@ -71,7 +71,7 @@ def unfolding(archive: Path) -> None:
     pq.write_table(pa.table({"sequence": [1] * len(many), "content": many}), state_in(archive), compression="zstd")
 
 
-@pytest.mark.timeout(60)  # it waits for ever
+@pytest.mark.timeout(240)  # it waits for ever
 @pytest.mark.parametrize(
     "tamper",
     [pipe, device, terabyte, pipe_in_log, device_in_log, terabyte_in_log, unfolding],

@@ -19,7 +19,9 @@ from stethos.redact import redact
 _LONGEST_REASON = 300
 _LARGEST_OBJECT = 256 << 20  # of those that are read as a whole
 LATER = "try again later"
+_ANSWER = re.compile(r"status code: (\d{3}(?: [A-Za-z]+)*)(?:.*?<Code>(\w+)</Code>)?")
 _BACKTRACE = re.compile(r"\n\s+0: .*", re.DOTALL)  # of Rust
+_ARROW = re.compile(r"\s*\x1b\[\d+m↳\x1b\[0m")  # before the cause of an error
 
 
 class _Known(NamedTuple):
@@ -73,12 +75,18 @@ def explained(address: Address, doing: str) -> Iterator[None]:
 
 def trouble(address: Address, doing: str, error: Exception) -> ArchiveError:
     """What went wrong with an archive, in one line, and what to check."""
-    text = redact(" ".join(_BACKTRACE.sub("", str(error)).split()))
+    text = redact(" ".join(_ARROW.sub(":", _BACKTRACE.sub("", str(error))).split()))
     if address.is_local and isinstance(error, OSError):
         text, hint = error.strerror or text, "check the directory and its permissions"
     else:
         known = next((one for one in _KNOWN if any(word in text for word in one.words)), None)
-        text, hint = (text, LATER) if known is None or address.is_local else (known.reason, known.hint)
+        answer = None if address.is_local else _ANSWER.search(text)
+        if known is not None and not address.is_local:
+            text, hint = known.reason, known.hint
+        elif answer is not None:
+            text, hint = f"the store answers {' '.join(filter(None, answer.groups()))}", "try again; is this store up?"
+        else:
+            hint = LATER
     return ArchiveError(f"cannot {doing} {address}: {text[:_LONGEST_REASON]}", hint=hint)
 
 

@@ -12,6 +12,7 @@ from stethos.diagnose.detector import CannotTell, Detector
 from stethos.diagnose.diagnosis import Diagnosis, NotChecked
 from stethos.diagnose.finding import Evidence, Finding
 from stethos.diagnose.window import Window
+from stethos.errors import ArchiveError
 from stethos.guard import Guard
 
 # What is there without any training.
@@ -24,18 +25,22 @@ _ENDED_BY_OTHERS = ("killed", "stopped", "lost-peer")  # kinds of `process-failu
 
 
 def _checked(detector: Detector, window: Window) -> list[Finding] | str:
-    """What a detector finds, or why it cannot tell."""
+    """What a detector finds, or why it cannot tell. ArchiveError if rows cannot be fetched: that is not its failure."""
     reason = ["the detector itself failed"]
 
-    def check() -> list[Finding] | str:
+    def check() -> list[Finding] | str | ArchiveError:
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # NaN and infinities are what we are here for
                 return list(detector.check(window))
         except CannotTell as answer:
             return str(answer)
+        except ArchiveError as error:
+            return error
 
     found = Guard(lambda _, words: reason.append(words)).run(detector.code, check)
+    if isinstance(found, ArchiveError):
+        raise found
     return ": ".join(reason) if found is None else found
 
 
@@ -50,7 +55,10 @@ def needs_of(detectors: Iterable[Detector]) -> dict[str, frozenset[str]]:
 
 
 def examine(window: Window, detectors: Sequence[Detector]) -> Diagnosis:
-    """Let each detector look at the window. One that fails is reported as not checked, with its error."""
+    """Let each detector look at the window. One that fails is reported as not checked, with its error.
+
+    ArchiveError if the run is archived and its rows cannot be fetched.
+    """
     findings: list[Finding] = []
     checked: list[str] = []
     not_checked: list[NotChecked] = []

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stethos.errors import RunNotFoundError
+from stethos.errors import ArchiveError, RunNotFoundError
 from stethos.settings import clean_environment
 from stethos.store.silences import read_silences
 from stethos.web.run_cache import RunCache
@@ -109,6 +109,8 @@ class BackgroundDiagnosis:
             if process.returncode in (0, 1):
                 known.result, known.error = json.loads(out), ""
             else:
+                if process.returncode == ArchiveError.exit_code:  # the store may answer again
+                    known.version = ""
                 known.error = err.decode(errors="replace").strip().partition("\n")[0] or "the diagnosis failed"
 
 
