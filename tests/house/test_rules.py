@@ -120,7 +120,6 @@ OPENS = {
     "observe/session.py": "the registry",
     "record/border.py": "the border itself",
     "record/place.py": "/proc",
-    "record/provenance.py": "the user's repository",
     "record/ring.py": "the ring that this process has just made",
     "store/limit.py": "/proc",
     "web/page_files.py": "our own package",
