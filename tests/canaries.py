@@ -136,7 +136,39 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
         "npmrc": (f"//host.example/:_authToken={word}", word),
         "docker": (f'{{"auths":{{"r.io":{{"auth":"{login}"}}}}}}', login),
     }  # fmt: skip
+    found |= _shown(word, "ghp_" + some(36))
     return {name: (text, secret or max(_runs(text), key=len)) for name, (text, secret) in found.items()}
+
+
+def _shown(word: str, key: str) -> dict[str, tuple[str, str]]:
+    """Secrets as programs show them: in lists and calls, in colors, in what a library says of a wrong value."""
+    texts = {
+        "list": f"tokens: ['{word}', 'x']", "list of one": f'"passwords": ["{word}"]', "set": f"secrets={{'{word}'}}",
+        "dictionary": f"credentials: {{'user': 'me', 'value': '{word}'}}", "call": f"token=SecretStr('{word}')",
+        "tuple": f"auth=('me', '{word}')", "login object": f"HTTPBasicAuth('me', '{word}')",
+        "header in a tuple": f"[('X-Auth-Token', '{word}')]", "header in bytes": f"[(b'x-api-key', b'{word}')]",
+        "command shown": f"Command '['x', '--password', '{word}']' failed", "json words": f'["--api-key", "{word}"]',
+        "mysql shown": f"Command '['mysql', '-u', 'root', '-p{word}']' failed",
+        "sshpass shown": f"Command '['sshpass', '-p', '{word}', 'ssh']' failed",
+        "curl shown": f"Command '['curl', '-u', 'me:{word}', 'h']' failed",
+        "docker login": f"docker login -u me -p {word} r.io", "redis command": f"redis-cli -h h -a {word} ping",
+        "7z": f"7z x -p{word} a.7z", "zip": f"zip -P {word} a.zip b", "openssl": f"openssl rsa -passin pass:{word}",
+        "htpasswd": f"htpasswd -b file me {word}", "kubectl": f"kubectl create secret x --from-literal=k={word}",
+        "color": f"\x1b[36mpassword\x1b[0m=\x1b[35m{word}\x1b[0m", "color of a key": f"\x1b[32m{key}\x1b[0m",
+        "escape before": f"'line\\n{key}'", "quoted before": f"https://h/?x%3D{key}", "escaped before": f"\\u003d{key}",
+        "slash in an address": f"postgresql://me:{word}/{word}@db:5432/x", "pgpass": f"db:5432:x:me:{word}",
+        "oracle": f"jdbc:oracle:thin:me/{word}@//h:1521/x", "telegram address": f"/bot123456789:AA{word}{word}/x",
+        "infura": f"https://rpc.infura.io/v3/{word}{word}", "fernet": f"Fernet(b'{word}{word}abc=')",
+        "argparse": f"error: argument --token: invalid int value: '{word}'",
+        "pydantic": f"1 error\napi_key\n  Input should be a number [type=int, input_value='{word}', input_type=str]",
+        "compared": f"AssertionError: token != '{word}'", "assigned in passing": f"password := '{word}'",
+        "table": f"| password | {word} |", "drawn table": f"\u2502 password \u2502 {word} \u2502",
+        "fullwidth": f"password\uff1d{word}", "yaml list": f"tokens:\n  - {word}\n  - b\n",
+        "prompt": f"Paste an API key: {word}",
+        "mnemonic": f"mnemonic: {'abandon ' * 11}about", "ansible": f"become_pass: {word}", "short": f"PASS={word}",
+    }  # fmt: skip
+    secrets = {name: key if key in text else word for name, text in texts.items()}
+    return {name: (text, "abandon" if name == "mnemonic" else secrets[name]) for name, text in texts.items()}
 
 
 def _runs(text: str) -> list[str]:

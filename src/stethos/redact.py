@@ -13,7 +13,16 @@ from stethos.secret_forms import FORMS, GIVERS
 
 MASK = "[redacted]"
 
-_KNOWN = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(start + rest for start, rest in FORMS) + ")")
+_FORMS = "(?:" + "|".join(start + rest for start, rest in FORMS) + ")"
+_KNOWN = re.compile(r"(?<![A-Za-z0-9])" + _FORMS)
+_WRITTEN = (
+    re.compile(  # after the letter that ends a written escape (`\\n`), a quoted byte (`%3D`) or a terminal's color
+        r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\\x[0-9a-f][0-9a-f])|(?<=\\u00[0-9a-f][0-9a-f])"
+        r"|(?<=%[0-9A-Fa-f][0-9A-Fa-f])|(?<=[\[0-9]m))" + _FORMS
+    )
+)
+_ESCAPE = re.compile(r"\\|%|\[[0-9;]*m")
+_APART = r"(?:\s+|\\{0,3}[\"'],\s*\\{0,3}[\"'])"  # two words of a command, as it is typed or as a list is shown
 
 # Places where a secret stands, and what they become.
 _PLACES = (
@@ -39,7 +48,22 @@ _PLACES = (
         ),
         rf"\1{MASK}",
     ),
-    (re.compile(r"(?i)((?:^|\s)(?:-u|--user)(?:\s+|=)[\"']?[\w.@-]{1,60}:)[^\s\"']+"), rf"\1{MASK}"),
+    (
+        re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,60}:)(?![0-9]{1,5}/)[^\s@\"'<>]{1,99}@(?=[\w\[])"),
+        rf"\1{MASK}@",  # a password with a slash in it
+    ),
+    (re.compile(rf"(?i)((?:^|[\s\"'])(?:-u|--user)(?:{_APART}|=)[\"']?[\w.@-]{{1,60}}:)[^\s\"']+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)(\bjdbc:oracle:\w{1,10}:[^\s/@]{1,60}/|\bsqlplus\s+[^\s/@]{1,60}/)[^\s@/]+@"), rf"\1{MASK}@"),
+    (
+        re.compile(r"((?<![^\s\"'])[\w.*-]{1,99}:(?:543[0-9]|\*):[\w*-]{1,60}:[\w.*-]{1,60}:)[^\s\"']+"),
+        rf"\1{MASK}",
+    ),  # .pgpass
+    (
+        re.compile(
+            r"(?i)((?:Basic|Digest|Proxy|Ntlm)Auth\(\s*[\"'][^\"'\n]{0,99}[\"'],\s*[\"']|\bFernet\(b?[\"'])[^\"'\n]+"
+        ),
+        rf"\1{MASK}",
+    ),
     (
         re.compile(
             r"(?<![\w/])([\w.-]{1,40}:)(?=[^\s:@/]{0,99}[0-9])(?=[^\s:@/]{0,99}[A-Za-z])[^\s:@/]{8,99}"
@@ -52,7 +76,20 @@ _PLACES = (
     (re.compile(r"(?i)([?&;](?:sig|(?:x-amz-|x-goog-)?signature|code)=)[^\s&;\"']{8,}"), rf"\1{MASK}"),
     (
         re.compile(
-            r"(?i)(\blogin\s+\S{1,99}\s+password\s+|\bsshpass\s+-p\s*|\bmysql(?:dump)?\s[^|;\n]{0,99}?\s-p)[^\s-]\S*"
+            r"(?i)(\blogin\s+\S{1,99}\s+password\s+"
+            rf"|\bsshpass{_APART}-p(?:{_APART})?"
+            r"|\b(?:mysql(?:dump|admin)?|mariadb|7z[az]?)\b[^|;\n]{0,99}?[\s\"']-p"
+            rf"|\b(?:docker|podman|helm|oras|skopeo)\b[^|;\n]{{0,40}}?\blogin\b[^|;\n]{{0,99}}?[\s\"']-p{_APART}"
+            rf"|\b(?:redis-cli|zip)\b[^|;\n]{{0,99}}?[\s\"'](?-i:-a|-P){_APART}|--from-literal(?:=|{_APART})[\w.-]{{1,60}}="
+            rf"|\bhtpasswd{_APART}-\w{{0,5}}b\w{{0,5}}{_APART}[^\s\"']{{1,99}}{_APART}[^\s\"']{{1,99}}{_APART}"
+            rf"|\B-pass(?:in|out)?{_APART}pass:)[^\s\"'-][^\s\"']*"
+        ),
+        rf"\1{MASK}",
+    ),
+    (re.compile(r"(?i)(\bapi[ _-]?key\b[^:\n]{0,60}:\s*)(?=[a-z_-]{0,99}[0-9])[\w-]{20,}"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"(?i)(\b(?:mnemonic|(?:seed|recovery)[ _-]?phrase)\W{1,6})(?:[a-z]{3,8}[ ,]{1,2}){11,23}[a-z]{3,8}"
         ),
         rf"\1{MASK}",
     ),
@@ -71,14 +108,18 @@ _WORD = (
     r"|(?:api|access|account|private|secret|shared|master|signing|encryption|session|license|service|client|storage"
     r"|deploy|ssh|wandb|comet|neptune|mlflow|openai|anthropic|hf|hugging_?face|aws|azure|gcp|google)[ _.-]?key"
     r"|(?<![a-z])(?:db|database|user|admin|root|smtp|mail|ftp|redis|pg|mysql|postgres|mongo|rabbit(?:mq)?|proxy|login"
-    r"|registry|docker|ldap|sudo|ssh|vnc)[_-]?pass(?![a-z]))"
+    r"|registry|docker|ldap|sudo|ssh|vnc|become|bind|keystore|truststore|cert)[_-]?pass(?![a-z]))"
 )
 _MAYBE = r"(?:[_-]key|\bkey|(?<![a-z])pat)"
 _TYPE = r"(?::\s*(?:str|bytes|[\w.]{0,40}Secret\w{0,20}|Optional\[str\]|str \| None)\s*(?==))?"
-_OPERATOR = rf"(?:\\*[\"']|%2[27])?\s*{_TYPE}(?:[=-]>|%3[aAdD]|[=:\uff1a]|>(?=\S))(?:\s|%2[027])*"
+_COLOR = r"(?:(?:\x1b|\\{1,4}(?:u001b|x1b|033))\[[0-9;]{0,20}m){0,4}"
+_SIGN = r"(?:[=-]>|%3[aAdD]|[!=]=(?=\s?\\*[\"'])|:=|::|=(?!=)|[:\uff1a\uff1d]|\\{1,4}uff1[ad]|>(?=\S))"
+_OPERATOR = rf"(?:\\*[\"']|%2[27])?{_COLOR}\s*{_TYPE}{_SIGN}(?:\s|%2[027]|\\{{1,4}}[nt](?=[\s-]))*{_COLOR}"
 _VALUE = (
     r"([|>][+-]?[ \t]*(?:\n|\\{1,4}n)[ \t]+[^\n\\\"]+"
-    r"|(?:[brfu]{1,2}(?=\\*[\"']))?(?:\\*\"[^\"]*\"|\\*'[^']*')|[^\s,;&\"'}\]<]+)"
+    r"|-[ \t]+[^\n\\\"]+(?:(?:\n|\\{1,4}n)[ \t]*-[ \t]+[^\n\\\"]+)*"
+    r"|\[(?!redacted\])[^\]\n]{0,999}\]|\{[^}\n]{0,999}\}|[\w.]{0,60}\([^)\n]{0,999}\)"
+    r"|(?:[brfu]{1,2}(?=\\*[\"']))?(?:\\*\"[^\"]*\"|\\*'[^']*')|[^\s,;&\"'}\]<\x1b]+)"
 )
 _ASSIGNED = re.compile(
     rf"(?i)({_WORD}(?!s?_?(?:count|size|len))(?:[\w-]|(?<=secrets)\.|(?<=credentials)\.){{0,60}}(?: for \S{{1,60}})?"
@@ -98,6 +139,20 @@ _VALUED = re.compile(  # `<add key="Password" value="...">`, `{"name": "PASSWORD
     rf"(?i)({_WORD}[\w-]{{0,40}}\\{{0,9}}[\"'](?:\s|,\s{{0,9}})\\*[\"']?value\\*[\"']?\s*[=:]\s*)()"
     r"(\\*\"[^\"]*\"|\\*'[^']*'|[^\s>}]+)"
 )
+_PAIRED = re.compile(  # `("X-Auth-Token", "...")`, `"--password", "..."`
+    rf"(?i)((?:\(b?\\*[\"'][\w-]{{0,40}}?|(?<![\w-])--?[\w.-]{{0,40}}){_WORD}[\w-]{{0,40}}\\*[\"'],\s*[bu]?\\*[\"'])()"
+    r"(?!-)([^\"'\\]+)"
+)
+_REFUSED = re.compile(  # what argparse and pydantic say of a value
+    rf"(?i)(\bargument [^\s:]{{0,60}}{_WORD}[^\s:]{{0,40}}:\s[^\n'\":]{{0,60}}:\s"
+    rf"|(?:^|\n|\\n)[\w.]{{0,60}}{_WORD}[\w.]{{0,40}}(?:\n|\\n)[^\n]{{0,300}}?\binput_value=)()(\"[^\"]*\"|'[^']*'|[^\s,\]]+)"
+)
+_TABLED = re.compile(  # a row of a table that is drawn
+    rf"(?i)({_WORD}[\w-]{{0,40}}\s{{0,40}}(?:[|\u2502\u2503]|\\{{1,4}}u250[23])\s{{0,40}})()(?=[^\s|]{{0,60}}[0-9])(?=[^\s|]{{0,60}}[a-z])([^\s|]{{8,}})"
+)
+_SHORTLY = re.compile(  # what is said like this about a pass over the data has no letters and digits
+    r"((?<![A-Za-z_-])(?:PASS|PW|pw)=[\"']?)()(?=[^\s]{0,60}[0-9])(?=[^\s]{0,60}[A-Za-z])([^\s\"',;&]{6,})"
+)
 _FLAGGED = re.compile(rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}\s+)()(?!-)(\S+)")  # in one text
 _PASSWORD_SAID = re.compile(
     r"(?i)(\bpass(?:word|wort|phrase|code)\s+(?:is\s+|was\s+)?)(?=[^\s\d]{0,60}\d)(?=[^\sa-z]{0,60}[a-z])[^\s\"'=:]{8,}"
@@ -107,31 +162,35 @@ _MAYBE_NAMED = re.compile(rf"(?i)[\w.-]*{_MAYBE}")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _MIXED = re.compile(r"(?=[^0-9]*[0-9])(?=[^A-Za-z]*[A-Za-z])\S{16,}")
 _COUNTED = re.compile(r"(?i)(?<![a-z])tokens(?![a-z])")  # of a text: `max_tokens=4096` is not a secret
-_NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?")
+_NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?|[\[(][0-9_,.\s]*[\])]")
 # Cheap first looks: most of what is said has none of these.
 _LONG = re.compile(r"[\w+/=.~:-]{18}")
 _HANDED = re.compile(r"(?:[=:>]|%3[dD])\s*\\*[\"']?[A-Za-z0-9-]{16}")
 _PLACED = re.compile(
-    r"(?i)://|bearer|basic|authorization|BEGIN|[?&;](?:sig|x-|code)|-u\s|--user|:[^\s:@/]{8,99}@"
-    r"|cookie:|Private-L|login\s|sshpass|mysql|\"(?:[dpqk]|d[pq]|qi)\\*\"\s*:"
+    r"(?i)://|bearer|basic|authorization|BEGIN|[?&;](?:sig|x-|code)|-u[\s\"']|--user|:[^\s:@/]{8,99}@"
+    r"|cookie:|Private-L|login[\s\"']|sshpass|mysql|\"(?:[dpqk]|d[pq]|qi)\\*\"\s*:"
+    r"|fernet|jdbc:|sqlplus|:543|:\*:|mariadb|7z|redis-cli|zip -|zip'|from-literal|mnemonic|phrase"
 )
-_TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie|[cx]srf|\bpat\b")
+_TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie|[cx]srf|\bpat\b|\bpw=")
 
 
 def redact(text: str) -> str:
     """The text with anything that looks like a secret masked."""
-    if _PLACED.search(text):
+    is_telling = _TELLING.search(text)
+    if is_telling or _PLACED.search(text):
         for place, instead in _PLACES:
             text = place.sub(instead, text)
-    is_long, is_telling = _LONG.search(text), _TELLING.search(text)
+    is_long = _LONG.search(text)
     if is_long:
-        text = _KNOWN.sub(MASK, text)
+        text = (_WRITTEN if _ESCAPE.search(text) else _KNOWN).sub(MASK, text)
         if _HANDED.search(text):
             text = _GIVEN.sub(rf"\1\2{MASK}", text)
     if is_long and is_telling:
         text = _SAID.sub(rf"\1{MASK}", text)
     if is_telling:
-        text = _PASSWORD_SAID.sub(rf"\1{MASK}", _FLAGGED.sub(_masked, _VALUED.sub(_masked, text)))
+        for form in (_VALUED, _PAIRED, _REFUSED, _TABLED, _SHORTLY, _FLAGGED):
+            text = form.sub(_masked, text)
+        text = _PASSWORD_SAID.sub(rf"\1{MASK}", text)
         text = _PERHAPS.sub(_masked_mixed, _ASSIGNED.sub(_masked, text))
     return text
 

@@ -65,7 +65,7 @@ FORMS = (
     (r"AAAA[\w-]{7}:", r"APA91b[\w-]{60,}"),  # Firebase
     (r"[MNO][A-Za-z0-9_-]{23,25}\.[\w-]{6}\.", r"[\w-]{27,}"),  # Discord
     (r"[\w-]{1,60}\.webhook\.office\.com/", r"[\w@/-]{20,}"),
-    (r"[0-9]{5,16}:A", r"[\w-]{32,}"),  # Telegram
+    (r"(?:bot)?[0-9]{5,16}:A", r"[\w-]{32,}"),  # Telegram
     (r"SG\.", r"[\w=-]{16,100}\.[\w=.-]{16,}"),  # SendGrid
     (r"(?:SK|AC)", r"[0-9a-fA-F]{32}"),  # Twilio
     (r"(?:pub)?key-", r"[0-9a-f]{32}"),  # Mailgun
@@ -93,6 +93,7 @@ FORMS = (
     (r"sntry[su]_", r"[\w+/=-]{20,}"),  # Sentry
     # Others
     (r"BUNDLE_(?:ENTERPRISE|GEMS)__CONTRIBSYS__COM=", r"[a-f0-9]{8}:[a-f0-9]{8}"),
+    (r"(?:infura\.io/(?:ws/)?v3/|alchemy\.com/v2/)", r"[\w-]{20,}"),
     (r"(?:lin_api_|secret_|ntn_|figd_|sbp_|dp\.pt\.|rdme_|fio-u-|tfp_|sm_[aps]at_)", r"[\w=.-]{16,}"),
     (r"(?:ico-|p8e-)", r"[A-Za-z0-9]{32}"),  # Infracost, Adobe
     (r"s-s4t2(?:ud|af)-", r"[a-f0-9]{64}"),  # 42

@@ -44,6 +44,11 @@ class CallablePackage(ModuleType):
         return function(*args, **kwargs)
 
 
+# The interpreter for programs of our own: `-P`, since the current directory may be a stranger's run, and a `json.py` in
+# it would be imported.
+PYTHON = (sys.executable, "-P")
+
+
 def command_line() -> tuple[str, ...]:
     """The words that start `stethos` with this interpreter."""
-    return sys.executable, "-m", COMMAND_LINE.module
+    return *PYTHON, "-m", COMMAND_LINE.module

@@ -240,12 +240,15 @@ def test_a_query_tells_when_its_number_crosses_the_limit(run: Run, receiver: Rec
 
 
 def test_slack_and_discord_get_text_as_text(receiver: Receiver) -> None:
-    message = AlertMessage("r", (AlertItem("k", "rule", "new", "error", "client <!channel> & @everyone"),))
+    message = AlertMessage(
+        "r", (AlertItem("k", "rule", "new", "error", "client <!channel> & @everyone [x](http://h)"),)
+    )
     for form in ("slack", "discord"):
         deliver(WebhookSink(receiver.url, format=form, allow_private=True), message)
     slack, discord = receiver.bodies
     assert "<!channel>" not in slack["text"] and "&lt;!channel&gt; &amp;" in slack["text"]
     assert discord["allowed_mentions"] == {"parse": []} and discord["embeds"][0]["color"]
+    assert r"\[x\]\(http" in discord["embeds"][0]["description"] and "](" not in discord["embeds"][0]["title"]
 
 
 def test_a_mail_arrives(smtp: Smtp) -> None:

@@ -32,6 +32,7 @@ from stethos.export.csv_text import plain_text
 from stethos.live.weights import read_weights
 from stethos.record.arrow import checked_batch, checked_schema, segment_schema
 from stethos.record.border import checked_facts, checked_json, checked_manifest, read_document, read_json
+from stethos.record.layout import FRAMES_BASE, SLOT_BYTES, SLOTS_BASE
 from stethos.record.segment import SegmentRows
 from stethos.redact import redact
 from stethos.replay.bundle import open_bundle
@@ -155,23 +156,46 @@ def _policy(data: bytes) -> None:
         parse_policy(data.decode("utf-8", "replace"))
 
 
-def _ring(data: bytes) -> None:
+# Where the given bytes go in a ring: into its header, its first slots and its frames.
+_RING_PARTS = ((0, 72 * 8), (SLOTS_BASE, 2 * SLOT_BYTES), (FRAMES_BASE, 2_000))
+
+
+def _ring_path() -> Path:
+    """A ring with steps, metrics, names and logs in it."""
     process = _PLACE / "ringed" / "100-200"
     if not process.exists():
         with RunBuilder(process.parent) as run:
-            run.process("100-200", is_alive=False).steps(3)
-    path = process / "ring"
+            builder = run.process("100-200", is_alive=False)
+            builder.steps(3)
+            builder.layers(["a", "b"], step=1)
+            builder.metric("m", 1.5)
+            builder.log("a message")
+    return process / "ring"
+
+
+def _ring_parts(path: Path) -> bytes:
+    content = path.read_bytes()
+    return b"".join(content[at : at + size] for at, size in _RING_PARTS)
+
+
+def _write_ring(path: Path, data: bytes) -> None:
     with path.open("r+b") as file:
-        before = file.read(len(data))
-        file.seek(0)
-        file.write(data)
+        for at, size in _RING_PARTS:
+            file.seek(at)
+            file.write(data[:size])
+            data = data[size:]
+
+
+def _ring(data: bytes) -> None:
+    path = _ring_path()
+    before = _ring_parts(path)
+    _write_ring(path, data)
     try:
         read_ring(path, [], SegmentRows(0))
     except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError):  # as whoever reads a ring
         pass
     finally:
-        with path.open("r+b") as file:
-            file.write(before)
+        _write_ring(path, before)
 
 
 def _whole_segment() -> bytes:
@@ -191,7 +215,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], None], bytes]] = {
     "manifest": (_manifest, b'{"sealed": [], "rows": 1, "segment": 2, "names": ["a"], "counters": {"drops": {}}}'),
     "facts": (in_file("x.json", lambda place: checked_facts(read_json(place / "x.json"))), b'{"rank": 0, "pid": 7}'),
     "segment": (_segment, _whole_segment()),
-    "ring": (_ring, b""),
+    "ring": (_ring, _ring_parts(_ring_path())),
     "arrow": (_arrow, _SCHEMA.serialize().to_pybytes()),
     "findings": (in_file("findings.db", read_findings), b"SQLite format 3\0"),
     "stacks": (in_file("stacks.jsonl", read_stacks), b'{"process": "1-2", "depth": 0}\n'),

@@ -120,7 +120,6 @@ OPENS = {
     "observe/session.py": "the registry",
     "record/border.py": "the border itself",
     "record/place.py": "/proc",
-    "record/provenance.py": "the user's repository",
     "record/ring.py": "the ring that this process has just made",
     "store/limit.py": "/proc",
     "web/page_files.py": "our own package",
@@ -184,6 +183,13 @@ def test_what_opens_a_file_is_known(code: str) -> None:
 def test_what_the_border_has_opened_may_be_read(code: str) -> None:
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call) and not opens_by_path(call)
+
+
+def test_programs_of_ours_are_started_without_the_current_directory() -> None:
+    """By `wiring.PYTHON`; what the user has us run is started as Python starts it."""
+    starts = re.compile(r"sys\.executable,\s*[\"']-|drainer_python\(\),\s*[\"']-(?!P)")
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+    assert {file for file, text in texts.items() if starts.search(text)} == {"cli/run.py", "wiring.py"}
 
 
 def test_no_two_classes_have_the_same_name() -> None:

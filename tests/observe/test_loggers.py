@@ -259,6 +259,18 @@ def test_texts_images_tables_and_arrays_are_logged_by_name(record: Callable[...,
     ]
 
 
+def test_a_table_keeps_no_secret_that_its_columns_or_cells_name(record: Callable[..., Recording]) -> None:
+    recording = record()
+    stethos.log(
+        users=[{"user": "me", "password": "Xy7Word"}], tokens=[{"token": "cat", "loss": 0.5}],
+        settings=[{"key": "api_key", "value": "Xy7Word"}, {"key": "lr", "value": 0.1}],
+    )  # fmt: skip
+    tables = dict(recording.rows("SELECT name, content FROM media"))
+    assert json.loads(tables["users"])["rows"] == [["me", "[redacted]"]]
+    assert json.loads(tables["tokens"])["rows"] == [["cat", "0.5"]]
+    assert json.loads(tables["settings"])["rows"] == [["api_key", "[redacted]"], ["lr", "0.1"]]
+
+
 @pytest.mark.filterwarnings("ignore:For backward compatibility")  # mlflow's table asks pandas in an old way
 def test_batches_of_images_and_what_mlflow_is_given_are_heard(
     record: Callable[..., Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars
 import pytest
@@ -20,8 +22,10 @@ from stethos.record.arrow import full_schema
 from stethos.record.layout import HeaderWord
 from stethos.record.place import ProcessPlace
 from stethos.record.spawn import is_drained
-from stethos.schema import PROCESSES, RECORDED, RUNS, TABLES
+from stethos.schema import PROCESSES, RECORDED, RUNS, TABLES, Table
+from stethos.store import limit
 from stethos.store import run as reading
+from stethos.store.engine import Engine
 from stethos.store.process import ProcessReader
 from stethos.store.run import Run
 
@@ -96,6 +100,47 @@ def test_a_file_retired_while_a_query_starts_is_no_error(run: RunBuilder, monkey
 
     monkeypatch.setattr(ProcessReader, "refresh", refresh)
     assert opened.rows("SELECT count(*) FROM layers").values == [(0,)]
+
+
+def test_a_file_that_goes_as_an_export_starts_is_no_error(run: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = run.process()
+    for _ in range(2):
+        process.steps(4)
+        process.seal()
+    define = Engine.define
+
+    def lose_then_define(self: Engine, table: Table, files: Sequence[Path], *rest: Any) -> None:
+        monkeypatch.setattr(Engine, "define", define)
+        files[0].unlink()  # as a drainer does whose run is at its limit
+        define(self, table, files, *rest)
+
+    monkeypatch.setattr(Engine, "define", lose_then_define)
+    assert Run(run.place).batches(TABLES["steps"]).read_all().num_rows == 4
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_holds_no_reader_up(
+    run: RunBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = run.process()
+    process.steps(4)
+    process.seal()
+    define = Engine.define
+    released: list[Path] = []
+
+    def swap_then_define(self: Engine, table: Table, files: Sequence[Path], *rest: Any) -> None:
+        monkeypatch.setattr(Engine, "define", define)
+        files[0].unlink()
+        os.mkfifo(files[0])
+        define(self, table, files, *rest)
+
+    def release() -> None:
+        released.extend(process.place.path.glob("*.steps.parquet"))
+        os.close(os.open(released[0], os.O_WRONLY | os.O_NONBLOCK))
+
+    monkeypatch.setattr(limit, "DEFAULT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(Engine, "define", swap_then_define)
+    assert Run(run.place, when_stuck=release).batches(TABLES["steps"]).read_all().num_rows == 0
+    assert released
 
 
 def test_every_table_exists_in_an_empty_run_with_the_schemas_columns_and_types(run: RunBuilder) -> None:

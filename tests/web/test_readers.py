@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,9 +15,12 @@ from builders import RunBuilder
 from processes import commands_under, wait_until
 
 from stethos.errors import QueryError, RunNotFoundError
+from stethos.record.place import RunPlace
+from stethos.store.run import Run
 from stethos.web import readers as module
 from stethos.web.readers import Readers
 from stethos.web.run_cache import RunCache
+from stethos.wiring import command_line
 
 NAMES = "SELECT DISTINCT name FROM metrics"
 SLOW = "SELECT sum(hash(a.range * b.range)) FROM range(10000000) a, range(1000000) b"
@@ -130,3 +134,18 @@ def test_a_run_that_takes_the_place_of_another_is_read_itself(readers: Readers, 
     (runs / "one").rename(runs / "away")
     (runs / "two").rename(runs / "one")
     assert names_in(readers, runs / "one") == ["metric of two"]
+
+
+def test_no_program_of_ours_imports_from_the_current_directory(
+    readers: Readers, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a run that somebody sent, with a `json.py` beside the rows."""
+    marked = runs / "marked"
+    for name in ("json", "psutil", "duckdb", "pyarrow", "argparse", "stethos"):
+        (runs / "one" / f"{name}.py").write_text(f"open({str(marked)!r}, 'a').write(__name__)", encoding="utf-8")
+    monkeypatch.chdir(runs / "one")
+    assert names_in(readers, runs / "one") == ["metric of one"]
+    with Run(RunPlace(runs / "one")) as run:
+        assert run.sql("SELECT DISTINCT name FROM metrics").num_rows == 1
+    subprocess.run([*command_line(), "ls", "--dir", str(runs)], check=True, stdout=subprocess.DEVNULL)
+    assert not marked.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import smtplib
 import ssl
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 from stethos.act.alert_rule import CommandSink, LogSink, MailSink, Sink, WebhookSink
 from stethos.act.webhook import DeliveryError, post, secret_in
 
+_DISCORD_MARKUP = re.compile(r"[\\`*_~|<>\[\]()#]")
 _MOST_ITEMS = 20
 _MOST_CLIENTS = 100  # of an item; its title says how many there are
 _COLOURS = {"error": 0xC0392B, "warning": 0xD68910, "info": 0x2874A6, "over": 0x1E8449}
@@ -87,7 +89,11 @@ def _body(form: str, message: AlertMessage) -> dict[str, Any]:
     if form == "discord":
         first = message.items[0]
         colour = _COLOURS["over" if first.state == "over" else first.severity]
-        embed = {"title": message.subject[:256], "description": message.text[:4000], "color": colour}
+        embed = {
+            "title": _discord(message.subject)[:256],
+            "description": _discord(message.text)[:4000],
+            "color": colour,
+        }
         return {"embeds": [embed], "allowed_mentions": {"parse": []}}
     return message.as_dict()
 
@@ -95,6 +101,11 @@ def _body(form: str, message: AlertMessage) -> dict[str, Any]:
 def _slack(text: str) -> str:
     """Text as text: a client's name cannot mention people or make links."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _discord(text: str) -> str:
+    """Text as text: a client's name cannot make links or pictures."""
+    return _DISCORD_MARKUP.sub(r"\\\g<0>", text)
 
 
 def _mail(sink: MailSink, message: AlertMessage) -> None:

@@ -24,11 +24,11 @@ from pathlib import Path
 from stethos.cli.screen.jsontext import print_json
 from stethos.cli.task.value import port
 from stethos.errors import UsageError
-from stethos.wiring import command_line
+from stethos.wiring import PYTHON, command_line
 
 DEFAULT_SEED = 49
 _PAUSE_S = 1.0
-_TRAINING = (sys.executable, "-m", "stethos.lab.demo")
+_TRAINING = (*PYTHON, "-m", "stethos.lab.demo")
 _PACKAGES = ("torch", "sklearn")
 
 

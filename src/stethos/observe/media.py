@@ -11,7 +11,7 @@ from typing import Any
 
 from stethos.observe.session import Session
 from stethos.record.layout import LARGEST_TEXT
-from stethos.redact import redact
+from stethos.redact import MASK, names_secret, redact
 from stethos.schema import MEDIA
 
 BUCKETS = 16
@@ -19,6 +19,7 @@ MOST_ROWS = 2_000  # of one process
 LARGEST_SIDE = 160  # pixels of an image
 _MOST_CHARACTERS = 8_000
 _MOST_TABLE_ROWS = 100
+_TEXT_COLUMNS = ("token", "tokens")  # of a text
 _MOST_NUMBERS = 1 << 20  # of a histogram: above it every n-th
 
 
@@ -81,7 +82,7 @@ class MediaWriter:
     def put_table(
         self, name: str, columns: list[str], rows: list[list[Any]], step: Any = None, *, all_rows: int | None = None
     ) -> None:
-        shown = [[redact(str(cell)[:200]) for cell in row] for row in rows[:_MOST_TABLE_ROWS]]
+        shown = [_cells_of(columns, row) for row in rows[:_MOST_TABLE_ROWS]]
         content = {
             "columns": [redact(str(column)[:200]) for column in columns],
             "rows": shown,
@@ -133,6 +134,19 @@ class MediaWriter:
         if not np.issubdtype(_array_of(image).dtype, np.integer):
             pixels = pixels * 255
         self.put("image", name, base64.b64encode(_png(np.clip(pixels, 0, 255).astype(np.uint8))).decode(), step)
+
+
+def _cells_of(columns: list[str], row: list[Any]) -> list[str]:
+    """A row as it is kept: a secret is masked by its form, by its column's name, or in a pair by the first cell."""
+    cells = [str(cell)[:200] for cell in row]
+    names = [str(column) for column in columns[: len(cells)]] + [""] * (len(cells) - len(columns))
+    if len(cells) == 2 and not _names_secret(names[1], cells[1]):
+        names[1] = cells[0]
+    return [MASK if _names_secret(name, cell) else redact(cell) for name, cell in zip(names, cells, strict=True)]
+
+
+def _names_secret(name: str, cell: str) -> bool:
+    return name.lower() not in _TEXT_COLUMNS and names_secret(name, cell)
 
 
 def _table_of(value: Any) -> tuple[list[str], list[list[Any]], int] | None:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from stethos import __version__
+from stethos.record.border import read_file
 from stethos.redact import MASK, names_secret, redact, redact_command
 from stethos.settings import Settings, clean_environment, rank_and_world
 
 _LONGEST_VALUE = 2000
 _DEEPEST = 30
 _MOST_BITS = 10_000
+_LARGEST_GIT_FILE = 16 << 20
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _NAMING = ("name", "key", "header")  # `{"name": "DB_PASSWORD", "value": "..."}`
 _NUMERIC = re.compile(r"(?i)(?:passw(?:or)?d|pass[_-]?(?:phrase|code)|pwd|secret|(?<![a-z])pin)$")
 
@@ -85,17 +88,20 @@ def commit_in_files(directory: Path) -> str | None:
 
 
 def _commit_of(git: Path) -> str | None:
+    """What a repository says, which may be anybody's: nothing but a commit is taken from it."""
+    said = _said_in(git / "HEAD")
+    if said.startswith("ref: refs/"):
+        name = said.removeprefix("ref: ")
+        packed = (line.split() for line in _said_in(git / "packed-refs").splitlines())
+        said = _said_in(git / name) or next((words[0] for words in packed if words[1:] == [name]), "")
+    return said if _COMMIT.fullmatch(said) else None
+
+
+def _said_in(file: Path) -> str:
     try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head or None
-        reference = head.removeprefix("ref: ")
-        if (git / reference).is_file():
-            return (git / reference).read_text(encoding="utf-8").strip() or None
-        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
-        return next((line.split()[0] for line in packed if line.endswith(f" {reference}")), None)
-    except OSError:
-        return None
+        return read_file(file, _LARGEST_GIT_FILE).decode().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def commit_by_git(directory: Path) -> str | None:

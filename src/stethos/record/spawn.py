@@ -75,7 +75,7 @@ def ensure_drainer(run: RunPlace) -> int | None:
     import subprocess
 
     command = ["/bin/sh", "-c", '"$0" "$@" </dev/null >/dev/null 2>&1 & echo $!',
-               drainer_python(), "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
+               drainer_python(), "-P", "-c", _START, str(_PACKAGE_ROOT), str(run.path.resolve())]  # fmt: skip
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
         started = subprocess.run(
             command, env=drainer_environment(), start_new_session=True, timeout=5, check=False, cwd="/",

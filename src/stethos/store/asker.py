@@ -22,6 +22,7 @@ from stethos.errors import QueryError, StethosError
 from stethos.record.place import RunPlace, is_alive, start_ticks
 from stethos.settings import clean_environment
 from stethos.store.limit import STUCK, bound_memory, memory_bytes
+from stethos.wiring import PYTHON
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +80,7 @@ class Asker:
     def _start(self) -> None:
         inner_in, self._ask = os.pipe()
         self._answer, inner_out = os.pipe()
-        words = [sys.executable, "-c", _START, str(_PACKAGE_ROOT), str(self._run)]
+        words = [*PYTHON, "-c", _START, str(_PACKAGE_ROOT), str(self._run)]
         try:
             started = subprocess.run(
                 ["/bin/sh", "-c", 'exec 3<&0; "$0" "$@" <&3 3<&- 2>/dev/null & echo $! >&2', *words],

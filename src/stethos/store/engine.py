@@ -114,8 +114,10 @@ class Engine:
         names = [(_quoted(column.name), column.kind.sql_type) for column in table.all_columns]
         columns = ", ".join(f"TRY_CAST({name} AS {sql_type}) AS {name}" for name, sql_type in names)
         body = " UNION ALL BY NAME ".join(parts)
+        statement = f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})"
         try:
-            self._connection.execute(f"CREATE OR REPLACE VIEW {table.qualified_name} AS SELECT {columns} FROM ({body})")
+            with limited(self._interrupt, limit.DEFAULT_TIMEOUT_S, self._when_stuck):  # a pipe in the place of a file
+                self._connection.execute(statement)
         except (duckdb.Error, RuntimeError) as error:  # whatever is thrown inside of it
             raise FileTroubleError(str(error)) from None
         self._defined.add(table.qualified_name)

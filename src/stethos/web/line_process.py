@@ -20,6 +20,7 @@ from stethos import errors
 from stethos.errors import QueryError, StethosError
 from stethos.settings import clean_environment
 from stethos.web.encode import encode
+from stethos.wiring import PYTHON
 
 PROCESS_MEMORY_BYTES = 900 << 20
 _LOOK_S = 0.05
@@ -37,7 +38,7 @@ class LineProcess:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                [*PYTHON, "-m", self._module],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment(),
             )  # fmt: skip
 

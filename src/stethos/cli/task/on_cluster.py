@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,8 +45,6 @@ def _opened(source: ReplaySource, *, is_fast: bool) -> tuple[Any, Any]:
     from stethos.replay.bundle import open_bundle
 
     os.chdir(source.directory)
-    if source.directory not in sys.path:
-        sys.path.insert(0, source.directory)
     arguments = argparse.Namespace(**dict(source.options))
     bundle = open_bundle(Path(source.path), arguments.federation)
     return bundle, trainer_for(bundle, arguments, is_fast=is_fast)
