@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from made_up import CANARY, made_up, rows_of
+from processes import command
 
 from stethos.collect.filter import error_type, filtered, filtered_facts, frames_of
 from stethos.collect.policy import DROP, LEVELS, PRESETS, Policy, leaves_page, parse_policy
+from stethos.collect.site import make_site
 from stethos.errors import UsageError
 from stethos.record.arrow import serialize_batch
 from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS
@@ -122,6 +126,31 @@ def test_everything_leaves_for_a_day_at_most() -> None:
     for text in ('level = "L4"', f'level = "L4"\nuntil = {until[2]}'):
         with pytest.raises(UsageError):
             parse_policy(text)
+
+
+def test_after_a_grant_the_sites_own_level_holds_again() -> None:
+    now = time.time()
+    until = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + hours * 3600)) for hours in (8, 25)]
+    text = f"grant_until = {until[0]}\nlevel = 'L0'\n[tables]\nhost = 'drop'\n"
+    granted = parse_policy(text, now)
+    assert granted.level == "L4" and granted.allows("logs") and not granted.allows("host")
+    after = parse_policy(text, now + 9 * 3600)
+    assert after.level == "L0" and not after.allows("client_reports") and not after.covers(granted.stamp)
+    for wrong in (f"grant_until = {until[1]}", "grant_until = 7", "grant_until = 0001-01-01T00:00:00"):
+        with pytest.raises(UsageError):
+            parse_policy(wrong, now)
+
+
+def test_the_command_grants_and_ends_without_touching_the_rest_of_the_file(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", "hospital-a")
+    own = "# ours\nlevel = 'L0'\n[tables]\nhost = 'drop'\n"
+    site.policy_path.write_text(own)
+    assert json.loads(command("policy", "--site", site.path, "--grant-hours", "8", "--json").stdout)["level"] == "L4"
+    command("policy", "--site", site.path, "--grant-hours", "2")
+    assert site.policy_path.read_text().endswith("Z\n" + own) and site.policy_path.read_text().count("grant_until") == 1
+    assert "; then L0 again" in command("policy", "--site", site.path).stdout
+    command("policy", "--site", site.path, "--grant-hours", "0")
+    assert site.policy_path.read_text() == own
 
 
 @pytest.mark.parametrize("text", [

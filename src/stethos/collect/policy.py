@@ -1,6 +1,7 @@
 """What may leave a site: an allowlist of columns for each level, which the site's own file can change.
 
     level = "L1"                 L0 nothing, L1 operational, L2 health, L3 noise, L4 everything, for at most a day
+    grant_until = 2026-01-01T18:00:00Z   until then L4, afterwards `level` again
     min_count = 32               fewer samples than this: numbers about the data stay
     [tables.steps]
     lr = "keep"                  or "drop", "bucket", or a number of digits with bounds:
@@ -28,6 +29,7 @@ Level = Literal["L0", "L1", "L2", "L3", "L4"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DEFAULT_LEVEL: Level = "L1"
 LONGEST_GRANT_S = 24 * 3600.0
+_SETTINGS = ("level", "grant_until", "min_count", "tables", "until", "noise")
 Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "digest", "whether", "noise", "drop"]
 MEANS: dict[Way, str] = {
     "keep": "as it is",
@@ -188,11 +190,9 @@ def parse_policy(text: str, now_s: float | None = None) -> Policy:
         content = toml_in(text)
     except ValueError as error:
         raise UsageError(f"the policy is not TOML: {error}", hint="see docs/privacy.md") from None
-    unknown = sorted(set(content) - {"level", "min_count", "tables", "until", "noise"})
+    unknown = sorted(set(content) - set(_SETTINGS))
     if unknown:
-        raise UsageError(
-            f"the policy has no setting {unknown[0]!r}", hint="settings: level, min_count, tables, until, noise"
-        )
+        raise UsageError(f"the policy has no setting {unknown[0]!r}", hint=f"settings: {', '.join(_SETTINGS)}")
     level = _level_in(content, time.time() if now_s is None else now_s)
     min_count = content.get("min_count", 32)
     if type(min_count) is not int or not 1 <= min_count <= 10**9:
@@ -210,18 +210,24 @@ def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
     given = content.get("level", DEFAULT_LEVEL)
     if given not in LEVELS:
         raise UsageError(f"no level {given!r}", hint=f"levels: {', '.join(LEVELS)}")
+    if "grant_until" in content and _left_s(content["grant_until"], "grant_until", now_s) > 0:
+        return "L4"
     if given != "L4":
         return given  # type: ignore[no-any-return]
-    until = content.get("until")
-    if until is None or not hasattr(until, "timestamp"):
-        raise UsageError("level L4 needs `until`, a date and time", hint="`stethos policy --grant-hours 8` writes it")
+    if "until" not in content:
+        raise UsageError("level L4 needs `until`, a date and time", hint="or use `stethos policy --grant-hours 8`")
+    return "L4" if _left_s(content["until"], "until", now_s) > 0 else DEFAULT_LEVEL
+
+
+def _left_s(until: Any, name: str, now_s: float) -> float:
+    """How long a grant still holds; UsageError if it is no time, or too far away."""
     try:
-        left_s = until.timestamp() - now_s
-    except (ValueError, OverflowError):
-        raise UsageError(f"until = {until} is no time that there is", hint="`stethos policy --grant-hours 8`") from None
+        left_s = float(until.timestamp()) - now_s
+    except (AttributeError, ValueError, OverflowError):
+        raise UsageError(f"{name} = {until} is not a date and time", hint="`stethos policy --grant-hours 8`") from None
     if left_s > LONGEST_GRANT_S:
-        raise UsageError("level L4 is for at most 24 hours", hint="choose an earlier `until`")
-    return "L4" if left_s > 0 else DEFAULT_LEVEL
+        raise UsageError("level L4 is for at most 24 hours", hint=f"choose an earlier `{name}`")
+    return left_s
 
 
 def _noise_in(given: Any) -> NoiseBudget:
