@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
 
     try:
-        serve(directory, listener, keys=keys, ready=ready, routes=CollectRoutes(receiver, enrolment).routes())
+        routes = CollectRoutes(receiver, enrolment, listener.renew).routes()
+        serve(directory, listener, keys=keys, ready=ready, routes=routes)
     finally:
         receiver.close()
     return 0

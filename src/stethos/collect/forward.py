@@ -48,6 +48,7 @@ from stethos.schema import CLIENT_REPORTS, RECORDED, Table
 FLUSH_S, SLOW_FLUSH_S = 2.0, 30.0  # how long rows wait for more; slowly while nobody takes them
 TAKE_BYTES = 2 << 20  # of a segment, for one batch of each lane
 SOON_BYTES = 256 << 10
+SPLIT_BYTES = 512 << 10  # of a batch: a slow line has to carry one before the collector's patience ends
 ADOPT_S = 30.0
 LEAVE_S, LEAVE_AT_MOST_S = 0.9, 10.0  # at the end: since the last acknowledgement, and in all
 _HEADER_ROOM = 16 << 10  # in a batch that rides along
@@ -219,7 +220,8 @@ class Forwarder:
         """Put rows into a batch, or into several if they do not fit into one."""
         rows = sum(batch.num_rows for _, batch in content)
         raw = b"".join(piece for table, batch in content for piece in _blocks_of(table, batch))
-        if len(raw) <= MOST_RAW_BYTES and len(compress(raw)) <= self._most_bytes:
+        size = len(compress(raw)) if len(raw) <= MOST_RAW_BYTES else MOST_RAW_BYTES
+        if size <= min(SPLIT_BYTES, self._most_bytes) or (rows == 1 and size <= self._most_bytes):
             one.books.taken += rows
             self._append(one, collector, lane, rows, raw)
         elif rows == 1:
