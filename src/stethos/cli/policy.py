@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.text import clean
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     text = _text_of(site)
     policy, later = parse_policy(text), parse_policy(text, time.time() + LONGEST_GRANT_S)
     after = later.level if later.level != policy.level else ""
-    spent = _spent(site.path, policy)
-    _show(policy, _books(site.spool), is_json=arguments.json, name=site.name, spent=spent, after=after)
+    books = _books(site.spool)
+    _show(
+        policy, books, is_json=arguments.json, name=site.name, spent=_spent(site.path, policy), after=after,
+        failure=site.last_failure() if books else "",
+    )  # fmt: skip
     return 0
 
 
@@ -120,7 +124,7 @@ def _spent(directory: Path, policy: Policy) -> dict[str, float]:
 
 def _show(
     policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "", spent: dict[str, float] | None = None,
-    after: str = "",
+    after: str = "", failure: str = "",
 ) -> None:  # fmt: skip
     from stethos.collect.policy import MEANS
 
@@ -132,7 +136,7 @@ def _show(
         }
         print_json({"site": name, "level": policy.level, "level_after_grant": after or None,
                     "min_count": policy.min_count, "leaves": tables, "withholds": policy.withholds(),
-                    "waiting": books, "epsilon_spent": spent or {}})  # fmt: skip
+                    "waiting": books, "last_failure": failure or None, "epsilon_spent": spent or {}})  # fmt: skip
         return
     lines = [f"{name}: level {policy.level}" if name else f"level {policy.level}"]
     lines[0] += f", by a grant that ends by itself; then {after} again" if after else ""
@@ -150,4 +154,6 @@ def _show(
         lines.append(f"noise: {run_name}: epsilon {epsilon:.3f} of {policy.noise.epsilon:g} spent")
     for process, one in books.items():
         lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
+    if failure:
+        lines.append(f"a batch was not taken, the last time: {clean(failure)}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -52,7 +52,7 @@ class CollectRoutes:
         try:
             answer = await self._receiver.take(await read_body(request, MOST_BATCH_BYTES))
             if self._on_taken is not None and request.client is not None:
-                self._on_taken(tuple(request.client))
+                self._on_taken((request.client.host, request.client.port))
             return JSONResponse(answer)
         except BusyError as error:
             return _complaint(error, error.status, error.wait_s, ends=error.ends)

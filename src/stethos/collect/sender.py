@@ -47,6 +47,7 @@ class Sender:
         self.site = site
         self.is_failing = False
         self.refused = 0
+        self.failure = ""  # why the last batch that was not taken was not
         self._owner = owner
         self._refusals = refusals
         self._guard = Guard(lambda place, reason: site.note(what=place, why=reason))
@@ -185,6 +186,7 @@ class Sender:
             self._connection = None
 
     def _note_once(self, why: str) -> None:
+        self.failure = why
         if why not in self._noted and len(self._noted) < 10:
             self._noted.add(why)
             self.site.note(what="send", why=why[:500])
