@@ -32,7 +32,6 @@ from stethos.collect.forwarded import ForwardedProcess, open_forwarded
 from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
 from stethos.collect.policy import Policy
 from stethos.collect.report import power_of_two
-from stethos.collect.ride import RIDE_BYTES
 from stethos.collect.sender import Sender
 from stethos.collect.site import SiteHome, open_site
 from stethos.collect.site_policy import SitePolicy
@@ -44,6 +43,7 @@ from stethos.record.collector import Collector, counters_of
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, Block, Bytes, encode_block, scan
 from stethos.schema import CLIENT_REPORTS, RECORDED, Table
+from stethos.settings import ride_bytes
 
 FLUSH_S, SLOW_FLUSH_S = 2.0, 30.0  # how long rows wait for more; slowly while nobody takes them
 TAKE_BYTES = 2 << 20  # of a segment, for one batch of each lane
@@ -70,7 +70,7 @@ class Forwarder:
         self._noise = NoiseSource(NoiseLedger(site.path / LEDGER_FILE), run.name)
         self._noted: set[str] = set()
         self._next_adoption = 0.0
-        self._most_bytes = (MOST_BATCH_BYTES >> 1) if site.address else RIDE_BYTES - _HEADER_ROOM
+        self._most_bytes = (MOST_BATCH_BYTES >> 1) if site.address else ride_bytes() - _HEADER_ROOM
         self.sender = Sender(site, self) if site.address else None
 
     # Called by the drainer ---------------------------------------------------------------------------
