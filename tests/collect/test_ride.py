@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import RunBuilder
 from collecting import HandMadeClient, blocks_of, metric_rows
+from processes import drainers_of, wait_until
 
 from stethos.collect.batch import decode_batch
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.inbox import Inbox
 from stethos.collect.policy import Policy, parse_policy
 from stethos.collect.report import filtered_report
-from stethos.collect.ride import BATCHES, INBOX_DIR, InboxWriter, entries_in, reply_of, take_acks
+from stethos.collect.ride import BATCHES, InboxWriter, entries_in, reply_of, take_acks
 from stethos.collect.site import make_site
 from stethos.collect.spool import Spool
 from stethos.diagnose.api import diagnose
-from stethos.record.place import RunPlace
+from stethos.record.place import INBOX_DIR, RunPlace
 from stethos.schema import METRICS
 from stethos.store.run import open_run
 
@@ -88,6 +90,22 @@ def test_an_inbox_is_removed_when_its_server_is_gone(tmp_path: Path, spool: Spoo
     os.rename(path, path.with_name(f"{int(ended.stdout)}-000001.in"))
     Inbox(run).end()
     assert not (run.path / INBOX_DIR).exists()
+
+
+def test_what_a_killed_drainer_left_in_the_inbox_is_stored_when_somebody_looks(tmp_path: Path, spool: Spool) -> None:
+    with RunBuilder(tmp_path / "fed") as run:
+        process = run.process()
+        process.steps(1)
+        process.drain()
+        process.finish()
+    InboxWriter(run.path).put("17", reply_of(REPORT)[BATCHES])
+
+    def stored() -> int:
+        with open_run(run.path) as found:
+            return int(found.rows("SELECT count(*) FROM metrics WHERE process LIKE '17@%'").values[0][0])
+
+    assert wait_until(stored, "the rows of the client") == 5
+    wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")
 
 
 def test_a_reply_says_what_the_policy_lets_through(spool: Spool) -> None:

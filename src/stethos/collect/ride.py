@@ -24,11 +24,10 @@ from stethos.collect.site import SiteHome, open_site
 from stethos.collect.spool import ACKS_FILE, peek, read_spool, spools_in
 from stethos.errors import UsageError
 from stethos.record.border import make_directory, open_file, read_file
-from stethos.record.place import write_json
+from stethos.record.place import INBOX_DIR, write_json
 from stethos.settings import MOST_RIDE_BYTES, ride_bytes, site_dir
 
 BATCHES, ACKS, SITE = "batches", "acks", "site"  # fields of our record in messages
-INBOX_DIR = "inbox"  # in a run directory; its drainer looks for it
 _ROLL_BYTES = 4 << 20
 _MOST_POLICY_BYTES = 1 << 20
 _MOST_ACKS = 1000
