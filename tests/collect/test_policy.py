@@ -15,6 +15,7 @@ from processes import command
 
 from stethos.collect.filter import error_type, filtered, filtered_facts, frames_of
 from stethos.collect.policy import DROP, LEVELS, PRESETS, Policy, leaves_page, parse_policy
+from stethos.collect.report import filtered_report
 from stethos.collect.site import make_site
 from stethos.errors import UsageError
 from stethos.record.arrow import serialize_batch
@@ -160,6 +161,7 @@ def test_the_command_grants_and_ends_without_touching_the_rest_of_the_file(tmp_p
     "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
     f"min_count = {'1' * 5000}", 'level = "L4"\nuntil = 0001-01-01T00:00:00', f"{'a.' * 30_000}a = 1",
     f"[tables.steps]\nloss = {{digits = 2, clip = [1{'0' * 400}, 1]}}",
+    "[tables.steps]\nloss = {digits = 2, min_count = 0}",
     "[tables.steps]\nloss = {digits = 2, clip = [nan, 1]}",
 ])  # fmt: skip
 def test_a_policy_that_cannot_be_understood_is_refused(text: str) -> None:
@@ -173,6 +175,18 @@ def test_a_site_may_keep_back_or_add_tables_and_columns() -> None:
     )
     assert not policy.allows("host") and policy.allows("logs") and "message" in policy.withholds()["logs"]
     assert "steps" in policy.withholds()["client_reports"] and policy.withholds()["host"] == ["*"]
+
+
+def test_a_column_may_need_more_samples_than_others() -> None:
+    """In rows and in the report of a reply alike."""
+    policy = parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2, min_count = 64}")
+    rows = rows_of(CLIENT_REPORTS, {"samples": [32, 63, 64], "loss": [0.25] * 3, "accuracy": [0.5] * 3}, 3)
+    found = filtered(policy, CLIENT_REPORTS, rows)
+    assert found is not None
+    assert found.column("loss").to_pylist() == [None, None, 0.25] and found.column("accuracy").to_pylist() == [0.5] * 3
+    told = [filtered_report(policy, {"samples": n, "loss": 0.25, "accuracy": 0.5}) for n in (32, 63, 64)]
+    assert [("loss" in one, one.get("accuracy")) for one in told] == [(False, 0.5), (False, 0.5), (True, 0.5)]
+    assert policy.stamp != parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2}").stamp
 
 
 def test_every_level_has_a_preset_and_stands_on_the_page() -> None:
