@@ -25,6 +25,7 @@ DEFAULT_HANG_S, DEFAULT_HANG_TIMES = 30.0, 30.0
 
 SITE_DIR = Path(__file__).resolve().parent / "_site"
 _PREFIX = "STETHOS_"
+MOST_RIDE_BYTES = 1 << 20  # of rows in one reply of a federated client
 _ARROW_POOL, _SYSTEM_POOL = "ARROW_DEFAULT_MEMORY_POOL", "system"  # which Arrow reads as it is imported
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -277,6 +278,15 @@ def site_dir() -> Path | None:
     """The site at which this process records: `STETHOS_SITE`, which `stethos run --site` sets; None for none."""
     named = os.environ.get(_PREFIX + "SITE")
     return Path(named).absolute() if named else None
+
+
+def ride_bytes() -> int:
+    """How much one reply of a federated client carries of its rows: `STETHOS_RIDE_BYTES`, 32kB to 1MB, else 64kB."""
+    try:
+        size = parse_bytes(os.environ.get(_PREFIX + "RIDE_BYTES") or "64kB")
+    except UsageError:  # met in the middle of a training
+        size = 64 << 10
+    return min(max(size, 32 << 10), MOST_RIDE_BYTES)
 
 
 def token_file() -> Path | None:

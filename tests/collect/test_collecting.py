@@ -161,3 +161,15 @@ def test_a_relay_passes_on_what_it_cannot_change(collector: CollectorProcess, tm
     with open_run(collector.runs / "r") as run:
         assert metric_values(run) == list(range(100))
         assert str(run.processes()[0]["process"]).startswith("hospital-a@")
+
+
+def test_a_revoked_client_keeps_its_rows_and_is_told_why(collector: CollectorProcess, tmp_path: Path) -> None:
+    site = collector.enrol(tmp_path / "site", "hospital-a", everything())
+    collector.enrolment.revoke("hospital-a")
+    client = Client(site, "r")
+    client.log(50)
+    client.end()
+    wait_until(lambda: not drainers_of(site.runs), "the end of the drainer")
+    shown = command("policy", "--site", site.path).stdout
+    assert "waiting: r/" in shown and "not taken, the last time: 403: client 'hospital-a' was revoked" in shown
+    assert books(client.path)["stored"] >= 50 and not (collector.runs / "r").exists()

@@ -16,8 +16,9 @@ from stethos.collect.aliases import aliases_in
 from stethos.collect.batch import BatchError
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.receiver import Receiver
-from stethos.collect.ride import INBOX_DIR, InboxWriter
+from stethos.collect.ride import InboxWriter
 from stethos.record.drainer import Drainer
+from stethos.record.place import INBOX_DIR
 from stethos.schema import METRICS
 from stethos.store.run import open_run
 

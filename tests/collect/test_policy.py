@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from made_up import CANARY, made_up, rows_of
+from processes import command
 
 from stethos.collect.filter import error_type, filtered, filtered_facts, frames_of
 from stethos.collect.policy import DROP, LEVELS, PRESETS, Policy, leaves_page, parse_policy
+from stethos.collect.report import filtered_report
+from stethos.collect.site import make_site
 from stethos.errors import UsageError
 from stethos.record.arrow import serialize_batch
 from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS
@@ -124,6 +129,31 @@ def test_everything_leaves_for_a_day_at_most() -> None:
             parse_policy(text)
 
 
+def test_after_a_grant_the_sites_own_level_holds_again() -> None:
+    now = time.time()
+    until = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + hours * 3600)) for hours in (8, 25)]
+    text = f"grant_until = {until[0]}\nlevel = 'L0'\n[tables]\nhost = 'drop'\n"
+    granted = parse_policy(text, now)
+    assert granted.level == "L4" and granted.allows("logs") and not granted.allows("host")
+    after = parse_policy(text, now + 9 * 3600)
+    assert after.level == "L0" and not after.allows("client_reports") and not after.covers(granted.stamp)
+    for wrong in (f"grant_until = {until[1]}", "grant_until = 7", "grant_until = 0001-01-01T00:00:00"):
+        with pytest.raises(UsageError):
+            parse_policy(wrong, now)
+
+
+def test_the_command_grants_and_ends_without_touching_the_rest_of_the_file(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "site", "hospital-a")
+    own = "# ours\nlevel = 'L0'\n[tables]\nhost = 'drop'\n"
+    site.policy_path.write_text(own)
+    assert json.loads(command("policy", "--site", site.path, "--grant-hours", "8", "--json").stdout)["level"] == "L4"
+    command("policy", "--site", site.path, "--grant-hours", "2")
+    assert site.policy_path.read_text().endswith("Z\n" + own) and site.policy_path.read_text().count("grant_until") == 1
+    assert "; then L0 again" in command("policy", "--site", site.path).stdout
+    command("policy", "--site", site.path, "--grant-hours", "0")
+    assert site.policy_path.read_text() == own
+
+
 @pytest.mark.parametrize("text", [
     "level = 7", 'level = "L9"', 'level = "L3"\n[noise]\nepsilon = 99', 'level = "L3"\n[noise]\nsigma = 1',
     'level = "L3"\n[tables.steps]\nloss = "noise"', "levle = 1", "level", "min_count = 0", "tables = 3",
@@ -131,6 +161,7 @@ def test_everything_leaves_for_a_day_at_most() -> None:
     "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
     f"min_count = {'1' * 5000}", 'level = "L4"\nuntil = 0001-01-01T00:00:00', f"{'a.' * 30_000}a = 1",
     f"[tables.steps]\nloss = {{digits = 2, clip = [1{'0' * 400}, 1]}}",
+    "[tables.steps]\nloss = {digits = 2, min_count = 0}",
     "[tables.steps]\nloss = {digits = 2, clip = [nan, 1]}",
 ])  # fmt: skip
 def test_a_policy_that_cannot_be_understood_is_refused(text: str) -> None:
@@ -144,6 +175,18 @@ def test_a_site_may_keep_back_or_add_tables_and_columns() -> None:
     )
     assert not policy.allows("host") and policy.allows("logs") and "message" in policy.withholds()["logs"]
     assert "steps" in policy.withholds()["client_reports"] and policy.withholds()["host"] == ["*"]
+
+
+def test_a_column_may_need_more_samples_than_others() -> None:
+    """In rows and in the report of a reply alike."""
+    policy = parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2, min_count = 64}")
+    rows = rows_of(CLIENT_REPORTS, {"samples": [32, 63, 64], "loss": [0.25] * 3, "accuracy": [0.5] * 3}, 3)
+    found = filtered(policy, CLIENT_REPORTS, rows)
+    assert found is not None
+    assert found.column("loss").to_pylist() == [None, None, 0.25] and found.column("accuracy").to_pylist() == [0.5] * 3
+    told = [filtered_report(policy, {"samples": n, "loss": 0.25, "accuracy": 0.5}) for n in (32, 63, 64)]
+    assert [("loss" in one, one.get("accuracy")) for one in told] == [(False, 0.5), (False, 0.5), (True, 0.5)]
+    assert policy.stamp != parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2}").stamp
 
 
 def test_every_level_has_a_preset_and_stands_on_the_page() -> None:

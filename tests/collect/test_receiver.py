@@ -29,7 +29,7 @@ from stethos.collect.journal import Journal
 from stethos.collect.receiver import Receiver
 from stethos.collect.run_writer import RunWriter
 from stethos.collect.shares import BURST_BATCHES, BusyError
-from stethos.errors import RecordingError
+from stethos.errors import RecordingError, UsageError
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, encode_block
 from stethos.schema import METRICS, ROUNDS
@@ -305,3 +305,14 @@ def test_a_token_works_once(enrolment: Enrolment) -> None:
         with pytest.raises(NotEnrolledError, match="was used"):
             enrolment.enrol(secret, "3" * 64)
     assert enrolment.clients()["a"].key == "1" * 64
+
+
+def test_a_revoked_name_has_no_token_left(enrolment: Enrolment) -> None:
+    lost, other = (enrolment.invite(name, "0" * 64) for name in ("b", "c"))
+    assert set(enrolment.invited()) == {"b", "c"}
+    enrolment.revoke("b")
+    with pytest.raises(NotEnrolledError):
+        enrolment.enrol(lost.secret, "1" * 64)
+    assert enrolment.enrol(other.secret, "1" * 64) == "c" and not enrolment.invited()
+    with pytest.raises(UsageError):
+        enrolment.revoke("nobody")

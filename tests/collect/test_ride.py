@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import RunBuilder
 from collecting import HandMadeClient, blocks_of, metric_rows
+from processes import drainers_of, wait_until
 
 from stethos.collect.batch import decode_batch
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.inbox import Inbox
 from stethos.collect.policy import Policy, parse_policy
 from stethos.collect.report import filtered_report
-from stethos.collect.ride import BATCHES, INBOX_DIR, RIDE_BYTES, InboxWriter, entries_in, reply_of, take_acks
+from stethos.collect.ride import BATCHES, InboxWriter, entries_in, reply_of, take_acks
 from stethos.collect.site import make_site
 from stethos.collect.spool import Spool
 from stethos.diagnose.api import diagnose
-from stethos.record.place import RunPlace
+from stethos.record.place import INBOX_DIR, RunPlace
 from stethos.schema import METRICS
 from stethos.store.run import open_run
 
@@ -90,6 +92,22 @@ def test_an_inbox_is_removed_when_its_server_is_gone(tmp_path: Path, spool: Spoo
     assert not (run.path / INBOX_DIR).exists()
 
 
+def test_what_a_killed_drainer_left_in_the_inbox_is_stored_when_somebody_looks(tmp_path: Path, spool: Spool) -> None:
+    with RunBuilder(tmp_path / "fed") as run:
+        process = run.process()
+        process.steps(1)
+        process.drain()
+        process.finish()
+    InboxWriter(run.path).put("17", reply_of(REPORT)[BATCHES])
+
+    def stored() -> int:
+        with open_run(run.path) as found:
+            return int(found.rows("SELECT count(*) FROM metrics WHERE process LIKE '17@%'").values[0][0])
+
+    assert wait_until(stored, "the rows of the client") == 5
+    wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")
+
+
 def test_a_reply_says_what_the_policy_lets_through(spool: Spool) -> None:
     by_default = filtered_report(Policy(), REPORT)
     assert by_default == {"status": "failed", "samples": 128, "steps": 32, "duration_ms": 64.0, "error": "KeyError"}
@@ -103,11 +121,24 @@ def test_a_reply_says_what_the_policy_lets_through(spool: Spool) -> None:
     assert reply_of(REPORT) == {}
 
 
-def test_no_reply_is_larger_than_its_bound(tmp_path: Path, spool: Spool) -> None:
+@pytest.mark.parametrize(("given", "most"), [(None, 64 << 10), ("200kB", 200 << 10), ("1", 32 << 10), ("?", 64 << 10)])
+def test_no_reply_is_larger_than_its_bound(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch, given: str | None, most: int
+) -> None:
     for number in range(6, 200):
         spool.append(2, number, 1, bytes(3000))
     spool.save()
-    assert sum(map(len, reply_of({})[BATCHES])) <= RIDE_BYTES
+    if given is not None:
+        monkeypatch.setenv("STETHOS_RIDE_BYTES", given)
+    assert most - 4000 < sum(map(len, reply_of({})[BATCHES])) <= most
+
+
+def test_a_server_takes_no_more_from_a_reply_than_any_client_may_send(tmp_path: Path) -> None:
+    client, inbox = HandMadeClient(Enrolment(tmp_path), "hospital"), InboxWriter(tmp_path / "fed")
+    raw = os.urandom(100_000)
+    inbox.put("node", [client.signed(raw, 0, number, raw) for number in range(1, 30)])
+    stored = sum(path.stat().st_size for path in (tmp_path / "fed" / INBOX_DIR).glob("*.in"))
+    assert 900_000 < stored < 1_100_000 and json.loads(inbox.acks("node"))["e1"] == {"1": 10}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "7", None, 3, json.dumps({"x": 1}), "[" * 5000])

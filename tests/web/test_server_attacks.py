@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -316,6 +317,25 @@ def test_many_may_knock_at_once_before_the_first_is_let_in() -> None:
         listener.listen(1)
         for _ in range(200):
             held.enter_context(socket.create_connection(listener.getsockname(), 0.9))
+
+
+def test_who_sends_what_is_signed_keeps_the_connection() -> None:
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(BoundedListener(socket.AF_INET))
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        silent, signing = (
+            held.enter_context(socket.create_connection(listener.getsockname(), DEADLINE_S)) for _ in range(2)
+        )
+        accepted = [held.enter_context(listener.accept()[0]) for _ in range(2)]
+        for one in accepted:
+            one.since -= 2 * connections.UNKNOWN_S
+        listener.renew(signing.getsockname())
+        asyncio.run(listener.cut_late())
+        assert silent.recv(1) == b""
+        signing.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            signing.recv(1)
 
 
 def test_the_address_with_the_most_connections_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

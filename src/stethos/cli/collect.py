@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stethos.cli.screen.text import clean
+from stethos.cli.screen.text import clean, plural_text
 from stethos.errors import LiveError, UsageError
 from stethos.settings import config_dir, default_runs_dir
 
@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _send(arguments.send)
     from stethos.collect.enrolment import Enrolment
     from stethos.collect.routes import CollectRoutes
+    from stethos.collect.site import open_site
     from stethos.web.keys import open_keys
     from stethos.web.serve import listen, serve
 
@@ -76,12 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     def ready(url: str) -> None:
         address = f"{host}:{listener.getsockname()[1]}"
-        sys.stderr.write(f"stethos: collecting on {address}, certificate {keys.fingerprint[:16]}...\n")
-        sys.stderr.write(f"stethos: {len(enrolment.clients())} clients; the runs of {clean(str(directory))} at {url}\n")
+        onward = f" for {open_site(arguments.upstream).address}" if arguments.upstream is not None else ""
+        sys.stderr.write(f"stethos: collecting on {address}{onward}, certificate {keys.fingerprint[:16]}...\n")
+        clients = plural_text(len(enrolment.clients()), "client")
+        sys.stderr.write(f"stethos: {clients}; the runs of {clean(str(directory))} at {url}\n")
         sys.stderr.flush()
 
     try:
-        serve(directory, listener, keys=keys, ready=ready, routes=CollectRoutes(receiver, enrolment).routes())
+        routes = CollectRoutes(receiver, enrolment, listener.renew).routes()
+        serve(directory, listener, keys=keys, ready=ready, routes=routes)
     finally:
         receiver.close()
     return 0
@@ -114,9 +118,16 @@ def _send(directory: Path) -> int:
     if not site.address:
         raise UsageError(f"{directory} has no collector", hint="its rows leave with the federation's messages")
     forwarder = Forwarder(RunPlace(site.runs / "none"), site)
+    sender = forwarder.sender
+    assert sender is not None
     forwarder.visit(0.0)
-    forwarder.sender.leave(30.0, 3600.0)  # type: ignore[union-attr]
+    sender.leave(30.0, 3600.0)
     forwarder.leave()
     left = len(spools_in(site.spool))
-    sys.stdout.write("everything is sent\n" if not left else f"{left} processes still have rows to send\n")
-    return 0 if not left else LiveError.exit_code
+    if left:
+        why = f": {clean(sender.failure)}" if sender.failure else ""
+        raise LiveError(
+            f"rows of {plural_text(left, 'recording')} could not be sent{why}", hint="they stay in the site's spool"
+        )
+    sys.stdout.write("everything is sent\n")
+    return 0

@@ -6,8 +6,8 @@
     stethos enroll --new site-1 --authority rootCA.pem    only for the NVFlare kit of that name (--own-key, --own-cert)
     stethos enroll --new hospital-a --key KEY.pub      only for the holder of that key, as a SuperNode (--own-key)
     stethos enroll --through hospital-a.token          at a relay: makes it a token for enrolling through this relay
-    stethos enroll --list                              at the collector: who may send
-    stethos enroll --revoke hospital-a                 at the collector: accept nothing more from it
+    stethos enroll --list                              at the collector: who may send, and which tokens wait
+    stethos enroll --revoke hospital-a                 at the collector: accept nothing more from it, nor its token
 
 The token works once, within a week. The client's key is made in its own directory and never leaves it. Afterwards
 `stethos run --site SITE train.py`, or STETHOS_SITE=SITE before any program, records there and sends what
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,11 +142,14 @@ def _list(enrolment: object, *, is_json: bool) -> None:
         {"name": one.name, "key": one.key, "aliases": list(one.aliases), "revoked": one.is_revoked}
         for one in enrolment.clients().values()
     ]
+    invited = {name: time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for name, at in enrolment.invited().items()}
     if is_json:
-        print_json({"clients": clients})
+        print_json({"clients": clients, "invited": invited})
         return
     for one in clients:
         state = "revoked" if one["revoked"] else "may send"
         sys.stdout.write(f"{one['name']}  {state}  key {str(one['key'])[:16]}...\n")
-    if not clients:
+    for name, until in invited.items():
+        sys.stdout.write(f"{name}  has a token that is not used yet, until {until}\n")
+    if not clients and not invited:
         sys.stdout.write("no clients yet; `stethos enroll --new NAME` makes a token for one\n")

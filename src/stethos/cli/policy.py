@@ -2,7 +2,8 @@
 
     stethos policy --site SITE                    what the site's policy.toml lets through, and what waits
     stethos policy --level L2                     what a level means
-    stethos policy --site SITE --grant-hours 8    everything, for some hours (L4), while somebody helps you
+    stethos policy --site SITE --grant-hours 8    everything (L4) for some hours, while somebody helps you
+    stethos policy --site SITE --grant-hours 0    end that now; the rest of policy.toml holds again
 
 Only the site can change its policy: edit SITE/policy.toml. L0 sends nothing, L1 (the default) how long things took and
 how they ended, L2 also losses and gradient norms, rounded, L3 what L1 sends and some numbers with noise, L4 everything.
@@ -13,31 +14,38 @@ table.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.cli.screen.jsontext import print_json
+from stethos.cli.screen.text import clean
 from stethos.errors import UsageError
 
 if TYPE_CHECKING:
     from stethos.collect.policy import Policy
+    from stethos.collect.site import SiteHome
+
+_GRANT = re.compile(r"^grant_until[ \t]*=.*\n?", re.MULTILINE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", type=Path, metavar="DIR", help="the site's directory (default: STETHOS_SITE)")
     parser.add_argument("--level", metavar="LEVEL", help="L0, L1, L2, L3 or L4: what it lets through")
     parser.add_argument(
-        "--grant-hours", type=float, metavar="H", help="let everything through for this many hours, at most 24"
+        "--grant-hours",
+        type=float,
+        metavar="H",
+        help="let everything (L4) through for this many hours, at most 24; 0 ends it",
     )
     parser.add_argument("--json", action="store_true", help="print one object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from stethos.collect.policy import parse_policy
+    from stethos.collect.policy import LONGEST_GRANT_S, parse_policy
     from stethos.collect.site import open_site
-    from stethos.record.border import read_file
     from stethos.settings import site_dir
 
     if arguments.level is not None:
@@ -50,23 +58,39 @@ def run(arguments: argparse.Namespace) -> int:
     site = open_site(directory)
     if arguments.grant_hours is not None:
         _grant(site, arguments.grant_hours)
-    try:
-        text = read_file(site.policy_path, 1 << 20).decode()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{site.policy_path} cannot be read: {error}", hint="nothing leaves until it can") from None
-    policy = parse_policy(text)
-    _show(policy, _books(site.spool), is_json=arguments.json, name=site.name, spent=_spent(site.path, policy))
+    text = _text_of(site)
+    policy, later = parse_policy(text), parse_policy(text, time.time() + LONGEST_GRANT_S)
+    after = later.level if later.level != policy.level else ""
+    books = _books(site.spool)
+    _show(
+        policy, books, is_json=arguments.json, name=site.name, spent=_spent(site.path, policy), after=after,
+        failure=site.last_failure() if books else "",
+    )  # fmt: skip
     return 0
 
 
-def _grant(site: Any, hours: float) -> None:
+def _grant(site: SiteHome, hours: float) -> None:
+    """Put a grant into the site's file, or take it out; the rest of the file stays, and holds again afterwards."""
+    from stethos.collect.policy import parse_policy
     from stethos.record.whole_file import whole_file
 
-    if not 0 < hours <= 24:
-        raise UsageError(f"--grant-hours {hours:g}", hint="at most 24 hours; afterwards L1 holds again")
+    if not 0 <= hours <= 24:
+        raise UsageError(f"--grant-hours {hours:g}", hint="at most 24 hours; 0 ends a grant")
+    text = _GRANT.sub("", _text_of(site))
+    parse_policy(text)  # what holds afterwards has to be understood
+    granted = f"grant_until = {_stamp(time.time() + hours * 3600 - 1)}\n" if hours else ""
     with whole_file(site.policy_path) as file:
-        file.write(f'level = "L4"\nuntil = {_stamp(time.time() + hours * 3600 - 1)}\n'.encode())
-    site.note(what="policy", outcome=f"L4 granted for {hours:g} h")
+        file.write((granted + text).encode())
+    site.note(what="policy", outcome=f"L4 granted for {hours:g} h" if hours else "the grant of L4 was ended")
+
+
+def _text_of(site: SiteHome) -> str:
+    from stethos.record.border import read_file
+
+    try:
+        return read_file(site.policy_path, 1 << 20).decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{site.policy_path} cannot be read: {error}", hint="nothing leaves until it can") from None
 
 
 def _stamp(at_s: float) -> str:
@@ -99,8 +123,9 @@ def _spent(directory: Path, policy: Policy) -> dict[str, float]:
 
 
 def _show(
-    policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "", spent: dict[str, float] | None = None
-) -> None:
+    policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "", spent: dict[str, float] | None = None,
+    after: str = "", failure: str = "",
+) -> None:  # fmt: skip
     from stethos.collect.policy import MEANS
 
     if is_json:
@@ -109,10 +134,12 @@ def _show(
             for table, rules in policy.tables.items()
             if policy.allows(table)
         }
-        print_json({"site": name, "level": policy.level, "min_count": policy.min_count, "leaves": tables,
-                    "withholds": policy.withholds(), "waiting": books, "epsilon_spent": spent or {}})  # fmt: skip
+        print_json({"site": name, "level": policy.level, "level_after_grant": after or None,
+                    "min_count": policy.min_count, "leaves": tables, "withholds": policy.withholds(),
+                    "waiting": books, "last_failure": failure or None, "epsilon_spent": spent or {}})  # fmt: skip
         return
     lines = [f"{name}: level {policy.level}" if name else f"level {policy.level}"]
+    lines[0] += f", by a grant that ends by itself; then {after} again" if after else ""
     for table, rules in policy.tables.items():
         if not policy.allows(table):
             continue
@@ -127,4 +154,6 @@ def _show(
         lines.append(f"noise: {run_name}: epsilon {epsilon:.3f} of {policy.noise.epsilon:g} spent")
     for process, one in books.items():
         lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
+    if failure:
+        lines.append(f"a batch was not taken, the last time: {clean(failure)}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -148,13 +148,20 @@ class Enrolment:
             self._write({**read_json(self.directory / _CLIENTS), name: facts})
 
     def revoke(self, name: str) -> None:
-        """Take nothing more from a client."""
+        """Take nothing more from a client; its tokens that are still to be used are worth nothing."""
         with self._locked():
-            content = read_json(self.directory / _CLIENTS)
-            if name not in content:
+            content, tokens = read_json(self.directory / _CLIENTS), self._live_tokens()
+            left = {digest: facts for digest, facts in tokens.items() if facts.get("name") != name}
+            if name not in content and len(left) == len(tokens):
                 raise UsageError(f"no client {name!r}", hint=f"clients: {', '.join(sorted(content)) or 'none'}")
-            content[name] = {**content[name], "revoked": True}
-            self._write(content)
+            if len(left) < len(tokens):
+                write_json(self.directory / _TOKENS, left)
+            if name in content:
+                self._write({**content, name: {**content[name], "revoked": True}})
+
+    def invited(self) -> dict[str, float]:
+        """The names of tokens that are still to be used, and until when."""
+        return {str(facts.get("name")): float(facts["until"]) for facts in self._live_tokens().values()}
 
     def _write(self, content: dict[str, Any]) -> None:
         write_json(self.directory / _CLIENTS, content)

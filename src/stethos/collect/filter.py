@@ -34,10 +34,11 @@ def filtered(
     """
     if not policy.allows(table.name):
         return None
-    enough = _has_enough(policy, rows)
+    samples = _samples_of(rows)
     columns = []
     for column in stored_columns(table):
         rule = policy.rule(table.name, column.name)
+        enough = samples >= policy.least(rule)
         if rule.way == "noise" and noise is not None and column.name in rows.schema.names:
             columns.append(_noised(policy, table, column, rows, enough, noise))
         else:
@@ -66,12 +67,12 @@ def filtered_facts(policy: Policy, facts: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _has_enough(policy: Policy, rows: pa.RecordBatch) -> Vector:
-    """Which rows are about enough samples to tell numbers of their data; those that do not say are not."""
+def _samples_of(rows: pa.RecordBatch) -> Vector:
+    """About how many samples each row is; 0 where it does not say."""
     if "samples" not in rows.schema.names:
-        return np.zeros(rows.num_rows, bool)
+        return np.zeros(rows.num_rows, np.int64)
     values, nulls = numbers_of(rows.column("samples"))
-    return ~nulls & (values >= policy.min_count)
+    return np.where(nulls, 0, values)
 
 
 def _column(rule: ColumnRule, column: Column, rows: pa.RecordBatch, enough: Vector) -> pa.Array:

@@ -32,7 +32,6 @@ from stethos.collect.forwarded import ForwardedProcess, open_forwarded
 from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
 from stethos.collect.policy import Policy
 from stethos.collect.report import power_of_two
-from stethos.collect.ride import RIDE_BYTES
 from stethos.collect.sender import Sender
 from stethos.collect.site import SiteHome, open_site
 from stethos.collect.site_policy import SitePolicy
@@ -44,10 +43,12 @@ from stethos.record.collector import Collector, counters_of
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, Block, Bytes, encode_block, scan
 from stethos.schema import CLIENT_REPORTS, RECORDED, Table
+from stethos.settings import ride_bytes
 
 FLUSH_S, SLOW_FLUSH_S = 2.0, 30.0  # how long rows wait for more; slowly while nobody takes them
 TAKE_BYTES = 2 << 20  # of a segment, for one batch of each lane
 SOON_BYTES = 256 << 10
+SPLIT_BYTES = 512 << 10  # of a batch: a slow line has to carry one before the collector's patience ends
 ADOPT_S = 30.0
 LEAVE_S, LEAVE_AT_MOST_S = 0.9, 10.0  # at the end: since the last acknowledgement, and in all
 _HEADER_ROOM = 16 << 10  # in a batch that rides along
@@ -69,7 +70,7 @@ class Forwarder:
         self._noise = NoiseSource(NoiseLedger(site.path / LEDGER_FILE), run.name)
         self._noted: set[str] = set()
         self._next_adoption = 0.0
-        self._most_bytes = (MOST_BATCH_BYTES >> 1) if site.address else RIDE_BYTES - _HEADER_ROOM
+        self._most_bytes = (MOST_BATCH_BYTES >> 1) if site.address else ride_bytes() - _HEADER_ROOM
         self.sender = Sender(site, self) if site.address else None
 
     # Called by the drainer ---------------------------------------------------------------------------
@@ -219,7 +220,8 @@ class Forwarder:
         """Put rows into a batch, or into several if they do not fit into one."""
         rows = sum(batch.num_rows for _, batch in content)
         raw = b"".join(piece for table, batch in content for piece in _blocks_of(table, batch))
-        if len(raw) <= MOST_RAW_BYTES and len(compress(raw)) <= self._most_bytes:
+        size = len(compress(raw)) if len(raw) <= MOST_RAW_BYTES else MOST_RAW_BYTES
+        if size <= min(SPLIT_BYTES, self._most_bytes) or (rows == 1 and size <= self._most_bytes):
             one.books.taken += rows
             self._append(one, collector, lane, rows, raw)
         elif rows == 1:

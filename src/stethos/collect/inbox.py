@@ -12,10 +12,10 @@ from pathlib import Path
 
 from stethos.collect.aliases import OwnNames
 from stethos.collect.batch import CLIENT_NAME, BatchError, decode_batch
-from stethos.collect.ride import INBOX_DIR, entries_in
+from stethos.collect.ride import entries_in
 from stethos.collect.stored_process import StoredProcess
 from stethos.record.border import read_file, sync_file_system, version_of
-from stethos.record.place import RunPlace, is_alive
+from stethos.record.place import INBOX_DIR, RunPlace, is_alive
 
 MOST_OPEN = 128
 _MOST_BYTES = 16 << 20

@@ -1,10 +1,11 @@
 """What may leave a site: an allowlist of columns for each level, which the site's own file can change.
 
     level = "L1"                 L0 nothing, L1 operational, L2 health, L3 noise, L4 everything, for at most a day
+    grant_until = 2026-01-01T18:00:00Z   until then L4, afterwards `level` again
     min_count = 32               fewer samples than this: numbers about the data stay
     [tables.steps]
     lr = "keep"                  or "drop", "bucket", or a number of digits with bounds:
-    loss = {digits = 2, clip = [-10.0, 10.0]}
+    loss = {digits = 2, clip = [-10.0, 10.0], min_count = 64}
 
 Nobody else can raise a level: the file is read from the site's directory, and no answer of a collector is looked at
 for it. What is not listed is not sent; a file that cannot be understood lets nothing through.
@@ -28,6 +29,7 @@ Level = Literal["L0", "L1", "L2", "L3", "L4"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 DEFAULT_LEVEL: Level = "L1"
 LONGEST_GRANT_S = 24 * 3600.0
+_SETTINGS = ("level", "grant_until", "min_count", "tables", "until", "noise")
 Way = Literal["keep", "bucket", "round", "second", "error-type", "frames", "digest", "whether", "noise", "drop"]
 MEANS: dict[Way, str] = {
     "keep": "as it is",
@@ -51,6 +53,7 @@ class ColumnRule:
     digits: int = 2
     low: float = -1e6
     high: float = 1e6
+    least: int = 0  # samples behind it; 0: as many as the policy says for all
 
 
 KEEP, BUCKET, ROUND, SECOND = ColumnRule("keep"), ColumnRule("bucket"), ColumnRule("round"), ColumnRule("second")
@@ -143,6 +146,10 @@ class Policy:
     def rule(self, table: str, column: str) -> ColumnRule:
         return self.tables.get(table, {}).get(column, DROP)
 
+    def least(self, rule: ColumnRule) -> int:
+        """How many samples have to be behind a number about the data."""
+        return rule.least or self.min_count
+
     def allows(self, table: str) -> bool:
         """Whether rows of a table leave at all: some column does beside the shared ones."""
         shared = set(_CONTEXT)
@@ -164,7 +171,7 @@ class Policy:
     def stamp(self) -> list[Any]:
         """Level, whether it is as preset, and a digest of all rules: kept with rows that were let through."""
         rules = {
-            table: {name: [rule.way, rule.digits, rule.low, rule.high] for name, rule in rules.items()}
+            table: {name: [rule.way, rule.digits, rule.low, rule.high, rule.least] for name, rule in rules.items()}
             for table, rules in self.tables.items()
         }
         content = json.dumps([rules, self.min_count, asdict(self.noise)], sort_keys=True).encode()
@@ -188,14 +195,12 @@ def parse_policy(text: str, now_s: float | None = None) -> Policy:
         content = toml_in(text)
     except ValueError as error:
         raise UsageError(f"the policy is not TOML: {error}", hint="see docs/privacy.md") from None
-    unknown = sorted(set(content) - {"level", "min_count", "tables", "until", "noise"})
+    unknown = sorted(set(content) - set(_SETTINGS))
     if unknown:
-        raise UsageError(
-            f"the policy has no setting {unknown[0]!r}", hint="settings: level, min_count, tables, until, noise"
-        )
+        raise UsageError(f"the policy has no setting {unknown[0]!r}", hint=f"settings: {', '.join(_SETTINGS)}")
     level = _level_in(content, time.time() if now_s is None else now_s)
     min_count = content.get("min_count", 32)
-    if type(min_count) is not int or not 1 <= min_count <= 10**9:
+    if not _is_count(min_count):
         raise UsageError(f"min_count = {min_count!r}", hint="write a number of samples, as 32")
     tables = {name: dict(rules) for name, rules in PRESETS[level].items()}
     changes = content.get("tables", {})
@@ -210,18 +215,24 @@ def _level_in(content: Mapping[str, Any], now_s: float) -> Level:
     given = content.get("level", DEFAULT_LEVEL)
     if given not in LEVELS:
         raise UsageError(f"no level {given!r}", hint=f"levels: {', '.join(LEVELS)}")
+    if "grant_until" in content and _left_s(content["grant_until"], "grant_until", now_s) > 0:
+        return "L4"
     if given != "L4":
         return given  # type: ignore[no-any-return]
-    until = content.get("until")
-    if until is None or not hasattr(until, "timestamp"):
-        raise UsageError("level L4 needs `until`, a date and time", hint="`stethos policy --grant-hours 8` writes it")
+    if "until" not in content:
+        raise UsageError("level L4 needs `until`, a date and time", hint="or use `stethos policy --grant-hours 8`")
+    return "L4" if _left_s(content["until"], "until", now_s) > 0 else DEFAULT_LEVEL
+
+
+def _left_s(until: Any, name: str, now_s: float) -> float:
+    """How long a grant still holds; UsageError if it is no time, or too far away."""
     try:
-        left_s = until.timestamp() - now_s
-    except (ValueError, OverflowError):
-        raise UsageError(f"until = {until} is no time that there is", hint="`stethos policy --grant-hours 8`") from None
+        left_s = float(until.timestamp()) - now_s
+    except (AttributeError, ValueError, OverflowError):
+        raise UsageError(f"{name} = {until} is not a date and time", hint="`stethos policy --grant-hours 8`") from None
     if left_s > LONGEST_GRANT_S:
-        raise UsageError("level L4 is for at most 24 hours", hint="choose an earlier `until`")
-    return "L4" if left_s > 0 else DEFAULT_LEVEL
+        raise UsageError("level L4 is for at most 24 hours", hint=f"choose an earlier `{name}`")
+    return left_s
 
 
 def _noise_in(given: Any) -> NoiseBudget:
@@ -258,18 +269,25 @@ def _change(tables: dict[str, dict[str, ColumnRule]], name: str, rules: Any) -> 
 
 
 def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:
-    hint = 'write "keep", "drop", "bucket" or {digits = 2, clip = [-10.0, 10.0]}'
+    hint = 'write "keep", "drop", "bucket" or {digits = 2, clip = [-10.0, 10.0], min_count = 64}'
     is_number = kind not in (Kind.NAME, Kind.TEXT)
     match words:
         case "keep" | "drop":
             return ColumnRule(words)
         case "bucket" if is_number:
             return BUCKET
-        case {"digits": int() as digits, **rest} if is_number and 1 <= digits <= 6 and set(rest) <= {"clip"}:
-            clip = rest.get("clip", [-1e6, 1e6])
-            if isinstance(clip, list) and len(clip) == 2 and all(map(_is_bound, clip)):
-                return ColumnRule("round", digits, float(clip[0]), float(clip[1]))
+        case {"digits": int() as digits, **rest} if (
+            is_number and 1 <= digits <= 6 and set(rest) <= {"clip", "min_count"}
+        ):
+            clip, least = rest.get("clip", [-1e6, 1e6]), rest.get("min_count")
+            is_clip = isinstance(clip, list) and len(clip) == 2 and all(map(_is_bound, clip))
+            if is_clip and (least is None or _is_count(least)):
+                return ColumnRule("round", digits, float(clip[0]), float(clip[1]), least or 0)
     raise UsageError(f"{where} = {words!r} is not a rule", hint=hint)
+
+
+def _is_count(one: Any) -> bool:
+    return type(one) is int and 1 <= one <= 10**9
 
 
 def _is_bound(one: Any) -> bool:

@@ -22,8 +22,8 @@ SOMETHING = "some"
 
 def filtered_report(policy: Policy, report: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of `client_reports` in a reply as they may leave; below L4 nothing else does."""
-    samples = report.get("samples")
-    has_enough = isinstance(samples, int | float) and samples >= policy.min_count
+    given = report.get("samples")
+    samples = given if isinstance(given, int | float) else 0
     told: dict[str, Any] = {}
     for name, value in report.items():
         if name not in _COLUMNS:
@@ -37,7 +37,7 @@ def filtered_report(policy: Policy, report: Mapping[str, Any]) -> dict[str, Any]
             case "bucket":
                 bucket = power_of_two(value) if isinstance(value, int | float) else 0.0
                 told[name] = int(bucket) if isinstance(value, int) else bucket
-            case "round" if has_enough and isinstance(value, int | float):
+            case "round" if samples >= policy.least(rule) and isinstance(value, int | float):
                 told[name] = rounded(float(value), rule.digits, rule.low, rule.high)
             case "error-type":
                 told[name] = error_type(str(value))

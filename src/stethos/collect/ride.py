@@ -24,12 +24,10 @@ from stethos.collect.site import SiteHome, open_site
 from stethos.collect.spool import ACKS_FILE, peek, read_spool, spools_in
 from stethos.errors import UsageError
 from stethos.record.border import make_directory, open_file, read_file
-from stethos.record.place import write_json
-from stethos.settings import site_dir
+from stethos.record.place import INBOX_DIR, write_json
+from stethos.settings import MOST_RIDE_BYTES, ride_bytes, site_dir
 
-RIDE_BYTES = 64 << 10
 BATCHES, ACKS, SITE = "batches", "acks", "site"  # fields of our record in messages
-INBOX_DIR = "inbox"  # in a run directory; its drainer looks for it
 _ROLL_BYTES = 4 << 20
 _MOST_POLICY_BYTES = 1 << 20
 _MOST_ACKS = 1000
@@ -70,7 +68,7 @@ def reply_of(report: Mapping[str, Any]) -> dict[str, Any]:
     told = filtered_report(policy, report)
     told[SITE] = site.name
     if not site.address:
-        waiting = peek(site.spool, RIDE_BYTES, policy.stamp)
+        waiting = peek(site.spool, ride_bytes(), policy.stamp)
         if waiting:
             told[BATCHES] = waiting
     return told
@@ -109,12 +107,14 @@ class InboxWriter:
         self._unsynced: set[Path] = set()
 
     def put(self, client: str, batches: Any) -> None:
-        """Take the batches of a client's reply; what is none is left out."""
+        """Take the batches of a client's reply; what is none is left out, and what is more than any client may send."""
         if not isinstance(batches, list) or CLIENT_NAME.fullmatch(client) is None:
             return
+        room = MOST_RIDE_BYTES
         for data in batches:
-            if not isinstance(data, bytes) or len(data) > RIDE_BYTES:
-                continue
+            if not isinstance(data, bytes) or len(data) > room:
+                break  # in order: what is acknowledged stands for all before it
+            room -= len(data)
             try:
                 header = decode_batch(data).header
             except BatchError:

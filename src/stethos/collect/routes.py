@@ -6,6 +6,7 @@ They need no token: a batch is signed by its client, and an enrolment shows its 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from anyio import to_thread
@@ -30,9 +31,16 @@ _LONGEST_WAIT_S = 300.0
 class CollectRoutes:
     """What clients reach of a collector."""
 
-    def __init__(self, receiver: Receiver | Relay, enrolment: Enrolment) -> None:
+    def __init__(
+        self,
+        receiver: Receiver | Relay,
+        enrolment: Enrolment,
+        on_taken: Callable[[tuple[str, int]], None] | None = None,
+    ) -> None:
+        """`on_taken` is called with the peer of each batch that was taken."""
         self._receiver = receiver
         self._enrolment = enrolment
+        self._on_taken = on_taken
 
     def routes(self) -> list[GuardedRoute]:
         return [
@@ -42,7 +50,10 @@ class CollectRoutes:
 
     async def _batch(self, request: Request) -> Response:
         try:
-            return JSONResponse(await self._receiver.take(await read_body(request, MOST_BATCH_BYTES)))
+            answer = await self._receiver.take(await read_body(request, MOST_BATCH_BYTES))
+            if self._on_taken is not None and request.client is not None:
+                self._on_taken((request.client.host, request.client.port))
+            return JSONResponse(answer)
         except BusyError as error:
             return _complaint(error, error.status, error.wait_s, ends=error.ends)
         except NotEnrolledError as error:

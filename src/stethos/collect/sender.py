@@ -47,6 +47,7 @@ class Sender:
         self.site = site
         self.is_failing = False
         self.refused = 0
+        self.failure = ""  # why the last batch that was not taken was not
         self._owner = owner
         self._refusals = refusals
         self._guard = Guard(lambda place, reason: site.note(what=place, why=reason))
@@ -80,6 +81,7 @@ class Sender:
             self._guard.failures.clear()
             self._wake.wait(LONGEST_WAIT_S if wait_s is None else wait_s)
             self._wake.clear()
+        self._drop_connection()
 
     def _send_next(self) -> float:
         """Send one batch; return how long to wait before the next."""
@@ -131,6 +133,17 @@ class Sender:
         return found
 
     def _post(self, data: bytes) -> Answer:
+        """The answer to a batch. A kept connection may have been ended meanwhile: then once more over a new one."""
+        if self._connection is not None:
+            try:
+                return self._exchange(data)
+            except TimeoutError:
+                raise
+            except (OSError, http.client.HTTPException):
+                self._drop_connection()
+        return self._exchange(data)
+
+    def _exchange(self, data: bytes) -> Answer:
         if self._connection is None:
             host, _, port = self.site.address.rpartition(":")
             self._connection = PinnedConnection(host.strip("[]"), int(port), self.site.fingerprint, CONNECT_S, ANSWER_S)
@@ -173,6 +186,7 @@ class Sender:
             self._connection = None
 
     def _note_once(self, why: str) -> None:
+        self.failure = why
         if why not in self._noted and len(self._noted) < 10:
             self._noted.add(why)
             self.site.note(what="send", why=why[:500])

@@ -64,6 +64,19 @@ class SiteHome:
         if not path.exists() or path.stat().st_size < _MOST_AUDIT_BYTES:
             append_file(path, line.encode("ascii", "replace"))
 
+    def last_failure(self) -> str:
+        """Why a batch was not taken when that was last written down; "" if it never was."""
+        path = self.path / _AUDIT_FILE
+        lines = read_file(path, 2 * _MOST_AUDIT_BYTES).decode("ascii", "replace").splitlines() if path.exists() else []
+        for line in reversed(lines):
+            try:
+                told = json.loads(line)
+            except ValueError:  # too long, or cut off by a kill
+                continue
+            if told.get("what") == "send":
+                return str(told.get("why", ""))
+        return ""
+
     def signer(self) -> Callable[[bytes], bytes] | None:
         """What signs this site's batches; None where it has no key."""
         path = self.path / _KEY_FILE
@@ -94,7 +107,7 @@ def make_site(path: Path, name: str, address: str = "", fingerprint: str = "") -
         raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT")
     make_directory(path)
     if os.lstat(path).st_uid != os.geteuid() or os.lstat(path).st_mode & 0o077:
-        raise UsageError(f"other users can read {path}", hint=f"chmod 700 {path}")
+        raise UsageError(f"other users can read {path}", hint=f"choose a directory of its own, or chmod 700 {path}")
     write_json(path / _SITE_FILE, {"name": name, "address": address, "fingerprint": fingerprint})
     return SiteHome(path.absolute(), name, address, fingerprint)
 

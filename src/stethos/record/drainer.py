@@ -39,7 +39,6 @@ GIVE_UP_S = 30.0
 LEAST_SEGMENT_BYTES = 256 << 10
 _LONGEST_PATH = 4096
 CAPTURES = "capture"  # a run's directory of captured models
-INBOX_DIR = "inbox"  # and of batches that came with the federation's messages
 _DRAIN, _SEAL, _SYNC, _FINISH = "drain", "seal", "sync", "finish"
 
 
@@ -161,7 +160,7 @@ class Drainer:
 
     def _take_inbox(self, how: str) -> None:
         """Store rows that clients elsewhere have sent with the federation's messages."""
-        if self._inbox is None and (self.run.path / INBOX_DIR).is_dir():
+        if self._inbox is None and self.run.has_inbox:
             self._inbox = INBOX.load()(self.run)
         if self._inbox is not None:
             getattr(self._inbox, how)()

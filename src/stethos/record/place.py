@@ -46,6 +46,7 @@ PROCESS_FILE = "process.json"
 MANIFEST_FILE = "manifest.json"
 MANIFEST_COPY = "manifest.copy.json"
 RING_FILE = "ring"
+INBOX_DIR = "inbox"  # in a run directory: batches that came with the messages of a federation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ADJECTIVES = """
@@ -211,6 +212,11 @@ class RunPlace:
             return [checked_facts(read_json(path)) for path in sorted(self.path.glob("launcher-*.json"))]
         except OSError:
             return []
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether batches of clients elsewhere may wait for a drainer."""
+        return (self.path / INBOX_DIR).is_dir()
 
     def drainer_lock(self, host: str) -> Path:
         return self.path / f"drainer-{host}.lock"

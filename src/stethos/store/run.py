@@ -369,7 +369,7 @@ class Run:
         """Have a drainer collect the last rows of ended recordings of ours; read from their rings what it does not."""
         unread = [reader for reader in self._readers.values() if not reader.has_ended and reader.ring]
         over = [r for r in unread if not r.is_running or (r.ring and r.ring.counters.state is not State.RUNNING)]
-        if any(reader.is_here for reader in unread) and self._place.is_ours():
+        if (any(reader.is_here for reader in unread) or self._place.has_inbox) and self._place.is_ours():
             with suppress(OSError):  # a read-only directory: what is there can be read all the same
                 self._await_drainer([reader for reader in over if reader.is_here])
         for reader in over:

@@ -102,8 +102,15 @@ class BoundedListener(socket.socket):
             if len(self._known) > MOST_KNOWN:
                 next(iter(self._known.values())).cut()
 
+    def renew(self, peer: tuple[str, int]) -> None:
+        """A connection without a token has sent something that is signed: its time begins anew."""
+        connection = self._unknown.pop(peer, None)
+        if connection is not None:
+            connection.since = time.monotonic()
+            self._unknown[peer] = connection
+
     async def cut_late(self) -> None:
-        """End connections that have shown no token for too long."""
+        """End connections that have shown no token, and sent nothing that is signed, for too long."""
         latest = time.monotonic() - UNKNOWN_S
         for connection in [one for one in self._unknown.values() if one.since < latest]:
             connection.cut()

@@ -12,10 +12,11 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.federated.app_start import never_started
+from stethos.diagnose.federated.site_clock import REMOTE, clock_shifts, clock_words, is_remote, now_of, shifted
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import listed
 from stethos.diagnose.window import Window
-from stethos.store.frame import Array, Frame
+from stethos.store.frame import Frame
 from stethos.store.literal import literal
 
 _NEXT = {
@@ -33,7 +34,6 @@ _RECENT_S = 12.0
 _SILENT_S = 12.0  # a server speaks every five seconds
 _MISSED_S = 8.0
 _CLOCKS_NS = 1e9  # by which a server has to speak after an answer that it does not have
-_REMOTE = "@"  # in the name of a process that recorded elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class StalledFederation:
         if not len(legs):
             return
         signs = _Signs(window, self.idle_share)
-        for federation, rows in legs.groups("federation").items():
-            is_server = (rows["side"] == "server") & ~_is_remote(rows["process"])
+        for federation, rows in signs.legs.groups("federation").items():
+            is_server = (rows["side"] == "server") & ~is_remote(rows["process"])
             if is_server.any():
                 yield from self._judge(str(federation), rows, rows.where(is_server).sorted_by("t_ns"), signs, window)
 
@@ -196,9 +196,9 @@ class _Case:
             return "compute", f"the turn of {who} began {wait.age_s:,.0f} s ago and computes nothing", 0.85
         if not len(whose):
             known = _client_rows(rows, wait, any_round=True)
-            is_remote = bool(len(known)) and bool(_is_remote(known["process"]).any())
-            usual_s = times * (whole_s if is_remote else baseline["download"])
-            if wait.age_s <= max(at_least_s * (2 if is_remote else 1), usual_s) or signs.anybody_starts(self._server):
+            is_away = bool(len(known)) and bool(is_remote(known["process"]).any())
+            usual_s = times * (whole_s if is_away else baseline["download"])
+            if wait.age_s <= max(at_least_s * (2 if is_away else 1), usual_s) or signs.anybody_starts(self._server):
                 return None
             last = _Row(known.sorted_by("t_ns"), -1) if len(known) else None
             seen = (
@@ -239,7 +239,8 @@ class _Case:
                 continue
             last = _Row(known.sorted_by("t_ns"), -1)
             ago = self._signs.ago(float(last["t_ns"]))
-            told[wait.client] = f"client {wait.client}: {last['leg']} in round {int(last['round'])}, {ago} ago"
+            off = clock_words(self._signs.shifts, str(last["process"]))
+            told[wait.client] = f"client {wait.client}: {last['leg']} in round {int(last['round'])}, {ago} ago{off}"
         shown = "SELECT t_ns, round, leg, age_s FROM legs WHERE client = {} ORDER BY t_ns DESC LIMIT 10"
         return [Evidence(words, shown.format(literal(client))) for client, words in told.items()]
 
@@ -267,15 +268,13 @@ class _Signs:
 
     def __init__(self, window: Window, idle_share: float) -> None:
         self._idle_share = idle_share
-        legs, self._host = window.frame("legs"), window.frame("host")
-        self._legs = legs
-        self._steps, self._logs = window.frame("steps"), window.frame("logs")
+        legs, host, steps = (window.frame(name) for name in ("legs", "host", "steps"))
+        self.now_ns = now_of(legs, host, steps)
+        self.shifts = clock_shifts(legs, self.now_ns)
+        self.legs, self._host, self._steps = (shifted(one, self.shifts) for one in (legs, host, steps))
+        self._logs = window.frame("logs")
         processes = window.frame("processes")
         self._processes = {str(processes["process"][place]): _Row(processes, place) for place in range(len(processes))}
-        times = [
-            float(frame["t_ns"].max()) for frame in (legs, self._host, self._steps) if len(frame) and "t_ns" in frame
-        ]
-        self.now_ns = max(times, default=0.0)
 
     def ago(self, t_ns: float) -> str:
         return f"{(self.now_ns - t_ns) * 1e-9:,.0f} s"
@@ -300,13 +299,13 @@ class _Signs:
         """Whether a process has computed lately, as seen from outside; one that nobody looks at may have."""
         if not len(self._host):
             return True
-        old_s = 40.0 if _REMOTE in process else _RECENT_S
+        old_s = 40.0 if REMOTE in process else _RECENT_S
         mine = (self._host["process"] == process) & (self._host["t_ns"] > self.now_ns - old_s * 1e9)
         shares = self._host["cpu_share"][mine]
         known = shares[np.isfinite(shares)] if shares.dtype.kind == "f" else np.array([])
         row = self._processes.get(process)
         if not len(known):
-            return row is not None and row["state"] == "running" and _REMOTE in process
+            return row is not None and row["state"] == "running" and REMOTE in process
         return float(np.mean(known)) >= self._idle_share
 
     def unknown(self, rows: Frame, server: str) -> list[str]:
@@ -319,7 +318,7 @@ class _Signs:
         ]
 
     def anybody_starts(self, server: str) -> bool:
-        return any(self.is_busy(one) for one in self.unknown(self._legs, server))
+        return any(self.is_busy(one) for one in self.unknown(self.legs, server))
 
     def since_step(self, client: str, process: str | None) -> float:
         """Seconds since a client's last step; infinite if it made none."""
@@ -332,7 +331,7 @@ class _Signs:
         return (self.now_ns - float(times.max())) * 1e-9 if len(times) else math.inf
 
     def last_leg(self, process: str) -> str:
-        mine = self._legs.where(self._legs["process"] == process).sorted_by("t_ns")
+        mine = self.legs.where(self.legs["process"] == process).sorted_by("t_ns")
         last = _Row(mine, -1)
         return f"{last['leg']} in round {int(last['round'])}, {self.ago(float(last['t_ns']))} ago"
 
@@ -381,10 +380,6 @@ def _client_rows(rows: Frame, wait: _Wait, *, any_round: bool = False) -> Frame:
     if not any_round and "work" in rows:
         is_it &= rows["work"] == wait.work
     return rows.where(np.asarray(is_it, bool))
-
-
-def _is_remote(processes: Array) -> Array:
-    return np.array([_REMOTE in str(one) for one in processes.tolist()], bool)
 
 
 def _longest(frame: Frame, column: str) -> float:
