@@ -90,6 +90,25 @@ def test_samples_are_dots_over_all_steps_and_steps_are_a_line(page: Page, server
     wait_until(lambda: page.evaluate(LINES_IN, "step-loss") > 0, "a line")
 
 
+def test_what_is_not_a_number_is_told_at_each_sample_and_no_label_is_cut(page: Page, server: Served) -> None:
+    if not (server.directory / "lost").exists():
+        with RunBuilder(server.directory / "lost") as run:
+            process = run.process(is_alive=False)
+            process.steps(1001, losses=[1.0] * 500 + [float("nan")] * 501)
+            for step in (*range(0, 80, 10), 500, 900):
+                process.layers(["a.weight"], step=step, nan=0 if step < 500 else 4)
+            process.drain()
+            process.finish()
+    opened(page, server, "/run/lost/layers?layer=a.weight")
+    panel = page.locator("[data-panel=layer-series]")
+    expect(panel.locator(".legend-steps")).to_contain_text("NaN or infinite at 2 of 10")
+    wait_until(lambda: page.evaluate(TEXTS_IN, "layer-series"), "a drawing")
+    wide = panel.locator("canvas").evaluate("one => one.width")
+    texts = page.evaluate(TEXTS_IN, "layer-series")
+    assert "1,000" in {words for words, *_ in texts}
+    assert all(x + w / 2 <= wide for words, x, _, w in texts if words == "1,000")
+
+
 def test_histograms_of_a_layer_are_a_map_over_the_steps(page: Page, server: Served) -> None:
     if not (server.directory / "spread").exists():
         with RunBuilder(server.directory / "spread") as run:
