@@ -176,12 +176,24 @@ class Run:
         return self._attempt(ask, query, limit_rows, timeout_s)
 
     def batches(self, table: Table) -> pa.RecordBatchReader:
-        """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before."""
-        self._refresh()
-        self._stacks_now = self.live_stacks
-        self.verify({table.qualified_name})
-        self._load({table.qualified_name})
-        return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
+        """All rows of a table as a stream of Arrow batches; damaged files have been sorted out before.
+
+        QueryError if files go faster than they can be opened, as those of a run at its size limit do.
+        """
+        from stethos.store.complaint import explain_error
+        from stethos.store.engine import FileTroubleError
+
+        for _ in range(_ATTEMPTS):
+            self._refresh()
+            self._stacks_now = self.live_stacks
+            self.verify({table.qualified_name})
+            try:
+                self._load({table.qualified_name})
+                return self._open_engine().batches(f"SELECT * FROM {table.qualified_name}")
+            except FileTroubleError as error:
+                failure = explain_error(error, {table.qualified_name})
+            self._close_engine()
+        raise failure
 
     def _attempt(
         self, ask: Callable[..., Result], query: str, limit_rows: int | None, timeout_s: float | None

@@ -280,7 +280,7 @@ function Legend({ shade, unit, title, scale, hasBroken, hasGaps, isNarrow }: Leg
       {shade.ticks.length > 0 && <div>
         <i style={{ background: `linear-gradient(to right, ${shade.stops.join(",")})` }} />
         <p>
-          {shade.ticks.filter((_, place, { length }) => !isNarrow || place === 0 || place === length - 1).map((tick) => (
+          {shade.ticks.filter((_, place, { length }) => !isNarrow || (2 * place) % (length - 1) === 0).map((tick) => (
             <span key={tick} style={{ left: `${shade.place(tick) * 100}%` }}>
               {short(Number(tick.toPrecision(2)), "", unit)}
             </span>
