@@ -159,6 +159,8 @@ def test_the_table_of_runs_is_filtered_sorted_and_remembers_its_columns(page: Pa
     expect(page.locator(".runs-table .what .severity + .muted")).to_have_count(0)
     wanted.fill("")
     expect(page.locator(".runs-table tr", has_text="one").locator(".what")).to_contain_text("the loss is NaN")
+    other = page.locator(".runs-table tr", has_text="sweep-0").locator(".what")
+    expect(other).not_to_contain_text("not diagnosed")  # nobody has opened it: diagnosed in the background
     wanted.fill("name:sweep")
     heading.get_by_role("button", name="eval/score", exact=True).click()
     assert names_in(page)[0] == "sweep-1"  # 0.1 * 29 + 1
