@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,8 +180,8 @@ def take_stacks(page: Page) -> None:
 def settle(page: Page) -> None:
     """Wait until every panel has its numbers and the diagnosis has ended."""
     expect(page.locator("main .card").first).to_be_visible(timeout=_PATIENCE_MS)
-    expect(page.locator(".skeleton, [aria-busy=true], .verdict.is-looking")).to_have_count(0, timeout=_PATIENCE_MS)
-    expect(page.get_by_text("Asking …")).to_have_count(0, timeout=_PATIENCE_MS)
+    expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0, timeout=_PATIENCE_MS)
+    expect(page.get_by_text(re.compile("^(Diagnosing|Asking) …"))).to_have_count(0, timeout=_PATIENCE_MS)
     page.wait_for_timeout(600)
 
 

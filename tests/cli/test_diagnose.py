@@ -24,7 +24,7 @@ from stethos import lab
 from stethos.cli.main import main
 from stethos.cli.screen import follow as following
 from stethos.cli.screen.follow import Follower, follow
-from stethos.cli.screen.verdict import WIDTH, Line, finding_lines, report_lines
+from stethos.cli.screen.verdict import WIDTH, Line, brief_text, finding_lines, report_lines
 from stethos.diagnose.detectors import DETECTORS
 from stethos.diagnose.diagnosis import Diagnosis, NotChecked
 from stethos.diagnose.engine import examine
@@ -148,6 +148,28 @@ def test_further_findings_are_shorter_and_consequences_stand_below_their_cause()
     assert len(lines) < 50 and max(map(len, lines)) <= WIDTH
     assert any("and 31 more" in line for line in lines) and any("6 more that follow" in line for line in lines)
     assert sum(line.endswith("… (XYZ050)") for line in lines) == 1  # what it is called stays, whatever is cut
+
+
+def test_remarks_with_nothing_worse_beside_them_are_told_whole_with_what_to_do() -> None:
+    window = cases.CASES["FED020"]()
+    found = examine(window, [DETECTORS["FED020"]()])
+    (remark,) = found.findings
+    other = Finding("XYZ001", "x", "x", Severity.INFO, "another remark", Subject(), next_step="do that")
+    both = Diagnosis((other, remark), ("A",))
+    told = " ".join(" ".join(line.text for line in report_lines(both, "RUN")).split())
+    for line in (
+        "stethos.federation(",
+        "fed.rounds(",
+        "rnd.client(",
+        "site.update(",
+        "rnd.aggregate()",
+        "rnd.evaluate(",
+    ):
+        assert line in told
+    assert "do that" in told and "Flower needs two lines" in told and "…" not in told
+    assert brief_text(both) == f"nothing found by 1 detector, 2 info: another remark; {remark.title}"
+    worse = Finding("XYZ002", "x", "x", Severity.ERROR, "trouble", Subject())
+    assert "do that" not in " ".join(line.text for line in report_lines(Diagnosis((worse, other), ("A",)), "RUN"))
 
 
 def test_everything_at_once_is_still_readable() -> None:

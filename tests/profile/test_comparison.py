@@ -75,7 +75,7 @@ def test_another_seed_alone_is_chance() -> None:
     pair = compare_pair(measured(), measured(loss=2.4 / ROUNDS, settings={"lr": 0.1, "seed": 1}))
     assert pair.is_seed_only and pair.cause == "the seed only (seed: 0 -> 1)"
     assert words(pair)["final loss"] == "chance" and pair.verdict.startswith(
-        "no difference shown; by chance final loss"
+        "no difference shown; within chance: final loss"
     )
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_until
+from playwright.sync_api import Browser, Page, expect
+from processes import finish, start_command, wait_until
+from served import PATIENCE_MS, Served
+from torch.utils.tensorboard import SummaryWriter
 
 from stethos.export.prometheus import text
 from stethos.record.place import RunPlace
@@ -114,3 +118,73 @@ def test_a_hostile_name_adds_no_line_to_what_prometheus_reads(runs: Path) -> Non
         said = text(run)
     assert all(line.startswith(("# HELP stethos_", "# TYPE stethos_", "stethos_")) for line in said.splitlines())
     assert "\x1b" not in said
+
+
+@pytest.fixture
+def page(browser: Browser, server: Served, runs: Path) -> Iterator[Page]:
+    """A page over these runs, too, in which no script fails and none that a name has begun runs."""
+    for run in runs.iterdir():
+        if not (server.directory / run.name).exists():
+            shutil.copytree(run, server.directory / run.name)
+    troubles: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
+    yield page
+    context.close()
+    assert troubles == []
+
+
+def go(page: Page, server: Served, address: str) -> None:
+    page.goto("about:blank")
+    page.goto(server.page(address.replace("?", "%3F").replace("&", "%26")))
+    expect(page.locator("main .card").first).to_be_visible()
+    expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0)
+
+
+def test_a_browser_turns_the_pages_of_a_hundred_thousand_names_and_draws_a_million_points(
+    page: Page, server: Served
+) -> None:
+    go(page, server, "/run/endless/metrics")
+    expect(page.locator("[data-metric]")).to_have_count(60)
+    pager = page.get_by_role("navigation", name="More metrics")
+    expect(pager).to_contain_text("1 to 60 of 100,001")
+    pager.get_by_role("button", name="Next").click()
+    expect(pager).to_contain_text("61 to 120 of 100,001")
+    page.get_by_role("searchbox", name="Search metrics").fill("layer099999")
+    expect(page.locator("[data-metric]")).to_have_count(1)
+    page.get_by_role("searchbox", name="Search metrics").fill("a/long")
+    expect(page.locator("[data-metric='a/long']")).to_contain_text("NaN or infinite at 1 of")
+    expect(page.locator("[data-metric='a/long'] canvas")).to_be_visible()
+
+
+def test_a_browser_shows_numbers_that_are_none_and_names_that_are_markup_as_text(page: Page, server: Served) -> None:
+    for address in ("overview", "metrics", "metrics?log=1&smooth=0.9", "layers", "findings"):
+        go(page, server, f"/run/broken/{address}")
+    go(page, server, "/run/broken/metrics")
+    expect(page.locator("[data-metric=loss]")).to_contain_text("NaN or infinite at every step")
+    expect(page.get_by_text("<img src=x onerror=alert(1)>").first).to_be_visible()
+    for address in (
+        "/runs?group=config:lr&metric=loss",
+        "/runs?sort=-metric:last:loss",
+        "/compare?runs=broken,endless",
+    ):
+        go(page, server, address)
+    expect(page.locator("img[src=x]")).to_have_count(0)
+
+
+def test_a_damaged_event_file_is_imported_as_far_as_it_goes_and_shown(
+    page: Page, server: Served, tmp_path: Path
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(100):
+            writer.add_scalar("train/<b>loss</b>", 1 / (step + 1), step)
+    (file,) = tmp_path.glob("events*")
+    content = file.read_bytes()
+    file.write_bytes(content[:2000] + b"\xff" * 40 + content[2040:])
+    finish(start_command("import", str(tmp_path), "--dir", str(server.directory), "--name", "hurt"))
+    go(page, server, "/run/hurt/metrics")
+    expect(page.locator("[data-metric='train/<b>loss</b>'] canvas")).to_be_visible()

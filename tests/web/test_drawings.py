@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import T0_NS, RunBuilder
-from federated_rows import put_row
+from federated_rows import build_federation, put_row
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from processes import wait_until
 from served import PATIENCE_MS, Served
@@ -88,6 +88,63 @@ def test_samples_are_dots_over_all_steps_and_steps_are_a_line(page: Page, server
     assert "80" in {words for words, *_ in page.evaluate(TEXTS_IN, "layer-series")}
     opened(page, server, "/run/first/overview")
     wait_until(lambda: page.evaluate(LINES_IN, "step-loss") > 0, "a line")
+
+
+def test_what_is_not_a_number_is_told_at_each_sample_and_no_label_is_cut(page: Page, server: Served) -> None:
+    if not (server.directory / "lost").exists():
+        with RunBuilder(server.directory / "lost") as run:
+            process = run.process(is_alive=False)
+            process.steps(1001, losses=[1.0] * 500 + [float("nan")] * 501)
+            for step in (*range(0, 80, 10), 500, 900):
+                process.layers(["a.weight"], step=step, nan=0 if step < 500 else 4)
+            process.drain()
+            process.finish()
+    opened(page, server, "/run/lost/layers?layer=a.weight")
+    panel = page.locator("[data-panel=layer-series]")
+    expect(panel.locator(".legend-steps")).to_contain_text("NaN or infinite at 2 of 10")
+    wait_until(lambda: page.evaluate(TEXTS_IN, "layer-series"), "a drawing")
+    wide = panel.locator("canvas").evaluate("one => one.width")
+    texts = page.evaluate(TEXTS_IN, "layer-series")
+    assert "1,000" in {words for words, *_ in texts}
+    assert all(x + w / 2 <= wide for words, x, _, w in texts if words == "1,000")
+
+
+def test_a_metric_is_drawn_by_step_round_time_clock_and_samples(page: Page, server: Served) -> None:
+    if not (server.directory / "wards").exists():
+        build_federation(server.directory / "wards")
+    seen = "() => window.drawn.texts.filter(([, , , , one]) => one.closest('[data-metric]')).map(([words]) => words)"
+    opened(page, server, "/run/wards/metrics?like=rounds/loss")
+    for axis, shape in (
+        ("round", r"[123]"), ("time", r"[\d.]+ s"), ("clock", r"\d\d:\d\d:\d\d.*"), ("samples", r"\d+"),
+        ("step", r"\d+"),
+    ):  # fmt: skip
+        page.evaluate("window.drawn.texts = []")
+        page.get_by_role("radio", name=axis, exact=True).click()
+        expect(page).to_have_url(re.compile("x=" + axis if axis != "step" else r"metrics\?like=[^&]*$"))
+        expect(page.locator("[data-metric] canvas")).to_be_visible()
+        wait_until(lambda shape=shape: any(re.fullmatch(shape, one) for one in page.evaluate(seen)), axis)  # type: ignore[misc]
+
+
+def test_a_zoom_stays_while_the_run_goes_on(page: Page, server: Served) -> None:
+    with RunBuilder(server.directory / "going") as run:
+        process = run.process()
+        process.steps(100)
+        process.drain()
+        opened(page, server, "/run/going/overview?zoom-step=10..20")
+        steps = page.locator("[data-panel=summary]")
+        expect(steps).to_contain_text("100")
+        process.steps(150)
+        process.drain()
+        expect(steps).to_contain_text("250")
+        page.evaluate("window.drawn.texts = []")
+        process.steps(150)
+        process.drain()
+        expect(steps).to_contain_text("400")
+        wait_until(lambda: page.evaluate(TEXTS_IN, "step-loss"), "a drawing")
+        ends = {words for words, _, y, _ in page.evaluate(TEXTS_IN, "step-loss")}
+        assert "15" in ends and not ends & {"100", "200", "300", "400"}
+        expect(page).to_have_url(re.compile("zoom-step=10..20"))
+        expect(page.get_by_role("button", name="Show all").first).to_be_visible()
 
 
 def test_histograms_of_a_layer_are_a_map_over_the_steps(page: Page, server: Served) -> None:

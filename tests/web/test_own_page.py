@@ -129,6 +129,8 @@ def test_a_link_is_made_and_revoked(page: Page, editing: Served, browser: Browse
 
 def test_a_finding_is_acknowledged_and_that_is_undone(page: Page, editing: Served) -> None:
     page.goto(editing.page("/run/one/findings"))
+    expect(page.locator(".finding .next").first).not_to_contain_text("`")
+    expect(page.locator(".finding .next code").first).to_be_visible()
     page.get_by_role("button", name="Acknowledge").first.click()
     expect(page.locator(".finding .tag").first).to_have_text("acknowledged")
     assert [one.state for one in read_silences(editing.directory / "one").values()] == ["acknowledged"]
@@ -150,10 +152,16 @@ def test_the_table_of_runs_is_filtered_sorted_and_remembers_its_columns(page: Pa
     wanted = page.get_by_role("searchbox", name="Filter runs")
     for text, count in (
         ("sweep-1", 1), ("name:sweep", 6), ("state:ended name:sweep", 6), ("sweep lr<0.05", 4), ("sweep lr=0.1", 2),
-        ("sweep eval/score>2", 2), ("verdict:problem", 1), ("tag:best", 0), ("name:sweep", 6),
+        ("sweep eval/score>2", 2), ("verdict:problem", 1), ("verdict:NaN", 1), ("tag:best", 0), ("name:sweep", 6),
     ):  # fmt: skip
         wanted.fill(text)
         expect(page.locator(".runs-table .run-name")).to_have_count(count)
+    expect(page.locator(".runs-table .what .severity + .muted")).to_have_count(0)
+    wanted.fill("")
+    expect(page.locator(".runs-table tr", has_text="one").locator(".what")).to_contain_text("the loss is NaN")
+    other = page.locator(".runs-table tr", has_text="sweep-0").locator(".what")
+    expect(other).not_to_contain_text("not diagnosed")  # nobody has opened it: diagnosed in the background
+    wanted.fill("name:sweep")
     heading.get_by_role("button", name="eval/score", exact=True).click()
     assert names_in(page)[0] == "sweep-1"  # 0.1 * 29 + 1
     heading.get_by_role("button", name="eval/score").click()

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from builders import RunBuilder
-from processes import DEADLINE_S, command, finish, start_command
+from processes import DEADLINE_S, command, finish, start_command, wait_until
 
 from stethos.errors import UsageError
 from stethos.web.keys import new_token
@@ -70,6 +71,21 @@ def test_an_interrupt_ends_it_quietly(tmp_path: Path, scheme: str) -> None:
     assert url.startswith(f"{scheme}://127.0.0.1:")
     process.send_signal(signal.SIGINT)
     result = finish(process)
+    assert (result.returncode, result.stderr) == (130, "")
+
+
+def test_an_interrupt_in_the_middle_of_an_answer_ends_it_quietly(run: RunBuilder) -> None:
+    run.process("p0", is_alive=False).finish()
+    process, url = start_server(run.path.parent)
+    place, _, token = url.partition("/#token=")
+    host = place.removeprefix("http://")
+    with socket.create_connection(("127.0.0.1", int(host.partition(":")[2])), timeout=DEADLINE_S) as asker:
+        body = json.dumps({"sql": "SELECT count(*) FROM range(100000000000) AS a(i) WHERE sin(i) > 2"})
+        head = f"POST /api/runs/demo/sql HTTP/1.1\r\nHost: {host}\r\nOrigin: {place}\r\n"
+        asker.sendall(f"{head}Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        wait_until(lambda: len(psutil.Process(process.pid).children()) > 0, "the process that asks")
+        process.send_signal(signal.SIGINT)
+        result = finish(process)
     assert (result.returncode, result.stderr) == (130, "")
 
 

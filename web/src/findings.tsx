@@ -53,7 +53,7 @@ export function Verdict({ diagnosis, run }: { diagnosis: Diagnosis | null; run: 
           </span>
           {worst.consequences.length > 0 && <span>{worst.consequences.length} consequences</span>}
         </p>
-        {worst.next_step !== "" && <p class="next"><b>Next</b> {worst.next_step}</p>}
+        {worst.next_step !== "" && <p class="next"><b>Next</b> <Words text={worst.next_step} /></p>}
         <p class="verdict-links">
           {worst.clients[0] !== undefined && <a class="button" href={address({ run, page: "clients", given: { client: worst.clients[0] } })}>See {label(worst.clients[0])} beside the others</a>}
           <a href={address({ run, page: "findings", given: {} })}>{rest > 0 ? `Evidence, and ${rest} more` : "Evidence"}</a>
@@ -73,6 +73,11 @@ export function Verdict({ diagnosis, run }: { diagnosis: Diagnosis | null; run: 
 /** What goes on before what is over; each most severe first, as they come. */
 export function inOrder(findings: Finding[]): Finding[] {
   return [...findings.filter((one) => one.open), ...findings.filter((one) => !one.open)];
+}
+
+/** A text in which code stands between backticks. */
+function Words({ text }: { text: string }) {
+  return <>{text.split("`").map((part, place, { length }) => (place % 2 === 1 && place < length - 1 ? <code key={place}>{part}</code> : `${place % 2 === 1 ? "`" : ""}${part}`))}</>;
 }
 
 function sentence(text: string): string {
@@ -155,12 +160,12 @@ export function FindingCard({ finding, run, depth = 0, silences = {} }: { findin
           <b>Done</b> {label(one.text)}{one.effect !== "" && <span class="muted"> {one.effect}</span>}
         </p>
       ))}
-      {finding.next_step !== "" && <p class="next"><b>Next</b> {finding.next_step}</p>}
+      {finding.next_step !== "" && <p class="next"><b>Next</b> <Words text={finding.next_step} /></p>}
       {finding.evidence.length > 0 && (
         <div class="evidence">
           {finding.evidence.map((one) => (
             <div key={one.text}>
-              <p>{one.text}</p>
+              <p><Words text={one.text} /></p>
               {one.series.length > 1 && <Spark {...one} />}
               {one.sql !== "" && <Shown sql={one.sql} run={run} isReport={source.isReport} />}
             </div>

@@ -72,6 +72,8 @@ export interface Conclusion {
   problems: number;
   over: number;
   infos: number;
+  /** The title of the first problem. */
+  first?: string;
 }
 
 export interface RunRow {
@@ -92,6 +94,8 @@ export interface RunRow {
   rows_missing?: number;
   size_bytes?: number;
   health?: Conclusion;
+  /** Whether its metrics have been read. */
+  is_measured?: boolean;
   error?: string;
   config?: Record<string, Cell>;
   /** The last, the smallest and the largest value of each. */

@@ -31,6 +31,7 @@ class Conclusion:
     problems: int = 0  # that go on
     over: int = 0
     infos: int = 0
+    first: str = ""  # the title of the first problem, one that goes on before one that is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,12 @@ class Diagnosis:
         problems = [one for one in self.findings if one.is_problem]
         over = [one for one in problems if not one.is_open]
         counts = len(problems) - len(over), len(over), len(self.findings) - len(problems)
+        first = next((one.title for one in (*(one for one in problems if one.is_open), *over)), "")
         if counts[0]:
             text = _count(counts[0]) + (f", {len(over)} more {over_since(*over)}" if over else "")
-            return Conclusion("problem", text, "red" if self.worst == Severity.ERROR else "amber", *counts)
+            return Conclusion("problem", text, "red" if self.worst == Severity.ERROR else "amber", *counts, first)
         if over:
-            return Conclusion("problem, over", f"{_count(len(over))}, {over_since(*over)}", "amber", *counts)
+            return Conclusion("problem, over", f"{_count(len(over))}, {over_since(*over)}", "amber", *counts, first)
         if not self.checked or not self.has_training:
             return Conclusion("nothing could be checked", "nothing could be checked", "grey", *counts)
         return Conclusion("nothing found", "nothing found", "green", *counts)

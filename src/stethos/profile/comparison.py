@@ -71,7 +71,7 @@ class Pair:
         chance = [f"{one.name} {ratio_words(one.change.value)}" for one, word in words if word == "chance"]
         is_all = bool(self.new_findings) and not any(word in _CALLED for _, word in words)
         more = "; more was found in the second" if is_all else ""
-        return ", ".join(called) + (f"; by chance {', '.join(chance)}" if chance else "") + more
+        return ", ".join(called) + (f"; within chance: {', '.join(chance)}" if chance else "") + more
 
     def word_of(self, one: Quantity) -> Word:
         """The word for a quantity: where nothing but the seed differs, what differs does so by chance."""

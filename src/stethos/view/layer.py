@@ -42,10 +42,10 @@ LAYER_MAP = Query(
     (KIND, STATISTIC),
 )
 LAYER_SERIES = Query(
-    f"WITH chosen AS (SELECT process, step, kind, $statistic AS value FROM layers\n"
+    f"WITH chosen AS (SELECT process, step, kind, $statistic AS value, nan + inf AS broken FROM layers\n"
     f"                WHERE layer = coalesce($layer, ({_LARGEST}))),\n"
     f"{span_of('step', 500, 'chosen')}\n"
-    f"SELECT {BY_STEP}, kind, avg(value) AS value,\n"
+    f"SELECT {BY_STEP}, kind, coalesce(avg(value), if(max(broken) > 0, 'nan'::DOUBLE, NULL)) AS value,\n"
     "       if(kind = (SELECT min(kind) FROM chosen), count(DISTINCT (process, chosen.step)), 0) AS sampled,\n"
     "       (SELECT count(*) FROM steps) AS of_steps, (SELECT max(overhead_budget) FROM processes) AS budget\n"
     "FROM chosen, span GROUP BY 1, 2 ORDER BY 2, 1",

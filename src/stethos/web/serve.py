@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -118,6 +119,7 @@ def serve(
     config.ssl = keys.server_context() if keys is not None else None
     url = f"{'http' if keys is None else 'https'}://{address_of(listener)}/#token={token}"
     server = _Server(config, lambda: _announce(url, ready, opens))
+    logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)  # requests that its end cuts off
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it has stopped
     try:
         asyncio.run(server.serve(sockets=[listener]))

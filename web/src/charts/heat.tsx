@@ -67,7 +67,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
 
   const [all] = column(columns, "of_rows").map(number);
   const longest = Math.max(...grid.rows.map((name) => label(name).length), 2);
-  const left = Math.min(width * 0.34, Math.max(44, Math.min(longest, 34) * 6.4 + 12));
+  const left = Math.min(width * 0.34, Math.max(44, Math.min(longest, 34) * 6.9 + 16));
   const most = y === "bucket" ? 260 : 560; // a histogram is looked at as a whole, not row by row
   const rowHeight = Math.max(3, Math.min(26, Math.floor(most / Math.max(1, grid.rows.length))));
   const top = 6;
@@ -122,7 +122,7 @@ export function Heat({ panel, columns, scale, unit, title, selected, findings, t
   const said = value === EMPTY ? "no value" : scale === "category" ? (STATUS[Math.round(value)] ?? "?") : measured(value, "", unit);
   return (
     <div class="heat" ref={place}>
-      <Legend shade={shade} unit={unit} title={title} scale={scale} hasBroken={grid.cells.some(Number.isNaN)} hasGaps={grid.cells.includes(EMPTY)} />
+      <Legend shade={shade} unit={unit} title={title} scale={scale} hasBroken={grid.cells.some(Number.isNaN)} hasGaps={grid.cells.includes(EMPTY)} isNarrow={width < 480} />
       <canvas
         ref={canvas}
         style={{ width: "100%", height: `${height}px` }}
@@ -248,9 +248,10 @@ interface Legended {
   scale: Scale;
   hasBroken: boolean;
   hasGaps: boolean;
+  isNarrow: boolean;
 }
 
-function Legend({ shade, unit, title, scale, hasBroken, hasGaps }: Legended) {
+function Legend({ shade, unit, title, scale, hasBroken, hasGaps, isNarrow }: Legended) {
   if (shade.isStepped) {
     return (
       <div class="legend-steps">
@@ -279,7 +280,7 @@ function Legend({ shade, unit, title, scale, hasBroken, hasGaps }: Legended) {
       {shade.ticks.length > 0 && <div>
         <i style={{ background: `linear-gradient(to right, ${shade.stops.join(",")})` }} />
         <p>
-          {shade.ticks.map((tick) => (
+          {shade.ticks.filter((_, place, { length }) => !isNarrow || (2 * place) % (length - 1) === 0).map((tick) => (
             <span key={tick} style={{ left: `${shade.place(tick) * 100}%` }}>
               {short(Number(tick.toPrecision(2)), "", unit)}
             </span>

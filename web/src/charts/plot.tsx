@@ -106,7 +106,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
         <div class="legend-steps">
           <span>
             <i style={{ background: BROKEN }} />
-            NaN or infinite {isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(data.x.length)}`}
+            NaN or infinite {isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(told(data))}`}
             {data.brokenIn !== undefined && data.brokenIn.length > 0 && `: ${data.brokenIn.map(nameOf).join(", ")}`}
           </span>
         </div>
@@ -130,6 +130,12 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
       )}
     </div>
   );
+}
+
+/** At how many places something is known; those between, which only interrupt a line, do not count. */
+function told(data: Curves): number {
+  const broken = new Set(data.broken);
+  return data.x.filter((place, index) => broken.has(place) || data.curves.some((one) => one.values[index] != null)).length;
 }
 
 interface Latest {
@@ -209,7 +215,7 @@ function optionsOf(
     height,
     series,
     bands,
-    padding: [12, panel.x.endsWith("_ns") ? 26 : 14, 0, 0],
+    padding: [12, panel.x.endsWith("_ns") ? 26 : 22, 0, 0],
     cursor: {
       points: { size: 7, one: solid(data).length > MANY_CURVES }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 },
       sync: { key: `stethos ${panel.x}`, setSeries: false },

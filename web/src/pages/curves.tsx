@@ -44,7 +44,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
           <label>
             metric{" "}
             <select value={metric} onChange={(event) => set({ metric: event.currentTarget.value })}>
-              {metric === "" && <option value="">choose one</option>}
+              {metric === "" ? <option value="">choose one</option> : !names.includes(metric) && <option value={metric}>{label(metric)}</option>}
               {names.map((name) => <option key={name} value={name}>{label(name)}</option>)}
             </select>
           </label>
@@ -53,7 +53,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
         </div>
       </header>
       {metric !== "" && having.length > MOST && <p class="note">The first {MOST} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others.</p>}
-      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
+      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
         <Plot panel={{ x: "step", y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed />
       )}
       {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x="step" data={data} columns={null} isLog={isLog} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves("step", data)} title={label(metric)} /></div>}</footer>}

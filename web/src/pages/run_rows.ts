@@ -116,6 +116,7 @@ export function filterOf(text: string): Test {
 function named(row: RunRow, name: string): Cell {
   if (name === "tag") return (row.tags ?? []).join("\n");
   if (name === "name") return `${row.run}\n${row.title ?? ""}`;
+  if (name === "verdict") return `${row.health?.text ?? ""}\n${row.health?.first ?? ""}`;
   if (name in BUILT_IN) return valueOf(row, name);
   return row.config?.[name] ?? row.metrics?.[name]?.[0] ?? null;
 }

@@ -52,6 +52,7 @@ export function RunsPage({ route }: { route: Route }) {
   const shown = useMemo(() => (picked.length > 0 ? picked : rows).filter((row) => row.is_known), [picked, rows]);
   const unordered = useMemo(() => found.filter((row) => row.is_known && (picked.length === 0 || chosen.has(row.run))), [found, chosen, picked.length === 0]);
   const groupable = useMemo(() => columnsOf(all).filter((key) => key.startsWith("config:") || ["tags", "state", "verdict", "host"].includes(key)), [answer]);
+  const unread = all.filter((row) => row.is_known && row.is_measured === false).length;
   const mayEdit = catalogue.may?.includes("edit") ?? false;
   return (
     <>
@@ -59,7 +60,7 @@ export function RunsPage({ route }: { route: Route }) {
         <header>
           <h2 id="runs-title">Directory {catalogue.directory}</h2>
           <span class="muted" aria-live="polite">
-            {rows.length === all.length ? "" : `${plain(rows.length)} of `}{plain(all.length)} {all.length === 1 ? "run" : "runs"}
+            {unread > 0 && `reading the metrics of ${plain(unread)} · `}{rows.length === all.length ? "" : `${plain(rows.length)} of `}{plain(all.length)} {all.length === 1 ? "run" : "runs"}
           </span>
         </header>
         <div class="run-tools">
@@ -240,7 +241,7 @@ function isNumber(key: string): boolean {
 function Value({ row, name }: { row: RunRow; name: string }) {
   const value = valueOf(row, name);
   if (name === "state") return <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>;
-  if (name === "verdict") return <td><StateMark conclusion={row.health} /></td>;
+  if (name === "verdict") return <td class="what" title={row.health?.first || undefined}><StateMark conclusion={row.health} />{row.health?.first && <span class="muted"> {label(row.health.first)}</span>}</td>;
   if (name === "tags") return <td>{(row.tags ?? []).map((tag) => <span class="tag" key={tag}>{label(tag)}</span>)}</td>;
   if (name === "started_ns") return <td title={cell(value, name)}>{number(value) === null ? "–" : ago(number(value) as number)}</td>;
   const isBroken = isNumber(name) && !Number.isFinite(number(value) ?? 0);

@@ -41,9 +41,9 @@ export function Sweep({ rows, given, set }: { rows: RunRow[]; given: Given; set:
       {kind === "parallel" && settings.length === 0 ? (
         <p class="nothing">These runs have the same hyperparameters.</p>
       ) : kind === "parallel" ? (
-        <Parallel axes={axes} rows={rows} />
+        <div class="sweep-frame" tabIndex={0} role="region" aria-label="Runs across what differs"><Parallel axes={axes} rows={rows} /></div>
       ) : (
-        <Scatter x={axes[0] as Axis} y={axes[1] as Axis} rows={rows} />
+        <div class="sweep-frame" tabIndex={0} role="region" aria-label="Runs between two quantities"><Scatter x={axes[0] as Axis} y={axes[1] as Axis} rows={rows} /></div>
       )}
       {isDrawn && (
         <footer>
@@ -103,7 +103,8 @@ function axisOf(key: string, rows: RunRow[]): Axis {
     const isLog = low > 0 && high / low > 50;
     const bend = isLog ? Math.log : (value: number): number => value;
     const part = (value: number): number => (high === low ? 0.5 : (bend(value) - bend(low)) / (bend(high) - bend(low)));
-    const ticks = [0, 0.5, 1].map((at): [number, string] => [at, short(Number((isLog ? low * (high / low) ** at : low + (high - low) * at).toPrecision(3)), key)]);
+    const middle = Number((isLog ? Math.sqrt(low * high) : (low + high) / 2).toPrecision(3));
+    const ticks = [low, middle, high].map((value, place): [number, string] => [place / 2, short(value, key)]);
     return { key, ticks: high === low ? [ticks[1] as [number, string]] : ticks, place: (row) => {
       const value = number(valueOf(row, key));
       return value === null || !Number.isFinite(value) ? null : part(value);

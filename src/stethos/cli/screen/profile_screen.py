@@ -89,7 +89,7 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
         forward = steps.parts["forward"] or 0.0
         if steps.inside is not None and (1 - steps.inside) * forward >= _MUCH * steps.mean_ms:
             inside = _time(steps.inside * forward)
-            text = f"forward is all from the batch, or the last step, to backward; {inside} of it are in the model"
+            text = f"forward is the time from the batch (or the last step) to backward; {inside} of it in the model"
             yield from _entry("note", text, width)
         return
     shares = [f"{name} {value / steps.mean_ms:.0%}" for name, value in parts.items() if value is not None]

@@ -27,6 +27,8 @@ _SQL_LINES = 6
 _SHORT_FINDINGS = 3
 _LINES_FINDINGS = 8
 _FINDING_LINES = 19
+_NOTE_LINES = 6  # of what to do about a remark
+_REMARKS = 3  # in one line
 _HEAT_ROWS = 7
 _NAME = 28  # characters for what a curve is called
 _SHADES = " ░▒▓█"
@@ -90,7 +92,7 @@ def report_lines(
     if notes:
         yield Line("")
     for one in notes:
-        yield from _one_line(one, width)
+        yield from _one_line(one, width) if findings else _note_lines(one, width)
     if diagnosis.not_checked:
         yield Line("")
         yield from _not_checked(diagnosis.not_checked, width)
@@ -135,7 +137,7 @@ def finding_lines(
     if sql := next((evidence.sql for evidence in one.evidence if evidence.sql), ""):
         yield from _query(target, sql, width)
     if one.next_step:
-        yield from _entry("next", one.next_step, width, most=2)
+        yield from _entry("next", one.next_step, width, most=2 if one.is_problem else _NOTE_LINES)
     if one.subject.clients and not is_client:
         yield from typed("", _command(target, f"--client {_word(one.subject.clients[0])}"), width)
     else:
@@ -171,11 +173,12 @@ def event_line(what: str, one: Finding, clock: str) -> Line:
 
 
 def brief_text(diagnosis: Diagnosis) -> str:
-    """The verdict in one line: how many problems, and the worst of them."""
+    """The verdict in one line: how many problems, and the worst of them; where there is none, what was remarked."""
     worst = next((one for one in diagnosis.findings if one.is_problem and one.is_open), None)
     worst = worst or next((one for one in diagnosis.findings if one.is_problem), None)
     title = "" if worst is None else f": {clean(worst.title)} ({sure_text(worst.confidence)} sure, {worst.code})"
-    return _conclusion_text(diagnosis) + title
+    remarks = [] if worst is not None else [clean(one.title) for one in diagnosis.findings]
+    return _conclusion_text(diagnosis) + title + (f": {'; '.join(remarks[:_REMARKS])}" if remarks else "")
 
 
 def _verdict(diagnosis: Diagnosis, run: str, state: str) -> Iterator[Line]:
@@ -210,6 +213,15 @@ def _short_lines(one: Finding, width: int) -> Iterator[Line]:
         yield from _entry("so", "; ".join(effect.title for effect in one.consequences), width, most=1)
     if one.next_step:
         yield from _entry("next", one.next_step, width, most=1)
+
+
+def _note_lines(one: Finding, width: int) -> Iterator[Line]:
+    """A remark, where there is nothing worse to read: whole, with what to do."""
+    yield from labelled(
+        severity_text(one), _wrapped(one.title, width, 2, f" ({one.code})"), style=_STYLES[one.severity]
+    )
+    if one.next_step:
+        yield from _entry("next", one.next_step, width, most=_NOTE_LINES)
 
 
 def _one_line(one: Finding, width: int) -> Iterator[Line]:

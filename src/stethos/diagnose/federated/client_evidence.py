@@ -91,7 +91,7 @@ def shown_inside(margins: InsideMargins | None, verdict: ClientVerdict, federati
     sql = f"SELECT round, kind, value FROM evidence WHERE client = {literal(verdict.client)}{where} ORDER BY round"
     for margin, name in far[:2]:
         if margin >= _WORTH_SAYING:
-            yield Evidence(f"{_SHOWN_INSIDE[name]} ({margin:.1f} times as far apart as accuses)", sql)
+            yield Evidence(f"{_SHOWN_INSIDE[name]} ({margin:.1f} times the distance that accuses)", sql)
 
 
 def evidence_of(cohort: Cohort, verdict: ClientVerdict, federation: str | None) -> Iterator[Evidence]:

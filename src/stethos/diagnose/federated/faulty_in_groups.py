@@ -84,7 +84,7 @@ class FaultyInGroups:
             confidence=0.9,
             evidence=(
                 Evidence(
-                    f"{label}: {apart:+.2g} against the others ({score:.1f} times as far apart as accuses)",
+                    f"{label}: {apart:+.2g} against the others ({score:.1f} times the distance that accuses)",
                     f"SELECT round, sums FROM group_sums WHERE federation = {literal(federation)} AND "
                     f"contains(clients, {literal(json.dumps(client))}) ORDER BY round",
                 ),

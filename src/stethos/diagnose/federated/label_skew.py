@@ -62,7 +62,8 @@ class LabelSkew:
             self.name,
             self.name,
             self.severity,
-            f"clients hold different mixtures of classes: {distance.mean():.0%} of their labels would have to change",
+            f"clients hold different mixtures of classes: {distance.mean():.0%} of their labels would have to change "
+            "to make them alike",
             Subject(first=turns.rounds[0]),
             confidence=0.95,
             evidence=(

@@ -14,7 +14,10 @@ from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
 
 _NEXT = (
-    "mark rounds and clients in six lines: docs/federated.md has the whole loop; with Flower or NVFlare one line does"
+    'mark rounds and clients with six lines: `with stethos.federation("mine", model=model) as fed:`, '
+    "`for rnd in fed.rounds(20):`, `with rnd.client(name) as site:`, `site.update(local.state_dict(), samples=n)`, "
+    "`model.load_state_dict(rnd.aggregate())`, `rnd.evaluate(loss=loss)`. "
+    "Flower needs two lines, NVFlare one: see docs/federated.md"
 )
 
 
