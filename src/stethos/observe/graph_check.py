@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stethos.observe.attention_check import AttentionCheck
 from stethos.observe.autograd_graph import is_packed, name_of, nodes_of, saved, shape_of
 from stethos.observe.batch_print import is_readable
 
@@ -59,6 +60,8 @@ class GraphCheck:
     _batch_norms: set[tuple[int, ...]] = field(default_factory=set)
     _layer_norms: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     _softmaxes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
+    attention: AttentionCheck = field(default_factory=AttentionCheck)
+    pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
@@ -83,6 +86,10 @@ class GraphCheck:
 
     def _note_layer(self, node: Any, name: str, depth: int) -> None:
         self._layers += 1
+        self.attention.has_products = self.attention.has_products or name == "BmmBackward"
+        edges = node.next_functions
+        if name == "AddmmBackward" and len(edges) > 1 and (shape := _averaged(edges[1][0])):
+            self.pooled.add(shape)
 
     def _note_layer_norm(self, node: Any, name: str, depth: int) -> None:
         self._layer_norms.add((shape_of(node), len(tuple(getattr(node, "_saved_normalized_shape", ())))))
@@ -132,6 +139,8 @@ class GraphCheck:
         if name != "LogSoftmaxBackward" and shape[dim] == 1 and len(shape) > 1 and not is_word:
             self.found.append(("softmax-over-one", f"softmax over dimension {dim} of shape {shape} is always 1"))
         self._softmaxes.add((shape, dim))
+        if name != "LogSoftmaxBackward":
+            self.attention.note_softmax(node, shape, dim)
 
     def _note_where(self, node: Any, name: str, depth: int) -> None:
         """The branch that is not chosen has a gradient, too: 0 times infinity is NaN."""
@@ -174,6 +183,13 @@ class GraphCheck:
                 yield "samples-mixed", f"a tensor of shape {was} is viewed as {now}, which mixes up the {batch} samples"
             elif _mixes_axes(was, now):
                 yield "axes-mixed", f"a tensor of shape {was} is viewed as {now}, where axes should be swapped"
+        yield from self.attention.remarks(self._views)
+        for shape in sorted(self.pooled):
+            if shape[0] == batch > 1:
+                yield (
+                    "pooled-over-samples",
+                    f"the mean of a tensor of shape {shape} over its first dimension, the batch",
+                )
         for shape, dim in sorted(self._softmaxes):
             if len(shape) >= 3 and shape[-1] == shape[-2] > 1 and dim == len(shape) - 2:
                 yield "softmax-over-queries", f"softmax over dimension {dim} of shape {shape}"
@@ -244,6 +260,22 @@ def _is_raw_sum(node: Any) -> bool:
     return has_sum
 
 
+def _averaged(node: Any) -> tuple[int, ...]:
+    """The shape of what is averaged over its first dimension alone, between a layer and the one before; or nothing."""
+    for _ in range(6):
+        if node is None:
+            return ()
+        if name_of(node) == "MeanBackward" and (sizes := getattr(node, "_saved_self_sym_sizes", ())):
+            dims = [int(dim) - (int(dim) >> 63 << 64) for dim in getattr(node, "_saved_dim", None) or ()]
+            is_first = [dim % len(sizes) for dim in dims] == [0] and not node._saved_keepdim
+            return tuple(int(size) for size in sizes) if is_first and len(sizes) > 2 else ()
+        parents = [edge[0] for edge in node.next_functions if edge[0] is not None]
+        if len(parents) != 1 or name_of(node) not in _ARITHMETIC:
+            return ()
+        node = parents[0]
+    return ()
+
+
 def _mixes_samples(was: tuple[int, ...], now: tuple[int, ...], batch: int) -> bool:
     """Whether samples, in the second dimension before, are said to be in the first without having been moved there."""
     return (
@@ -252,6 +284,7 @@ def _mixes_samples(was: tuple[int, ...], now: tuple[int, ...], batch: int) -> bo
         and len(now) >= 2
         and was[1] == batch == now[0]
         and was[0] not in (1, batch)
+        and was[1:] != now[1 - len(was) :]  # the first dimension alone is split up, as samples and heads are
     )  # fmt: skip
 
 

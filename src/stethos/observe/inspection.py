@@ -99,6 +99,11 @@ class Inspector:
 
     def pass_began(self, iterator: Any) -> None:
         """The first batch of a pass over a training loader has come."""
+        start_ns = thread_time_ns()
+        if not (self._session.steps and self.is_evaluated()):
+            data = getattr(iterator, "_dataset", None)
+            self._session.guard.run("inspection", self.check.data.training_pass, data, self.last_root())
+        self._spent_ns += thread_time_ns() - start_ns
         self._pass_at = self._session.steps
         self._pass_facts = self._session.guard.run("inspection", loader_facts, iterator) or {}
         self._passes += 1
@@ -249,7 +254,7 @@ class Inspector:
         self._evaluated_at = self._session.steps
         self._evaluations += 1
         roots = self.roots()
-        detail = {"functional_dropouts": self.evaluations.functional_dropouts}
+        detail = {"functional_dropouts": self.evaluations.functional_dropouts, **self.check.data.facts}
         put_inspection(self._session, {"phase": "evaluation", **mode_facts(roots), "detail": detail}, [])
 
     def is_trained(self, module: torch.nn.Module) -> bool:
@@ -268,6 +273,10 @@ class Inspector:
 
     def roots(self) -> list[torch.nn.Module]:
         return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+
+    def last_root(self) -> torch.nn.Module | None:
+        """The model of the optimizer that came last."""
+        return next(reversed(self.roots()), None)
 
     def explain(self, tensors: Any, value: float) -> None:
         """A loss is not finite: note where that began. Of the first few alone, as all that follow have it from them."""

@@ -12,6 +12,7 @@ from stethos.observe.answers import hits_of, is_telling
 from stethos.observe.batch_facts import empty_loader
 from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
+from stethos.observe.data_sets import DataSets
 from stethos.observe.dependence import tie_facts
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
@@ -41,6 +42,7 @@ class ProgramCheck:
         self.modules = ModuleCheck(watch.session.guard.run)
         self.schedules = Schedules()
         self.rows = SeenRows()
+        self.data = DataSets()
         self.labels: set[float] = set()  # checksums of the labels of inspected batches
         self.first_weight = 0  # the id of the weight that inputs meet
         self._looks = 0
@@ -58,6 +60,9 @@ class ProgramCheck:
 
     def pass_begins(self, iterator: Any) -> None:
         """A pass over a loader begins: one without a single batch leaves no other trace."""
+        inspector = self._watch.inspector
+        if self._watch.session.steps and (not torch.is_grad_enabled() or inspector.is_evaluated()):
+            self.data.evaluation_pass(getattr(iterator, "_dataset", None), inspector.last_root())
         text = empty_loader(iterator)
         if text and self._empty < _MOST_EMPTY:
             self._empty += 1
@@ -71,7 +76,7 @@ class ProgramCheck:
         spreads = [value for one in graph.features if (value := spread_of(one)) is not None]
         ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
         graph.features.clear()
-        facts: Facts = {**self.rows.add(graph.inputs), "hazards": sorted(graph.check.hazards)}
+        facts: Facts = {**self.rows.add(graph.inputs), **self.data.changes, "hazards": sorted(graph.check.hazards)}
         if len(self.labels) < _MOST_LABELS and is_telling(graph.labels):
             self.labels.add(print_of(graph.labels).hash)
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)

@@ -198,6 +198,15 @@ class OddBatch:
 
     def _changes(self, one: Inspected) -> Iterator[Finding]:
         """Inputs of another scale in evaluations, or later in the training."""
+        changes = max((row.get("data_changes", 0) for row in details(one.training)), default=0)
+        if changes >= 2:
+            yield self._finding(
+                one, "data-changed", "the data themselves change from one pass to the next",
+                f"numbers of the data set were others than before, and much like them, at {changes} passes", "detail",
+                "what changes a sample in place changes what is stored: copy it first, or write `x = x + noise` "
+                "instead of `x += noise`", 0.9,
+            )  # fmt: skip
+            return
         spread, mean = known(one.training, "input_std"), known(one.training, "input_mean")
         if len(spread) < 2 * self.least or len(mean) != len(spread) or not np.median(spread) > 0:
             return

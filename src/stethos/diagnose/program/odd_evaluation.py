@@ -21,7 +21,7 @@ class OddEvaluation:
 
     What it looks at: where an evaluation computes a loss of classes, how many answers are right, which class is
     answered and wanted how often, and how many would be right if classes had other names; the share of right answers in
-    training batches; checksums of labels.
+    training batches; checksums of labels, and of samples of data sets that lie in memory.
     Why it matters: the number by which a model is chosen says nothing, or the model does not work outside of the
     training loop.
     Not a fault when: a rare class is left to a later stage. A model that has learned its few samples by heart looks
@@ -52,7 +52,32 @@ class OddEvaluation:
         for one in inspected_of(window):
             rows = [row for row in details(one.answers) if row.get("answers", 0) >= self.samples]
             if len(rows) >= self.least and not one.is_federated:
-                yield from self._check(one, rows)
+                found = list(self._check(one, rows))
+                yield from found
+                if any(each.kind == "evaluated-on-training-data" for each in found):
+                    continue
+            if not one.is_federated:
+                yield from self._shared(one)
+
+    def _shared(self, one: Inspected) -> Iterator[Finding]:
+        """Samples of an evaluation's data set that are in that of the training as well, or were before."""
+        rows = details(one.evaluation)
+        last = rows[-1] if len(rows) >= self.least else {}
+        now, before = last.get("held_in_training"), last.get("held_trained_before")
+        if now is not None:
+            text = f"{now:.0%} of {last['held_samples']} samples that are evaluated are in the training data"
+            advice = "split the data once, and keep the parts apart: check the indices, or what is sliced"
+        elif before is not None:
+            text = f"{before:.0%} of {last['held_samples']} samples that are evaluated were trained on before"
+            advice = "make a new model for each fold"
+        else:
+            return
+        yield Finding(
+            self.code, self.name, "evaluated-on-training-data", self.severity,
+            "the model is evaluated on samples that it was trained on" + (", in an earlier fold" * (now is None)),
+            one.subject(float(one.evaluation["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
+            {"kind": "evaluated-on-training-data"},
+        )  # fmt: skip
 
     def _check(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         seen = [row["hits"] for row in details(one.training) if "hits" in row]

@@ -30,6 +30,17 @@ KINDS: dict[str, tuple[str, str, float]] = {
         "apply softmax before a top-k of 1, or use a sigmoid", 0.95),
     "softmax-over-queries": (
         "softmax of an attention runs over the queries instead of the keys", "use dim=-1", 0.85),
+    "softmax-over-heads": (
+        "softmax of an attention runs over its heads instead of the keys", "use dim=-1", 0.93),
+    "heads-mixed": (
+        "the heads of an attention are made by a view alone, which mixes up places of a sequence",
+        "use `x.view(batch, length, heads, size).transpose(1, 2)`, and `transpose(1, 2)` before the view back", 0.93),
+    "scores-not-scaled": (
+        "the scores of an attention are not scaled, so softmax picks few keys from the start",
+        "divide them by the root of the size of a head: `q @ k.transpose(-2, -1) / math.sqrt(size)`", 0.82),
+    "pooled-over-samples": (
+        "features are averaged over the samples of a batch instead of over their places",
+        "use `mean(1)` where the batch is the first dimension", 0.9),
     "softmax-over-samples": (
         "softmax runs over the samples of a batch", "use dim=1 (or -1)", 0.9),
     "rounding-stops-gradient": (
