@@ -5,7 +5,7 @@ Two witnesses: the other clients' data (class means, by their sketches) and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ _MOST_CLASSES = 32
 _INFORMED, _NEARLY_BEST = 0.15, 0.7
 _ASKED_AGAIN = 2  # rules and weighing ask the same, of all clients and of those who are not accused
 _MOST_OF_ONE = 0.5  # of the others' samples of a class: with more of one client it is one word against another
+_SEVERAL_HOLDERS, _ENOUGH_OF_SEVERAL = 3, 0.33  # of the others; of as many samples: their word counts beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +63,26 @@ def _by_data(clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, .
             continue
         places = [at for at, one in enumerate(typical) if one is not None and at != place and one.can_join(mine)]
         if len(places) >= 3:
-            others = counts[places]
-            holders = dict(zip(labels, (others >= 2).sum(0).tolist(), strict=True))
-            most = dict(zip(labels, others.max(0).tolist(), strict=True))
             whole = references[place]
             assert whole is not None
-            _mixture(found, place, mine, whole, holders, most)
+            holders = (counts[places] >= 2).sum(0)
+            is_known = (holders >= 2) & (counts[places].sum(0) >= _FEWEST_OF_CLASS)
+            leads = _leads(typical, places, labels, counts)
+            _mixture(found, place, mine, whole, [label for label, known in zip(labels, is_known, strict=True) if known],
+                     dict(zip(labels, holders.tolist(), strict=True)), leads)  # fmt: skip
+    return found
+
+
+def _leads(
+    clients: Sequence[Sketch | None], places: Sequence[int], labels: Sequence[int], counts: Array
+) -> dict[int, Sketch]:  # fmt: skip
+    """Who of the others holds most samples of a class, where that is one of them."""
+    others = counts[places]
+    found = {}
+    for at in np.flatnonzero(others.max(0) > _MOST_OF_ONE * others.sum(0)):
+        lead = clients[places[int(others[:, at].argmax())]]
+        assert lead is not None
+        found[labels[at]] = lead
     return found
 
 
@@ -83,28 +98,30 @@ def _counts_of(clients: Sequence[Sketch | None]) -> tuple[list[int], Array]:
 
 
 def _mixture(
-    found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holders: dict[int, int], most: dict[int, float]
-) -> None:
-    """Of one client; `holders` says how many others have a class, `most` how many samples one of them has at most."""
-    known = [
-        number for number, label in enumerate(whole.classes or ())
-        if whole.counts[number] >= _FEWEST_OF_CLASS and holders.get(label, 0) >= 2
-    ]  # fmt: skip
-    labels = [(whole.classes or ())[number] for number in known]
-    if len(known) < 2:
+    found: Mislabelled, place: int, mine: Sketch, whole: Sketch, labels: Sequence[int],
+    holders: Mapping[int, int], leads: Mapping[int, Sketch],
+) -> None:  # fmt: skip
+    """Of one client; `holders` says how many others have a class, `leads` who of them has most of it."""
+    if len(labels) < 2:
         return
     inputs = mine.features - mine.targets
+    known = [(whole.classes or ()).index(label) for label in labels]
     means, sizes = whole.means[known][:, :inputs], whole.counts[known]
     own = [place for place, label in enumerate(mine.classes or ()) if label in labels]
     at = np.array([labels.index((mine.classes or ())[place]) for place in own], int)
     counts = mine.counts[own]
-    is_told = (counts >= _FEWEST_HERE) & (sizes[at] >= counts)  # else most samples of this class are its own
-    # or another's, who may be the one that is wrong
-    is_told &= np.array([most[labels[place]] for place in at]) <= _MOST_OF_ONE * sizes[at]
-    at, counts, apart = at[is_told], counts[is_told], mine.means[own][is_told][:, :inputs] - means[at[is_told]]
+    usual, votes, enough = means[at], sizes[at], counts.copy()
+    for row, label in enumerate(labels[one] for one in at):
+        if label in leads or votes[row] < counts[row]:  # one word against another, unless several others have theirs
+            usual[row], votes[row] = _without(whole, leads.get(label), label, inputs)
+            several = holders[label] - (label in leads) >= _SEVERAL_HOLDERS
+            enough[row] = _ENOUGH_OF_SEVERAL * counts[row] if several else np.inf
+    is_told = (counts >= _FEWEST_HERE) & (votes >= np.maximum(enough, _FEWEST_OF_CLASS))
+    at, counts, votes = at[is_told], counts[is_told], votes[is_told]
+    apart = mine.means[own][is_told][:, :inputs] - usual[is_told]
     if (total := float(counts.sum())) < FEWEST_SAMPLES:
         return
-    weight, precision = 1.0 / (1.0 / counts + 1.0 / sizes[at]), whole.precision(inputs)
+    weight, precision = 1.0 / (1.0 / counts + 1.0 / votes), whole.precision(inputs)
     # All other classes of the others, seen from this one: their products with each other and with where it lies
     rest = np.array([[number for number in range(len(labels)) if number != one] for one in at])
     centred = means - means.mean(0)
@@ -127,6 +144,19 @@ def _mixture(
     row, column = np.unravel_index(int(values.argmax()), values.shape)
     found.cell[place], found.cell_error[place] = values[row, column] / total, growth * errors[row, column] / total
     found.pairs[place] = (labels[at[row]], labels[rest[row, column]])
+
+
+def _without(whole: Sketch, lead: Sketch | None, label: int, inputs: int) -> tuple[Array, float]:
+    """Where the others' samples of a class lie, and how many they are, without those of who has most of them."""
+    at = (whole.classes or ()).index(label)
+    mean, count = whole.means[at][:inputs], float(whole.counts[at])
+    if lead is None:
+        return mean, count
+    own = (lead.classes or ()).index(label)
+    left = count - float(lead.counts[own])
+    if left < 1:
+        return mean, 0.0
+    return (count * mean - lead.counts[own] * lead.means[own][:inputs]) / left, left
 
 
 def by_answers(inside: InsideEvidence, rounds: Sequence[int]) -> Mislabelled:
