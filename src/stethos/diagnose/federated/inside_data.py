@@ -105,13 +105,12 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
 
 def _is_same_range(mine: Sketch, others: Sequence[Sketch]) -> bool:
     """Whether all inputs lie between the others' smallest and largest: pixels have one unit, tables one per column."""
-    known = [one for one in others if one.low is not None and one.high is not None]
-    if mine.width <= _TABLE or mine.low is None or mine.high is None or len(known) < 3:
+    known = [one.range for one in others if one.range is not None]
+    if mine.width <= _TABLE or mine.range is None or len(known) < 3:
         return False
-    low = np.sort([one.low.min() for one in known if one.low is not None])[1]  # one other may be faulty, too
-    high = np.sort([one.high.max() for one in known if one.high is not None])[-2]
+    low, high = sorted(low for low, _ in known)[1], sorted(high for _, high in known)[-2]  # one may be faulty, too
     room = _ROOM * (high - low)
-    return bool(mine.low.min() >= low - room and mine.high.max() <= high + room)
+    return mine.range[0] >= low - room and mine.range[1] <= high + room
 
 
 def _second_widest(others: Sequence[Sketch], scale: Array) -> Array:
