@@ -28,8 +28,8 @@ def cohort() -> Cohort:
     }])  # fmt: skip
 
 
-def weighed(margin: float = 0.0, likely: float = 0.01, **numbers: float) -> Weighed:
-    """What is found of the first client; of all others nothing."""
+def weighed(margin: float = 0.0, likely: float = 0.01, hidden: float = 0.0, **numbers: float) -> Weighed:
+    """What is found of the first client; of all others nothing. `hidden`: by how much another suspect hides it."""
 
     def first(value: float) -> Array:
         return np.array([value, *[0.0] * (len(NAMES) - 1)])
@@ -39,7 +39,7 @@ def weighed(margin: float = 0.0, likely: float = 0.01, **numbers: float) -> Weig
     told["relabelled_at_times"] = first(0.0)
     inside = InsideEvidence(NAMES, {name: {1: {"steps": 4}} for name in NAMES}, {})
     kinds = ["unknown"] * len(NAMES)
-    return Weighed(cohort(), inside, margins, first(likely), kinds, 0, True, told, first(likely))
+    return Weighed(cohort(), inside, margins, first(likely), kinds, 0, True, told, first(likely - hidden))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,8 @@ def weighed(margin: float = 0.0, likely: float = 0.01, **numbers: float) -> Weig
     [
         (weighed(margin=1.3, likely=0.3), ["label-noise"]),
         (weighed(margin=1.3, likely=0.05), []),  # nothing else of it is odd
+        (weighed(margin=1.3, likely=0.4, hidden=0.35), ["label-noise"]),
+        (weighed(margin=1.3, likely=0.3, hidden=0.25), []),
         (weighed(following=2.2), ["feature-fault"]),
         (weighed(following=2.2, elsewhere=1.5), []),  # another sensor
         (weighed(following=1.6), []),

@@ -38,3 +38,11 @@ def test_rounds_in_which_the_model_knew_nothing_do_not_dilute_those_in_which_it_
 def test_a_model_that_never_learns_says_nothing() -> None:
     never = evidence(dict.fromkeys(range(1, 9), 0.0), 0.4)
     assert not np.isfinite(by_answers(never, never.rounds).share).any()
+
+
+def test_three_samples_of_a_class_say_little_of_how_much_clients_differ() -> None:
+    some = evidence(dict.fromkeys(range(1, 7), 0.95), 0.4)
+    turns = {name: dict(mine) for name, mine in some.turns.items()}
+    turns |= {f"few-{place}": {1: {"answers": [0, 0, 2, 0, 1, 1 + place % 2], "new": 3}} for place in range(4)}
+    found = by_answers(beside := InsideEvidence(tuple(turns), turns, {}), beside.rounds)
+    assert found.share[FAULTY] > 8 * found.error[FAULTY]

@@ -36,3 +36,10 @@ def test_nobody_is_measured_by_the_labels_of_the_one_who_holds_most_of_them() ->
     clients: list[Sketch | None] = [large, *(sketch_of([12, 12, 40], seed=seed) for seed in range(5))]
     found = by_data(clients, clients)
     assert np.nan_to_num(found.share[1:]).max() < 0.1 and np.nan_to_num(found.cell[1:]).max() < 0.1
+
+
+def test_who_swaps_labels_is_seen_by_several_small_clients_beside_the_one_who_holds_most() -> None:
+    swapping, honest = sketch_of([40, 40, 20], (0, 1), 9), sketch_of([90, 90, 20], seed=8)
+    clients: list[Sketch | None] = [swapping, honest, *(sketch_of([6, 6, 40], seed=seed) for seed in range(5))]
+    found = by_data(clients, clients)
+    assert found.share[0] > 0.5 and np.nan_to_num(found.share[1:]).max() < 0.3

@@ -51,6 +51,7 @@ _ALONE = {
 }
 _STRICTER = {"labels": 1.05}  # times as far as is told: sites with doubtful cases look alike
 _SUPPORTED = {"labels": 0.18}  # probability by all that is weighed: of a class that few have, two may look like another
+_TWICE = 2.0  # as likely, where two faulty clients may hide each other
 # Numbers that accuse alone from so far on, what they are called, and the number that must be 1 beside them. No honest
 # client of 383 federations came nearer than two thirds of that, where its samples lie where the others' do.
 _FAR_ALONE = {
@@ -125,11 +126,16 @@ class Weighed:
                 broken = [
                     rule for rule in _ALONE
                     if rule in kinds and kinds[rule][at] >= _STRICTER.get(rule, 1.0)
-                    and self.beside_all[place] >= _SUPPORTED.get(rule, 0.0)
+                    and self._is_supported(place, rule)
                 ]  # fmt: skip
                 if broken:
                     verdict = self._verdict(place)
                     yield replace(verdict, probability=max(verdict.probability, *(_ALONE[rule] for rule in broken)))
+
+    def _is_supported(self, place: int, rule: str) -> bool:
+        """Whether enough else is odd about a client, beside all others or beside those who are not suspected."""
+        least = _SUPPORTED.get(rule, 0.0)
+        return bool(self.beside_all[place] >= least or self.probabilities[place] >= _TWICE * least)
 
     def _by_numbers(self) -> Iterator[ClientVerdict]:
         for place in range(len(self.cohort.clients)):

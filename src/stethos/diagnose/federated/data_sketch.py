@@ -63,6 +63,11 @@ class Sketch:
         return self.kind, self.targets, self.features, self.products, self.classes is None
 
     @cached_property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and the largest of all inputs."""
+        return None if self.low is None or self.high is None else (float(self.low.min()), float(self.high.max()))
+
+    @cached_property
     def covariance(self) -> Array:
         """Within classes, shrunk towards its diagonal."""
         size = self.features

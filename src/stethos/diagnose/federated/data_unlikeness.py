@@ -22,6 +22,7 @@ _FEWEST_FREE = 10  # samples beyond one of each class
 _DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1}
 _FLOOR = 0.01  # of all labels: what honest clients differ by
 _INFORMED = 1e-3  # of the variance within classes, between them
+_ANOTHER_LANGUAGE = 0.8  # of the words
 _FEWEST_WITH_WORD, _FEWEST_WORDS, _HARDLY = 8, 4, 4.0  # samples; words; times less often
 _FLOOR_ELSEWHERE, _HARDLY_APART = 0.05, 1e-3  # standard deviations; of how far classes lie apart
 _LEAST, _MOST = -2.0, 8.0  # deviations that one witness counts
@@ -186,7 +187,7 @@ def _lost_words(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float]:
     """The share of the words that all others use which a client hardly has, and half a word as a share.
 
     Whom a site serves changes how often such words come; another tokenizer, or a step that drops words, takes some away
-    and leaves the rest.
+    and leaves the rest. Where nearly all are gone, it is another language, or another numbering: nobody can say.
     """
     known = [one.tokens for one in others if one.tokens]
     if not mine.tokens or len(known) < 3:
@@ -199,7 +200,8 @@ def _lost_words(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float]:
     count = int(is_of_all.sum())
     if count < _FEWEST_WORDS:
         return np.nan, np.nan
-    return float((own < usual / _HARDLY)[is_of_all].mean()), 0.5 / count
+    share = float((own < usual / _HARDLY)[is_of_all].mean())
+    return share if share < _ANOTHER_LANGUAGE else 0.0, 0.5 / count
 
 
 def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:

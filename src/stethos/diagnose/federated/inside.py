@@ -27,6 +27,7 @@ _EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
+_KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
@@ -162,7 +163,7 @@ def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[t
         most_seen = np.fmax(
             deviations(witness.share, 0.03, witness.error), deviations(witness.cell, 0.03, witness.cell_error)
         )
-        is_denied |= most_seen < _DENIED
+        is_denied |= (most_seen < _DENIED) & (witness.informed >= _KNOWS)
         speaking += np.isfinite(most_seen)
         cell = np.fmin(witness.cell, witness.share) if witness.is_of_answers else witness.cell
         for values, errors, least in ((witness.share, witness.error, 0.1), (cell, witness.cell_error, 0.08)):
@@ -180,7 +181,7 @@ def _labels(witnesses: Sequence[Mislabelled], count: int) -> tuple[Array, list[t
     claimed = np.fmax.reduce([one.share for one in witnesses])
     for witness in witnesses:
         at_most = np.fmax(witness.share + 2 * witness.error, witness.cell + 2 * witness.cell_error)
-        is_denied |= at_most < _FAR_LESS * claimed
+        is_denied |= (at_most < _FAR_LESS * claimed) & (witness.informed >= _KNOWS)
     doubt = np.where(speaking < 2, _ALONE, np.where(is_denied, _TWICE_AS_SURE, 1.0))
     return found / doubt, pairs
 

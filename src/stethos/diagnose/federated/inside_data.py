@@ -29,6 +29,7 @@ _COMMON_TOKENS = 32
 _COMMON, _NEARLY_ALL, _HARDLY_ANY = 0.12, 0.97, 0.15
 _TILTED, _SUPPORTED = 0.3, 0.6  # of what accuses
 _TABLE = 48  # columns at most
+_ROOM = 0.25  # of a range, beyond it
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
 
@@ -89,7 +90,10 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         if not is_usual.any():
             continue
         ratio, moved, widest = ratio[is_usual], moved[is_usual], widest[is_usual]
-        largest[place] = max(float((ratio - widest).max()), float(np.log10(1 + moved.max())))
+        if not _is_same_range(mine, others):
+            largest[place] = max(float((ratio - widest).max()), float(np.log10(1 + moved.max())))
+        else:
+            largest[place] = 0.0
         shifted[place] = float(((np.abs(ratio) > 0.6) | (moved > 4)).mean())
         varies = is_usual & _must_vary(mine, others)
         constant[place] = float((mine.deviation[varies] < 1e-6).mean()) if varies.any() else 0.0
@@ -97,6 +101,16 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         margins(largest, 1.5, 4.0, 0.1), margins(shifted, _MOST_COLUMNS, 4.0, 0.05),
         margins(constant, 0.25, 4.0, 0.05),
     )  # fmt: skip
+
+
+def _is_same_range(mine: Sketch, others: Sequence[Sketch]) -> bool:
+    """Whether all inputs lie between the others' smallest and largest: pixels have one unit, tables one per column."""
+    known = [one.range for one in others if one.range is not None]
+    if mine.width <= _TABLE or mine.range is None or len(known) < 3:
+        return False
+    low, high = sorted(low for low, _ in known)[1], sorted(high for _, high in known)[-2]  # one may be faulty, too
+    room = _ROOM * (high - low)
+    return mine.range[0] >= low - room and mine.range[1] <= high + room
 
 
 def _second_widest(others: Sequence[Sketch], scale: Array) -> Array:

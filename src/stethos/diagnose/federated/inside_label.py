@@ -5,8 +5,8 @@ Two witnesses: the other clients' data (class means, by their sketches) and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -24,6 +24,8 @@ _MOST_CLASSES = 32
 _INFORMED, _NEARLY_BEST = 0.15, 0.7
 _ASKED_AGAIN = 2  # rules and weighing ask the same, of all clients and of those who are not accused
 _MOST_OF_ONE = 0.5  # of the others' samples of a class: with more of one client it is one word against another
+_LEAST_OF_OTHERS = 0.02
+_SEVERAL_HOLDERS, _ENOUGH_OF_SEVERAL = 3, 0.33  # of the others; of as many samples: their word counts beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,7 @@ class Mislabelled:
     explained: Array  # how much of what sets its classes apart wrong labels explain
     pairs: list[tuple[int, int] | None]
     is_of_answers: bool = False
+    informed: float = 1.0  # how much whoever answers knows
 
     @classmethod
     def nothing(cls, count: int, *, is_of_answers: bool = False) -> Mislabelled:
@@ -62,12 +65,26 @@ def _by_data(clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, .
             continue
         places = [at for at, one in enumerate(typical) if one is not None and at != place and one.can_join(mine)]
         if len(places) >= 3:
-            others = counts[places]
-            holders = dict(zip(labels, (others >= 2).sum(0).tolist(), strict=True))
-            most = dict(zip(labels, others.max(0).tolist(), strict=True))
             whole = references[place]
             assert whole is not None
-            _mixture(found, place, mine, whole, holders, most)
+            holders = (counts[places] >= 2).sum(0)
+            is_known = (holders >= 2) & (counts[places].sum(0) >= _FEWEST_OF_CLASS)
+            leads = _leads(typical, places, labels, counts)
+            _mixture(found, place, mine, whole, [label for label, known in zip(labels, is_known, strict=True) if known],
+                     dict(zip(labels, holders.tolist(), strict=True)), leads)  # fmt: skip
+    return found
+
+
+def _leads(
+    clients: Sequence[Sketch | None], places: Sequence[int], labels: Sequence[int], counts: Array
+) -> dict[int, Sketch]:  # fmt: skip
+    """Who of the others holds most samples of a class, where that is one of them."""
+    others = counts[places]
+    found = {}
+    for at in np.flatnonzero(others.max(0) > _MOST_OF_ONE * others.sum(0)):
+        lead = clients[places[int(others[:, at].argmax())]]
+        assert lead is not None
+        found[labels[at]] = lead
     return found
 
 
@@ -83,28 +100,30 @@ def _counts_of(clients: Sequence[Sketch | None]) -> tuple[list[int], Array]:
 
 
 def _mixture(
-    found: Mislabelled, place: int, mine: Sketch, whole: Sketch, holders: dict[int, int], most: dict[int, float]
-) -> None:
-    """Of one client; `holders` says how many others have a class, `most` how many samples one of them has at most."""
-    known = [
-        number for number, label in enumerate(whole.classes or ())
-        if whole.counts[number] >= _FEWEST_OF_CLASS and holders.get(label, 0) >= 2
-    ]  # fmt: skip
-    labels = [(whole.classes or ())[number] for number in known]
-    if len(known) < 2:
+    found: Mislabelled, place: int, mine: Sketch, whole: Sketch, labels: Sequence[int],
+    holders: Mapping[int, int], leads: Mapping[int, Sketch],
+) -> None:  # fmt: skip
+    """Of one client; `holders` says how many others have a class, `leads` who of them has most of it."""
+    if len(labels) < 2:
         return
     inputs = mine.features - mine.targets
+    known = [(whole.classes or ()).index(label) for label in labels]
     means, sizes = whole.means[known][:, :inputs], whole.counts[known]
     own = [place for place, label in enumerate(mine.classes or ()) if label in labels]
     at = np.array([labels.index((mine.classes or ())[place]) for place in own], int)
     counts = mine.counts[own]
-    is_told = (counts >= _FEWEST_HERE) & (sizes[at] >= counts)  # else most samples of this class are its own
-    # or another's, who may be the one that is wrong
-    is_told &= np.array([most[labels[place]] for place in at]) <= _MOST_OF_ONE * sizes[at]
-    at, counts, apart = at[is_told], counts[is_told], mine.means[own][is_told][:, :inputs] - means[at[is_told]]
+    usual, votes, enough = means[at], sizes[at], counts.copy()
+    for row, label in enumerate(labels[one] for one in at):
+        if label in leads or votes[row] < counts[row]:  # one word against another, unless several others have theirs
+            usual[row], votes[row] = _without(whole, leads.get(label), label, inputs)
+            several = holders[label] - (label in leads) >= _SEVERAL_HOLDERS
+            enough[row] = _ENOUGH_OF_SEVERAL * counts[row] if several else np.inf
+    is_told = (counts >= _FEWEST_HERE) & (votes >= np.maximum(enough, _FEWEST_OF_CLASS))
+    at, counts, votes = at[is_told], counts[is_told], votes[is_told]
+    apart = mine.means[own][is_told][:, :inputs] - usual[is_told]
     if (total := float(counts.sum())) < FEWEST_SAMPLES:
         return
-    weight, precision = 1.0 / (1.0 / counts + 1.0 / sizes[at]), whole.precision(inputs)
+    weight, precision = 1.0 / (1.0 / counts + 1.0 / votes), whole.precision(inputs)
     # All other classes of the others, seen from this one: their products with each other and with where it lies
     rest = np.array([[number for number in range(len(labels)) if number != one] for one in at])
     centred = means - means.mean(0)
@@ -129,6 +148,19 @@ def _mixture(
     found.pairs[place] = (labels[at[row]], labels[rest[row, column]])
 
 
+def _without(whole: Sketch, lead: Sketch | None, label: int, inputs: int) -> tuple[Array, float]:
+    """Where the others' samples of a class lie, and how many they are, without those of who has most of them."""
+    at = (whole.classes or ()).index(label)
+    mean, count = whole.means[at][:inputs], float(whole.counts[at])
+    if lead is None:
+        return mean, count
+    own = (lead.classes or ()).index(label)
+    left = count - float(lead.counts[own])
+    if left < 1:
+        return mean, 0.0
+    return (count * mean - lead.counts[own] * lead.means[own][:inputs]) / left, left
+
+
 def by_answers(inside: InsideEvidence, rounds: Sequence[int]) -> Mislabelled:
     """From the incoming model's answers: errors beyond those with the others' samples of the same label.
 
@@ -150,7 +182,7 @@ def _by_answers(inside: InsideEvidence, rounds: tuple[int, ...]) -> Mislabelled:
         return found  # it has not learnt enough to say
     distinct = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
     _excess(found, counts, distinct)
-    return found
+    return replace(found, informed=_informed(counts.sum(0)))
 
 
 def _answers_in(inside: InsideEvidence, number: int) -> Array:
@@ -188,42 +220,56 @@ def _excess(found: Mislabelled, counts: Array, distinct: Array) -> None:
     used = int(np.flatnonzero(counts.sum((0, 1)) + counts.sum((0, 2)))[-1]) + 1
     counts = counts[:, :used, :used]
     held, right = counts.sum(2), np.diagonal(counts, axis1=1, axis2=2)
+    again = np.maximum(counts.sum((1, 2)) / np.maximum(distinct, 1), 1.0)  # answers to the same sample say little new
     is_holder = held >= 3
     with np.errstate(divide="ignore", invalid="ignore"):
         wrong = np.where(is_holder, 1 - right / held, 0.0)
-        chance = np.where(is_holder, np.clip(wrong * (1 - wrong), 0.01, 1) / held, 0.0)
         holders = is_holder.sum(0) - is_holder  # of the others; whole numbers, so that taking one off is exact
         samples = np.where(is_holder, held, 0.0).sum(0) - np.where(is_holder, held, 0.0)
         told = np.where(is_holder[:, :, None], counts, 0.0)
         usual = (told.sum(0) - told) / samples[:, :, None]
-        mean = (wrong.sum(0) - wrong) / holders
-        variance = ((wrong**2).sum(0) - wrong**2) / holders - mean**2
-        between = np.maximum(variance - (chance.sum(0) - chance) / holders, 0.0)
+        between, most = _between(wrong, np.where(is_holder, held / again[:, None], 0.0))
         between = between * (holders + 1) / (holders - 1)  # what few differ by says little of what all do
         error = 1 - np.diagonal(usual, axis1=1, axis2=2)
         seen = np.clip(error * (1 - error), 0.02, 1)
     for place, mine in enumerate(counts):
         if distinct[place] < FEWEST_SAMPLES:
             continue
-        again = max(mine.sum() / distinct[place], 1.0)  # answers to the same sample say little new
         labels = np.flatnonzero((held[place] > 0) & (holders[place] >= 2))
         n = held[place, labels]
         total = float(n.sum())
-        if total / again < FEWEST_SAMPLES:
+        if total / again[place] < FEWEST_SAMPLES:
             continue
         share = n * (1 - right[place, labels] / n - error[place, labels])
-        apart = again * seen[place, labels] / samples[place, labels]
-        apart = again * n * seen[place, labels] + n**2 * (
-            apart + between[place, labels] * (1 + 1 / holders[place, labels])
+        apart = again[place] * seen[place, labels] / samples[place, labels]
+        apart = again[place] * n * seen[place, labels] + n**2 * (
+            apart + between[place, labels] * (1 + most[place, labels])
         )
         found.share[place], found.error[place] = float(share.sum()) / total, float(np.sqrt(apart.sum())) / total
         row, said = np.nonzero(mine[labels] * (labels[:, None] != np.arange(used)))
         if len(row):
             often = usual[place, labels[row], said]
             values, p = mine[labels[row], said] - n[row] * often, np.clip(often, 0.02, 0.98)
-            errors = np.sqrt(again * n[row] * p * (1 - p) + n[row] ** 2 * between[place, labels[row]])
+            errors = np.sqrt(again[place] * n[row] * p * (1 - p) + n[row] ** 2 * between[place, labels[row]])
             best = np.lexsort((said, row, errors, values))[-1]
             found.cell[place], found.cell_error[place] = values[best] / total, errors[best] / total
             found.pairs[place] = (int(labels[row[best]]), int(said[best]))
         else:
             found.cell[place], found.cell_error[place] = 0.0, 1.0 / total
+
+
+def _between(wrong: Array, weights: Array) -> tuple[Array, Array]:
+    """By how much the others of each differ in their share of errors, beyond chance, as a variance, by class.
+
+    Each counts by its samples: of three of them nothing can be said. Beside it, how much few of them have of all.
+    """
+
+    def of_others(values: Array) -> Array:
+        return np.asarray(values.sum(0) - values)
+
+    total = of_others(weights)
+    middle = of_others(weights * wrong) / total
+    spread = of_others(weights * wrong**2) / total - middle**2
+    most = of_others(weights**2) / total**2
+    by_chance = np.clip(middle * (1 - middle), 0.01, 1) * (of_others(weights > 0) - 1) / total
+    return np.maximum(spread - by_chance, 0.0) / np.maximum(1 - most, _LEAST_OF_OTHERS), np.maximum(most, 0.0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.data_sketch import Sketch
 from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.standing_out import margins
@@ -12,6 +15,7 @@ from stethos.diagnose.federated.standing_out import margins
 Array = npt.NDArray[np.float64]
 _MOST_COUNTED = 400  # samples of a client that are told apart
 _MANY_ALIKE = 0.4  # of a batch repeats the rest, in some rounds
+_FEW = 20
 _FEW_SAMPLES = 0.3  # of what the median client has
 
 
@@ -28,6 +32,14 @@ def distinct_in_batches(inside: InsideEvidence) -> Array:
 def has_words(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
     """Whose samples are of tokens: lines may come often, where rows of numbers hardly do."""
     return np.array([any(one.kind == "tokens" for one in inside.data.get(client, ())) for client in inside.clients])
+
+
+def has_few(inside: InsideEvidence, whole: Sequence[Sketch | None]) -> npt.NDArray[np.bool_]:
+    """Who has hardly any samples, says so, and does not repeat them: of those only how they train and send is known."""
+    count = np.array([one.n if one is not None else np.inf for one in whole])
+    said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
+    used = np.nan_to_num(inside.matrix("rows")).max(0, initial=0.0)
+    return np.asarray((count < _FEW) & (np.where(said > 0, said, used) < _FEW))
 
 
 def _in_batches(inside: InsideEvidence) -> Array:

@@ -38,7 +38,7 @@ _TURNS = {
     "rest": (1, 0.1), "cosine": (1, 0.02), "ratio": (1, 0.01), "size": (0, 0.02), "unlike": (1, 0.03),
     "odd": (1, 0.05), "begin": (1, 0.1),
     # how the optimizer steps
-    "rate": (0, 0.01), "stretch": (0, 0.02), "downhill": (0, 0.01), "given": (0, 0.02), "turned": (1, 0.02),
+    "rate": (0, 0.1), "stretch": (0, 0.02), "downhill": (0, 0.01), "given": (0, 0.02), "turned": (1, 0.02),
     "between": (1, 0.02), "uncleared": (1, 0.05), "trained": (0, 0.01), "outwards": (0, 0.02),
     # how far, how often, on what
     "step": (0, 0.1), "moved": (0, 0.1), "way": (0, 0.1), "gradient": (0, 0.1), "steps": (0, 0.1), "new": (0, 0.1),

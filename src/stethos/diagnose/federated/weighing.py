@@ -24,7 +24,7 @@ from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.data_sketch import joined
 from stethos.diagnose.federated.data_unlikeness import data_unlikeness, label_unlikeness
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
-from stethos.diagnose.federated.repeated_samples import has_words
+from stethos.diagnose.federated.repeated_samples import has_few, has_words
 from stethos.diagnose.federated.unlikeness import AT_TIMES, MOST, turn_unlikeness, update_unlikeness
 
 Array = npt.NDArray[np.float64]
@@ -58,12 +58,17 @@ _CAN_BE_EXPLAINED = tuple(
     for one in ("direction", "norm", "length", "loss", "fall", "zeros", "size")
 )  # fmt: skip
 _IS_EXPLAINED = ("level", f"level{AT_TIMES}")  # by other inputs, altogether
+# Whoever has other classes, or one alone, moves the model elsewhere and lets its weights grow.
+_OF_OTHER_CLASSES = ("judged", "outwards", f"outwards{AT_TIMES}")
 _EXPLAINED, _EXPLAINS = "_explained", 0.7
 # Samples that lie elsewhere than the others' look like other classes, too; wrong labels move none of them.
 _OF_OTHER_INPUTS = ("labels", "labels_once", "mixed")
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
 _MOST_OF_MIX = 2.0
+# Noise and mixed up columns cost the model something. Inputs that hang together in another way and cost nothing are
+# another camera's, or made anew for each batch.
+_HARM, _HARMS, _MOST_WITHOUT_HARM = ("loss", "labels", "labels_once", "mixed", "fall"), 0.5, 1.0
 _OF_UPDATES = {
     **{name: _OVER_ROUNDS[name] for name in ("norm", "direction", "zeros", "loss")},
     "history": ("cos_last", "cos_back", "cos_self"),
@@ -131,10 +136,20 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
     is_elsewhere = shown["elsewhere"] >= _EXPLAINS
     found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
+    is_small = shown["has_few"] > 0
     is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= _EXPLAINS
+    harm = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) in _HARM], axis=0)
+    turned = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) == "direction"], axis=0)
+    is_asked = np.isfinite(cohort.entry_loss).any(0)
+    for name, harms in (("lost", harm), ("following", np.maximum(harm, turned))):  # other words turn updates anyway
+        is_harmless = is_asked & (harms < _HARMS)
+        found[name] = np.where(is_harmless, np.minimum(found[name], _MOST_WITHOUT_HARM), found[name])
     for name in _CAN_BE_EXPLAINED:
-        found[name + _EXPLAINED] = np.where(is_explained, found[name], 0.0)
-        found[name] = np.where(is_explained, 0.0, found[name])
+        found[name + _EXPLAINED] = np.where(is_explained & ~is_small, found[name], 0.0)
+        found[name] = np.where(is_explained | is_small, 0.0, found[name])
+    has_other_classes = (found["mix"] >= _EXPLAINS) | is_small
+    found |= {name: np.where(has_other_classes, 0.0, found[name]) for name in _OF_OTHER_CLASSES}
+    found |= {name: np.where(is_small, 0.0, found[name]) for name in (*_OF_DATA, *_OF_LABELS)}
     return found | {name: np.where(is_explained, 0.0, found[name]) for name in _IS_EXPLAINED}
 
 
@@ -142,7 +157,7 @@ def _from_inside(inside: InsideEvidence) -> dict[str, Array]:
     whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in inside.clients]
     return {
         **turn_unlikeness(inside), **data_unlikeness(whole), **label_unlikeness(inside, whole),
-        "has_words": has_words(inside).astype(float),
+        "has_words": has_words(inside).astype(float), "has_few": has_few(inside, whole).astype(float),
     }  # fmt: skip
 
 
