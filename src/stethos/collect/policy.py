@@ -279,7 +279,8 @@ def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:
         case {"digits": int() as digits, **rest} if (
             is_number and 1 <= digits <= 6 and set(rest) <= {"clip", "min_count"}
         ):
-            clip, least = rest.get("clip", [-1e6, 1e6]), rest.get("min_count")
+            clip: Any = rest.get("clip", [-1e6, 1e6])
+            least: Any = rest.get("min_count")
             is_clip = isinstance(clip, list) and len(clip) == 2 and all(map(_is_bound, clip))
             if is_clip and (least is None or _is_count(least)):
                 return ColumnRule("round", digits, float(clip[0]), float(clip[1]), least or 0)

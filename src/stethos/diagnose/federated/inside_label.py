@@ -81,7 +81,7 @@ def _leads(
     """Who of the others holds most samples of a class, where that is one of them."""
     others = counts[places]
     found = {}
-    for at in np.flatnonzero(others.max(0) > _MOST_OF_ONE * others.sum(0)):
+    for at in np.flatnonzero(others.max(0) > _MOST_OF_ONE * others.sum(0)).tolist():
         lead = clients[places[int(others[:, at].argmax())]]
         assert lead is not None
         found[labels[at]] = lead
@@ -143,7 +143,7 @@ def _mixture(
     found.share[place] = float((counts * shares.sum(1)).sum()) / total
     found.error[place] = growth * np.sqrt((counts**2 * spread.sum((1, 2))).sum()) / total
     values, errors = counts[:, None] * shares, counts[:, None] * np.sqrt(np.diagonal(spread, axis1=1, axis2=2))
-    row, column = np.unravel_index(int(values.argmax()), values.shape)
+    row, column = map(int, np.unravel_index(int(values.argmax()), values.shape))
     found.cell[place], found.cell_error[place] = values[row, column] / total, growth * errors[row, column] / total
     found.pairs[place] = (labels[at[row]], labels[rest[row, column]])
 
@@ -271,5 +271,5 @@ def _between(wrong: Array, weights: Array) -> tuple[Array, Array]:
     middle = of_others(weights * wrong) / total
     spread = of_others(weights * wrong**2) / total - middle**2
     most = of_others(weights**2) / total**2
-    by_chance = np.clip(middle * (1 - middle), 0.01, 1) * (of_others(weights > 0) - 1) / total
+    by_chance = np.clip(middle * (1 - middle), 0.01, 1) * (of_others((weights > 0).astype(float)) - 1) / total
     return np.maximum(spread - by_chance, 0.0) / np.maximum(1 - most, _LEAST_OF_OTHERS), np.maximum(most, 0.0)
