@@ -114,9 +114,11 @@ UNREACHED = {
 ELSEWHERE = (
     # what is called where a program evaluates, logs by another tool, or breaks: tests of their own
     "observe.answers.",
+    "observe.attention_check.",
     "observe.autograd_graph.",
     "observe.batch_facts.",
     "observe.call_check.",
+    "observe.data_sets.",
     "observe.dependence.",
     "observe.evaluation.",
     "observe.function_code.",
