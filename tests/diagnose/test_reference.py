@@ -66,6 +66,15 @@ def test_many_clients_are_compared_with_all_of_them_at_once() -> None:
     assert found[0].n == sum(one.n for one in clients if one is not None)
 
 
+def plain_mean(clients: Sequence[Sketch], label: int) -> tuple[np.ndarray, float, int]:
+    """Where the samples of a class lie, how many they are, and how many clients have two and more."""
+    held = [(one.counts[place], one.means[place]) for one in clients for place, own in enumerate(one.classes or ())
+            if own == label]  # fmt: skip
+    size = sum(count for count, _ in held)
+    total = sum((count * mean for count, mean in held), np.zeros(5))
+    return total / max(size, 1), size, sum(count >= 2 for count, _ in held)
+
+
 def plain_share(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float] | None:
     """The share of wrong labels, and the largest cell, class by class."""
     whole = joined(others)
@@ -76,13 +85,18 @@ def plain_share(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float] |
     precision = np.linalg.inv(whole.covariance)
     total, share, cells = 0.0, 0.0, []
     for label, count, mean in zip(mine.classes or (), mine.counts, mine.means, strict=True):
-        size = sum(counts.get(label, []))
-        if label not in labels or count < 2 or size < count or max(counts[label]) > 0.5 * size:
+        if label not in labels or count < 2:
             continue
+        usual, size = look[label], sum(counts[label])
+        if max(counts[label]) > 0.5 * size or size < count:  # one word against another: ask the rest, if they are three
+            rest = [one for one, held in zip(others, counts[label], strict=True) if held <= 0.5 * size]
+            usual, size, holders = plain_mean(rest, label)
+            if size < max(5, 0.33 * count) or holders < 3:
+                continue
         ways = np.array([look[one] - look[label] for one in labels if one != label]).T
         weight = 1 / (1 / count + 1 / size)
         gram = ways.T @ precision @ ways
-        shares = np.linalg.solve(gram + np.eye(len(gram)) * 4 / weight, ways.T @ precision @ (mean - look[label]))
+        shares = np.linalg.solve(gram + np.eye(len(gram)) * 4 / weight, ways.T @ precision @ (mean - usual))
         total, share = total + count, share + count * float(shares.sum())
         cells += (count * shares).tolist()
     return (share / total, max(cells) / total) if total >= 15 else None
