@@ -18,6 +18,7 @@ from stethos.observe.answers import AnswerTally, answers_of
 from stethos.observe.dependence import tie_facts
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("unhurried")
 CLASSES = 5
 
 

@@ -16,6 +16,7 @@ from stethos.diagnose.api import diagnose
 from stethos.diagnose.finding import Severity
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("unhurried")
 _OURS = ("odd-graph", "odd-batch", "wrong-loss", "unoptimized-parameters")
 
 

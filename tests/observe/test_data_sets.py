@@ -16,6 +16,7 @@ from stethos.diagnose.finding import Severity
 from stethos.observe.data_sets import DataSets
 
 Record = Callable[..., Recording]
+pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 def said(recording: Recording) -> set[str]:

@@ -14,6 +14,7 @@ from stethos.record.border import read_json
 from stethos.record.layout import State
 from stethos.record.place import ProcessPlace
 from stethos.record.segment import scan
+from stethos.store import run as reading
 from stethos.store.health import Grade, examine
 from stethos.store.ledger import Ledger
 from stethos.store.process import ProcessReader
@@ -270,7 +271,10 @@ def damaged_files(run: RunBuilder) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{broken", b"[]", None])
-def test_a_damaged_manifest_is_named_and_its_copy_read(run: RunBuilder, damage: bytes | None) -> None:
+def test_a_damaged_manifest_is_named_and_its_copy_read(
+    run: RunBuilder, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    monkeypatch.setattr(reading, "_STILL_S", 0.1)  # no drainer will come
     process = run.process(is_alive=False)
     process.metric("loss", 0.5)
     process.seal()
