@@ -187,6 +187,12 @@ def noted_calls() -> Iterator[set[CodeType]]:
         threading.setprofile(None)
 
 
+def freeze_objects() -> None:
+    """Let the search for models look at new objects only, which makes it fast."""
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     directory, part, parts = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -198,8 +204,7 @@ def main() -> None:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), undrained(directory / f"whole-{part}"):
         bare = train()
-        gc.collect()
-        gc.freeze()  # the search for models looks at new objects only, which makes it fast
+        freeze_objects()
         with noted_calls() as called:
             assert observed(directory / f"whole-{part}") == bare
     uncalled: set[str] = set()
@@ -223,6 +228,7 @@ def main() -> None:
             print(json.dumps({"function": name, "kind": kind, "is_same": left == bare, "raised": raised,
                               "calls": len(calls)}), flush=True)  # fmt: skip
             shutil.rmtree(path)
+            freeze_objects()
             if not calls:
                 uncalled.add(name)
     print(json.dumps({"is_clean": train_cleanly(bare)}))
