@@ -32,6 +32,7 @@ RUNS = ("proved", "over", "empty")
 GUILTY = "c3"
 Say = Callable[..., str]
 Row = dict[str, Any]
+Carried = dict[tuple[str, ...], list[Row]]
 
 
 def rested(path: Path | None) -> None:
@@ -76,14 +77,29 @@ def run(request: pytest.FixtureRequest, runs: Path) -> Iterator[Run]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def printed() -> dict[tuple[str, ...], str]:
+    """What commands printed: each is called once for each run, since nothing changes meanwhile."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, Carried]:
+    """The panels in the report of each run."""
+    return {}
+
+
 @pytest.fixture
-def say(run: Run, capsys: pytest.CaptureFixture[str]) -> Say:
+def say(run: Run, printed: dict[tuple[str, ...], str], capsys: pytest.CaptureFixture[str]) -> Say:
     """What a command prints about the run."""
 
     def said(*words: object) -> str:
-        capsys.readouterr()
-        main([*map(str, words), "-t", str(run.path)])
-        return capsys.readouterr().out
+        command = (*map(str, words), "-t", str(run.path))
+        if command not in printed:
+            capsys.readouterr()
+            main(list(command))
+            printed[command] = capsys.readouterr().out
+        return printed[command]
 
     return said
 
@@ -115,10 +131,17 @@ def panel(site: httpx.Client, run: Run, name: str, **given: object) -> list[Row]
     return records(answer.raise_for_status().json())
 
 
-def carried(run: Run, tmp_path: Path) -> dict[tuple[str, ...], list[Row]]:
-    """The panels in a report, each with what was chosen."""
-    file = tmp_path / "report.html"
-    assert main(["report", "-t", str(run.path), "-o", str(file), "--force"]) == 0
+@pytest.fixture
+def carried(run: Run, pages: dict[Path, Carried], tmp_path: Path) -> Carried:
+    """The panels in the run's report, each with what was chosen."""
+    if run.path not in pages:
+        file = tmp_path / "report.html"
+        assert main(["report", "-t", str(run.path), "-o", str(file), "--force"]) == 0
+        pages[run.path] = panels_in(file)
+    return pages[run.path]
+
+
+def panels_in(file: Path) -> Carried:
     data = re.search(r'id="stethos-report">(.*?)</script>', file.read_text(), re.DOTALL)
     assert data is not None
     panels = json.loads(data[1])["panels"]
@@ -132,10 +155,12 @@ def near(one: Any, other: Any) -> bool:
     return one == other or math.isclose(float(one), float(other), rel_tol=1e-6)
 
 
-def test_a_client_has_the_same_numbers_on_every_screen(run: Run, say: Say, site: httpx.Client, tmp_path: Path) -> None:
+def test_a_client_has_the_same_numbers_on_every_screen(
+    run: Run, say: Say, site: httpx.Client, carried: Carried
+) -> None:
     told = {row["client"]: row for row in json.loads(say("clients", "--json"))}
     page = {row["client"]: row for row in panel(site, run, "client-table")}
-    report = {row["client"]: row for row in carried(run, tmp_path)["client-table",]}
+    report = {row["client"]: row for row in carried["client-table",]}
     assert set(told) == set(page) == set(report) and bool(told) == (run.name != "empty")
     shown = say("clients")
     for client, row in told.items():
@@ -159,12 +184,11 @@ def test_a_client_has_the_same_numbers_on_every_screen(run: Run, say: Say, site:
 
 
 def test_what_a_client_was_measured_at_in_each_round_is_the_same(
-    run: Run, say: Say, site: httpx.Client, tmp_path: Path
+    run: Run, say: Say, site: httpx.Client, carried: Carried
 ) -> None:
-    report = carried(run, tmp_path)
     for measure in ("cosine", "norm", "entry_loss", "loss", "duration"):
         cells = {(row["client"], row["round"]): row["value"] for row in panel(site, run, "client-map", measure=measure)}
-        sent = report["client-map",] if measure == "norm" else report["client-map", measure]
+        sent = carried["client-map",] if measure == "norm" else carried["client-map", measure]
         assert {(row["client"], row["round"]) for row in sent} == set(cells)
         assert all(near(row["value"], cells[row["client"], row["round"]]) for row in sent)
         if not cells:
@@ -205,12 +229,11 @@ def test_a_round_is_the_same_on_every_screen(run: Run, say: Say, site: httpx.Cli
         assert short_text(told[number]["loss"]) in line and ms_text(told[number]["duration_ms"]) in line
 
 
-def test_a_round_has_one_critical_path(run: Run, say: Say, site: httpx.Client, tmp_path: Path) -> None:
+def test_a_round_has_one_critical_path(run: Run, say: Say, site: httpx.Client, carried: Carried) -> None:
     told = json.loads(say("rounds", "--json"))
     if run.name == "empty":
         assert told == [] and panel(site, run, "waterfall") == [] and panel(site, run, "critical-clients") == []
         return
-    report = carried(run, tmp_path)
     markdown = say("report", "--format", "md")
     for row in (told[0], told[3], told[-1]):
         number, critical = row["round"], row["critical"]
@@ -226,7 +249,7 @@ def test_a_round_has_one_critical_path(run: Run, say: Say, site: httpx.Client, t
         assert f" {critical} {ms_text(row['critical_ms'])}" in say("rounds", "--all")
         (line,) = [line for line in markdown.splitlines() if line.startswith(f"| {number} |")]
         assert f"| {critical} |" in line
-    sent = report["waterfall", str(told[-1]["round"])]
+    sent = carried["waterfall", str(told[-1]["round"])]
     assert [turn["client"] for turn in sent if turn["is_critical"]] == [told[-1]["critical"]]
     counts = {row["client"]: row["rounds"] for row in panel(site, run, "critical-clients")}
     assert counts == {name: sum(row["critical"] == name for row in told) for name in {row["critical"] for row in told}}
