@@ -58,6 +58,7 @@ class ProgramCheck:
         self.modules.end()
         self.calls.uninstall()
 
+    @np.errstate(all="ignore")
     def pass_begins(self, iterator: Any) -> None:
         """A pass over a loader begins: one without a single batch leaves no other trace."""
         inspector = self._watch.inspector
