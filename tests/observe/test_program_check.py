@@ -913,3 +913,25 @@ def test_losses_within_transforms_of_functions_are_left_alone(record: Record) ->
         model.train()
     recording.close()
     assert not recording.rows("SELECT what, reason FROM gaps")
+
+
+def test_layers_of_two_models_that_have_the_same_names_are_told_apart(record: Record) -> None:
+    """An actor and a critic, each with an optimizer and a loss of its own: no loss reaches both."""
+    recording = record()
+    actor, critic = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs)) for outputs in (4, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-3) for model in (actor, critic)]
+    for _ in range(20):
+        state = torch.randn(32, 8)
+        choice = torch.distributions.Categorical(logits=actor(state))
+        action = choice.sample()
+        reward = (action == (state[:, 0] > 0).long()).float()
+        gain = (reward - critic(state).squeeze(1)).detach()
+        for optimizer, loss in zip(
+            optimizers,
+            (-(choice.log_prob(action) * gain).mean(), functional.mse_loss(critic(state).squeeze(1), reward)),
+            strict=True,
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert said(recording) == set()

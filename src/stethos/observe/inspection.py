@@ -323,8 +323,11 @@ class Inspector:
         seen = self._watch.optimizers.seen()
         roots = {id(root): root for root in self.roots()}
         names: dict[int, str] = {}
-        for root in roots.values():
-            names |= names_under(root)
+        for number, root in enumerate(roots.values(), 1):
+            own = names_under(root)
+            if not set(own.values()).isdisjoint(names.values()):  # else one model's layers are taken for another's
+                own = {key: f"{name} of model {number}" for key, name in own.items()}
+            names |= own
         reached = set(map(id, graph.leaves))
         detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
         facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail}
