@@ -314,6 +314,8 @@ def test_a_value_that_cannot_be_kept_costs_nothing_but_itself(record: Callable[.
     assert named == {"odd": 2, "one": 1, "text": 1}
     kept = recording.rows("SELECT name, count(*) FROM media WHERE kind = 'histogram' GROUP BY 1 ORDER BY 1")
     assert kept == [(name, 30) for name in ("half", "near", "same", "thin", "wide")]
+    told = json.loads(recording.rows("SELECT content FROM media WHERE name = 'half' LIMIT 1")[0][0])
+    assert (told["low"], told["high"], told["counts"][8]) == (0.5, 1.5, 3)
 
 
 def test_a_tensor_that_is_logged_can_be_resized_as_before(record: Callable[..., Recording]) -> None:

@@ -120,12 +120,14 @@ class MediaWriter:
         if len(finite) == 0:
             return
         low, high = float(finite.min()), float(finite.max())
-        counts = [0] * (BUCKETS - 1) + [len(finite)]  # where they are too near one another to be told apart, or too far
+        counts = [0] * BUCKETS
+        counts[BUCKETS // 2] = len(finite)  # where they are too near one another to be told apart, or too far
         with np.errstate(all="ignore"):
             if np.isfinite(high - low) and (high - low) / BUCKETS > 4 * np.spacing(max(abs(low), abs(high))):
                 counts = np.histogram(finite, BUCKETS)[0].tolist()
             elif high == low:
-                low, high = low - 0.5, high + 0.5
+                around = max(0.5, 1e-6 * abs(low))
+                low, high = low - around, high + around
         content = {"low": low, "high": high, "counts": counts, "not_finite": len(numbers) - len(finite)}
         self.put("histogram", name, json.dumps(content), step)
 
@@ -209,6 +211,8 @@ def _array_of(values: Any) -> Any:
     if hasattr(values, "detach"):
         from stethos.observe.statistic import array_of  # not `numpy()`, after which a storage cannot be resized
 
+        if values.is_sparse and values.numel() > _MOST_NUMBERS:
+            raise ValueError("a large sparse tensor")
         values = values.detach().to_dense().cpu().resolve_conj().resolve_neg()
         is_short = values.dtype.is_floating_point and values.dtype.itemsize < 4  # NumPy may not have its type
         return array_of(values.float() if is_short else values)
