@@ -160,3 +160,14 @@ def test_what_json_cannot_hold_is_left_out() -> None:
     facts["self"] = [facts]
     plain = plain_facts(facts)
     assert plain["n"] == "..." and json.dumps(plain).count('"half"') == 16
+
+
+def test_a_value_that_is_neither_true_nor_false_is_told_like_any_other() -> None:
+    class Several:
+        def __bool__(self) -> bool:
+            raise ValueError("the truth value of an array is ambiguous")
+
+        def __str__(self) -> str:
+            return "[1 2]"
+
+    assert plain_facts({"value": Several(), "lr": 0.1}) == {"value": "[1 2]", "lr": 0.1}

@@ -111,3 +111,45 @@ def test_a_mean_over_the_batch_is_noticed_where_it_is_as_long_as_the_sequence(
     recording = record()
     train(Reader(16, pool=pool), length=16)
     assert said(recording) == kinds
+
+
+@pytest.mark.parametrize("how", ["attention", "transformer", "recurrent", "plain", "collated"])
+def test_a_mean_over_places_that_come_first_is_right(record: Record, how: str) -> None:
+    """As many places as samples: the shapes are those of the mistake."""
+
+    class PlacesFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places, self.answer = nn.Embedding(20, 16), nn.Embedding(16, 16), nn.Linear(16, 2)
+            self.layer: nn.Module = nn.Linear(16, 16)
+            if how == "attention":
+                self.layer = nn.MultiheadAttention(16, 2)
+            elif how == "transformer":
+                self.layer = nn.TransformerEncoderLayer(16, 2, 32)
+            elif how == "recurrent":
+                self.layer = nn.LSTM(16, 16)
+
+        def forward(self, words: Tensor) -> Tensor:
+            x = self.words(words)
+            x = (x if how == "collated" else x.transpose(0, 1)) + self.places(torch.arange(16))[:, None]
+            mixed = self.layer(x, x, x) if how == "attention" else self.layer(x)
+            mixed = mixed[0] if isinstance(mixed, tuple) else mixed
+            return self.answer((x + torch.relu(mixed)).mean(0))
+
+    recording = record()
+    words = torch.randint(0, 20, (96, 16))
+    data = list(zip(words, (words[:, 0] > 9).long(), strict=True))
+    model = PlacesFirst()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def turned(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([given for given, _ in samples], 1), torch.stack([answer for _, answer in samples])
+
+    for _ in range(3):
+        for given, answer in torch.utils.data.DataLoader(
+            data, 16, shuffle=True, collate_fn=turned if how == "collated" else None
+        ):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(given), answer).backward()
+            optimizer.step()
+    assert said(recording) == set()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from recording import Recording
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from stethos.diagnose.api import diagnose
 from stethos.diagnose.finding import Severity
@@ -127,3 +131,124 @@ def test_samples_that_are_too_simple_to_be_told_apart_say_nothing() -> None:
     data.training_pass(states, model)
     data.evaluation_pass(TensorDataset(torch.randint(0, 3, (20, 2)).float()), model)
     assert not data.facts
+
+
+@pytest.mark.parametrize("how", ["refilled", "shuffled"])
+def test_data_that_are_made_anew_or_shuffled_in_place_have_not_drifted(how: str) -> None:
+    """Each column has a mean of its own, as pixels and sensors have, so any two samples look alike."""
+    seen, means = DataSets(), 10 + torch.arange(8.0)
+    data = TensorDataset(torch.randn(128, 8) + means)
+    for _ in range(4):
+        seen.training_pass(data, None)
+        (held,) = data.tensors
+        held[:] = held[torch.randperm(128)] if how == "shuffled" else torch.randn(128, 8) + means
+    assert not seen.changes
+
+
+def test_a_model_that_begins_anew_in_place_has_seen_no_earlier_fold(record: Record) -> None:
+    recording = record()
+    data, model = table(), nn.Linear(8, 2)
+    start = copy.deepcopy(model.state_dict())
+    for fold in range(3):
+        held = range(64 * fold, 64 * fold + 64)
+        model.load_state_dict(start)
+        train(model, Subset(data, [place for place in range(192) if place not in held]), Subset(data, held), passes=2)
+    assert said(recording) == set()
+
+
+def test_what_was_trained_on_before_may_be_evaluated_as_a_whole(record: Record) -> None:
+    """One task after another: how much of the first one is forgotten is of interest."""
+    recording = record()
+    data, model = table(256), nn.Linear(8, 2)
+    first, second, held = Subset(data, range(96)), Subset(data, range(96, 192)), Subset(data, range(192, 256))
+    train(model, first, first, held, passes=2)
+    train(model, second, first, held, passes=2)
+    assert said(recording) == set()
+
+
+def test_places_in_another_data_set_are_not_taken_for_those_of_one_that_is_gone() -> None:
+    class Files(Dataset[int]):
+        """Nothing of it lies in memory."""
+
+        def __len__(self) -> int:
+            return 100
+
+    seen, model, data = DataSets(), nn.Linear(2, 2), Files()
+    seen.training_pass(Subset(data, range(50)), model)
+    other = Files()
+    seen._known[id(other)] = seen._known.pop(id(data))  # as if it lay where the first one was
+    seen.evaluation_pass(Subset(other, range(40)), model)
+    assert not seen.facts
+    seen.evaluation_pass(Subset(data, range(40)), model)
+    assert not seen.facts  # it has a new number, too
+
+
+def test_subsets_of_subsets_of_many_samples_are_followed() -> None:
+    class Files(Dataset[int]):
+        def __len__(self) -> int:
+            return 60_000
+
+    whole: Dataset[int] = Files()
+    part, _ = random_split(whole, [50_000, 10_000])
+    inner, held = random_split(part, [40_000, 10_000])
+    seen, model = DataSets(), nn.Linear(2, 2)
+    seen.training_pass(inner, model)
+    seen.evaluation_pass(held, model)
+    assert not seen.facts
+    seen.evaluation_pass(Subset(inner, range(500)), model)
+    assert not seen.facts  # the other one is not shared
+    seen = DataSets()
+    seen.training_pass(inner, model)
+    seen.evaluation_pass(Subset(inner, torch.arange(500)), model)  # type: ignore[arg-type]
+    assert seen.facts["held_in_training"] == 1
+
+
+def test_windows_of_a_series_that_share_their_past_are_not_the_same_samples() -> None:
+    class Windows(Dataset[Tensor]):
+        def __init__(self, series: Tensor) -> None:
+            self.series = series
+
+        def __len__(self) -> int:
+            return len(self.series) - 60
+
+    series = torch.randn(400, 8)
+    seen, model = DataSets(), nn.Linear(2, 2)
+    seen.training_pass(Windows(series[:360]), model)
+    seen.evaluation_pass(Windows(series[300:]), model)  # 60 steps before its own 40
+    assert not seen.facts
+
+
+@pytest.mark.parametrize("how", ["subset", "transposed", "half"])
+def test_no_copy_of_data_is_made(how: str) -> None:
+    """They may fill most of the memory."""
+    if how == "half":
+        data: Dataset[tuple[Tensor, ...]] = TensorDataset(torch.zeros(2000, 4096, dtype=torch.bfloat16))
+    else:
+        inputs = np.random.default_rng(0).random((2000, 64, 64)).astype(np.float32)
+        tensor = torch.from_numpy(inputs)
+        whole = TensorDataset(tensor.transpose(1, 2) if how == "transposed" else tensor)
+        data = Subset(whole, range(1500))
+    seen = DataSets()
+    tracemalloc.start()
+    try:
+        seen.training_pass(data, None)
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_lies_in_a_file_is_not_read(tmp_path: Path) -> None:
+    held = np.memmap(tmp_path / "held", np.float32, "w+", shape=(64, 16))
+    held[:] = np.random.default_rng(0).random((64, 16))
+
+    class Mapped(Dataset[Tensor]):
+        def __init__(self) -> None:
+            self.inputs = np.asarray(held)
+
+        def __len__(self) -> int:
+            return 64
+
+    seen = DataSets()
+    seen.training_pass(Mapped(), None)
+    assert not seen._numbers
+    assert not seen._present

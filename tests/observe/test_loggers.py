@@ -288,3 +288,40 @@ def test_batches_of_images_and_what_mlflow_is_given_are_heard(
         *((f"batch/{number}", "image") for number in range(4)),
         ("note.txt", "text"), ("rows.json", "table"), ("seen", "image"),
     ]  # fmt: skip
+
+
+def test_a_value_that_cannot_be_kept_costs_nothing_but_itself(record: Callable[..., Recording]) -> None:
+    """Numbers beside it are recorded to the end, and it is named once."""
+
+    class Odd:
+        shape, dtype = (3,), "float"
+
+        def __array__(self, *_: object, **__: object) -> None:
+            raise ValueError("not to be read")
+
+    recording = record()
+    for step in range(30):
+        stethos.log(
+            step=step, loss=1 / (step + 1), near=numpy.array([1.0, 1.0 + 2.3e-16]), odd=Odd(), one=[{"a": 1}, 2]
+        )
+        stethos.log(
+            step=step, wide=numpy.array([-1.7e308, 1.7e308]), same=numpy.full(4, 1e300), text=numpy.array(["a"])
+        )
+        stethos.log(step=step, half=torch.ones(3, dtype=torch.bfloat16), thin=torch.eye(3).to_sparse())
+    recording.close()
+    assert recording.rows("SELECT count(*) FROM metrics WHERE name = 'loss'") == [(30,)]
+    named = dict(recording.rows("SELECT split_part(reason, ':', 1), count(*) FROM gaps GROUP BY 1"))
+    assert named == {"odd": 2, "one": 1, "text": 1}
+    kept = recording.rows("SELECT name, count(*) FROM media WHERE kind = 'histogram' GROUP BY 1 ORDER BY 1")
+    assert kept == [(name, 30) for name in ("half", "near", "same", "thin", "wide")]
+    told = json.loads(recording.rows("SELECT content FROM media WHERE name = 'half' LIMIT 1")[0][0])
+    assert (told["low"], told["high"], told["counts"][8]) == (0.5, 1.5, 3)
+
+
+def test_a_tensor_that_is_logged_can_be_resized_as_before(record: Callable[..., Recording]) -> None:
+    """FSDP frees the memory of gathered weights so."""
+    record()
+    weights = torch.randn(64, 8)
+    stethos.log(weights=weights)
+    weights.untyped_storage().resize_(0)
+    assert weights.untyped_storage().nbytes() == 0

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stethos.diagnose.api import diagnose
 from stethos.diagnose.finding import Severity
+from stethos.observe import call_check
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -855,4 +856,82 @@ def test_an_easy_task_is_not_accused_of_seeing_the_answer(record: Record) -> Non
     answers = torch.arange(512) % 2
     inputs = 2.0 * (2 * answers[:, None] - 1) + 0.3 * torch.randn(512, 6)
     train(net(), DataLoader(TensorDataset(inputs, answers), 32, shuffle=True), passes=10, lr=0.1)
+    assert said(recording) == set()
+
+
+def test_numbers_beyond_all_bounds_bring_no_warning_of_ours(record: Record) -> None:
+    """NumPy warns of an overflow, which would be shown and recorded as a warning of the program's."""
+    recording = record()
+    model = nn.Linear(6, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    own = torch.eye(16, dtype=torch.bool)
+    for step in range(6):
+        given = torch.randn(16, 6, dtype=torch.float64) * 1e200
+        given[0, 0] = torch.inf if step % 2 else 0.0
+        outputs = model(given.clamp(-1, 1).float())
+        likeness = (outputs @ outputs.T).masked_fill(own, -torch.inf)  # as of views of images: none is its own pair
+        optimizer.zero_grad()
+        functional.cross_entropy(likeness, torch.arange(16).roll(1)).backward()
+        optimizer.step()
+    alike = torch.ones(8, 8, requires_grad=True)
+    functional.cross_entropy(alike, torch.arange(8).roll(1))
+    scores = torch.full((20, 4, 5), 2000.0, requires_grad=True)
+    functional.ctc_loss(scores, torch.ones(4, 3, dtype=torch.long), torch.full((4,), 20), torch.full((4,), 3))
+    with torch.no_grad():
+        functional.mse_loss(model(torch.full((16, 6), torch.inf)), torch.zeros(16, 16))
+    recording.close()
+    assert not recording.rows("SELECT message FROM logs WHERE logger = 'py.warnings'")
+    assert not recording.rows("SELECT what, reason FROM gaps")
+
+
+def test_lengths_that_lie_elsewhere_are_not_looked_at() -> None:
+    given = {"input_lengths": torch.empty(2, device="meta"), "target_lengths": torch.ones(2), "targets": torch.ones(2)}
+    assert not list(call_check._on_alignment(given))
+
+
+def test_losses_within_transforms_of_functions_are_left_alone(record: Record) -> None:
+    recording = record()
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    given, answers = torch.randn(5, 8, 6), torch.randint(0, 3, (5, 8))
+
+    def loss(weight: Tensor, given: Tensor, answers: Tensor) -> Tensor:
+        return functional.cross_entropy(functional.linear(given, weight), answers)
+
+    for _ in range(3):
+        weight = model.weight.detach()
+        gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weight, given, answers)
+        assert gradients.shape == (5, 3, 6)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(given[0]), answers[0]).backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(given[0])
+            losses = torch.func.vmap(loss, in_dims=(None, 0, 0))(weight, given, answers)
+            assert losses.shape == (5,)
+        model.train()
+    recording.close()
+    assert not recording.rows("SELECT what, reason FROM gaps")
+
+
+def test_layers_of_two_models_that_have_the_same_names_are_told_apart(record: Record) -> None:
+    """An actor and a critic, each with an optimizer and a loss of its own: no loss reaches both."""
+    recording = record()
+    actor, critic = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs)) for outputs in (4, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-3) for model in (actor, critic)]
+    for _ in range(20):
+        state = torch.randn(32, 8)
+        choice = torch.distributions.Categorical(logits=actor(state))
+        action = choice.sample()
+        reward = (action == (state[:, 0] > 0).long()).float()
+        gain = (reward - critic(state).squeeze(1)).detach()
+        for optimizer, loss in zip(
+            optimizers,
+            (-(choice.log_prob(action) * gain).mean(), functional.mse_loss(critic(state).squeeze(1), reward)),
+            strict=True,
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     assert said(recording) == set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler, default_collate
 
 from stethos.guard import attempt
 from stethos.observe.batch_print import class_counts, equal_column, is_readable, numbers_of, print_of
@@ -129,7 +129,8 @@ def loader_facts(iterator: Any) -> Facts:
     sampler = batches.sampler if type(batches) is BatchSampler else None
     if batches is None or sampler is None:
         return {}
-    facts: Facts = {"batch_size": batches.batch_size}
+    is_stacked = getattr(iterator, "_collate_fn", None) is default_collate  # else samples may be in any dimension
+    facts: Facts = {"batch_size": batches.batch_size, "is_stacked": is_stacked}
     if type(sampler) not in _SAMPLERS:
         return facts
     length = attempt(len, getattr(iterator, "_dataset", None))  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ from stethos.schema import NULL_F64
 _MOST_ELEMENTS = 4096
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _MOST_ROWS = 256  # of a table that is searched for its labels
-_ONLY_TORCH = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+ONLY_TORCH = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _MOST_CLASSES = 4096  # a label beyond is a number, not a class
 
 Array = npt.NDArray[Any]
@@ -40,6 +41,8 @@ def is_readable(tensor: torch.Tensor | None) -> bool:
     FSDP frees the memory of gathered parameters after the forward pass and leaves their shape.
     """
     if tensor is None or type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    if _is_wrapped(tensor):  # within `torch.func.vmap` or `grad`
         return False
     last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return not tensor.numel() or tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
@@ -103,7 +106,7 @@ def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> in
 def numbers_of(tensor: torch.Tensor) -> Array:
     """The numbers of a readable tensor; a view where NumPy has their type. A few are read faster so than by torch."""
     tensor = tensor.detach().resolve_neg()
-    return array_of(tensor.float() if tensor.dtype in _ONLY_TORCH else tensor)
+    return array_of(tensor.float() if tensor.dtype in ONLY_TORCH else tensor)
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from stethos.observe.answers import AnswerTally, is_telling
-from stethos.observe.batch_print import print_of
+from stethos.observe.batch_print import is_readable, print_of
 from stethos.observe.helper_model import HelperModels
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.mode_facts import mode_details, mode_facts
@@ -129,6 +130,7 @@ class Evaluations:
 
         self._undo.append(restore)
 
+    @np.errstate(all="ignore")
     def _note_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         """A forward pass begins: of what is trained note its mode, once per evaluation, and what it is given."""
         if torch.is_grad_enabled():
@@ -170,8 +172,9 @@ class Evaluations:
         detail = self._inspector.check.rows.overlap(inputs) | {"shape": list(inputs.shape)}
         put_inspection(self.session, {"phase": "evaluation inputs", **facts, "detail": detail}, [])
 
+    @np.errstate(all="ignore")
     def _seen_loss(self, name: str, result: Any, args: Any, kwargs: Any) -> None:
-        is_number = type(result) is torch.Tensor and result.is_cpu and result.numel() == 1
+        is_number = type(result) is torch.Tensor and result.numel() == 1 and is_readable(result)
         is_wanted = len(self._losses) < _MOST_LOSSES and not torch.is_grad_enabled()
         if not is_number or not is_wanted or not self._inspector.is_evaluated():
             return

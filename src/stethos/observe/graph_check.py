@@ -175,8 +175,8 @@ class GraphCheck:
         if len(edges) == 2 and None not in edges and all(_is_raw_sum(edge) for edge in edges):
             self.found.append(("raw-overlap", "sums over a layer's raw outputs are divided by one another"))
 
-    def remarks_of(self, batch: int, is_complete: bool) -> Iterator[Remark]:
-        """What is odd about the graph of a batch of this size; 0: not known."""
+    def remarks_of(self, batch: int, is_complete: bool, *, is_stacked: bool = False) -> Iterator[Remark]:
+        """What is odd about the graph of a batch of this size; 0: not known. `is_stacked`: samples come first in it."""
         yield from dict.fromkeys(self.found)
         for was, now in sorted(self._views):
             if _mixes_samples(was, now, batch):
@@ -185,7 +185,7 @@ class GraphCheck:
                 yield "axes-mixed", f"a tensor of shape {was} is viewed as {now}, where axes should be swapped"
         yield from self.attention.remarks(self._views)
         for shape in sorted(self.pooled):
-            if shape[0] == batch > 1:
+            if is_stacked and shape[0] == batch > 1:
                 yield (
                     "pooled-over-samples",
                     f"the mean of a tensor of shape {shape} over its first dimension, the batch",
@@ -268,12 +268,42 @@ def _averaged(node: Any) -> tuple[int, ...]:
         if name_of(node) == "MeanBackward" and (sizes := getattr(node, "_saved_self_sym_sizes", ())):
             dims = [int(dim) - (int(dim) >> 63 << 64) for dim in getattr(node, "_saved_dim", None) or ()]
             is_first = [dim % len(sizes) for dim in dims] == [0] and not node._saved_keepdim
-            return tuple(int(size) for size in sizes) if is_first and len(sizes) > 2 else ()
+            shape = tuple(int(size) for size in sizes)
+            return shape if is_first and len(sizes) > 2 and _has_samples_first(node, shape) else ()
         parents = [edge[0] for edge in node.next_functions if edge[0] is not None]
         if len(parents) != 1 or name_of(node) not in _ARITHMETIC:
             return ()
         node = parents[0]
     return ()
+
+
+def _has_samples_first(node: Any, shape: tuple[int, ...]) -> bool:
+    """Whether words as they are, a row for each sample, come to a node and nothing swaps the first axis on the way.
+
+    Shapes do not tell: samples and places are as many, or the mean over the wrong ones would not fit the labels.
+    """
+    seen, waiting = {node}, [node]
+    for one in waiting:
+        name = name_of(one)
+        words = saved(one, "indices") if name == "EmbeddingBackward" else None
+        if words is not None and tuple(words.shape) == shape[:2] and words.is_contiguous():
+            return True
+        if _moves_first(one, name):
+            continue
+        for parent, _ in one.next_functions:
+            if parent is not None and parent not in seen and len(seen) < _MOST_BEHIND:
+                seen.add(parent)
+                waiting.append(parent)
+    return False
+
+
+def _moves_first(node: Any, name: str) -> bool:
+    """Whether an operation brings another axis to the front."""
+    size = max(len(shape_of(node)), 1)
+    if name == "TransposeBackward":
+        dims = [(int(dim) - (int(dim) >> 63 << 64)) % size for dim in (node._saved_dim0, node._saved_dim1)]
+        return 0 in dims and dims[0] != dims[1]
+    return name == "PermuteBackward" and int(next(iter(node._saved_dims), 0)) % size != 0
 
 
 def _mixes_samples(was: tuple[int, ...], now: tuple[int, ...], batch: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import process_time_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -97,6 +98,7 @@ class Inspector:
         self._put_back()
         self.check.uninstall()
 
+    @np.errstate(all="ignore")  # here and below: a warning of ours would be taken for one of the program's
     def pass_began(self, iterator: Any) -> None:
         """The first batch of a pass over a training loader has come."""
         start_ns = thread_time_ns()
@@ -166,6 +168,7 @@ class Inspector:
 
     # What ------------------------------------------------------------------------------------------
 
+    @np.errstate(all="ignore")
     def _before(self, tensors: Any) -> tuple[LossGraph, Facts] | None:
         start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if self._watch.local.iteration.in_backward:
@@ -194,6 +197,7 @@ class Inspector:
         self._charge(start_ns, cpu_ns)
         return graph, facts
 
+    @np.errstate(all="ignore")
     def _after(self, seen: tuple[LossGraph, Facts] | None) -> None:
         start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if seen is not None:
@@ -319,8 +323,11 @@ class Inspector:
         seen = self._watch.optimizers.seen()
         roots = {id(root): root for root in self.roots()}
         names: dict[int, str] = {}
-        for root in roots.values():
-            names |= names_under(root)
+        for number, root in enumerate(roots.values(), 1):
+            own = names_under(root)
+            if not set(own.values()).isdisjoint(names.values()):  # else one model's layers are taken for another's
+                own = {key: f"{name} of model {number}" for key, name in own.items()}
+            names |= own
         reached = set(map(id, graph.leaves))
         detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
         facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail}

@@ -7,6 +7,7 @@ recorded. Of loggers that call each other only the outermost is heard, so that n
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +44,7 @@ class LoggerWatch:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.media = MediaWriter(session)
-        session.put_media = self.media.put_value
+        session.put_media = functools.partial(self.media.attempt, self.media.put_value)
         self._depth = threading.local()
         self._undo: list[Callable[[], None]] = []
         self._is_active = True
@@ -142,14 +143,14 @@ def _hparams(watch: LoggerWatch, writer: Any, hparam_dict: Any, metric_dict: Any
 def _text(
     watch: LoggerWatch, writer: Any, tag: Any, text_string: Any, global_step: Any = None, *_: Any, **__: Any
 ) -> None:
-    watch.media.put_text(str(tag), text_string, global_step)
+    watch.media.attempt(watch.media.put_text, str(tag), text_string, global_step)
 
 
 def _histogram(
     watch: LoggerWatch, writer: Any, tag: Any, values: Any, global_step: Any = None, *_: Any, **__: Any
 ) -> None:
     if not watch.media.is_full:
-        watch.media.put_histogram(str(tag), values, global_step)
+        watch.media.attempt(watch.media.put_histogram, str(tag), values, global_step)
 
 
 def _image(
@@ -157,7 +158,7 @@ def _image(
     dataformats: str = "CHW", **_: Any,
 ) -> None:  # fmt: skip
     if not watch.media.is_full:
-        watch.media.put_image(str(tag), img_tensor, global_step, dataformats)
+        watch.media.attempt(watch.media.put_image, str(tag), img_tensor, global_step, dataformats)
 
 
 def _images(
@@ -165,22 +166,24 @@ def _images(
     dataformats: str = "NCHW", **_: Any,
 ) -> None:  # fmt: skip
     """The first few of a batch of images."""
-    for number, image in enumerate(img_tensor[:_MOST_IN_A_LIST] if dataformats[:1] == "N" else ()):
+    first = attempt(operator.getitem, img_tensor, slice(_MOST_IN_A_LIST)) if dataformats[:1] == "N" else None
+    for number, image in enumerate(first if first is not None else ()):
         _image(watch, writer, f"{tag}/{number}", image, global_step, dataformats=dataformats[1:])
 
 
 def _wandb_log(watch: LoggerWatch, run: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) -> None:
     watch.put(data, step)
+    wandb_media = functools.partial(_wandb_media, watch)
     for name, value in data.items() if not watch.media.is_full else ():
         if isinstance(value, str):
-            watch.media.put_text(str(name), value, step)
+            watch.media.attempt(watch.media.put_text, str(name), value, step)
         elif isinstance(value, list | tuple) and value and _is_of_wandb(value[0]):
             for number, one in enumerate(value[:_MOST_IN_A_LIST]):
-                _wandb_media(watch, f"{name}/{number}", one, step)
+                watch.media.attempt(wandb_media, f"{name}/{number}", one, step)
         elif _is_of_wandb(value):
-            _wandb_media(watch, str(name), value, step)
+            watch.media.attempt(wandb_media, str(name), value, step)
         elif not isinstance(value, Mapping) and not is_number(value):
-            watch.media.put_value(str(name), value, step)
+            watch.media.attempt(watch.media.put_value, str(name), value, step)
 
 
 def _is_of_wandb(value: Any) -> bool:
@@ -231,7 +234,7 @@ def _mlflow_batch(
 
 
 def _mlflow_text(watch: LoggerWatch, client: Any, run_id: Any, text: Any, artifact_file: Any, *_: Any) -> None:
-    watch.media.put_text(str(artifact_file), text)
+    watch.media.attempt(watch.media.put_text, str(artifact_file), text)
 
 
 def _mlflow_image(
@@ -239,12 +242,12 @@ def _mlflow_image(
     step: Any = None, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
     if not watch.media.is_full:
-        content = image.to_pil() if hasattr(image, "to_pil") else image
-        watch.media.put_value(str(key or artifact_file), content, step)
+        content = attempt(image.to_pil) if hasattr(image, "to_pil") else image
+        watch.media.attempt(watch.media.put_value, str(key or artifact_file), content, step)
 
 
 def _mlflow_table(watch: LoggerWatch, client: Any, run_id: Any, data: Any, artifact_file: Any, *_: Any) -> None:
-    watch.media.put_value(str(artifact_file), data)
+    watch.media.attempt(watch.media.put_value, str(artifact_file), data)
 
 
 def _mlflow_param(watch: LoggerWatch, client: Any, run_id: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:

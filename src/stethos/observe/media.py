@@ -6,9 +6,10 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from stethos.guard import text_of, tried
 from stethos.observe.session import Session
 from stethos.record.layout import LARGEST_TEXT
 from stethos.redact import MASK, names_secret, redact
@@ -29,14 +30,30 @@ class MediaWriter:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._count = 0
+        self._noted: set[str] = set()
+
+    def attempt(self, put: Callable[..., object], name: str, *given: Any) -> bool:
+        """Put what somebody gave under a name; False if it is not of the kind, or cannot be read.
+
+        A value that cannot be read, however often it comes, must cost nothing but itself.
+        """
+        told, error = tried(put, name, *given)
+        if error is not None:
+            self._note(name, f"{type(error).__name__}: {text_of(error)[:200]}")
+        return error is None and told is not False
+
+    def _note(self, name: str, why: str) -> None:
+        """Say once for each name what is missing."""
+        if name not in self._noted and len(self._noted) < MOST_ROWS:
+            self._noted.add(name)
+            self._session.note_gap("media", f"{name}: {why}")
 
     def put(self, kind: str, name: str, content: str, step: Any = None) -> None:
         """A row, unless there are too many already or it is too large: then the run says so."""
         self._count += 1
         if self._count > MOST_ROWS or len(content) > LARGEST_TEXT:
             if self._count == MOST_ROWS + 1 or len(content) > LARGEST_TEXT:
-                why = "too large" if len(content) > LARGEST_TEXT else f"more than {MOST_ROWS:,} rows"
-                self._session.note_gap("media", f"{name}: {why}")
+                self._note(name, "too large" if len(content) > LARGEST_TEXT else f"more than {MOST_ROWS:,} rows")
             return
         name_id = self._session.name_id
         ids = b"".join(name_id(text).to_bytes(4, "little", signed=True) for text in (name, kind))
@@ -95,13 +112,23 @@ class MediaWriter:
         import numpy as np
 
         numbers = np.ravel(_array_of(values))
+        if numbers.dtype.kind not in "fiub":
+            self._note(name, "not real numbers")
+            return
         numbers = numbers[:: max(1, -(-len(numbers) // _MOST_NUMBERS))].astype(np.float64)
         finite = numbers[np.isfinite(numbers)]
         if len(finite) == 0:
             return
-        counts, edges = np.histogram(finite, BUCKETS)
-        content = {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist(),
-                   "not_finite": len(numbers) - len(finite)}  # fmt: skip
+        low, high = float(finite.min()), float(finite.max())
+        counts = [0] * BUCKETS
+        counts[BUCKETS // 2] = len(finite)  # where they are too near one another to be told apart, or too far
+        with np.errstate(all="ignore"):
+            if np.isfinite(high - low) and (high - low) / BUCKETS > 4 * np.spacing(max(abs(low), abs(high))):
+                counts = np.histogram(finite, BUCKETS)[0].tolist()
+            elif high == low:
+                around = max(0.5, 1e-6 * abs(low))
+                low, high = low - around, high + around
+        content = {"low": low, "high": high, "counts": counts, "not_finite": len(numbers) - len(finite)}
         self.put("histogram", name, json.dumps(content), step)
 
     def put_counts(self, name: str, counts: Any, edges: Any, step: Any = None) -> None:
@@ -110,7 +137,7 @@ class MediaWriter:
 
         edges, counts = np.asarray(edges, np.float64), np.asarray(counts, np.float64)
         if len(edges) != len(counts) + 1 or not np.isfinite(edges).all() or not (np.diff(edges) >= 0).all():
-            self._session.note_gap("media", f"{name}: not a histogram")
+            self._note(name, "not a histogram")
             return
         until = np.interp(np.linspace(edges[0], edges[-1], BUCKETS + 1), edges, [0.0, *np.cumsum(counts)])
         content = {"low": float(edges[0]), "high": float(edges[-1]), "counts": np.diff(until).round(3).tolist(),
@@ -126,12 +153,18 @@ class MediaWriter:
             pixels = pixels[..., None]
         elif order == "CHW":
             pixels = np.moveaxis(pixels, 0, -1)
-        if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4) or 0 in pixels.shape:
-            self._session.note_gap("media", f"{name}: not an image of 1, 3 or 4 channels")
+        if (
+            pixels.ndim != 3
+            or pixels.shape[-1] not in (1, 3, 4)
+            or 0 in pixels.shape
+            or pixels.dtype.kind not in "fiub"
+        ):
+            self._note(name, "not an image of 1, 3 or 4 channels")
             return
         every = max(1, -(-max(pixels.shape[:2]) // LARGEST_SIDE))
+        is_whole = np.issubdtype(pixels.dtype, np.integer)
         pixels = np.nan_to_num(pixels[::every, ::every].astype(np.float64))
-        if not np.issubdtype(_array_of(image).dtype, np.integer):
+        if not is_whole:
             pixels = pixels * 255
         self.put("image", name, base64.b64encode(_png(np.clip(pixels, 0, 255).astype(np.uint8))).decode(), step)
 
@@ -176,8 +209,13 @@ def _array_of(values: Any) -> Any:
     import numpy as np
 
     if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = (values.float() if values.dtype.is_floating_point else values).numpy()
+        from stethos.observe.statistic import array_of  # not `numpy()`, after which a storage cannot be resized
+
+        if values.is_sparse and values.numel() > _MOST_NUMBERS:
+            raise ValueError("a large sparse tensor")
+        values = values.detach().to_dense().cpu().resolve_conj().resolve_neg()
+        is_short = values.dtype.is_floating_point and values.dtype.itemsize < 4  # NumPy may not have its type
+        return array_of(values.float() if is_short else values)
     return np.asarray(values)
 
 

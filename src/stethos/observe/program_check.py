@@ -58,6 +58,7 @@ class ProgramCheck:
         self.modules.end()
         self.calls.uninstall()
 
+    @np.errstate(all="ignore")
     def pass_begins(self, iterator: Any) -> None:
         """A pass over a loader begins: one without a single batch leaves no other trace."""
         inspector = self._watch.inspector
@@ -99,7 +100,8 @@ class ProgramCheck:
 
     def remarks(self, graph: LossGraph, batch: int, detail: Facts) -> list[tuple[str, str]]:
         """What is odd, after the backward: `batch` is the number of samples, 0 where it is not known."""
-        found = [*graph.check.remarks_of(batch, graph.is_complete), *self.modules.remarks_of(batch), *_stopped(graph)]
+        remarks = graph.check.remarks_of(batch, graph.is_complete, is_stacked=bool(detail.get("is_stacked")))
+        found = [*remarks, *self.modules.remarks_of(batch), *_stopped(graph)]
         came = detail.get("samples") or 0
         source, self._source = self._source, self._watch.local.iteration.batch_source
         is_next = source == self._source  # another batch of the same pass, not one of a second loader

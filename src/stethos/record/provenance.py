@@ -47,9 +47,9 @@ def plain_facts(facts: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
 
     What lies too deep, as in a mapping that holds itself, is left out.
     """
-    named = facts.get("value") and next((facts[key] for key in _NAMING if isinstance(facts.get(key), str)), "")
+    named = next((facts[key] for key in _NAMING if isinstance(facts.get(key), str)), "") if "value" in facts else ""
     return {
-        redact(str(key)): _plain(value, str(named) if named and key == "value" else str(key), depth + 1)
+        redact(str(key)): _plain(value, named if named and key == "value" else str(key), depth + 1)
         for key, value in facts.items()
     }
 
