@@ -177,6 +177,17 @@ def test_one_that_hardly_creeps_is_told_once_and_in_steps_not_in_turns() -> None
     assert "2,400 steps" in cause.consequences[0].title
 
 
+def test_a_loss_that_is_thrown_far_up_has_not_fallen_slowly() -> None:
+    thrown = np.concatenate([np.full(12, 1.3), np.geomspace(2.2e4, 5e3, 108)]) * np.exp(made.noise(120, 0.02))
+    assert made.names_in(SlowProgress(), only_loss(thrown)) == []
+
+
+def test_a_loss_that_stays_far_above_its_start_is_told_to_have_risen() -> None:
+    thrown = np.concatenate([np.full(12, 1.3), np.full(108, 5e3)]) * np.exp(made.noise(120, 0.02))
+    (finding,) = Plateau().check(only_loss(thrown))
+    assert finding.title == "the loss has risen and stays there: 5.03e+03 after 120 steps, 1.3 at the start"
+
+
 def test_turns_are_not_called_rounds() -> None:
     with pytest.raises(CannotTell, match="12 turns with a loss, 30 needed"):
         list(SlowProgress().check(turns(*healthy_turns(12))))
