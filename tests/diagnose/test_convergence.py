@@ -116,6 +116,13 @@ def test_a_jump_that_is_made_good_is_no_rate_too_high() -> None:
     assert made.names_in(LearningRateTooHigh(), only_loss([2.3, 9.0, 12.0, *made.falling(200)])) == []
 
 
+def test_a_nan_out_of_a_low_loss_is_no_rate_too_high() -> None:
+    jumped = [3.4, 11.8, 3.3, 2.0, 1.4, *(0.1 + np.abs(made.noise(115, 0.05)))]
+    assert made.names_in(LearningRateTooHigh(), only_loss([*jumped, np.inf, *[np.nan] * 79])) == []
+    grown = [*jumped, 20.0, 900.0, 4e7]
+    assert made.names_in(LearningRateTooHigh(), only_loss([*grown, *[np.nan] * 79])) != []
+
+
 def test_a_rate_raised_half_way_is_named_since_then() -> None:
     loss = np.concatenate([made.falling(150), 30 + made.noise(150)])
     (finding,) = LearningRateTooHigh().check(only_loss(loss, lr=[0.1] * 150 + [40.0] * 150))
