@@ -296,6 +296,12 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
     expect(page.get_by_role("heading", name="train 2")).to_be_visible()
     expect(page.get_by_role("link", name="Clients", exact=True)).to_have_count(0)  # it has none
     expect(page.locator("[data-metric=broken]")).to_contain_text("NaN or infinite at every step")
+    usual = panel.bounding_box()
+    panel.get_by_role("button", name="Larger").click()
+    large = panel.bounding_box()
+    assert usual is not None and large is not None
+    assert large["width"] > 1.5 * usual["width"] and large["height"] > usual["height"] + 150
+    panel.get_by_role("button", name="Smaller").click()
     over = panel.locator(".u-over")
     over.scroll_into_view_if_needed()
     box = over.bounding_box()

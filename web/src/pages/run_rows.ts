@@ -112,6 +112,15 @@ export function filterOf(text: string): Test {
   return (row) => tests.every((test) => test(row));
 }
 
+/** A filter that also keeps a column between two numbers, instead of what it said of that column; NaN is no limit. */
+export function between(text: string, key: string, low: number, high: number): string {
+  const name = key.startsWith("config:") || key.startsWith("metric:") ? columnTitle(key) : key;
+  if (/[\s<>=:!"]/.test(name)) return text; // a filter cannot say it
+  const others = [...text.matchAll(TOKEN)].map(([token]) => token).filter((token) => CONDITION.exec(token)?.[1] !== name);
+  const told = (value: number): string => String(Number(value.toPrecision(4)));
+  return [...others, ...(Number.isFinite(low) ? [`${name}>=${told(low)}`] : []), ...(Number.isFinite(high) ? [`${name}<=${told(high)}`] : [])].join(" ");
+}
+
 /** What a name in a filter means: a column of ours, a hyperparameter, or the last value of a metric. */
 function named(row: RunRow, name: string): Cell {
   if (name === "tag") return (row.tags ?? []).join("\n");
