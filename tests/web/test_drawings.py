@@ -322,6 +322,14 @@ def test_a_zoom_by_the_clock_is_in_the_saved_picture(page: Page, server: Served)
     assert len([place for place in places if 76 <= place <= 940]) == 11
 
 
+def test_a_value_that_rounding_alone_changes_is_drawn_level(page: Page, server: Served) -> None:
+    told = [LoggedNumber("rate", step, T0_NS + step * 10**9, 0.1) for step in range(200)]
+    write_run(server.directory / "level", Path("logs"), told)
+    opened(page, server, "/run/level/metrics?like=rate&smooth=0.6")
+    (path,) = paths_of(svg_of(page, page.locator("[data-metric=rate]")), 'stroke-width="1.8"')
+    assert len(set(re.findall(r" ([\d.]+)", path))) == 1
+
+
 def test_a_high_window_is_full_of_runs(page: Page, server: Served) -> None:
     rows = [{"run": f"run-{number}", "is_known": True, "is_measured": True, "state": "ended"} for number in range(100)]
     page.route("**/api/runs?*", lambda route: route.fulfill(json={"version": "1", "runs": rows}))
@@ -330,6 +338,11 @@ def test_a_high_window_is_full_of_runs(page: Page, server: Served) -> None:
     frame, last = page.locator(".table-frame.is-long").bounding_box(), page.locator(".runs-table .run-name").last
     below = last.bounding_box()
     assert frame is not None and below is not None and below["y"] > frame["y"] + frame["height"] - 38
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".table-frame.is-long").evaluate("one => { one.scrollLeft = 200 }")
+    first, frame = page.locator(".runs-table .run-name").first, page.locator(".table-frame.is-long").bounding_box()
+    name = first.bounding_box()
+    assert frame is not None and name is not None and frame["x"] < name["x"] < frame["x"] + 60  # which run it is stays
 
 
 def test_curves_of_a_run_that_goes_on_follow_it(page: Page, server: Served) -> None:

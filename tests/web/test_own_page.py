@@ -183,6 +183,7 @@ def test_runs_are_ticked_compared_grouped_and_drawn(page: Page, editing: Served)
     page.get_by_label("group by").select_option("config:lr")
     expect(page.locator("[data-panel=groups] tbody tr")).to_have_count(3)
     expect(page.locator("[data-panel=groups]")).to_contain_text("±")
+    expect(page.locator("[data-panel=groups] tbody td:first-child")).to_have_text(["0.001", "0.01", "0.1"])
     expect(page.locator("[data-panel=curves] .legend-steps button").first).to_contain_text("(2)")  # mean of two seeds
     with page.expect_download() as saved:
         page.locator("[data-panel=curves]").get_by_role("button", name="SVG").click()

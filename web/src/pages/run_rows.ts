@@ -141,6 +141,7 @@ function compared(value: Cell, sign: string, right: string): boolean {
   return sign === "<" ? one < other : sign === ">" ? one > other : sign === "<=" ? one <= other : one >= other;
 }
 
+/** Runs by what a column says, in its order. */
 export function groupsOf(rows: RunRow[], key: string): Map<string, RunRow[]> {
   const groups = new Map<string, RunRow[]>();
   for (const row of rows) {
@@ -148,5 +149,6 @@ export function groupsOf(rows: RunRow[], key: string): Map<string, RunRow[]> {
     const name = value === null || value === "" ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
     (groups.get(name) ?? groups.set(name, []).get(name))?.push(row);
   }
-  return groups;
+  const order = (one: string, other: string): number => (Number.isFinite(Number(one)) && Number.isFinite(Number(other)) ? Number(one) - Number(other) : NATURAL.compare(one, other));
+  return new Map([...groups].sort(([one], [other]) => order(one, other)));
 }

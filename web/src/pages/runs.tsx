@@ -143,8 +143,8 @@ function Picker({ all, rows, columns, usual, setColumns }: { all: RunRow[]; rows
       <div class="card">
         <input type="search" aria-label="Search columns" placeholder="search columns" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         <p>
-          <button type="button" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>{" "}
-          <button type="button" onClick={() => setColumns(usual)}>Reset</button>
+          <button type="button" class="button is-quiet" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>
+          <button type="button" class="button is-quiet" onClick={() => setColumns(usual)}>Reset</button>
         </p>
         <ul class="plain">
           {known.map((key) => (
@@ -152,7 +152,7 @@ function Picker({ all, rows, columns, usual, setColumns }: { all: RunRow[]; rows
               <label>
                 <input type="checkbox" checked={columns.includes(key)} onChange={() => toggle(key)} /> {label(columnTitle(key))}
               </label>
-              {columns.includes(key) && columns[0] !== key && <button type="button" title="pin as the first column" onClick={() => first(key)}>pin</button>}
+              {columns.includes(key) && columns[0] !== key && <button type="button" class="link" title="pin as the first column" onClick={() => first(key)}>pin</button>}
             </li>
           ))}
         </ul>
@@ -248,7 +248,7 @@ function Value({ row, name }: { row: RunRow; name: string }) {
 /** Each group's number of runs, and the mean and spread of its results: loss, accuracy and the metrics of the table. */
 function Groups({ rows, by, columns }: { rows: RunRow[]; by: string; columns: string[] }) {
   const keys = [...new Set(["loss", "accuracy", ...columns.filter((key) => key.startsWith("metric:"))])].filter((key) => rows.some((row) => number(valueOf(row, key)) !== null));
-  const groups = [...groupsOf(rows, by)].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })).slice(0, 200);
+  const groups = [...groupsOf(rows, by)].slice(0, 200);
   const spread = (members: RunRow[], key: string): string => {
     const values = members.map((row) => number(valueOf(row, key))).filter((value): value is number => value !== null && Number.isFinite(value));
     if (values.length === 0) return "–";
