@@ -133,5 +133,5 @@ groupbench: hot  ## name a faulty client from sums over groups alone, as secure 
 	@$(RUN) -m benchmarks.group_testing $(GROUPBENCH)
 
 privacybench: hot  ## faults found, labels and members guessed at each privacy level, from the same federations (an hour); PRIVACYBENCH="--limit-s 600"
-	@$(RUN) -m benchmarks.privacy --picture docs/pictures/privacy.svg $(PRIVACYBENCH)
+	@$(RUN) -m benchmarks.privacy --picture docs/images/privacy.svg $(PRIVACYBENCH)
 	@$(RUN) -m benchmarks.membership

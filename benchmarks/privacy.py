@@ -1,6 +1,6 @@
 """What each level of privacy costs in diagnosis, and gives: `make privacybench`. A table and a picture for the docs.
 
-    python -m benchmarks.privacy [--limit-s S] [--keep FILE] [--picture docs/pictures/privacy.svg]
+    python -m benchmarks.privacy [--limit-s S] [--keep FILE] [--picture docs/images/privacy.svg]
 
 The federations of `make faultbench` (digits, 10 and 30 clients, five splits, twelve kinds of faults) are played once.
 What clients report goes through the one filter of a site, once for each level; the server judges what is left beside

@@ -2,13 +2,15 @@
 
 python tools/screenshots.py [--runs DIR] [--only NAME] [OUT]
 
-Without DIR the runs are made first: the demo, one with another fault, and a training that goes wrong.
+Without DIR the runs are made first: the demo, one with another fault, a training that goes wrong, and a search of
+hyperparameters.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -27,6 +29,8 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
+from stethos.store.foreign.run_writer import write_run
+from stethos.store.foreign.value import LoggedNumber, LoggedSetting
 from stethos.store.run import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +44,7 @@ TALL: ViewportSize = {"width": 1280, "height": 1100}
 TALLEST: ViewportSize = {"width": 1280, "height": 1480}
 LOW: ViewportSize = {"width": 1280, "height": 420}
 PHONE: ViewportSize = {"width": 390, "height": 844}
-_PATIENCE_MS = 90_000
+_PATIENCE_MS = 180_000
 _ENOUGH_STEPS = 120
 _STETHOS = (sys.executable, "-m", "stethos.cli.main")
 
@@ -52,11 +56,17 @@ class Shot(NamedTuple):
     address: str
     size: ViewportSize = TALL
     theme: Literal["light", "dark"] = "light"
+    where: Literal["", "search"] = ""
+    """Which of the directories of runs."""
+    at: str = ""
+    """What is scrolled to."""
 
 
 ASKED = "SELECT round, client, cos_centre AS cosine\nFROM updates\nWHERE layer IS NULL AND client IS NOT NULL"
 SHOTS = (
     Shot("runs", "/runs", LOW),
+    Shot("search", f"/runs?metric={quote('eval/accuracy')}&group=config:lr", TALL, where="search", at="groups"),
+    Shot("metrics", "/run/hidden-1/metrics?smooth=0.6", TALLEST),
     Shot("overview", "/run/hidden-1/overview"),
     Shot("overview-dark", "/run/hidden-1/overview", theme="dark"),
     Shot("overview-phone", "/run/hidden-1/overview", PHONE),
@@ -88,10 +98,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stethos-shots-", ignore_cleanup_errors=True) as scratch:
         runs = choice.runs or Path(scratch) / "runs"
         make_runs(runs)
+        make_search(Path(scratch) / "search")
         shots = [shot for shot in SHOTS if not choice.only or shot.name in choice.only]
-        with served(runs) as url, sync_playwright() as play:
+        with served(runs) as usual, served(Path(scratch) / "search") as search, sync_playwright() as play:
             browser = play.chromium.launch(executable_path=choice.chromium, args=list(FLAGS))
             for shot in shots:
+                url = search if shot.where == "search" else usual
                 context = browser.new_context(viewport=shot.size, color_scheme=shot.theme)
                 page = context.new_page()
                 if shot.name == "live":
@@ -111,6 +123,9 @@ def main() -> None:
                 else:
                     page.goto(f"{url}&to={quote(shot.address)}")
                     settle(page)
+                    if shot.at != "":
+                        page.locator(f"[data-panel={shot.at}]").evaluate("one => one.scrollIntoView()")
+                        page.wait_for_timeout(300)
                     page.screenshot(path=choice.out / f"{shot.name}.png")
                 context.close()
             browser.close()
@@ -127,6 +142,19 @@ def make_runs(runs: Path) -> None:
         subprocess.run([*_STETHOS, *words], check=True, capture_output=True, cwd=ROOT)
         words = ("diagnose", "-t", str(runs / "digits-1"))  # its exit status tells what it found
         subprocess.run([*_STETHOS, *words], check=False, capture_output=True)
+
+
+def make_search(directory: Path) -> None:
+    """Sixty small runs that differ in learning rate, width and seed."""
+    for number in range(60):
+        lr, width, seed = 10.0 ** -(1 + number % 4), 2 ** (4 + number // 4 % 5), number // 20
+        settings = [LoggedSetting("lr", lr), LoggedSetting("width", width), LoggedSetting("seed", seed)]
+        best = 0.93 - 0.06 * abs(math.log10(lr) + 2.4) + 0.008 * math.log2(width) + 0.01 * math.sin(7.0 * number)
+        told = [
+            LoggedNumber("eval/accuracy", step, 10**18 + step * 10**9, best * (1 - math.exp(-step / (4 + 60 * lr))))
+            for step in range(40)
+        ]
+        write_run(directory / f"search-{number}", Path("made"), [*settings, *told])
 
 
 def make_report(run: Path, file: Path) -> str:
@@ -181,7 +209,10 @@ def settle(page: Page) -> None:
     """Wait until every panel has its numbers and the diagnosis has ended."""
     expect(page.locator("main .card").first).to_be_visible(timeout=_PATIENCE_MS)
     expect(page.locator(".skeleton, [aria-busy=true]")).to_have_count(0, timeout=_PATIENCE_MS)
-    expect(page.get_by_text(re.compile("^(Diagnosing|Asking) …"))).to_have_count(0, timeout=_PATIENCE_MS)
+    expect(page.get_by_text(re.compile("^(Diagnosing|Asking) …|^reading the metrics"))).to_have_count(
+        0, timeout=_PATIENCE_MS
+    )
+    expect(page.locator(".skeleton")).to_have_count(0, timeout=_PATIENCE_MS)
     page.wait_for_timeout(600)
 
 

@@ -116,6 +116,13 @@ def test_a_jump_that_is_made_good_is_no_rate_too_high() -> None:
     assert made.names_in(LearningRateTooHigh(), only_loss([2.3, 9.0, 12.0, *made.falling(200)])) == []
 
 
+def test_a_nan_out_of_a_low_loss_is_no_rate_too_high() -> None:
+    jumped = [3.4, 11.8, 3.3, 2.0, 1.4, *(0.1 + np.abs(made.noise(115, 0.05)))]
+    assert made.names_in(LearningRateTooHigh(), only_loss([*jumped, np.inf, *[np.nan] * 79])) == []
+    grown = [*jumped, 20.0, 900.0, 4e7]
+    assert made.names_in(LearningRateTooHigh(), only_loss([*grown, *[np.nan] * 79])) != []
+
+
 def test_a_rate_raised_half_way_is_named_since_then() -> None:
     loss = np.concatenate([made.falling(150), 30 + made.noise(150)])
     (finding,) = LearningRateTooHigh().check(only_loss(loss, lr=[0.1] * 150 + [40.0] * 150))
@@ -175,6 +182,17 @@ def test_one_that_hardly_creeps_is_told_once_and_in_steps_not_in_turns() -> None
     (cause,) = examine(seen, [SlowProgress(), Plateau()]).findings
     assert "2,400 steps" in cause.title and [one.name for one in cause.consequences] == ["plateau"]
     assert "2,400 steps" in cause.consequences[0].title
+
+
+def test_a_loss_that_is_thrown_far_up_has_not_fallen_slowly() -> None:
+    thrown = np.concatenate([np.full(12, 1.3), np.geomspace(2.2e4, 5e3, 108)]) * np.exp(made.noise(120, 0.02))
+    assert made.names_in(SlowProgress(), only_loss(thrown)) == []
+
+
+def test_a_loss_that_stays_far_above_its_start_is_told_to_have_risen() -> None:
+    thrown = np.concatenate([np.full(12, 1.3), np.full(108, 5e3)]) * np.exp(made.noise(120, 0.02))
+    (finding,) = Plateau().check(only_loss(thrown))
+    assert finding.title == "the loss has risen and stays there: 5.03e+03 after 120 steps, 1.3 at the start"
 
 
 def test_turns_are_not_called_rounds() -> None:

@@ -52,6 +52,18 @@ def test_a_flag_that_only_one_run_was_given_is_told_in_words() -> None:
     assert pair.cause == "--compile: not given -> given"
 
 
+def test_an_argument_that_is_a_hyperparameter_too_is_told_once() -> None:
+    given = {"lr": 3.0, "seed": 0, "--lr": "3", "batch_size": 64, "--batch-size": "64"}
+    base = {"lr": 0.1, "seed": 0, "batch_size": 32}
+    pair = compare_pair(measured(settings=base), measured(settings=given))
+    assert pair.cause == "lr: 0.1 -> 3.0, batch_size: 32 -> 64"
+
+
+def test_a_quantity_that_is_many_times_as_high_is_said_so() -> None:
+    pair = compare_pair(measured(), measured(loss=2468 / ROUNDS, settings={"lr": 3.0, "seed": 0}))
+    assert pair.verdict.startswith("final loss 1,234 times as high (worse)")
+
+
 def test_runs_with_equal_numbers_of_which_one_failed_are_not_called_alike() -> None:
     failed = (ComparedTrouble("SYS013", "rank 2 ended badly: exit status 3"),)
     pair = compare_pair(measured(), measured(troubles=failed))

@@ -78,6 +78,14 @@ def test_of_names_without_end_a_page_gets_sixty_and_a_row_two_hundred(runs: Path
         assert set(found["values"][found["names"].index("name")]) == {"layer099999/norm"}
 
 
+def test_a_name_that_many_others_contain_is_found(tmp_path: Path) -> None:
+    names = [*(f"client{number}/loss" for number in range(70)), "loss"]
+    write_run(tmp_path / "many", Path("logs"), (LoggedNumber(name, 1, T0_NS, 1.0) for name in names))
+    with open_run(tmp_path / "many") as run:
+        found = asked(run, like="loss")
+    assert "loss" in found["values"][found["names"].index("name")]
+
+
 @pytest.fixture
 def within_a_panel(runs: Path) -> Iterator[Run]:
     """The endless run, with as much memory as the server gives a panel."""

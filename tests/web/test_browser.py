@@ -73,6 +73,12 @@ def window(browser: Browser, server: Served) -> Iterator[Window]:
     assert outside == []
 
 
+def size_of(element: Locator) -> tuple[float, float]:
+    """As wide and as high as it is, also while it is being replaced."""
+    width, height = element.evaluate_all("all => [all[0]?.clientWidth ?? 0, all[0]?.clientHeight ?? 0]")
+    return width, height
+
+
 def expect_colours(canvas: Locator, count: int = 5) -> None:
     """Wait until a drawing has more different values than that: an empty one has one or two."""
     script = "one => new Set(one.getContext('2d').getImageData(0, 0, one.width, one.height).data).size"
@@ -297,6 +303,11 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
     expect(page.get_by_role("link", name="Clients", exact=True)).to_have_count(0)  # it has none
     expect(page.locator("[data-metric=broken]")).to_contain_text("NaN or infinite at every step")
     over = panel.locator(".u-over")
+    wide, high = size_of(over)
+    panel.get_by_role("button", name="Larger").click()
+    wait_until(lambda: size_of(over) > (1.5 * wide, high) and size_of(over)[1] > high + 150, "a larger drawing")
+    panel.get_by_role("button", name="Smaller").click()
+    wait_until(lambda: size_of(over) == (wide, high), "the drawing as it was")
     over.scroll_into_view_if_needed()
     box = over.bounding_box()
     assert box is not None

@@ -282,6 +282,103 @@ def test_compared_runs_have_a_panel_for_every_metric_with_a_curve_for_each_run(p
     expect(page).to_have_url(re.compile("smooth=0.5"))
 
 
+def test_runs_are_compared_over_time_too_and_what_is_zoomed_stands_in_the_address(page: Page, server: Served) -> None:
+    for number in range(2):
+        path = server.directory / f"paced-{number}"
+        if not path.exists():
+            told = [LoggedNumber("score", step, T0_NS + step * (number + 1) * 10**9, step) for step in range(30)]
+            write_run(path, Path("logs"), told)
+    seen = "() => window.drawn.texts.map(([words]) => words)"
+    for address, panel in (
+        ("/compare?runs=paced-0,paced-1&like=score", "[data-metric=score]"),
+        ("/runs?q=paced&metric=score", "[data-panel=curves]"),
+    ):
+        opened(page, server, address)
+        expect(page.locator(panel).locator("canvas")).to_be_visible()
+        page.evaluate("window.drawn.texts = []")
+        page.get_by_role("radio", name="time", exact=True).click()
+        wait_until(lambda: "40 s" in page.evaluate(seen), "the time of the slower run")
+        expect(page).to_have_url(re.compile("x=time"))
+        over = page.locator(panel).locator(".u-over")
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 40, steps=4)
+        page.mouse.up()
+        expect(page).to_have_url(re.compile(r"zoom-time=[23]\d[\d.]*\.\.4\d"))
+        page.reload()
+        expect(page.locator(panel).get_by_role("button", name="Show all")).to_be_visible()
+
+
+def test_a_zoom_by_the_clock_is_in_the_saved_picture(page: Page, server: Served) -> None:
+    told = [LoggedNumber("score", step, T0_NS + step * 10**9, step) for step in range(30)]
+    write_run(server.directory / "clocked", Path("logs"), told)
+    second = T0_NS // 10**9
+    opened(page, server, f"/run/clocked/metrics?like=score&x=clock&zoom-t_ns={second + 10}..{second + 20}")
+    (path,) = paths_of(svg_of(page, page.locator("[data-metric=score]")), 'stroke-width="1.8"')
+    places = [float(place) for place in re.findall(r"[ML]([-\d.]+) ", path)]
+    assert len([place for place in places if 76 <= place <= 940]) == 11
+
+
+def test_a_value_that_rounding_alone_changes_is_drawn_level(page: Page, server: Served) -> None:
+    told = [LoggedNumber("rate", step, T0_NS + step * 10**9, 0.1) for step in range(200)]
+    write_run(server.directory / "level", Path("logs"), told)
+    opened(page, server, "/run/level/metrics?like=rate&smooth=0.6")
+    (path,) = paths_of(svg_of(page, page.locator("[data-metric=rate]")), 'stroke-width="1.8"')
+    assert len(set(re.findall(r" ([\d.]+)", path))) == 1
+
+
+def test_a_high_window_is_full_of_runs(page: Page, server: Served) -> None:
+    rows = [{"run": f"run-{number}", "is_known": True, "is_measured": True, "state": "ended"} for number in range(100)]
+    page.route("**/api/runs?*", lambda route: route.fulfill(json={"version": "1", "runs": rows}))
+    page.set_viewport_size({"width": 1280, "height": 2400})
+    opened(page, server, "/runs")
+    frame, last = page.locator(".table-frame.is-long").bounding_box(), page.locator(".runs-table .run-name").last
+    below = last.bounding_box()
+    assert frame is not None and below is not None and below["y"] > frame["y"] + frame["height"] - 38
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator(".table-frame.is-long").evaluate("one => { one.scrollLeft = 200 }")
+    first, frame = page.locator(".runs-table .run-name").first, page.locator(".table-frame.is-long").bounding_box()
+    name = first.bounding_box()
+    assert frame is not None and name is not None and frame["x"] < name["x"] < frame["x"] + 60  # which run it is stays
+
+
+def test_curves_of_a_run_that_goes_on_follow_it(page: Page, server: Served) -> None:
+    told = [LoggedNumber("eval/score", step, T0_NS + step * 10**9, step) for step in range(30)]
+    write_run(server.directory / "going-0", Path("logs"), told)
+    with RunBuilder(server.directory / "going-1") as run:
+        process = run.process()
+        for step in range(5):
+            process.steps(1)
+            process.metric("eval/score", float(step))
+        process.drain()
+        for address in ("/compare?runs=going-0,going-1&like=score", "/runs?q=going&metric=eval/score"):
+            opened(page, server, address)
+            page.get_by_role("button", name="Table").last.click()
+            rows = page.locator("[role=region][aria-label='Table: eval/score'] tbody tr")
+            expect(rows.first).to_be_visible()
+            before = page.locator("[role=region][aria-label='Table: eval/score']").inner_text()
+            process.steps(3)
+            process.metric("eval/score", 77.0)
+            process.drain()
+            expect(page.locator("[role=region][aria-label='Table: eval/score']")).not_to_have_text(before)
+            expect(page.locator("[role=region][aria-label='Table: eval/score']")).to_contain_text("77")
+        process.finish()
+
+
+def test_a_table_is_sorted_with_what_is_unknown_last(page: Page, server: Served) -> None:
+    asked = "SELECT * FROM (VALUES (1, 2.0), (2, NULL), (3, 'nan'::DOUBLE), (4, 5.0)) AS told(name, value)"
+    opened(page, server, "/run/first/sql")
+    page.get_by_label("SQL", exact=True).fill(asked)
+    page.keyboard.press("Control+Enter")
+    result = page.locator("[data-panel=result]")
+    for order in (["4", "1", "3", "2"], ["1", "4", "3", "2"]):
+        result.locator("thead").get_by_role("button", name="value").click()
+        expect(result.locator("tbody tr td:first-child")).to_have_text(order)
+
+
 def test_texts_images_tables_and_histograms_are_shown_by_step_and_saved(page: Page, server: Served) -> None:
     contents = {
         "text": [f"<b>sample {step}</b>" for step in range(3)],

@@ -183,7 +183,12 @@ def test_runs_are_ticked_compared_grouped_and_drawn(page: Page, editing: Served)
     page.get_by_label("group by").select_option("config:lr")
     expect(page.locator("[data-panel=groups] tbody tr")).to_have_count(3)
     expect(page.locator("[data-panel=groups]")).to_contain_text("±")
+    expect(page.locator("[data-panel=groups] tbody td:first-child")).to_have_text(["0.001", "0.01", "0.1"])
     expect(page.locator("[data-panel=curves] .legend-steps button").first).to_contain_text("(2)")  # mean of two seeds
+    with page.expect_download() as saved:
+        page.locator("[data-panel=curves]").get_by_role("button", name="SVG").click()
+    drawn = re.findall(r'<path d="(M[^"Z]*)" fill="none"', Path(saved.value.path()).read_text())
+    assert [path.count("L") for path in drawn] == [29] * 3  # a mean at each of the 30 steps, no stairs between them
     expect(page.locator("[data-panel=sweep] path")).to_have_count(6)
     page.get_by_role("radio", name="scatter").click()
     expect(page.locator("[data-panel=sweep] circle")).to_have_count(6)
@@ -195,6 +200,20 @@ def test_runs_are_ticked_compared_grouped_and_drawn(page: Page, editing: Served)
         page.locator(".run-tools").get_by_role("button", name="CSV").click()
     lines = Path(saved.value.path()).read_text().splitlines()
     assert lines[0].startswith("run,state") and len(lines) == 7
+    page.get_by_role("radio", name="parallel").click()
+    page.get_by_role("radio", name="result", exact=True).click()
+    expect(page.locator(".sweep-key")).to_contain_text("eval/score")
+    axis = page.locator("[data-axis=lr] .handle")
+    axis.scroll_into_view_if_needed()
+    box = axis.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 12, box["y"] + 2)  # from the upper end of lr, 0.1, to above its middle, 0.01
+    page.mouse.down()
+    page.mouse.move(box["x"] + 12, box["y"] + box["height"] * 0.4, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("searchbox", name="Filter runs")).to_have_value(re.compile(r"^sweep lr>=0\.01\d+$"))
+    expect(page.locator(".runs-table .run-name")).to_have_count(2)
+    page.get_by_role("searchbox", name="Filter runs").fill("sweep")
     for name in ("sweep-0", "sweep-1"):
         page.get_by_role("checkbox", name=f"compare {name}").check()
     page.get_by_role("link", name="Compare 2").click()

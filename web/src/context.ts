@@ -1,7 +1,7 @@
 // What every part of the page may need: where the numbers come from, and what is being looked at.
 import { createContext } from "preact";
 import { useContext, useEffect, useRef, useState } from "preact/hooks";
-import type { Catalogue, Columns, Diagnosis, Given } from "./model";
+import type { Catalogue, Columns, Diagnosis, Given, RunRow } from "./model";
 import { Complaint, type Source } from "./source";
 
 export interface Surroundings {
@@ -107,6 +107,26 @@ export function usePanel(run: string, panel: string, given: Given, version: stri
 export function useDiagnosis(run: string, version: string): Asked<Diagnosis> {
   const { source } = useAround();
   return useAsked(() => source.findings(run), run, version);
+}
+
+const AGAIN_MS = 2500;
+
+/** Every run, looked at again and again while the page is in sight. */
+export function useRuns(): Asked<RunRow[]> & { again: () => void } {
+  const { source } = useAround();
+  const [turn, setTurn] = useState(0);
+  const again = (): void => setTurn((before) => before + 1);
+  const asked = useAsked(() => source.runs(), "runs", String(turn));
+  useEffect(() => {
+    const timer = setInterval(() => !document.hidden && again(), AGAIN_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return { ...asked, again };
+}
+
+/** What changes when one of these runs goes on: nothing does in one that is over. */
+export function courseOf(rows: RunRow[]): string {
+  return rows.map((row) => (row.state === "running" ? `${row.steps} ${row.last_round} ${row.rows_stored}` : row.state)).join();
 }
 
 /** Panels do not change when only the diagnosis does. */

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Spark } from "./charts/small";
 import { useAround } from "./context";
-import { label, share } from "./format";
+import { counted, label, share } from "./format";
 import type { Conclusion, Diagnosis, Finding, Proof, Silence } from "./model";
 import { Code } from "./panel";
 import { address } from "./route";
@@ -51,7 +51,7 @@ export function Verdict({ diagnosis, run }: { diagnosis: Diagnosis | null; run: 
           <span>
             {worst.kind} <span class="muted">{worst.code}</span>
           </span>
-          {worst.consequences.length > 0 && <span>{worst.consequences.length} consequences</span>}
+          {worst.consequences.length > 0 && <span>{counted(worst.consequences.length, "consequence")}</span>}
         </p>
         {worst.next_step !== "" && <p class="next"><b>Next</b> <Words text={worst.next_step} /></p>}
         <p class="verdict-links">

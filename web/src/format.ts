@@ -98,6 +98,11 @@ export function tickLabels(ticks: (number | null)[], name: string, unit = ""): s
   return ticks.map((tick) => (tick === null ? "" : `${(tick / 1000 ** place).toFixed(Math.min(6, digits))} ${["B", "kB", "MB", "GB", "TB"][place]}`));
 }
 
+/** `1 run`, `2 runs`. */
+export function counted(count: number, what: string): string {
+  return `${plain(count)} ${what}${count === 1 ? "" : "s"}`;
+}
+
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 /** A name as text that can be seen: blanks alone are quoted, and marks that hide or reorder text are spelled out. */

@@ -56,6 +56,8 @@ class Pair:
         settings = [one for one in self.differences if not one.is_place]
         if not settings:
             return "nothing that was recorded"
+        names = {one.name for one in settings}  # an argument that is known as a hyperparameter, too, is told once
+        settings = [one for one in settings if one.name.lstrip("-").replace("-", "_") not in names - {one.name}]
         listed = ", ".join(one.words for one in settings[:4])
         more = f" and {len(settings) - 4} more" if len(settings) > 4 else ""
         return f"the seed only ({listed})" if self.is_seed_only else f"{listed}{more}"
@@ -386,11 +388,12 @@ def summary_of(run: Measures, name: str) -> float | None:
 
 
 def ratio_words(change: float) -> str:
-    """A relative change in words: `14% higher`, `4.1 times`."""
+    """A relative change in words: `14% higher`, `4.1 times as high`."""
     if math.isinf(change):
         return "not finite" if change > 0 else "finite"
     if math.isnan(change):
         return "-"
     if change >= 1:
-        return f"{1 + change:.1f} times" if change < _LARGE else f"{1 + change:.1e} times"
+        times = f"{1 + change:.1f}" if change < 99 else f"{1 + change:,.0f}" if change < _LARGE else f"{1 + change:.1e}"
+        return f"{times} times as high"
     return f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"

@@ -22,9 +22,10 @@ _X = Parameter(
         "samples": Option(_SAMPLES, "samples seen by the optimizer until then"),
     },
 )  # fmt: skip
-# Up to 60 names from `from` on, with the numbers of the steps under `steps/`; at most 2,000 points of a line. Of a
-# longer line each point stands for a stretch of rows in the order in which they were recorded: nothing is sorted, and
-# nothing but what is shown is kept, so that millions of values fit into a panel's memory.
+# Up to 60 names from `from` on, the one that is `like` first, with the numbers of the steps under `steps/`; at most
+# 2,000 points of a line. Of a longer line each point stands for a stretch of rows in the order in which they were
+# recorded: nothing is sorted, and nothing but what is shown is kept, so that millions of values fit into a panel's
+# memory.
 METRICS = Query(
     f"""\
 WITH told AS NOT MATERIALIZED (
@@ -40,8 +41,10 @@ WITH told AS NOT MATERIALIZED (
     SELECT coalesce(federation, process) AS series, process, step, round, t_ns, loss, accuracy FROM rounds)
   UNPIVOT (value FOR name IN (loss, accuracy))),
 wanted AS (SELECT DISTINCT name FROM told WHERE $like IS NULL OR contains(lower(name), lower($like))),
-ranked AS (SELECT name, row_number() OVER (ORDER BY {_OURS}, name) - 1 AS place, count(*) OVER () AS names
-           FROM wanted),
+ranked AS (
+  SELECT name, row_number() OVER (ORDER BY name IS DISTINCT FROM $like, {_OURS}, name) - 1 AS place,
+         count(*) OVER () AS names
+  FROM wanted),
 page AS (FROM ranked WHERE place >= coalesce($from, 0) AND place < coalesce($from, 0) + {PER_PAGE}),
 numbered AS NOT MATERIALIZED (SELECT *, row_number() OVER () AS row FROM told),
 lines AS (SELECT name, series, names, count(*) AS total, min(row) AS first, max(row) AS last

@@ -9,14 +9,16 @@ export function colourOf(curve: Curve, index: number, isStack: boolean): string 
   return isStack ? phaseColour(curve.name, index) : seriesColour(index);
 }
 
-/** The range of the values, widened by what lies behind them. */
-export function withRaw(low: number | null, high: number | null, data: Curves): [number | null, number | null] {
+/** The range of the values, widened by what lies behind them as far as it is shown. */
+export function withRaw(low: number | null, high: number | null, data: Curves, x: string, zoom: Range | null): [number | null, number | null] {
   if (low === null || high === null) return [null, null];
   let range: Range = [low, high];
+  const unit = x.endsWith("_ns") ? 1e9 : 1; // zooms are in seconds
+  const [first, last] = zoom === null ? [-Infinity, Infinity] : [zoom[0] * unit, zoom[1] * unit];
   for (const one of data.curves) {
     if (!one.isRaw) continue;
-    for (const value of one.values) {
-      if (value === null || value === undefined) continue;
+    for (const [place, value] of one.values.entries()) {
+      if (value === null || value === undefined || (data.x[place] as number) < first || (data.x[place] as number) > last) continue;
       if (value < range[0]) range = [value, range[1]];
       else if (value > range[1]) range = [range[0], value];
     }

@@ -4,7 +4,7 @@ import { clock, heading, label, plain, tickLabels } from "../format";
 import type { Panel } from "../model";
 import { colourOf } from "./behind";
 import { escape } from "./save";
-import { isolated, type Curve, type Curves, type Range } from "./series";
+import { around, isolated, type Curve, type Curves, type Range } from "./series";
 
 const [WIDE, HIGH, LEFT, RIGHT, TOP, FOOT] = [960, 420, 76, 20, 46, 44];
 const MOST_NAMED = 24;
@@ -28,7 +28,9 @@ export function svgOf(title: string, panel: Pick<Panel, "x" | "y" | "unit" | "sc
   const isStack = panel.chart === "stack";
   const legend = isStack || data.curves.filter((one) => !one.isRaw).length > 1 ? legendOf(data.curves, isStack) : { rows: 0, body: "" };
   const top = TOP + legend.rows * 18;
-  const [first, last] = look.zoom ?? extent([...data.x, ...(data.reach === undefined ? [] : [data.reach])]);
+  const unit = panel.x.endsWith("_ns") ? 1e9 : 1; // zooms are in seconds
+  const zoom = look.zoom == null ? null : ([look.zoom[0] * unit, look.zoom[1] * unit] satisfies Range);
+  const [first, last] = zoom ?? extent([...data.x, ...(data.reach === undefined ? [] : [data.reach])]);
   const [low, high] = heightOf(data, [first, last], isLog, isStack, look.limits ?? [null, null]);
   const bend = isLog ? Math.log10 : (value: number): number => value;
   const frame: Frame = {
@@ -66,8 +68,8 @@ function heightOf(data: Curves, [first, last]: Range, isLog: boolean, isStack: b
     ? [0, ...data.x.map((_, place) => data.curves.reduce((sum, one) => sum + (one.values[place] ?? 0), 0)).filter((_, place) => seen[place])]
     : data.curves.flatMap((one) => [one.values, one.low ?? [], one.high ?? []].flatMap((row) => row.filter((value, place): value is number => value != null && seen[place] === true && (!isLog || value > 0))));
   const [from, to] = values.length === 0 && isLog ? [0.1, 1] : extent(values);
-  const edge = isLog || isStack ? 0 : (to - from) * 0.05;
-  const [low, high] = [least !== null && (!isLog || least > 0) ? least : isLog && from <= 0 ? to / 1e4 : from - edge, most ?? to + edge];
+  const [foot, head] = isLog || isStack ? [from, to] : around(from, to);
+  const [low, high] = [least !== null && (!isLog || least > 0) ? least : isLog && from <= 0 ? to / 1e4 : foot, most ?? head];
   return low < high ? [low, high] : [low, low + (Math.abs(low) || 1)];
 }
 

@@ -5,7 +5,7 @@ import { BROKEN, faded, themeColour } from "../colour";
 import { colourOf, drawRaw, withRaw } from "./behind";
 import { clock, heading, label as nameOf, measured, moment, plain, tickLabels } from "../format";
 import type { Finding, Panel } from "../model";
-import { hasValue, isolated, type Curve, type Curves, type Range } from "./series";
+import { around, hasValue, isolated, type Curve, type Curves, type Range } from "./series";
 
 export type { Curve, Curves, Range } from "./series";
 const MANY_CURVES = 12; // from here on only the curve beneath the cursor has a point
@@ -200,7 +200,7 @@ function optionsOf(
         width: solid(data).length > MANY_CURVES ? 1 : one.isFaint ? 1.5 : 2,
         ...(one.isFaint ? { dash: [5, 4] } : {}),
         ...(one.isDots ? { paths: () => null } : {}),
-        points: { show: one.isDots === true || data.x.length <= 60, size: 5, fill: colour, filter: (plot, row, isShown) => (isShown ? null : isolated(plot.data[row] ?? [])) },
+        points: { show: one.isDots === true || (data.x.length <= 60 && solid(data).length <= MANY_CURVES), size: 5, fill: colour, filter: (plot, row, isShown) => (isShown ? null : isolated(plot.data[row] ?? [])) },
       });
       if (one.low && one.high) {
         const hidden = { width: 0, points: { show: false } };
@@ -227,7 +227,7 @@ function optionsOf(
         time: panel.x.endsWith("_ns"),
         range: (_, low, high) => latest.current.zoom ?? xRange(low, high, latest.current.data.reach, isStack && few),
       },
-      y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(...withRaw(low, high, latest.current.data), panel.scale, isStack, latest.current.limits) },
+      y: { ...(panel.scale === "log" ? { distr: 3 as const } : {}), range: (_, low, high) => yRange(...withRaw(low, high, latest.current.data, panel.x, latest.current.zoom), panel.scale, isStack, latest.current.limits) },
     },
     axes: [
       { ...axis, size: 28, ...(panel.x.endsWith("_ns") ? { values: (_, ticks) => ticks.map(clock), space: 70 } : panel.x === "time" ? { values: (_, ticks) => ticks.map((tick) => `${plain(tick)} s`) } : { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? plain(tick) : "")), incrs: WHOLE, space: (_, __, ___, most) => Math.max(34, plain(Math.round(most)).length * 7 + 8) }) },
@@ -270,7 +270,7 @@ function yRange(low: number | null, high: number | null, scale: Panel["scale"], 
   const isLog = scale === "log";
   const [least, most] = limits.map((one) => (isLog && one !== null && one <= 0 ? null : one));
   let found: uPlot.Range.MinMax = isLog ? [0.1, 1] : [0, 1];
-  if (low !== null && high !== null && (!isLog || high > 0)) found = isLog ? uPlot.rangeLog(low > 0 ? low : high / 1e4, high, 10, false) : isStack ? [0, high * 1.05 || 1] : uPlot.rangeNum(low, high, 0.1, true);
+  if (low !== null && high !== null && (!isLog || high > 0)) found = isLog ? uPlot.rangeLog(low > 0 ? low : high / 1e4, high, 10, false) : isStack ? [0, high * 1.05 || 1] : around(low, high);
   const [from, to] = [least ?? found[0] ?? 0, most ?? found[1] ?? 1];
   return from < to ? [from, to] : [from, from + (Math.abs(from) || 1)];
 }

@@ -111,6 +111,13 @@ function interrupted(x: number[], values: Curve["values"]): Curve["values"] {
   return found;
 }
 
+/** A range with some air at both ends; what is not below 0, or not above it, stays on its side. */
+export function around(low: number, high: number): Range {
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const air = high - low > 1e-9 * size ? (high - low) * 0.06 : size * 0.1 || 1; // what differs by rounding alone is one value
+  return [low >= 0 ? Math.max(0, low - air) : low - air, high <= 0 ? Math.min(0, high + air) : high + air];
+}
+
 /** Which values stand alone, between two gaps: a line does not show them. */
 export function isolated(values: ArrayLike<number | null | undefined>): number[] {
   const found: number[] = [];

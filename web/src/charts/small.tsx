@@ -116,7 +116,7 @@ export function DataTable({ columns, title, raw = false, selected, selects, accu
       numbers.sort((a, b) => Number(accused.has(String(names[b]))) - Number(accused.has(String(names[a]))));
     }
     if (order !== null && values !== undefined) {
-      numbers.sort((a, b) => compare(values[a], values[b]) * (order.isDown ? -1 : 1));
+      numbers.sort((a, b) => rank(values[a]) - rank(values[b]) || compare(values[a], values[b]) * (order.isDown ? -1 : 1));
     }
     return numbers;
   }, [columns, order, accused?.size]);
@@ -183,11 +183,15 @@ export function DataTable({ columns, title, raw = false, selected, selects, accu
   );
 }
 
+/** Values in order come first, then what is not a number, then what is not known, whatever the direction. */
+function rank(value: Cell | undefined): number {
+  if (value === null || value === undefined) return 2;
+  return Number.isNaN(number(value)) ? 1 : 0;
+}
+
 function compare(a: Cell | undefined, b: Cell | undefined): number {
-  if (a === b) return 0;
-  if (a === null || a === undefined) return 1;
-  if (b === null || b === undefined) return -1;
-  const [left, right] = [number(a), number(b)];
+  if (a === b || rank(a) > 0) return 0;
+  const [left, right] = [number(a ?? null), number(b ?? null)];
   if (left !== null && right !== null) return left - right;
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }

@@ -1,7 +1,7 @@
 // Several runs side by side: the verdict, the numbers it stands on, the same curves, and what the runs were started with.
 import { useState } from "preact/hooks";
 import { seriesColour } from "../colour";
-import { useAround, useAsked } from "../context";
+import { courseOf, useAround, useAsked, useRuns } from "../context";
 import { StateMark } from "../findings";
 import { cell, measured, plain } from "../format";
 import type { Comparison, Pair, Panel, Quantity, RunRow } from "../model";
@@ -27,8 +27,8 @@ const FACTS: [keyof RunRow, string][] = [
 ];
 
 export function ComparePage({ route }: { route: Route }) {
-  const { source, catalogue } = useAround();
-  const { answer, complaint } = useAsked(() => source.runs(), "");
+  const { catalogue } = useAround();
+  const { answer, complaint } = useRuns();
   const known = (answer ?? []).map((row) => row.run);
   const given = (route.given.runs ?? "").split(",").filter((name) => known.includes(name));
   const chosen = (given.length > 0 ? given : known.slice(0, 2)).slice(0, MOST);
@@ -73,19 +73,19 @@ export function ComparePage({ route }: { route: Route }) {
         {answer !== null && known.length < 2 && <p class="nothing">You need two runs to compare. Record another one.</p>}
         {answer !== null && known.length >= 2 && chosen.length < 2 && <p class="nothing">Choose another one to compare it with.</p>}
       </section>
-      {chosen.length >= 2 && <Judged key={chosen.join("/")} runs={chosen} panels={comparable.filter(isFirst)} />}
+      {chosen.length >= 2 && <Judged key={chosen.join("/")} route={route} rows={rows} runs={chosen} panels={comparable.filter(isFirst)} />}
       {chosen.length >= 2 && <h2 class="divider is-wide">Curves</h2>}
-      {chosen.length >= 2 && comparable.filter((panel) => !isFirst(panel)).map((panel) => <Together key={panel.name} panel={panel} runs={chosen} />)}
-      {chosen.length >= 2 && <MetricsTogether key={chosen.join("/")} route={route} runs={chosen} />}
+      {chosen.length >= 2 && comparable.filter((panel) => !isFirst(panel)).map((panel) => <Together key={panel.name} route={route} panel={panel} runs={chosen} version={courseOf(rows)} />)}
+      {chosen.length >= 2 && <MetricsTogether key={chosen.join("/")} route={route} runs={chosen} version={courseOf(rows)} />}
       {rows.length > 0 && <Facts rows={rows} />}
     </div>
   );
 }
 
 /** What `stethos compare` says: a verdict for each further run, the curves, the quantities, the settings. */
-function Judged({ runs, panels }: { runs: string[]; panels: Panel[] }) {
+function Judged({ route, rows, runs, panels }: { route: Route; rows: RunRow[]; runs: string[]; panels: Panel[] }) {
   const { source } = useAround();
-  const { answer, complaint } = useAsked(() => source.compare(runs), runs.join("/"));
+  const { answer, complaint } = useAsked(() => source.compare(runs), runs.join("/"), rows.map((row) => row.state).join()); // anew when one has ended
   if (complaint !== null) return <section class="card is-wide"><Trouble complaint={complaint} /></section>;
   if (answer === null) return <section class="card is-wide"><div class="skeleton" /></section>;
   return (
@@ -94,7 +94,7 @@ function Judged({ runs, panels }: { runs: string[]; panels: Panel[] }) {
         <Sentence key={pair.second} pair={pair} />
       ))}
       {panels.map((panel) => (
-        <Together key={panel.name} panel={panel} runs={runs} isWide={panel.name === "step-loss"} />
+        <Together key={panel.name} route={route} panel={panel} runs={runs} version={courseOf(rows)} isWide={panel.name === "step-loss"} />
       ))}
       <Quantities comparison={answer} />
       <Settings comparison={answer} />
@@ -214,7 +214,9 @@ function reach({ change, low, high }: Quantity): number {
   return Math.min(1, Math.max(...[change, low, high].map((one) => Math.abs(one ?? 0))));
 }
 
+/** A relative change: in percent, or where it is tenfold and more, how many times as much. */
 function percent(part: number): string {
+  if (part >= 9) return `${plain(Number((1 + part).toPrecision(3)))}×`;
   const sign = part > 0 ? "+" : "";
   return `${sign}${plain(Number((part * 100).toPrecision(Math.abs(part) >= 0.1 ? 3 : 2)))} %`;
 }

@@ -1,17 +1,20 @@
 // One metric of many runs in one drawing: a curve for each run, or the mean and the range of each group.
-import { useMemo, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { Plot } from "../charts/plot";
 import { tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
 import { placed, together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
-import { useAround, useAsked } from "../context";
+import { courseOf, useAround, useAsked } from "../context";
 import { label, plain } from "../format";
-import type { Given, RunRow } from "../model";
-import { LogScale, metricsOf, Save, Smoothing } from "./metrics";
+import type { Columns, Given, RunRow } from "../model";
+import { zoomed, zoomOf } from "../route";
+import { Across, axisName, LogScale, metricsOf, Save, Smoothing } from "./metrics";
 import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
+const MOST_KEPT = 200;
+const MOST_PLACES = 400;
 
 export function RunCurves({ given, rows, group, isFew, set }: { given: Given; rows: RunRow[]; group: string; isFew: boolean; set: (changes: Given) => void }) {
   const { source, theme } = useAround();
@@ -20,9 +23,21 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
   const metric = given.metric || (isFew ? usualMetric(names, rows) : "");
   const having = rows.filter((row) => row.metrics?.[metric] !== undefined);
   const asked = having.slice(0, MOST);
-  const key = `${metric} ${asked.map((row) => row.run).join("/")}`;
+  const { x = "" } = given;
+  const name = axisName(x);
+  const key = `${metric} ${x} ${asked.map((row) => row.run).join("/")}`;
   const exact = metric;
-  const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map((row) => source.panel(row.run, "metrics", { like: exact }).catch(() => null))), key);
+  const over = useRef(new Map<string, Columns>()); // of runs that are over: asked for once
+  const curveOf = async (row: RunRow): Promise<Columns | null> => {
+    const place = JSON.stringify([row.run, row.ended_ns, exact, x]);
+    const known = over.current.get(place);
+    if (known !== undefined && row.state !== "running") return known;
+    const columns = await source.panel(row.run, "metrics", { like: exact, x }).catch(() => null);
+    if (over.current.size >= MOST_KEPT) over.current.clear();
+    if (columns !== null && row.state !== "running") over.current.set(place, columns);
+    return columns;
+  };
+  const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
   const weight = Math.min(0.99, Math.max(0, Number(given.smooth) || 0));
   const isLog = given.log === "1";
   const lines = useMemo(() => {
@@ -48,15 +63,16 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
               {names.map((name) => <option key={name} value={name}>{label(name)}</option>)}
             </select>
           </label>
+          <Across given={given} set={set} />
           <Smoothing given={given} set={set} />
           <LogScale given={given} set={set} />
         </div>
       </header>
       {metric !== "" && having.length > MOST && <p class="note">The first {MOST} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others.</p>}
-      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? <div class={answer === null ? "skeleton" : ""} /> : (
-        <Plot panel={{ x: "step", y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed />
+      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
+        <Plot panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed zoom={zoomOf(given, name)} onZoom={(range) => set(zoomed({}, name, range))} />
       )}
-      {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x="step" data={data} columns={null} isLog={isLog} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves("step", data)} title={label(metric)} /></div>}</footer>}
+      {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x={name} data={data} columns={null} isLog={isLog} look={{ zoom: zoomOf(given, name) }} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves(name, data)} title={label(metric)} /></div>}</footer>}
     </section>
   );
 }
@@ -69,14 +85,14 @@ function usualMetric(names: string[], rows: RunRow[]): string {
   return shared.find((name) => !/^(steps|rounds)\//.test(name)) ?? ["rounds/accuracy", "rounds/loss", "steps/loss"].find((name) => shared.includes(name)) ?? "";
 }
 
-/** For each group the mean of its runs at each of 200 places, and the range. */
+/** For each group the mean of its runs at every place that one of them has, or at 400 of them, and the range. */
 function means(each: (Line & { run: RunRow })[], group: string): Line[] {
   const members = groupsOf(each.map((line) => line.run), group);
   return [...members].map(([name, rows], index) => {
     const lines = each.filter((line) => rows.includes(line.run));
-    const first = Math.min(...lines.map((line) => line.x[0] ?? 0));
-    const last = Math.max(...lines.map((line) => line.x.at(-1) ?? 0));
-    const x = Array.from({ length: 200 }, (_, place) => first + ((last - first) * place) / 199);
+    const told = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    const [first, last] = [told[0] ?? 0, told.at(-1) ?? 0];
+    const x = told.length <= MOST_PLACES ? told : Array.from({ length: MOST_PLACES }, (_, place) => first + ((last - first) * place) / (MOST_PLACES - 1));
     const at = lines.map((line) => sampledAt(line, x));
     const rest = (pick: (values: number[]) => number): (number | null)[] => x.map((_, place) => {
       const values = at.map((line) => line[place]).filter((value): value is number => value != null);
@@ -89,12 +105,13 @@ function means(each: (Line & { run: RunRow })[], group: string): Line[] {
   });
 }
 
-/** A line's values at other places: the last one before each; nothing outside of it. */
+/** A line's values at other places: between two values on the way from one to the other; nothing outside of it. */
 function sampledAt(line: Line, places: number[]): (number | null)[] {
   let row = 0;
   return places.map((place) => {
     while (row + 1 < line.x.length && (line.x[row + 1] as number) <= place) row += 1;
-    const value = line.y[row] ?? null;
-    return place < (line.x[0] ?? 0) || place > (line.x.at(-1) ?? 0) || value === null || !Number.isFinite(value) ? null : value;
+    const [from, value, to, next] = [line.x[row] ?? Number.NaN, line.y[row] ?? Number.NaN, line.x[row + 1] ?? Number.NaN, line.y[row + 1] ?? Number.NaN];
+    const found = place === from ? value : place < from ? Number.NaN : value + ((next - value) * (place - from)) / (to - from);
+    return Number.isFinite(found) ? found : null;
   });
 }

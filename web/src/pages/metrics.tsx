@@ -92,7 +92,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
           <span class="sr-only">Search metrics</span>
           <input type="search" placeholder={`search ${plain(all)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
         </label>
-        {!source.isReport && <Segments title="x axis" names={Object.keys(panel.parameters[0]?.options ?? {})} chosen={x} choose={(value) => set({ x: value === "step" ? "" : value })} />}
+        {!source.isReport && <Across given={route.given} set={set} />}
         <Smoothing given={route.given} set={set} />
         <LogScale given={route.given} set={set} />
         <span class="muted">Drag to zoom, double-click to show all.</span>
@@ -137,6 +137,17 @@ export function Smoothing({ given, set }: { given: Given; set: (changes: Given) 
   );
 }
 
+/** Over what curves are drawn: steps, rounds, time or samples. */
+export function Across({ given, set }: { given: Given; set: (changes: Given) => void }) {
+  const options = useAround().catalogue.panels.find((one) => one.name === "metrics")?.parameters[0]?.options ?? {};
+  return <Segments title="x axis" names={Object.keys(options)} chosen={given.x || "step"} choose={(value) => set({ x: value === "step" ? "" : value })} />;
+}
+
+/** The column of an x axis, which says how its values are written. */
+export function axisName(x = ""): string {
+  return x === "clock" ? "t_ns" : x || "step";
+}
+
 export function LogScale({ given, set }: { given: Given; set: (changes: Given) => void }) {
   return (
     <label>
@@ -170,12 +181,13 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
   const { theme } = useAround();
   const [limits, setLimits] = useState<[number | null, number | null]>([null, null]);
   const [isTable, setTable] = useState(false);
+  const [isLarge, setLarge] = useState(false);
   const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
   const isLog = route.given.log === "1";
   const lines = useMemo(() => metric.lines.map(withGaps), [metric]);
   const inPlace = useMemo(() => placed(lines, isLog), [lines, isLog, theme]);
   const data = useMemo(() => together(inPlace, weight), [inPlace, weight]);
-  const name = x === "step" ? "step" : x === "clock" ? "t_ns" : x;
+  const name = axisName(x);
   const isSampled = metric.lines.some((line) => line.isDots);
   const shown: Curves = isSampled && name === "step" && metric.steps !== null ? { ...data, reach: metric.steps } : data;
   const zoom = zoomOf(route.given, name);
@@ -183,7 +195,7 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
   const title = label(metric.name);
   const end = set === undefined || groupOf(metric.name) === "" ? title : label(metric.name.slice(groupOf(metric.name).length + 1));
   return (
-    <section class="card panel is-line" aria-label={title} data-metric={metric.name}>
+    <section class={`card panel is-line${isLarge ? " is-wide" : ""}`} aria-label={title} data-metric={metric.name}>
       <header>
         <h3 title={title}>{end}</h3>
         <span class="muted">{last === undefined || last === null ? "" : `last ${plain(last)}`}</span>
@@ -193,11 +205,12 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
       )}
       <Plot
         panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
-        data={shown} theme={theme} label={`${title}: ${plain(metric.points)} points${last == null ? "" : `, last ${plain(last)}`}`}
+        data={shown} theme={theme} height={isLarge ? 460 : 230} label={`${title}: ${plain(metric.points)} points${last == null ? "" : `, last ${plain(last)}`}`}
         limits={limits} {...(set === undefined ? {} : { zoom, onZoom: (range: Range | null) => set(zoomed({}, name, range)) })}
       />
       <footer>
         <Limits limits={limits} setLimits={setLimits} />
+        <button type="button" aria-pressed={isLarge} onClick={() => setLarge(!isLarge)}>{isLarge ? "Smaller" : "Larger"}</button>
         <button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button>
         <Save title={metric.name} x={name} data={shown} columns={metric.columns} isLog={isLog} look={{ zoom, limits }} />
         {isTable && <div class="behind-table"><DataTable columns={metric.columns} title={title} /></div>}

@@ -112,6 +112,15 @@ export function filterOf(text: string): Test {
   return (row) => tests.every((test) => test(row));
 }
 
+/** A filter that also keeps a column between two numbers, instead of what it said of that column; NaN is no limit. */
+export function between(text: string, key: string, low: number, high: number): string {
+  const name = key.startsWith("config:") || key.startsWith("metric:") ? columnTitle(key) : key;
+  if (/[\s<>=:!"]/.test(name)) return text; // a filter cannot say it
+  const others = [...text.matchAll(TOKEN)].map(([token]) => token).filter((token) => CONDITION.exec(token)?.[1] !== name);
+  const told = (value: number): string => String(Number(value.toPrecision(4)));
+  return [...others, ...(Number.isFinite(low) ? [`${name}>=${told(low)}`] : []), ...(Number.isFinite(high) ? [`${name}<=${told(high)}`] : [])].join(" ");
+}
+
 /** What a name in a filter means: a column of ours, a hyperparameter, or the last value of a metric. */
 function named(row: RunRow, name: string): Cell {
   if (name === "tag") return (row.tags ?? []).join("\n");
@@ -132,6 +141,7 @@ function compared(value: Cell, sign: string, right: string): boolean {
   return sign === "<" ? one < other : sign === ">" ? one > other : sign === "<=" ? one <= other : one >= other;
 }
 
+/** Runs by what a column says, in its order. */
 export function groupsOf(rows: RunRow[], key: string): Map<string, RunRow[]> {
   const groups = new Map<string, RunRow[]>();
   for (const row of rows) {
@@ -139,5 +149,6 @@ export function groupsOf(rows: RunRow[], key: string): Map<string, RunRow[]> {
     const name = value === null || value === "" ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
     (groups.get(name) ?? groups.set(name, []).get(name))?.push(row);
   }
-  return groups;
+  const order = (one: string, other: string): number => (Number.isFinite(Number(one)) && Number.isFinite(Number(other)) ? Number(one) - Number(other) : NATURAL.compare(one, other));
+  return new Map([...groups].sort(([one], [other]) => order(one, other)));
 }

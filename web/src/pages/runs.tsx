@@ -2,7 +2,7 @@
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { csvOf, saveText } from "../charts/save";
 import { State } from "../charts/small";
-import { useAround, useAsked, useLater } from "../context";
+import { useAround, useLater, useRuns } from "../context";
 import { StateMark } from "../findings";
 import { ago, cell, label, plain } from "../format";
 import { keep, kept } from "../kept";
@@ -11,24 +11,19 @@ import { Trouble } from "../panel";
 import { address, go, parse, type Route } from "../route";
 import { RunCurves } from "./curves";
 import { LabelDialog } from "./labels";
+import { axisName } from "./metrics";
 import { columnsOf, columnTitle, differing, filterOf, firstColumns, groupsOf, sorted, tableOfRuns, titleOf, valueOf } from "./run_rows";
 import { Sweep } from "./sweep";
 
-const AGAIN_MS = 2500;
 const ROW_PX = 38;
 const FEW = 12; // of so many runs, or so many that are ticked, a metric is drawn that nobody has chosen
 const COLUMNS = "stethos-run-columns";
 
 export function RunsPage({ route }: { route: Route }) {
-  const { source, catalogue } = useAround();
-  const [turn, setTurn] = useState(0);
-  const { answer, complaint } = useAsked(() => source.runs(), "runs", String(turn));
+  const { catalogue } = useAround();
+  const { answer, complaint, again } = useRuns();
   useEffect(() => {
-    const timer = setInterval(() => !document.hidden && setTurn((before) => before + 1), AGAIN_MS);
-    return () => clearInterval(timer);
-  }, []);
-  useEffect(() => {
-    if (answer?.some((row) => !row.is_known && row.error === undefined)) setTurn((before) => before + 1);
+    if (answer?.some((row) => !row.is_known && row.error === undefined)) again();
   }, [answer]);
   const { q = "", sort = "", group = "", ticked = "" } = route.given;
   const usual = useMemo(() => firstColumns(answer ?? []), [answer]);
@@ -101,7 +96,7 @@ export function RunsPage({ route }: { route: Route }) {
           <Rows rows={rows} columns={columns} sortKey={sortKey} isDown={isDown} chosen={chosen} toggle={toggle} edit={mayEdit ? setEditing : undefined} set={set} />
         )}
       </section>
-      {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); setTurn((before) => before + 1); }} />}
+      {editing !== null && <LabelDialog row={editing} close={() => { setEditing(null); again(); }} />}
       <Drawings given={route.given} inOrder={shown} rows={unordered} group={group} columns={columns} isFew={Math.min(all.length, picked.length || all.length) <= FEW} set={set} />
     </>
   );
@@ -114,10 +109,11 @@ export function RunsPage({ route }: { route: Route }) {
 function Drawings({ given, inOrder, rows, group, columns, isFew, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; isFew: boolean; set: (changes: Given) => void }) {
   const { theme } = useAround();
   const [first, all] = [useLater(inOrder), useLater(rows)];
-  const { metric = "", smooth = "", log = "", sweep = "", result = "", across = "" } = given;
+  const { metric = "", smooth = "", log = "", x = "", sweep = "", result = "", across = "", colour = "" } = given;
+  const zoom = given[`zoom-${axisName(x)}`] ?? "";
   const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} columns={columns} />, [all, group, columns.join()]);
-  const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} isFew={isFew} set={set} />, [first, group, isFew, metric, smooth, log, theme]);
-  const spread = useMemo(() => all.length > 2 && <Sweep rows={all} given={given} set={set} />, [all, sweep, result, across, theme]);
+  const curves = useMemo(() => first.length > 1 && <RunCurves given={given} rows={first} group={group} isFew={isFew} set={set} />, [first, group, isFew, metric, smooth, log, x, zoom, theme]);
+  const spread = useMemo(() => all.length > 2 && <Sweep rows={all} given={given} set={set} />, [all, sweep, result, across, colour, given.q, theme]);
   return <>{groups}{curves}{spread}</>;
 }
 
@@ -147,8 +143,8 @@ function Picker({ all, rows, columns, usual, setColumns }: { all: RunRow[]; rows
       <div class="card">
         <input type="search" aria-label="Search columns" placeholder="search columns" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         <p>
-          <button type="button" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>{" "}
-          <button type="button" onClick={() => setColumns(usual)}>Reset</button>
+          <button type="button" class="button is-quiet" onClick={() => setColumns([...new Set([...columns, ...differing(rows)])])}>Add what differs</button>
+          <button type="button" class="button is-quiet" onClick={() => setColumns(usual)}>Reset</button>
         </p>
         <ul class="plain">
           {known.map((key) => (
@@ -156,7 +152,7 @@ function Picker({ all, rows, columns, usual, setColumns }: { all: RunRow[]; rows
               <label>
                 <input type="checkbox" checked={columns.includes(key)} onChange={() => toggle(key)} /> {label(columnTitle(key))}
               </label>
-              {columns.includes(key) && columns[0] !== key && <button type="button" title="pin as the first column" onClick={() => first(key)}>pin</button>}
+              {columns.includes(key) && columns[0] !== key && <button type="button" class="link" title="pin as the first column" onClick={() => first(key)}>pin</button>}
             </li>
           ))}
         </ul>
@@ -181,7 +177,7 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
   const frame = useRef<HTMLDivElement>(null);
   const [top, setTop] = useState(0);
   const isLong = rows.length > 80;
-  const inSight = isLong ? Math.ceil(900 / ROW_PX) : rows.length;
+  const inSight = isLong ? Math.ceil(Math.max(900, innerHeight) / ROW_PX) : rows.length;
   const from = isLong ? Math.max(0, Math.min(rows.length - inSight, Math.floor(top / ROW_PX) - 6)) : 0;
   const shown = rows.slice(from, from + inSight + 12);
   const below = rows.length - from - shown.length;
@@ -252,7 +248,7 @@ function Value({ row, name }: { row: RunRow; name: string }) {
 /** Each group's number of runs, and the mean and spread of its results: loss, accuracy and the metrics of the table. */
 function Groups({ rows, by, columns }: { rows: RunRow[]; by: string; columns: string[] }) {
   const keys = [...new Set(["loss", "accuracy", ...columns.filter((key) => key.startsWith("metric:"))])].filter((key) => rows.some((row) => number(valueOf(row, key)) !== null));
-  const groups = [...groupsOf(rows, by)].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true })).slice(0, 200);
+  const groups = [...groupsOf(rows, by)].slice(0, 200);
   const spread = (members: RunRow[], key: string): string => {
     const values = members.map((row) => number(valueOf(row, key))).filter((value): value is number => value !== null && Number.isFinite(value));
     if (values.length === 0) return "–";

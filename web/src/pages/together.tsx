@@ -2,23 +2,23 @@
 import { useMemo, useState } from "preact/hooks";
 import { Plot } from "../charts/plot";
 import { tableOfCurves } from "../charts/save";
-import { curvesOf, type Curves } from "../charts/series";
+import { curvesOf, type Curves, type Range } from "../charts/series";
 import { DataTable } from "../charts/small";
 import { seriesColour } from "../colour";
 import { useAround, useAsked, useLater } from "../context";
 import { plain } from "../format";
 import { column, number, type Cell, type Columns, type Given, type Panel } from "../model";
 import { Code, Trouble } from "../panel";
-import { go, type Route } from "../route";
-import { groupOf, LogScale, MetricGroups, metricsOf, OURS, Save, Smoothing, type Metric } from "./metrics";
+import { go, zoomed, zoomOf, type Route } from "../route";
+import { Across, groupOf, LogScale, MetricGroups, metricsOf, OURS, Save, Smoothing, type Metric } from "./metrics";
 
 const MOST_PANELS = 24;
 
-export function Together({ panel, runs, isWide = false }: { panel: Panel; runs: string[]; isWide?: boolean }) {
+export function Together({ route, panel, runs, version, isWide = false }: { route: Route; panel: Panel; runs: string[]; version: string; isWide?: boolean }) {
   const { source, theme } = useAround();
   const [isOpen, setOpen] = useState(false);
   const [isTable, setTable] = useState(false);
-  const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, panel.name, {}))), `${panel.name} ${runs.join("/")}`);
+  const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, panel.name, {}))), `${panel.name} ${runs.join("/")}`, version);
   const data = useMemo(() => (answer === null ? null : together(panel, answer, runs)), [answer]);
   if (complaint !== null) return <Trouble complaint={complaint} />;
   if (data === null) return <section class="card"><div class="skeleton" /></section>;
@@ -35,7 +35,10 @@ export function Together({ panel, runs, isWide = false }: { panel: Panel; runs: 
       {samples.some((one) => one.isSampled) && (
         <p class="note">Samples: {runs.map((run, index) => `${run} ${plain(samples[index]?.points ?? 0)} of ${plain(samples[index]?.steps ?? 0)} steps`).join(", ")}.</p>
       )}
-      <Plot panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} isNamed />
+      <Plot
+        panel={{ ...panel, chart: "line", marks: "", y: [y] }} data={data} theme={theme} label={what} isNamed
+        zoom={zoomOf(route.given, panel.x)} onZoom={(range: Range | null) => go({ ...route, given: zoomed(route.given, panel.x, range) }, true)}
+      />
       <footer>
         <button type="button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>SQL</button>
         <button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button>
@@ -74,11 +77,11 @@ function together(panel: Panel, answers: Columns[], runs: string[]): Curves {
 }
 
 /** A panel for every metric that one of the runs logged, with a curve for each run that did. */
-export function MetricsTogether({ route, runs }: { route: Route; runs: string[] }) {
+export function MetricsTogether({ route, runs, version }: { route: Route; runs: string[]; version: string }) {
   const { source, theme } = useAround();
-  const { like = "" } = route.given;
+  const { like = "", x = "" } = route.given;
   const wanted = useLater(like); // every run is asked: not at every key
-  const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, "metrics", { like: wanted }))), `${runs.join("/")} ${wanted}`);
+  const { answer, complaint } = useAsked(() => Promise.all(runs.map((run) => source.panel(run, "metrics", { like: wanted, x }))), `${runs.join("/")} ${x} ${wanted}`, version);
   const metrics = useMemo(() => (answer === null ? [] : metricsTogether(answer, runs)), [answer, theme]);
   const set = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } }, true);
   if (complaint !== null) return <Trouble complaint={complaint} />;
@@ -90,12 +93,13 @@ export function MetricsTogether({ route, runs }: { route: Route; runs: string[] 
           <span class="sr-only">Search metrics</span>
           <input type="search" placeholder="search metrics" value={like} onInput={(event) => set({ like: event.currentTarget.value })} />
         </label>
+        <Across given={route.given} set={set} />
         <Smoothing given={route.given} set={set} />
         <LogScale given={route.given} set={set} />
         <span class="muted">{metrics.length > MOST_PANELS ? `The first ${MOST_PANELS} metrics; search for others.` : "Logged values. Drag to zoom, double-click to show all."}</span>
       </section>
       {metrics.length === 0 && <p class="card is-wide nothing">No metric has that in its name.</p>}
-      <MetricGroups metrics={metrics.slice(0, MOST_PANELS)} route={route} x="step" set={set} />
+      <MetricGroups metrics={metrics.slice(0, MOST_PANELS)} route={route} x={x || "step"} set={set} />
     </div>
   );
 }

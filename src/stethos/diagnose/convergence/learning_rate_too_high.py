@@ -35,8 +35,8 @@ class LearningRateTooHigh:
     learning rate, and how far the weights moved per step.
     Why it matters: it is the most common cause of divergence, dead units and NaN losses.
     Not a fault when: the loss jumps at first and then falls far below its start, or falls below its start and is still
-    falling; that is not reported. Neither is a loss whose target moves, such as the outputs of a target network or
-    pairs from a queue.
+    falling; that is not reported, even if a NaN comes later out of a low loss. Neither is a loss whose target moves,
+    such as the outputs of a target network or pairs from a queue.
     Next step: lower the learning rate, or warm it up.
     """
 
@@ -74,7 +74,7 @@ class LearningRateTooHigh:
             early = int(max(2, (one.optimizer[finite] == one.optimizer[finite][0]).sum()))
             first = float(losses[0])
         end = float(np.median(losses[-max(3, len(losses) // 10) :]))
-        is_lost = end > self.recovered * abs(first) or not np.isfinite(one.losses[-1])
+        is_lost = end > self.recovered * abs(first) or _blew_up(one.losses, losses, first)
         is_lost = is_lost and not (end < first and self._goes_on_falling(losses))
         peak = float(losses[:early].max())
         moved = _moved_per_step(one)
@@ -123,6 +123,11 @@ class LearningRateTooHigh:
             f"lower lr from {rate:g} to about {better}, or warm it up; clip gradients",
             {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[place])},
         )  # fmt: skip
+
+
+def _blew_up(losses: Array, finite: Array, first: float) -> bool:
+    """Whether a training grew into its NaN: into a loss far below the first a batch brings one, not the rate."""
+    return not np.isfinite(losses[-1]) and float(finite[-3:].max()) > abs(first)
 
 
 def _moved_per_step(one: Training) -> float | None:

@@ -55,7 +55,8 @@ class Plateau:
         stopped = not never and abs(late) < 0.01 and curve.end > self.half_way * curve.start > 0
         if not (never or stopped) or (never and slope_of(curve) < -8 and late > 0.01):
             return
-        what = "has hardly moved" if never else "no longer moves"
+        has_risen = never and curve.fall < -min(self.gained + noise, 1.0)
+        what = "has risen and stays there" if has_risen else "has hardly moved" if never else "no longer moves"
         yield Finding(
             self.code, self.name, self.name, self.severity if never and curve.end > 0 else Severity.INFO,
             f"the loss {what}: {curve.end:.3g} after {curve.length_text}, {curve.start:.3g} at the start",

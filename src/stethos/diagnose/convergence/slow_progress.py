@@ -52,7 +52,7 @@ class SlowProgress:
         if curve.may_rise or curve.end < self.floor:
             return
         steady = slope_of(curve)
-        if steady > -self.surely or not curve.fall < self.gained:
+        if steady > -self.surely or not 0 < curve.fall < self.gained:  # one thrown up may creep down
             return
         third = max(1, len(curve.levels) // 3)
         early = float(curve.levels[:third].mean() - curve.levels[third : 2 * third].mean())
