@@ -251,3 +251,29 @@ def test_a_step_is_compared_with_its_gradient() -> None:
     decayed = second_step(weight_decay=5.0)
     assert decayed["downhill"] < 0.9 and decayed["outwards"] < plain.get("outwards", 0.0) - 0.3
     assert second_step(momentum=0.9)["stretch"] > 0.06
+
+
+def uncleared_in(turns: list[list[nn.Module]], *, clears: bool = True) -> int:
+    """Two iterations for each of some groups of models, one after the other; a group's models share a loss."""
+    check = UpdateCheck(("r", "f", "c"))
+    for models in turns:
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        for _ in range(2):
+            for optimizer in optimizers if clears else ():
+                optimizer.zero_grad()
+            loss = torch.stack([model(torch.ones(2, 3)).square().sum() for model in models]).sum()
+            check.before_backward(loss)
+            loss.backward()
+            for optimizer in optimizers:
+                check.before_step(optimizer)
+                optimizer.step()
+                check.after_step(optimizer)
+    return int(check.facts().get("uncleared", 0))
+
+
+def test_gradients_of_a_model_that_is_trained_no_more_are_no_fault() -> None:
+    shared, personal = nn.Linear(3, 1), nn.Linear(3, 1)
+    assert uncleared_in([[shared], [personal]]) == 0
+    assert uncleared_in([[shared]]) == 0
+    assert uncleared_in([[shared]], clears=False) == 1
+    assert uncleared_in([[shared, personal]], clears=False) == 1  # an optimizer for each, one loss
