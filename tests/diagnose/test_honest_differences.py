@@ -24,9 +24,9 @@ ODD = 3
 Array = npt.NDArray[np.float64]
 
 
-def sketch_of(x: Array, y: npt.NDArray[np.int64]) -> Sketch:
+def sketch_of(x: Array, y: npt.NDArray[np.int64] | None, values: Array | None = None) -> Sketch:
     sketch = DataSketch()
-    rows = BatchRows("numbers", x, x.astype(np.float32), np.arange(len(x)), 0.0, x.shape[1], y)
+    rows = BatchRows("numbers", x, x.astype(np.float32), np.arange(len(x)), 0.0, x.shape[1], y, values)
     sketch.add(rows, np.ones(len(x), bool))
     found = sketch_in(sketch.text(), 1)
     assert found is not None
@@ -129,3 +129,22 @@ def texts(share_of_others: float) -> list[Sketch]:
 def test_lost_words_count_unless_all_are_others_as_in_another_language() -> None:
     assert data_unlikeness(texts(0.4))["lost"][ODD] > 1
     assert data_unlikeness(texts(1.0))["lost"][ODD] == 0
+
+
+def regressions(wider: float = 1.0, shuffled: bool = False) -> InsideEvidence:
+    """A curved relation; the odd client's inputs vary more, or its targets belong to other samples."""
+    chance = np.random.default_rng(6)
+    data = {}
+    for place, name in enumerate(NAMES):
+        x = chance.normal(size=(150, 4)) * (wider if place == ODD else 1.0)
+        goal = x @ [2.0, 1.0, 0.5, -1.0] + 0.3 * x[:, 0] * x[:, 1] + 0.3 * chance.normal(size=150)
+        data[name] = (sketch_of(x, None, (chance.permutation(goal) if shuffled and place == ODD else goal)[:, None]),)
+    return InsideEvidence(NAMES, {}, data)
+
+
+def test_targets_of_inputs_that_vary_more_are_farther_from_a_straight_line() -> None:
+    assert found_in(regressions(shuffled=True), cohort())["relation"][ODD] > 2
+    assert found_in(regressions(wider=2.5, shuffled=True), cohort())["relation"][ODD] > 2
+    wider = [regressions(wider=2.5).data[name][0] for name in NAMES]
+    assert data_unlikeness(wider)["relation"][ODD] > 1.5
+    assert found_in(regressions(wider=2.5), cohort())["relation"][ODD] < 0.7
