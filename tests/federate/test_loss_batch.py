@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from stethos.federate.batch_rows import rows_of
 from stethos.federate.loss_batch import batch_of
 
 X, Y, V = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.randn(8)
@@ -196,3 +197,10 @@ def test_categories_of_different_columns_are_different_tokens() -> None:
     assert found is not None and found.inputs is None and found.tokens is not None
     assert found.tokens.shape == (8, 2) and not set(found.tokens[:, 0].tolist()) & set(found.tokens[:, 1].tolist())
     assert {tuple(one) for one in (found.tokens // 2).T.tolist()} == {tuple(one) for one in JOBS.T.tolist()}
+
+
+def test_several_answers_of_yes_and_no_are_numbers_to_be_predicted() -> None:
+    tags = (torch.randn(8, 3) > 0).float()
+    found = batch_of(F.binary_cross_entropy_with_logits(NET(X), tags))
+    assert found is not None and (rows := rows_of(found, 8)) is not None
+    assert rows.labels is None and rows.values is not None and rows.values.tolist() == tags.tolist()
