@@ -148,3 +148,35 @@ def test_targets_of_inputs_that_vary_more_are_farther_from_a_straight_line() -> 
     wider = [regressions(wider=2.5).data[name][0] for name in NAMES]
     assert data_unlikeness(wider)["relation"][ODD] > 1.5
     assert found_in(regressions(wider=2.5), cohort())["relation"][ODD] < 0.7
+
+
+def rounded(filled: bool = False) -> list[Sketch]:
+    """Measures in tenths, whose usual values are those of a class; three clients hold one that the others lack."""
+    chance = np.random.default_rng(7)
+    found = []
+    for place in range(8):
+        y = np.full(60, 2 if place in (1, 2, ODD) and not filled else place % 2, np.int64)
+        x = np.round(chance.normal(size=(60, 4)) * np.where(y == 2, 0.04, 0.5)[:, None] + 2.0 * y[:, None], 1)
+        if filled and place == ODD:
+            x = np.where(chance.random(x.shape) < 0.6, 7.5, x)
+        found.append(sketch_of(x, y))
+    return found
+
+
+def test_values_of_a_class_that_few_hold_are_not_said_to_be_filled_in() -> None:
+    assert data_margins(rounded(filled=True))["imputed"][ODD] > 1
+    assert data_margins(rounded())["imputed"].max() < 1
+
+
+def test_inputs_that_lie_elsewhere_must_hang_together_otherwise_in_two_ways() -> None:
+    chance = np.random.default_rng(8)
+    mix = chance.normal(size=(6, 6))
+    data = {}
+    for place, name in enumerate(NAMES):
+        x = chance.normal(size=(150, 6)) * (np.array([3.0, 3, 1, 1, 1, 1]) if place == ODD else 1.0) @ mix
+        data[name] = (sketch_of(x + 2.0 * (place == ODD), np.zeros(150, np.int64)),)
+    inside = InsideEvidence(NAMES, {}, data)
+    told = data_unlikeness([data[name][0] for name in NAMES])
+    first = max(told[name][ODD] for name in ("worse", "unexplained", "tilt"))
+    assert found_in(inside, cohort())["following"][ODD] <= max(0.5 * first, 0.5)
+    assert found_in(tables(noise=0.9), cohort())["following"][ODD] > 1.5
