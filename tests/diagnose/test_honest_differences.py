@@ -45,15 +45,17 @@ def cohort(loss_of_odd: float | None = None) -> Cohort:
     return cohort_of([columns])
 
 
-def tables(noise: float = 0.0, samples: int = 100, classes: int = 2, usual: int = 2) -> InsideEvidence:
-    """Clients with samples of so many classes; the odd one has noise, fewer samples, or other classes."""
+def tables(
+    noise: float = 0.0, samples: int = 100, classes: int = 2, usual: int = 2, moved: float = 0.0
+) -> InsideEvidence:  # fmt: skip
+    """Clients with samples of so many classes; the odd one has noise, fewer, other classes, or lies elsewhere."""
     chance = np.random.default_rng(3)
     mix = chance.normal(size=(6, 6))
     data, turns = {}, {}
     for place, name in enumerate(NAMES):
         count = samples if place == ODD else 100
         y = chance.integers(0, classes if place == ODD else usual, count)
-        x = chance.normal(size=(count, 6)) @ mix + 2.0 * y[:, None]
+        x = chance.normal(size=(count, 6)) @ mix + 2.0 * y[:, None] + moved * (place == ODD)
         data[name] = (sketch_of(x + noise * (place == ODD) * chance.normal(size=x.shape), y),)
         turns[name] = {number: {"rows": count, "samples": float(count), "way": 1.0} for number in range(1, 7)}
     return InsideEvidence(NAMES, turns, data)
@@ -83,6 +85,10 @@ def test_of_hardly_any_samples_nothing_is_said_but_how_they_train_and_send() -> 
 def test_who_has_one_class_alone_is_not_judged_by_where_updates_lead() -> None:
     assert found_in(tables(), cohort(), chance=0.99)["judged"][ODD] > 4
     assert found_in(tables(classes=1), cohort(), chance=0.99)["judged"][ODD] == 0
+
+
+def test_whose_samples_lie_elsewhere_is_not_judged_by_where_updates_lead() -> None:
+    assert found_in(tables(moved=3.0), cohort(), chance=0.99)["judged"][ODD] == 0
 
 
 @pytest.mark.parametrize(("times", "least", "most"), [(0.5, 1.0, 2.5), (20.0, 6.0, 16.0)])

@@ -162,6 +162,7 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
         found[name] = np.where(is_explained | is_small, 0.0, found[name])
     has_other_classes = (found["mix"] >= EXPLAINS) | is_small
     found |= {name: np.where(has_other_classes, 0.0, found[name]) for name in _OF_OTHER_CLASSES}
+    found["judged"] = np.where(found["place"] >= EXPLAINS, 0.0, found["judged"])  # the lab has no such sites
     found |= {name: np.where(is_small, 0.0, found[name]) for name in (*_OF_DATA, *_OF_LABELS)}
     return found | {name: np.where(is_explained, 0.0, found[name]) for name in _IS_EXPLAINED}
 
