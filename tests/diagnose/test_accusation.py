@@ -35,7 +35,7 @@ def weighed(margin: float = 0.0, likely: float = 0.01, hidden: float = 0.0, **nu
         return np.array([value, *[0.0] * (len(NAMES) - 1)])
 
     margins = InsideMargins(NAMES, {"labels": first(margin)}, [None] * len(NAMES))
-    told = {name: first(numbers.get(name, 0.0)) for name in ("following", "mixed", "labels", "elsewhere")}
+    told = {name: first(numbers.get(name, 0.0)) for name in ("following", "mixed", "labels", "elsewhere", "scale")}
     told["relabelled_at_times"] = first(0.0)
     inside = InsideEvidence(NAMES, {name: {1: {"steps": 4}} for name in NAMES}, {})
     kinds = ["unknown"] * len(NAMES)
@@ -46,6 +46,7 @@ def weighed(margin: float = 0.0, likely: float = 0.01, hidden: float = 0.0, **nu
     ("found", "kinds"),
     [
         (weighed(margin=1.3, likely=0.3), ["label-noise"]),
+        (weighed(margin=1.3, likely=0.3, scale=0.9), []),  # other people: wrong labels move no column
         (weighed(margin=1.3, likely=0.05), []),  # nothing else of it is odd
         (weighed(margin=1.3, likely=0.4, hidden=0.35), ["label-noise"]),
         (weighed(margin=1.3, likely=0.3, hidden=0.25), []),

@@ -24,9 +24,9 @@ ODD = 3
 Array = npt.NDArray[np.float64]
 
 
-def sketch_of(x: Array, y: npt.NDArray[np.int64]) -> Sketch:
+def sketch_of(x: Array, y: npt.NDArray[np.int64] | None, values: Array | None = None) -> Sketch:
     sketch = DataSketch()
-    rows = BatchRows("numbers", x, x.astype(np.float32), np.arange(len(x)), 0.0, x.shape[1], y)
+    rows = BatchRows("numbers", x, x.astype(np.float32), np.arange(len(x)), 0.0, x.shape[1], y, values)
     sketch.add(rows, np.ones(len(x), bool))
     found = sketch_in(sketch.text(), 1)
     assert found is not None
@@ -45,15 +45,17 @@ def cohort(loss_of_odd: float | None = None) -> Cohort:
     return cohort_of([columns])
 
 
-def tables(noise: float = 0.0, samples: int = 100, classes: int = 2, usual: int = 2) -> InsideEvidence:
-    """Clients with samples of so many classes; the odd one has noise, fewer samples, or other classes."""
+def tables(
+    noise: float = 0.0, samples: int = 100, classes: int = 2, usual: int = 2, moved: float = 0.0
+) -> InsideEvidence:  # fmt: skip
+    """Clients with samples of so many classes; the odd one has noise, fewer, other classes, or lies elsewhere."""
     chance = np.random.default_rng(3)
     mix = chance.normal(size=(6, 6))
     data, turns = {}, {}
     for place, name in enumerate(NAMES):
         count = samples if place == ODD else 100
         y = chance.integers(0, classes if place == ODD else usual, count)
-        x = chance.normal(size=(count, 6)) @ mix + 2.0 * y[:, None]
+        x = chance.normal(size=(count, 6)) @ mix + 2.0 * y[:, None] + moved * (place == ODD)
         data[name] = (sketch_of(x + noise * (place == ODD) * chance.normal(size=x.shape), y),)
         turns[name] = {number: {"rows": count, "samples": float(count), "way": 1.0} for number in range(1, 7)}
     return InsideEvidence(NAMES, turns, data)
@@ -83,6 +85,10 @@ def test_of_hardly_any_samples_nothing_is_said_but_how_they_train_and_send() -> 
 def test_who_has_one_class_alone_is_not_judged_by_where_updates_lead() -> None:
     assert found_in(tables(), cohort(), chance=0.99)["judged"][ODD] > 4
     assert found_in(tables(classes=1), cohort(), chance=0.99)["judged"][ODD] == 0
+
+
+def test_whose_samples_lie_elsewhere_is_not_judged_by_where_updates_lead() -> None:
+    assert found_in(tables(moved=3.0), cohort(), chance=0.99)["judged"][ODD] == 0
 
 
 @pytest.mark.parametrize(("times", "least", "most"), [(0.5, 1.0, 2.5), (20.0, 6.0, 16.0)])
@@ -129,3 +135,54 @@ def texts(share_of_others: float) -> list[Sketch]:
 def test_lost_words_count_unless_all_are_others_as_in_another_language() -> None:
     assert data_unlikeness(texts(0.4))["lost"][ODD] > 1
     assert data_unlikeness(texts(1.0))["lost"][ODD] == 0
+
+
+def regressions(wider: float = 1.0, shuffled: bool = False) -> InsideEvidence:
+    """A curved relation; the odd client's inputs vary more, or its targets belong to other samples."""
+    chance = np.random.default_rng(6)
+    data = {}
+    for place, name in enumerate(NAMES):
+        x = chance.normal(size=(150, 4)) * (wider if place == ODD else 1.0)
+        goal = x @ [2.0, 1.0, 0.5, -1.0] + 0.3 * x[:, 0] * x[:, 1] + 0.3 * chance.normal(size=150)
+        data[name] = (sketch_of(x, None, (chance.permutation(goal) if shuffled and place == ODD else goal)[:, None]),)
+    return InsideEvidence(NAMES, {}, data)
+
+
+def test_targets_of_inputs_that_vary_more_are_farther_from_a_straight_line() -> None:
+    assert found_in(regressions(shuffled=True), cohort())["relation"][ODD] > 2
+    assert found_in(regressions(wider=2.5, shuffled=True), cohort())["relation"][ODD] > 2
+    wider = [regressions(wider=2.5).data[name][0] for name in NAMES]
+    assert data_unlikeness(wider)["relation"][ODD] > 1.5
+    assert found_in(regressions(wider=2.5), cohort())["relation"][ODD] < 0.7
+
+
+def rounded(filled: bool = False) -> list[Sketch]:
+    """Measures in tenths, whose usual values are those of a class; three clients hold one that the others lack."""
+    chance = np.random.default_rng(7)
+    found = []
+    for place in range(8):
+        y = np.full(60, 2 if place in (1, 2, ODD) and not filled else place % 2, np.int64)
+        x = np.round(chance.normal(size=(60, 4)) * np.where(y == 2, 0.04, 0.5)[:, None] + 2.0 * y[:, None], 1)
+        if filled and place == ODD:
+            x = np.where(chance.random(x.shape) < 0.6, 7.5, x)
+        found.append(sketch_of(x, y))
+    return found
+
+
+def test_values_of_a_class_that_few_hold_are_not_said_to_be_filled_in() -> None:
+    assert data_margins(rounded(filled=True))["imputed"][ODD] > 1
+    assert data_margins(rounded())["imputed"].max() < 1
+
+
+def test_inputs_that_lie_elsewhere_must_hang_together_otherwise_in_two_ways() -> None:
+    chance = np.random.default_rng(8)
+    mix = chance.normal(size=(6, 6))
+    data = {}
+    for place, name in enumerate(NAMES):
+        x = chance.normal(size=(150, 6)) * (np.array([3.0, 3, 1, 1, 1, 1]) if place == ODD else 1.0) @ mix
+        data[name] = (sketch_of(x + 2.0 * (place == ODD), np.zeros(150, np.int64)),)
+    inside = InsideEvidence(NAMES, {}, data)
+    told = data_unlikeness([data[name][0] for name in NAMES])
+    first = max(told[name][ODD] for name in ("worse", "unexplained", "tilt"))
+    assert found_in(inside, cohort())["following"][ODD] <= max(0.5 * first, 0.5)
+    assert found_in(tables(noise=0.9), cohort())["following"][ODD] > 1.5

@@ -9,6 +9,7 @@ import pytest
 from stethos.diagnose.federated.cohort import cohort_of
 from stethos.diagnose.federated.data_sketch import Sketch, sketch_in
 from stethos.diagnose.federated.data_unlikeness import data_unlikeness, mixed_within_classes
+from stethos.diagnose.federated.unlikeness import relative
 from stethos.diagnose.federated.verdict import certain_on
 from stethos.diagnose.federated.weighing import KNOTS, load_weights, terms_of
 from stethos.federate.batch_rows import BatchRows
@@ -48,6 +49,19 @@ def test_classes_with_wrong_labels_spread_towards_each_other() -> None:
     assert np.abs(np.delete(share, 3)).max() < 0.25
     noisy, _ = mixed_within_classes(clients(noise=1.0))  # they spread in all directions
     assert noisy[3] < 0.3
+
+
+def test_who_has_more_of_a_class_that_varies_more_has_no_mixed_classes() -> None:
+    chance = np.random.default_rng(5)
+    found = []
+    for place in range(8):
+        y = (chance.random(200) < (0.9 if place == 3 else 0.2)).astype(np.int64)
+        x = chance.normal(size=(200, 4))
+        x[:, 0] = np.where(y == 1, 3 + 2 * x[:, 0], x[:, 0])  # counts of what is rare, and of what is common
+        found.append(sketch_of(x, y))
+    share, error = mixed_within_classes(found)
+    assert share[3] > 0.3 and relative(share, 0.02)[3] > 1.5  # as with wrong labels
+    assert relative(share, 0.02, error)[3] < 1.0
 
 
 def test_wrong_labels_leave_samples_where_they_are_and_other_inputs_do_not() -> None:

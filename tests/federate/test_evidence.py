@@ -251,3 +251,65 @@ def test_a_step_is_compared_with_its_gradient() -> None:
     decayed = second_step(weight_decay=5.0)
     assert decayed["downhill"] < 0.9 and decayed["outwards"] < plain.get("outwards", 0.0) - 0.3
     assert second_step(momentum=0.9)["stretch"] > 0.06
+
+
+def uncleared_in(turns: list[list[nn.Module]], *, clears: bool = True) -> int:
+    """Two iterations for each of some groups of models, one after the other; a group's models share a loss."""
+    check = UpdateCheck(("r", "f", "c"))
+    for models in turns:
+        optimizers = [
+            torch.optim.SGD(model.parameters(), lr=0.1) for model in models
+        ]  # may take the ids of those before
+        for _ in range(2):
+            for optimizer in optimizers if clears else ():
+                optimizer.zero_grad()
+            loss = torch.stack([model(torch.ones(2, 3)).square().sum() for model in models]).sum()
+            check.before_backward(loss)
+            loss.backward()
+            for optimizer in optimizers:
+                check.before_step(optimizer)
+                optimizer.step()
+                check.after_step(optimizer)
+    return int(check.facts().get("uncleared", 0))
+
+
+def test_gradients_of_a_model_that_is_trained_no_more_are_no_fault() -> None:
+    shared, personal = nn.Linear(3, 1), nn.Linear(3, 1)
+    assert uncleared_in([[shared], [personal]]) == 0
+    assert uncleared_in([[shared]]) == 0
+    assert uncleared_in([[shared]], clears=False) == 1
+    assert uncleared_in([[shared, personal]], clears=False) == 1  # an optimizer for each, one loss
+
+
+def tagged(directory: Path, *, moves: str = "") -> Run:
+    """Clients whose samples have three tags each; one reads each tag from the column beside it."""
+    torch.manual_seed(0)
+    chance = torch.Generator().manual_seed(4)
+    mix, model = torch.randn(6, 3, generator=chance), nn.Linear(6, 3)
+    with stethos.federation("tags", model=model, dir=directory, run="r", progress=False) as fed:
+        data = {}
+        for place in range(8):
+            x = torch.randn(80, 6, generator=chance) + torch.linspace(-0.5, 0.5, 8)[place]
+            y = (x @ mix > 0.3).float()
+            data[f"c{place}"] = (x, y.roll(1, 1) if moves == f"c{place}" else y)
+        for rnd in fed.rounds(6):
+            for name, (x, y) in data.items():
+                with rnd.client(name) as site:
+                    local = copy.deepcopy(model)
+                    optimizer = torch.optim.SGD(local.parameters(), lr=0.5)
+                    for at in torch.arange(80).split(16):
+                        optimizer.zero_grad()
+                        nn.functional.binary_cross_entropy_with_logits(local(x[at]), y[at]).backward()
+                        optimizer.step()
+                    site.update(local.state_dict(), samples=80)
+            model.load_state_dict(rnd.aggregate())
+    return fed.run()
+
+
+def test_each_of_several_answers_of_yes_and_no_is_compared_with_its_own(tmp_path: Path) -> None:
+    run = tagged(tmp_path, moves="c3")
+    facts = unpacked(json.loads(rows_of(run, "turn")[0]["value"]))
+    cells = np.array(facts["answers"]).reshape(-1, 3)
+    assert facts["tags"] == 3 and cells[:, 0].max() == 5 and (cells[:, 0] // 2 == cells[:, 1] // 2).all()
+    assert set(accused_in(run)) == {"c3"}
+    assert not accused_in(tagged(tmp_path / "clean"))

@@ -12,6 +12,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from stethos.federate.batch_rows import rows_of
 from stethos.federate.loss_batch import batch_of
 
 X, Y, V = torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), torch.randn(8)
@@ -165,3 +166,41 @@ def test_losses_of_the_same_operations_have_the_same_graph_and_others_have_not()
     gru, head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)
     lengths = [batch_of(F.cross_entropy(head(gru(torch.randn(8, size, 4))[0][:, -1]), Y)) for size in (5, 9)]
     assert lengths[0] is not None and lengths[1] is not None and lengths[0].graph == lengths[1].graph
+
+
+JOBS, HOMES = torch.randint(6, (8, 2)), nn.ModuleList([nn.Embedding(6, 3), nn.Embedding(6, 2)])
+
+
+def looked_up() -> list[Tensor]:
+    return [home(JOBS[:, place]) for place, home in enumerate(HOMES)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_numbers_beside_categories_are_seen_with_them(order: tuple[int, ...]) -> None:
+    parts = [*looked_up(), X]
+    found = batch_of(F.cross_entropy(nn.Linear(9, 3)(torch.cat([parts[one] for one in order], -1)), Y))
+    assert found is not None and found.tokens is None and found.inputs is not None and found.labels is not None
+    assert torch.equal(found.inputs[:, :4], X)
+    assert {tuple(one) for one in found.inputs[:, 4:].T.tolist()} == {tuple(one) for one in JOBS.T.tolist()}
+
+
+def test_numbers_that_are_normed_first_are_seen_beside_a_category_too() -> None:
+    joint = torch.cat([looked_up()[0], nn.BatchNorm1d(4)(X)], 1)
+    found = batch_of(F.cross_entropy(nn.Linear(7, 3)(joint), Y))
+    assert found is not None and found.inputs is not None
+    assert torch.equal(found.inputs, torch.cat([X, JOBS[:, :1].float()], 1))
+
+
+def test_categories_of_different_columns_are_different_tokens() -> None:
+    users, items = nn.Embedding(6, 4), nn.Embedding(6, 4)
+    found = batch_of(F.mse_loss((users(JOBS[:, 0]) * items(JOBS[:, 1])).sum(1), V))
+    assert found is not None and found.inputs is None and found.tokens is not None
+    assert found.tokens.shape == (8, 2) and not set(found.tokens[:, 0].tolist()) & set(found.tokens[:, 1].tolist())
+    assert {tuple(one) for one in (found.tokens // 2).T.tolist()} == {tuple(one) for one in JOBS.T.tolist()}
+
+
+def test_several_answers_of_yes_and_no_are_numbers_to_be_predicted() -> None:
+    tags = (torch.randn(8, 3) > 0).float()
+    found = batch_of(F.binary_cross_entropy_with_logits(NET(X), tags))
+    assert found is not None and (rows := rows_of(found, 8)) is not None
+    assert rows.labels is None and rows.values is not None and rows.values.tolist() == tags.tolist()

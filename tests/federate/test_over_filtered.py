@@ -13,6 +13,8 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from test_evidence import State, federate
 
 import stethos
+from stethos.diagnose.federated.filtered_update import filters_seen
+from stethos.diagnose.federated.inside_evidence import InsideEvidence
 
 
 def _flat(state: State) -> torch.Tensor:
@@ -76,3 +78,14 @@ def test_a_filter_that_leaves_nothing_is_named_and_its_client_is_not_called_faul
 @pytest.mark.parametrize("spoil", [noisy, turned])
 def test_a_fault_of_sending_is_no_filter(tmp_path: Path, spoil: Callable[..., State]) -> None:
     assert found_in(tmp_path, spoil) == {("faulty-client", "c3")}
+
+
+def test_who_sends_all_that_moved_filters_nothing() -> None:
+    """Rows of an embedding that nobody uses stay as they are; what is sent of the rest is of another round."""
+    facts = {"sent_sent": 1.4, "way_sent": 0.3, "kept": 1.0, "way": 1.3, "trained": 400}
+    turns = {f"c{place}": {number: {**facts, "way": 1 + 0.1 * number} for number in range(1, 7)} for place in range(3)}
+    assert not filters_seen(InsideEvidence(tuple(turns), turns, {}))
+    for rounds in turns.values():
+        for one in rounds.values():
+            one |= {"kept": 0.2, "sent_sent": 0.2, "way_sent": 0.2}
+    assert set(filters_seen(InsideEvidence(tuple(turns), turns, {}))) == set(turns)

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 FEATURES = 64
 COLUMNS = 128
 _LARGEST = 1e30
-_MOST_VALUES = 4
+_MOST_VALUES, _MOST_ANSWERS = 4, 8  # of a regression; of several answers of yes and no
 _MIX = np.random.default_rng(5).integers(1, 1 << 62, COLUMNS * 4, np.int64) | 1
 
 
@@ -124,7 +124,10 @@ def _token_rows(batch: Batch, most: int, labels: Array | None, values: Array | N
 
 
 def _targets(batch: Batch, most: int) -> tuple[Array | None, Array | None]:
-    """Classes, or the numbers to be predicted; neither where a sample has many labels."""
+    """Classes, or the numbers to be predicted; neither where a sample has many labels.
+
+    Several answers of yes and no, as of tags or of thresholds between grades, are numbers.
+    """
     if batch.labels is None or not batch.labels.dim() or batch.labels.shape[0] != batch.rows:
         return None, None
     flat = batch.labels[:most].reshape(min(batch.rows, most), -1).cpu().numpy()
@@ -132,6 +135,8 @@ def _targets(batch: Batch, most: int) -> tuple[Array | None, Array | None]:
         return (flat[:, 0].astype(np.int64), None) if flat.shape[1] == 1 else (None, None)
     if batch.target == "binary" and flat.shape[1] == 1 and np.isin(flat, (-1, 0, 1)).all():
         return (flat[:, 0] > 0).astype(np.int64), None
+    if batch.target == "binary" and 1 < flat.shape[1] <= _MOST_ANSWERS:
+        return None, flat.astype(np.float64)
     if batch.target == "values" and flat.shape[1] <= _MOST_VALUES:
         return None, flat.astype(np.float64)
     return None, None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from stethos.federate.mixed_inputs import joined, numbers_beside
 from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
 
 Target = Literal["classes", "binary", "values", "residuals"]
@@ -76,6 +77,7 @@ def batch_of(loss: Any) -> Batch | None:
     goal = _Goal()
     inputs: list[torch.Tensor] = []
     tokens: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    beside: list[torch.Tensor] = []
     edges: set[str] = set()
     steps: dict[Any, int] = {}  # of what a recurrent layer projects for all steps at once
     for node, _ in nodes_of(root, _MOST_NODES):
@@ -94,7 +96,9 @@ def batch_of(loss: Any) -> Batch | None:
             indices = saved(node, _TOKENS[name])
             if indices is not None and not is_count(indices):
                 tokens.append((indices, saved(node, "offsets") if name == "EmbeddingBagBackward" else None))
-    found = _assembled(goal, inputs, tokens)
+        elif (numbers := numbers_beside(node)) is not None:
+            beside.append(numbers)
+    found = _assembled(goal, inputs, tokens, beside)
     return None if found is None else replace(found, graph=zlib.crc32("\n".join(sorted(edges)).encode()))
 
 
@@ -161,11 +165,18 @@ class _Goal:
 
 
 def _assembled(
-    goal: _Goal, inputs: list[torch.Tensor], tokens: list[tuple[torch.Tensor, torch.Tensor | None]]
+    goal: _Goal,
+    inputs: list[torch.Tensor],
+    tokens: list[tuple[torch.Tensor, torch.Tensor | None]],
+    beside: list[torch.Tensor],
 ) -> Batch | None:
     labels, answers = goal.labels, goal.answers.detach() if goal.answers is not None else None
     rows = labels.shape[0] if labels is not None and labels.dim() else 0
     indices, offsets = max(tokens, key=lambda pair: pair[0].numel(), default=(None, None))
+    if rows and tokens and all(one is None for _, one in tokens):
+        table, several = joined(rows, [one for one, _ in tokens], [*beside, *inputs])
+        if table is not None or several is not None:
+            return Batch(rows, table, several, None, labels, goal.target, answers, goal.loss)
     if indices is not None:
         count = offsets.numel() if offsets is not None else indices.shape[0]
         if count != rows:  # as in a language model: a label for each token

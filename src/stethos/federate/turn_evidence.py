@@ -58,6 +58,7 @@ class TurnEvidence:
         self._answers: list[tuple[Array, Array, Array]] = []
         self._residuals: list[Array] = []
         self._answered = 0
+        self._tags = 1  # answers of yes and no that a sample has
         self._last: list[float] = []  # of the last batch: log-probability of its labels, or residual
         self._loss = ""
         self._graph: int | None = None
@@ -136,6 +137,7 @@ class TurnEvidence:
             self._residuals.append(apart)
         elif (answers := _answers(batch)) is not None:
             self._answers.append(answers)
+            self._tags = _several_answers(batch)
         elif batch.answers is None:
             return
         self._answered += batch.rows
@@ -187,6 +189,8 @@ class TurnEvidence:
             pairs = np.stack([labels[is_known], said[is_known]], 1)
             cells, counts = np.unique(pairs, axis=0, return_counts=True)
             known["answers"] = np.column_stack([cells, counts]).reshape(-1).tolist()
+            if self._tags > 1 and self._new:
+                known["tags"] = self._tags
             known["log_p"] = _short(float(np.clip(own, -20, 0).mean()))
         if self._residuals and len({one.shape[1] for one in self._residuals}) == 1:
             apart = np.concatenate(self._residuals)
@@ -211,6 +215,12 @@ def _residuals(batch: Batch) -> Array | None:
     return None
 
 
+def _several_answers(batch: Batch) -> int:
+    """How many answers of yes and no a sample has, if each is told apart: two classes for each; else one."""
+    several = batch.labels.numel() // max(batch.rows, 1) if batch.labels is not None and batch.target == "binary" else 1
+    return several if 1 < several <= _MOST_CLASSES // 2 else 1
+
+
 def _answers(batch: Batch) -> tuple[Array, Array, Array] | None:
     """Labels, what the model says instead, and the log-probability that it gives the labels."""
     assert batch.labels is not None
@@ -227,7 +237,9 @@ def _answers(batch: Batch) -> tuple[Array, Array, Array] | None:
         yes = torch.sigmoid(said) if is_logit else said
         goal = labels.reshape(-1) > 0
         own = torch.where(goal, yes, 1 - yes).clamp_min(1e-6).log()
-        return goal.long().cpu().numpy(), (yes > 0.5).long().cpu().numpy(), own.cpu().numpy()
+        several = _several_answers(batch)
+        first = torch.arange(len(goal), device=goal.device) % several * 2
+        return (first + goal).cpu().numpy(), (first + (yes > 0.5)).cpu().numpy(), own.cpu().numpy()
     return None
 
 

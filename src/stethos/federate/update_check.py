@@ -13,6 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,8 @@ class UpdateCheck:
     def __init__(self, whose: Whose) -> None:
         self._whose = whose
         self._optimizers: dict[int, _Followed] = {}
+        self._numbers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()  # one may take another's id
+        self._seen = 0
         self._by_hand: _Followed | None = None
         self._is_searched = False
         self.steps = 0
@@ -65,7 +68,8 @@ class UpdateCheck:
         self._lr: float | None = None
         self._setup = 0
         self._found: dict[str, Any] = {}
-        self._has_stepped = False
+        self._stepped: set[int] = set()  # optimizers that stepped since the last backward
+        self._left_by: set[int] = set()  # those of them whose gradients were still there then
         self._asked = self._uncleared = 0
         self._between = StepCheck()
 
@@ -77,6 +81,8 @@ class UpdateCheck:
     def before_backward(self, loss: Any = None) -> None:
         """Whether gradients of the step before are still there; asked twice in a turn, of its smallest parameter.
 
+        They are a fault only if the same optimizer steps next: those of a model that is trained no more stay where they
+        are, as where a turn trains a shared model and then a personal one.
         The weights behind the turn's first loss are followed until an optimizer is seen; not in turns of a client whose
         turn before had one.
         """
@@ -86,12 +92,22 @@ class UpdateCheck:
             self._by_hand = _Followed(weights) if weights else None
         if self._by_hand is not None:
             self.steps += 1
-        if self._has_stepped and self._asked < _ASKED:
-            self._asked += 1
-            left = [one.grad for each in self._optimizers.values() for one in each.parameters if one.grad is not None]
-            if left and bool(min(left, key=torch.numel).any()):
-                self._uncleared += 1
-        self._has_stepped = False
+        if self._stepped:
+            is_asked = self._asked < _ASKED
+            self._asked += is_asked
+            self._left_by = {one for one in self._stepped if is_asked and self._has_gradients(one)}
+            self._stepped = set()
+
+    def _number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = self._seen
+            self._seen += 1
+        return self._numbers[optimizer]
+
+    def _has_gradients(self, optimizer: int) -> bool:
+        followed = self._optimizers.get(optimizer)
+        left = [one.grad for one in followed.parameters if one.grad is not None] if followed is not None else []
+        return bool(left) and bool(min(left, key=torch.numel).any())
 
     def after_backward(self) -> None:
         self._between.after_backward(self.steps)
@@ -99,9 +115,13 @@ class UpdateCheck:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._by_hand is not None:
             self._by_hand, self.steps = None, 0
+        number = self._number_of(optimizer)
+        if number in self._left_by:
+            self._uncleared += 1
+            self._left_by = set()
         self._between.before_step(optimizer, self.steps)
-        if id(optimizer) not in self._optimizers and len(self._optimizers) < 4:
-            self._optimizers[id(optimizer)] = _Followed(parameters_of(optimizer))
+        if number not in self._optimizers and len(self._optimizers) < 4:
+            self._optimizers[number] = _Followed(parameters_of(optimizer))
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
             if self._lr is None and isinstance(rate, float | int):
                 self._lr = float(rate)
@@ -110,7 +130,7 @@ class UpdateCheck:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._between.after_step(optimizer, self.steps)
         self.steps += 1
-        self._has_stepped = True
+        self._stepped.add(self._number_of(optimizer))
         if self.steps == self._expected:
             for one in self._optimizers.values():
                 one.snap(self.steps)

@@ -22,9 +22,11 @@ _FEWEST_FREE = 10  # samples beyond one of each class
 _DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1}
 _FLOOR = 0.01  # of all labels: what honest clients differ by
 _INFORMED = 1e-3  # of the variance within classes, between them
+_CLASSES_DIFFER = 0.5  # by which share of the usual variance within classes that of single ones differs
 _ANOTHER_LANGUAGE = 0.8  # of the words
 _FEWEST_WITH_WORD, _FEWEST_WORDS, _HARDLY = 8, 4, 4.0  # samples; words; times less often
 _FLOOR_ELSEWHERE, _HARDLY_APART = 0.05, 1e-3  # standard deviations; of how far classes lie apart
+_FLOOR_LEFT_OVER, _MOST_LEFT, _OF_ONE = 0.03, 2.0, 0.5  # of the variance of targets; the error with one sample
 _LEAST, _MOST = -2.0, 8.0  # deviations that one witness counts
 
 
@@ -32,19 +34,22 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     """By how a client's samples differ: within and between classes, words, mix of labels, targets, single columns.
 
     `worse`, `unexplained` and `tilt` say how a feature follows from the others, `elsewhere` how far all samples
-    together lie from the others'.
+    together lie from the others', `unrelated` which share of its targets' variance the others' relation leaves over.
     """
     raw = {name: np.full(len(clients), np.nan) for name in _DATA}
-    lost, lost_error, elsewhere, elsewhere_error = np.full((4, len(clients)), np.nan)
+    lost, lost_error, elsewhere, elsewhere_error, unrelated, unrelated_error = np.full((6, len(clients)), np.nan)
     for place, mine, whole in _compared(clients, _FEWEST_SAMPLES):
         others = [one for at, one in enumerate(clients) if at != place and one is not None and one.can_join(mine)]
         for name, value in _differences(mine, others, whole).items():
             raw[name][place] = value
+        if mine.targets:
+            unrelated[place], unrelated_error[place] = _left_over(mine, whole)[1], _OF_ONE / np.sqrt(mine.n)
         lost[place], lost_error[place] = _lost_words(mine, others)
         elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
+        "unrelated": relative(unrelated, _FLOOR_LEFT_OVER, unrelated_error),
         "worse": relative(worse, 0.02, errors), "unexplained": relative(unexplained, 0.02, errors),
         "tilt": relative(tilt, 0.03, errors), "lost": relative(lost, 0.02, lost_error),
         "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
@@ -76,7 +81,8 @@ def label_unlikeness(inside: InsideEvidence, whole: Sequence[Sketch | None]) -> 
 def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     """How much more a client's classes spread towards each other than in other directions, and its standard error.
 
-    About the share of wrong labels: where they are random it is 1. Inputs that vary more spread in all directions.
+    About the share of wrong labels: where they are random it is 1. Inputs that vary more spread in all directions. Some
+    classes vary more than others: who has another mix of them is judged less surely.
     """
     share, error = np.full((2, len(clients)), np.nan)
     for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
@@ -96,7 +102,8 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
         rest = (np.trace(own) - along.sum()) / (inputs - count) if inputs > count else 1.0
         scale = float((expected**2).sum())
         share[place] = float(((along - rest) * expected).sum()) / scale
-        error[place] = float(np.sqrt(2 / free * (expected**2 * np.maximum(along, 0.5) ** 2).sum())) / scale
+        by_chance = np.sqrt(2 / free * (expected**2 * np.maximum(along, 0.5) ** 2).sum())
+        error[place] = float(np.hypot(by_chance, _CLASSES_DIFFER * _mix_distance(mine, whole) * expected.sum())) / scale
     return share, error
 
 
@@ -118,7 +125,6 @@ def _neighbours(clients: Sequence[Sketch | None]) -> Array:
 
 def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[str, float]:
     inputs = mine.features - mine.targets
-    reference = whole.covariance
     found = {}
     precision = whole.precision(inputs)
     change = precision @ mine.covariance[:inputs, :inputs]
@@ -132,16 +138,21 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
     if total:
         found["place"] = float(np.log(max(distance / total, 1e-4)))
     if mine.classes is not None:
-        theirs = dict(zip(labels, whole.counts / whole.n, strict=True))
-        own = dict(zip(mine.classes, mine.counts / mine.n, strict=True))
-        found["mix"] = 0.5 * sum(abs(own.get(one, 0.0) - theirs.get(one, 0.0)) for one in own.keys() | theirs.keys())
+        found["mix"] = _mix_distance(mine, whole)
     if mine.targets:
-        found["relation"] = _relation(mine, reference, inputs)
+        found["relation"] = _left_over(mine, whole)[0]
     if mine.tokens:
         found["words"] = _word_distance(mine.tokens, [one.tokens for one in others if one.tokens])
     if (scale := _scale_distance(mine, others)) is not None:
         found["scale"] = scale
     return found
+
+
+def _mix_distance(mine: Sketch, whole: Sketch) -> float:
+    """The share of its samples that another class would have to hold for the others' mix of classes."""
+    own = dict(zip(mine.classes or (0,), mine.counts / mine.n, strict=True))
+    theirs = dict(zip(whole.classes or (0,), whole.counts / whole.n, strict=True))
+    return 0.5 * float(sum(abs(own.get(one, 0.0) - theirs.get(one, 0.0)) for one in own.keys() | theirs.keys()))
 
 
 def _displacement(mine: Sketch, whole: Sketch) -> tuple[float, float]:
@@ -164,13 +175,19 @@ def _displacement(mine: Sketch, whole: Sketch) -> tuple[float, float]:
     return float(np.sqrt(distance / inputs)), float(np.sqrt(by_chance / inputs))
 
 
-def _relation(mine: Sketch, reference: Array, inputs: int) -> float:
-    """How much more of the targets the others' linear relation leaves over, as a logarithm."""
+def _left_over(mine: Sketch, whole: Sketch) -> tuple[float, float]:
+    """What the others' linear relation leaves over of the targets: of what it leaves there, as a logarithm; as a share.
+
+    Where inputs vary more a curved relation leaves more over, of targets that vary more: only the first grows.
+    """
+    inputs, reference = mine.features - mine.targets, whole.covariance
     slope = np.linalg.solve(reference[:inputs, :inputs], reference[:inputs, inputs:])
     moment = mine.scatter / mine.n
-    own = moment[inputs:, inputs:] - 2 * slope.T @ moment[:inputs, inputs:] + slope.T @ moment[:inputs, :inputs] @ slope
+    goal = moment[inputs:, inputs:]
+    own = goal - 2 * slope.T @ moment[:inputs, inputs:] + slope.T @ moment[:inputs, :inputs] @ slope
     usual = reference[inputs:, inputs:] - slope.T @ reference[:inputs, inputs:]
-    return float(np.log(max(np.trace(own), 1e-12) / max(np.trace(usual), 1e-12)))
+    left = max(float(np.trace(own)), 1e-12)
+    return float(np.log(left / max(np.trace(usual), 1e-12))), min(left / max(float(np.trace(goal)), 1e-12), _MOST_LEFT)
 
 
 def _word_distance(mine: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> float:

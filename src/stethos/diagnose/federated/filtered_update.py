@@ -24,6 +24,7 @@ _STEADY = 0.03  # spread of a length that a filter sets, of its mean
 _VARIES = 2.0  # times as much what it is relative to
 _WHOLE = 0.99  # cosine to the training of what was clipped and otherwise left alone
 _LEFT = 0.5  # cosine to the training below which a filter ruins an update
+_NEARLY_ALL = 0.95  # of the training's way in the weights that are sent: then none is left out that counts
 _LEAST = 0.2  # share of the training's way that is left in it, likewise
 _OF_SENDING = frozenset({"scaling", "update-noise", "free-rider", "partly"})  # what stands out inside a filtered client
 
@@ -75,8 +76,8 @@ def _form(client: str, sent: Array, along: Array, way: Array, kept: Array, train
     left = float(np.median(np.where(along < _LEAST, np.minimum(cosine, along / _LEAST * _LEFT), cosine)))
     if float(np.median(along)) <= 0:
         return None
-    if np.isfinite(kept).mean() > 0.5 and float(np.nanmedian(along / kept)) < 1.05:
-        share = float(np.nanmedian(kept))
+    share = float(np.nanmedian(kept)) if np.isfinite(kept).mean() > 0.5 else 1.0
+    if share < _NEARLY_ALL and float(np.nanmedian(along / kept)) < 1.05:
         return AppliedFilter(client, f"sends few of the weights, {share:.0%} of what its training did", left=left)
     length = way * np.sqrt(sent)
     if float(np.median(cosine)) > _WHOLE and _is_set(length, way, _STEADY) and float(np.median(sent)) < 1:

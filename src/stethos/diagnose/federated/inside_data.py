@@ -23,6 +23,7 @@ _NOVEL_INSIDE, _FEWEST_NOVEL = 0.35, 3  # the same inside of the others' range: 
 _AGREED, _AS_OFTEN = 0.6, 0.15  # of the others have the same commonest value; how much more often another comes
 _SAME_LABEL = 0.9
 _MOST_OF_ONE = 0.8  # of its samples have one label: then many values go with it
+_FEWEST_OTHERS, _MOST_TOLD = 3, 0.5  # with a class; of its samples are of such classes
 _FAR_DEVIATIONS = 6.0
 _MANY = 0.25  # of the columns: then values are missing, not marked
 _COMMON_TOKENS = 32
@@ -143,7 +144,7 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     shares, is_wide = np.full(len(clients), np.nan), np.zeros(len(clients), bool)
     for place, mine in enumerate(clients):
         others = _others(clients, place)
-        if mine is None or mine.atoms is None or mine.atom_shares is None or len(others) < 3:
+        if mine is None or mine.atoms is None or mine.atom_shares is None or not _are_of_its_classes(mine, others):
             continue
         theirs = [one for one in others if one.atoms is not None and one.atoms.shape == mine.atoms.shape]
         if len(theirs) < 3:
@@ -175,6 +176,17 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     found = margins(shares, _NOVEL, 4.0, 0.02)
     stamped = margins(np.array([_stamped(clients, place) for place in range(len(clients))]), _NOVEL, 4.0, 0.02)
     return np.maximum(np.where(is_wide, 0.0, found), stamped), np.where(is_wide, found, 0.0)
+
+
+def _are_of_its_classes(mine: Sketch, others: Sequence[Sketch]) -> bool:
+    """Whether three of the others have most of a client's classes: a class that few have brings values of its own."""
+    if mine.classes is None:
+        return len(others) >= _FEWEST_OTHERS
+    held = [
+        sum(label in (one.classes or ()) and one.counts[(one.classes or ()).index(label)] >= 2 for one in others)
+        for label in mine.classes
+    ]
+    return float(mine.counts[np.array(held) >= _FEWEST_OTHERS].sum()) > _MOST_TOLD * mine.n
 
 
 def _is_renamed(mine: Sketch, atoms: Array, weights: Array, own: Array) -> npt.NDArray[np.bool_]:
@@ -317,12 +329,12 @@ def _commonest(tokens: dict[int, float]) -> float:
 
 
 def _target_units(clients: Sequence[Sketch | None]) -> Array:
-    """The spread of what a regression is to answer, on a logarithmic scale."""
+    """The spread of what a regression is to answer, on a logarithmic scale; of several targets the median one's."""
     spread = np.full(len(clients), np.nan)
     for place, mine in enumerate(clients):
         if mine is not None and mine.targets:
             variance = np.diag(mine.scatter)[-mine.targets :] / mine.n
-            spread[place] = float(np.log10(np.maximum(np.sqrt(variance), 1e-9))[0])
+            spread[place] = float(np.median(np.log10(np.maximum(np.sqrt(variance), 1e-9))))
     middle = np.nanmedian(spread) if np.isfinite(spread).any() else 0.0
     return margins(np.abs(spread - middle), 1.0, 4.0, 0.05)
 

@@ -182,6 +182,8 @@ def _by_answers(inside: InsideEvidence, rounds: tuple[int, ...]) -> Mislabelled:
         return found  # it has not learnt enough to say
     distinct = np.nansum(inside.matrix("new") - np.nan_to_num(inside.matrix("relabelled")), axis=0)
     _excess(found, counts, distinct)
+    if any("tags" in facts for turns in inside.turns.values() for facts in turns.values()):
+        found.pairs[:] = [None] * len(clients)  # a class is one answer of several, not a label that users know
     return replace(found, informed=_informed(counts.sum(0)))
 
 

@@ -60,9 +60,15 @@ _CAN_BE_EXPLAINED = tuple(
 _IS_EXPLAINED = ("level", f"level{AT_TIMES}")  # by other inputs, altogether
 # Whoever has other classes, or one alone, moves the model elsewhere and lets its weights grow.
 _OF_OTHER_CLASSES = ("judged", "outwards", f"outwards{AT_TIMES}")
-_EXPLAINED, _EXPLAINS = "_explained", 0.7
+_EXPLAINED, EXPLAINS = "_explained", 0.7
 # Samples that lie elsewhere than the others' look like other classes, too; wrong labels move none of them.
 _OF_OTHER_INPUTS = ("labels", "labels_once", "mixed")
+# Whose inputs vary more, or lie elsewhere, has targets of a curved relation that the others' straight one misses by
+# more. They follow from the inputs unless more of their own variance is left over, too.
+_INPUTS = ("place", "scale", "shape")
+# Whose inputs lie elsewhere has some that hang together a little differently, and that shows in one way: the residuals,
+# their share, or where they point. Noise and mixed up columns show in two.
+_FOLLOWING, _IN_ONE_WAY = _OF_DATA["following"], 0.5
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
 _MOST_OF_MIX = 2.0
@@ -132,12 +138,19 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     found |= _grouped({**unlike, **shown}, _OVER_ROUNDS)
     found |= {group: _farthest(shown, names) for group, names in (*_OF_DATA.items(), *_OF_LABELS.items())}
     found |= {"other": shown["other"], "elsewhere": shown["elsewhere"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
-    has_fewer = (found["fewer"] >= _EXPLAINS) & (shown["has_words"] > 0)
+    has_fewer = (found["fewer"] >= EXPLAINS) & (shown["has_words"] > 0)
     found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
-    is_elsewhere = shown["elsewhere"] >= _EXPLAINS
+    is_elsewhere = shown["elsewhere"] >= EXPLAINS
     found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
+    has_other_inputs = is_elsewhere | (np.max([found[name] for name in _INPUTS], axis=0) >= EXPLAINS)
+    left_over = np.minimum(found["relation"], shown["unrelated"])
+    found["relation"] = np.where(has_other_inputs, left_over, found["relation"])
+    second, first = np.sort([shown[name] for name in _FOLLOWING], axis=0)[-2:]
+    in_two_ways = np.maximum(second, _IN_ONE_WAY * first)
+    is_moved = is_elsewhere | (np.maximum(found["place"], found["scale"]) >= EXPLAINS)
+    found["following"] = np.where(is_moved, in_two_ways, found["following"])
     is_small = shown["has_few"] > 0
-    is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= _EXPLAINS
+    is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= EXPLAINS
     harm = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) in _HARM], axis=0)
     turned = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) == "direction"], axis=0)
     is_asked = np.isfinite(cohort.entry_loss).any(0)
@@ -147,8 +160,9 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     for name in _CAN_BE_EXPLAINED:
         found[name + _EXPLAINED] = np.where(is_explained & ~is_small, found[name], 0.0)
         found[name] = np.where(is_explained | is_small, 0.0, found[name])
-    has_other_classes = (found["mix"] >= _EXPLAINS) | is_small
+    has_other_classes = (found["mix"] >= EXPLAINS) | is_small
     found |= {name: np.where(has_other_classes, 0.0, found[name]) for name in _OF_OTHER_CLASSES}
+    found["judged"] = np.where(found["place"] >= EXPLAINS, 0.0, found["judged"])  # the lab has no such sites
     found |= {name: np.where(is_small, 0.0, found[name]) for name in (*_OF_DATA, *_OF_LABELS)}
     return found | {name: np.where(is_explained, 0.0, found[name]) for name in _IS_EXPLAINED}
 
