@@ -161,6 +161,51 @@ def signed(pair: Tensor, answer: Tensor, low: float) -> Tensor:
     return functional.cosine_embedding_loss(pair[:, :2], pair[:, 2:], wanted)
 
 
+@pytest.mark.parametrize(("is_made_anew", "kinds"), [(True, set()), (False, {"replaced-parameters"})])
+def test_an_optimizer_of_before_may_hold_a_head_that_was_replaced(
+    record: Record, is_made_anew: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    model = net()
+    loader = DataLoader(table(), 32)
+    before = torch.optim.Adam(model.parameters(), 0.01)
+    after = before
+
+    def steps(optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(6):
+            for x, y in loader:
+                optimizer.zero_grad()
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    steps(before)
+    model[2] = nn.Linear(16, 2)
+    if is_made_anew:
+        after = torch.optim.SGD(model.parameters(), 0.05)
+    else:  # the body is new to this optimizer, its head is the old one
+        after = torch.optim.SGD([*model[0].parameters(), *before.param_groups[0]["params"][2:]], 0.05)
+    steps(after)
+    assert said(recording) & {"replaced-parameters"} == kinds
+
+
+@pytest.mark.parametrize(("is_other", "kinds"), [(False, {"cut-off"}), (True, {"cut-off", "other-model"})])
+def test_an_optimizer_without_gradients_is_told_by_what_cuts_them_off(
+    record: Record, is_other: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    encoder, decoder = nn.Linear(6, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 2))
+    held = copy.deepcopy(encoder) if is_other else encoder
+    first, second = torch.optim.Adam(held.parameters(), 0.01), torch.optim.Adam(decoder.parameters(), 0.01)
+    for _ in range(6):
+        for x, y in DataLoader(table(), 32):
+            first.zero_grad()
+            second.zero_grad()
+            functional.cross_entropy(decoder(encoder(x).detach()), y).backward()
+            first.step()
+            second.step()
+    assert said(recording) & {"cut-off", "other-model"} == kinds
+
+
 @pytest.mark.parametrize(("low", "kinds"), [(-1.0, set()), (0.0, {"targets-not-signs"})])
 def test_targets_that_should_be_signs_are_noticed(record: Record, low: float, kinds: set[str]) -> None:
     recording = record()

@@ -345,6 +345,10 @@ class Inspector:
             return facts
         alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
         lost = [key for key in owners if key not in names and key not in reached] if names else []
+        if lost:
+            detail["unused_of"] = [
+                watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
+            ]
         if alone:
             detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
             detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0
