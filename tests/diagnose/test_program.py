@@ -70,6 +70,27 @@ def test_a_model_that_runs_without_gradients_in_every_step_is_not_evaluated(apar
     assert found.severity == severity
 
 
+@pytest.mark.parametrize(
+    ("modes", "passes", "backwards", "kinds"),
+    [
+        ([1, 1, 0, 0, 1, 1, 0, 0], [1, 1, 2, 2, 3, 3, 4, 4], 1, ["evaluation-trains"]),
+        ([1, 0, 0, 1, 0, 0, 1, 1], [1, 2, 2, 3, 4, 4, 5, 5], 1, ["evaluation-trains"]),
+        ([1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 2, 2, 3, 3, 4, 4], 1, ["evaluation-mode-in-training"]),  # never back
+        ([1, 0, 1, 0, 1, 0, 1, 1], [1, 1, 2, 2, 3, 3, 4, 4], 1, []),  # two modes in each pass, as in meta-learning
+        ([1, 0, 0, 1, 0, 0, 1, 1], [1, 2, 2, 3, 4, 4, 5, 5], 2, []),  # an attack beside the step's own backward
+        ([1, 0, 1, 0, 1, 0, 1, 1], [0] * 8, 1, []),  # no loader tells passes apart
+    ],
+)
+def test_an_evaluation_that_trains_has_passes_of_its_own(
+    modes: list[int], passes: list[int], backwards: int, kinds: list[str]
+) -> None:
+    rows = made.inspections(
+        stateful_training=modes, root_training=modes, detail=[json.dumps({"passes": each}) for each in passes]
+    )
+    seen = made.window(steps=made.steps(made.falling(100), backwards=[backwards] * 100), inspections=rows)
+    assert [one.kind for one in WrongMode().check(seen)] == kinds
+
+
 @pytest.mark.parametrize(("heads", "found"), [(["b"], ["unoptimized-parameters"]), (["a", "b"], [])])
 def test_heads_of_tasks_that_take_turns_are_not_cut_off(heads: list[str], found: list[str]) -> None:
     texts = [
