@@ -91,6 +91,35 @@ def test_an_evaluation_that_trains_has_passes_of_its_own(
     assert [one.kind for one in WrongMode().check(seen)] == kinds
 
 
+@pytest.mark.parametrize(
+    ("maker_loss", "critic_loss", "block", "labels", "leaves", "kinds"),
+    [
+        (0.08, 0.5, 1, [0.0], 10, ["rivals-agree"]),
+        (0.08, 3.0, 1, [1.0], 10, []),  # the critic is deceived
+        (4.0, 0.1, 1, [1.0], 10, []),  # the critic has won
+        (0.7, 1.4, 1, [1.0], 10, []),  # neither
+        (0.08, 0.5, 50, [0.0], 10, []),  # each wins in its turns
+        (0.08, 0.5, 1, [0.0, 1.0], 10, []),  # labels of a task
+        (0.08, 0.5, 1, [0.0], 4, []),  # two models that have nothing to do with each other
+    ],
+)
+def test_a_generator_and_its_critic_cannot_both_win(
+    maker_loss: float, critic_loss: float, block: int, labels: list[float], leaves: int, kinds: list[str]
+) -> None:
+    is_maker = (np.arange(200) // block) % 2 == 1
+    losses = np.where(is_maker, maker_loss, critic_loss) * (1 + np.linspace(0.5, 0, 200))
+    steps = made.steps(losses, optimizer=(1 + is_maker).tolist(), model=["Gen" if one else "Dis" for one in is_maker])
+    critic = [int(at) for at in np.flatnonzero(~is_maker)[:4]]
+    maker = [int(at) for at in np.flatnonzero(is_maker)[:4]]
+    wanted = [0.0, 1.0, 0.0, 1.0] + [labels[at % len(labels)] for at in range(4)]
+    rows = made.inspections(
+        step=critic + maker, function="BinaryCrossEntropy", leaves=[4] * 4 + [leaves] * 4, label_mean=wanted,
+        label_min=wanted, label_max=wanted, classes=1, detail=json.dumps({"is_alone": True}),
+    )  # fmt: skip
+    found = ImplausibleLoss().check(made.window(steps=steps, inspections=rows))
+    assert [one.kind for one in found if one.kind == "rivals-agree"] == kinds
+
+
 @pytest.mark.parametrize(("heads", "found"), [(["b"], ["unoptimized-parameters"]), (["a", "b"], [])])
 def test_heads_of_tasks_that_take_turns_are_not_cut_off(heads: list[str], found: list[str]) -> None:
     texts = [
