@@ -145,6 +145,20 @@ def test_many_trainings_of_one_step_are_not_one(losses: list[float], severity: S
     assert (found.kind, found.severity) == ("optimizer-recreated", severity)
 
 
+@pytest.mark.parametrize(
+    ("spread", "losses", "found"),
+    [
+        (0.002, [1.39] * 100, ["inputs-alike"]),
+        (0.002, made.falling(100), []),  # a first layer that copes with it
+        (0.5, [1.39] * 100, []),
+    ],
+)
+def test_samples_that_are_all_alike_teach_nothing(spread: float, losses: list[float], found: list[str]) -> None:
+    rows = made.inspections(detail=json.dumps({"input_spread": spread}))
+    seen = made.window(steps=made.steps(losses), inspections=rows)
+    assert [one.kind for one in OddBatch().check(seen)] == found
+
+
 @pytest.mark.parametrize(("is_seen", "found"), [(True, ["odd-batch"]), (False, [])])
 def test_attention_that_sees_what_it_is_to_predict(is_seen: bool, found: list[str]) -> None:
     rows = made.inspections(detail=json.dumps({"sees_answer": is_seen}))

@@ -206,6 +206,46 @@ def test_an_optimizer_without_gradients_is_told_by_what_cuts_them_off(
     assert said(recording) & {"cut-off", "other-model"} == kinds
 
 
+def _distilled(student: nn.Module, teacher: nn.Module, x: Tensor) -> Tensor:
+    return functional.mse_loss(student(x), teacher(x))
+
+
+def _anchored(student: nn.Module, teacher: nn.Module, x: Tensor) -> Tensor:
+    """What the first predicts the second is to know, too; the inputs keep both from agreeing on nothing."""
+    return functional.mse_loss(student(x), teacher(x)) + functional.mse_loss(student(x), x[:, :2])
+
+
+def _coupled(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    """Two unknowns of one system of equations, each a target of the other."""
+    return functional.mse_loss(first(x), second(-x)) + functional.mse_loss(second(x), first(-x))
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_trained", "is_shared", "kinds"),
+    [
+        (_distilled, True, False, {"target-is-trained"}),
+        (_distilled, False, False, set()),  # a gradient that nobody uses
+        (_distilled, True, True, set()),
+        (_anchored, True, False, set()),
+        (_coupled, True, False, set()),
+    ],
+)
+def test_a_teacher_that_is_trained_along_is_noticed(
+    record: Record, loss: Callable[..., Tensor], is_trained: bool, is_shared: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    student, teacher = net(), net()
+    if is_shared:
+        student[0] = teacher[0]
+    parameters = nn.ModuleList([student, teacher] if is_trained else [student]).parameters()
+    optimizer = torch.optim.Adam(dict.fromkeys(parameters), 0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss(student, teacher, torch.randn(32, 6)).backward()
+        optimizer.step()
+    assert said(recording) & {"target-is-trained"} == kinds
+
+
 @pytest.mark.parametrize(("low", "kinds"), [(-1.0, set()), (0.0, {"targets-not-signs"})])
 def test_targets_that_should_be_signs_are_noticed(record: Record, low: float, kinds: set[str]) -> None:
     recording = record()
