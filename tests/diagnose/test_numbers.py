@@ -274,6 +274,23 @@ def test_what_is_no_weight_may_begin_small() -> None:
         assert made.names_in(PoorInitialisation(), made.window(steps=made.steps(STUCK), layers=rows)) == []
 
 
+@pytest.mark.parametrize(("names", "found"), [(["u"], []), (["u", "v"], ["poor-initialisation"])])
+def test_one_tensor_of_no_module_may_begin_as_it_likes(names: list[str], found: list[str]) -> None:
+    """A table of factors is looked for, not a layer; two of them may well be the layers of a model by hand."""
+    falling = [9.0, 4.0, 2.0, *made.falling(60, 1.0, 0.05)]
+    rows = made.layers(3, **{f"weight__{name}": {"std": 3.0, "size": 420} for name in names})
+    assert made.names_in(PoorInitialisation(), made.window(steps=made.steps(falling), layers=rows)) == found
+
+
+@pytest.mark.parametrize(("size", "severity"), [(420, Severity.INFO), (4096, Severity.WARNING)])
+def test_few_numbers_may_be_standard_normal_with_another_deviation(size: int, severity: Severity) -> None:
+    falling = [9.0, 4.0, 2.0, *made.falling(60, 1.0, 0.05)]
+    start = {"std": 0.88 if size < 1000 else 1.3, "size": size}
+    rows = made.layers(3, weight__u=start, weight__v=start)
+    (found,) = PoorInitialisation().check(made.window(steps=made.steps(falling), layers=rows))
+    assert found.severity == severity
+
+
 def test_beside_gradients_that_exploded_nothing_has_vanished() -> None:
     exploded = np.where(np.arange(30) < 10, 1.0, 1e12)
     rows = made.layers(30, gradient__a_weight={"norm": exploded}, gradient__b_weight={"norm": 1.0})

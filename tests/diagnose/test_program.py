@@ -70,6 +70,56 @@ def test_a_model_that_runs_without_gradients_in_every_step_is_not_evaluated(apar
     assert found.severity == severity
 
 
+@pytest.mark.parametrize(
+    ("modes", "passes", "backwards", "kinds"),
+    [
+        ([1, 1, 0, 0, 1, 1, 0, 0], [1, 1, 2, 2, 3, 3, 4, 4], 1, ["evaluation-trains"]),
+        ([1, 0, 0, 1, 0, 0, 1, 1], [1, 2, 2, 3, 4, 4, 5, 5], 1, ["evaluation-trains"]),
+        ([1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 2, 2, 3, 3, 4, 4], 1, ["evaluation-mode-in-training"]),  # never back
+        ([1, 0, 1, 0, 1, 0, 1, 1], [1, 1, 2, 2, 3, 3, 4, 4], 1, []),  # two modes in each pass, as in meta-learning
+        ([1, 0, 0, 1, 0, 0, 1, 1], [1, 2, 2, 3, 4, 4, 5, 5], 2, []),  # an attack beside the step's own backward
+        ([1, 0, 1, 0, 1, 0, 1, 1], [0] * 8, 1, []),  # no loader tells passes apart
+    ],
+)
+def test_an_evaluation_that_trains_has_passes_of_its_own(
+    modes: list[int], passes: list[int], backwards: int, kinds: list[str]
+) -> None:
+    rows = made.inspections(
+        stateful_training=modes, root_training=modes, detail=[json.dumps({"passes": each}) for each in passes]
+    )
+    seen = made.window(steps=made.steps(made.falling(100), backwards=[backwards] * 100), inspections=rows)
+    assert [one.kind for one in WrongMode().check(seen)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("maker_loss", "critic_loss", "block", "labels", "leaves", "kinds"),
+    [
+        (0.08, 0.5, 1, [0.0], 10, ["rivals-agree"]),
+        (0.08, 3.0, 1, [1.0], 10, []),  # the critic is deceived
+        (4.0, 0.1, 1, [1.0], 10, []),  # the critic has won
+        (0.7, 1.4, 1, [1.0], 10, []),  # neither
+        (0.08, 0.5, 50, [0.0], 10, []),  # each wins in its turns
+        (0.08, 0.5, 1, [0.0, 1.0], 10, []),  # labels of a task
+        (0.08, 0.5, 1, [0.0], 4, []),  # two models that have nothing to do with each other
+    ],
+)
+def test_a_generator_and_its_critic_cannot_both_win(
+    maker_loss: float, critic_loss: float, block: int, labels: list[float], leaves: int, kinds: list[str]
+) -> None:
+    is_maker = (np.arange(200) // block) % 2 == 1
+    losses = np.where(is_maker, maker_loss, critic_loss) * (1 + np.linspace(0.5, 0, 200))
+    steps = made.steps(losses, optimizer=(1 + is_maker).tolist(), model=["Gen" if one else "Dis" for one in is_maker])
+    critic = [int(at) for at in np.flatnonzero(~is_maker)[:4]]
+    maker = [int(at) for at in np.flatnonzero(is_maker)[:4]]
+    wanted = [0.0, 1.0, 0.0, 1.0] + [labels[at % len(labels)] for at in range(4)]
+    rows = made.inspections(
+        step=critic + maker, function="BinaryCrossEntropy", leaves=[4] * 4 + [leaves] * 4, label_mean=wanted,
+        label_min=wanted, label_max=wanted, classes=1, detail=json.dumps({"is_alone": True}),
+    )  # fmt: skip
+    found = ImplausibleLoss().check(made.window(steps=steps, inspections=rows))
+    assert [one.kind for one in found if one.kind == "rivals-agree"] == kinds
+
+
 @pytest.mark.parametrize(("heads", "found"), [(["b"], ["unoptimized-parameters"]), (["a", "b"], [])])
 def test_heads_of_tasks_that_take_turns_are_not_cut_off(heads: list[str], found: list[str]) -> None:
     texts = [
@@ -93,6 +143,20 @@ def test_many_trainings_of_one_step_are_not_one(losses: list[float], severity: S
     steps["optimizer"] = list(range(60))
     (found,) = OddOptimizer().check(made.window(steps=steps, inspections=made.inspections()))
     assert (found.kind, found.severity) == ("optimizer-recreated", severity)
+
+
+@pytest.mark.parametrize(
+    ("spread", "losses", "found"),
+    [
+        (0.002, [1.39] * 100, ["inputs-alike"]),
+        (0.002, made.falling(100), []),  # a first layer that copes with it
+        (0.5, [1.39] * 100, []),
+    ],
+)
+def test_samples_that_are_all_alike_teach_nothing(spread: float, losses: list[float], found: list[str]) -> None:
+    rows = made.inspections(detail=json.dumps({"input_spread": spread}))
+    seen = made.window(steps=made.steps(losses), inspections=rows)
+    assert [one.kind for one in OddBatch().check(seen)] == found
 
 
 @pytest.mark.parametrize(("is_seen", "found"), [(True, ["odd-batch"]), (False, [])])

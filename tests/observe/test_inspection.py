@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from recording import Recording
 from torch import nn
@@ -60,6 +61,28 @@ def test_an_evaluation_in_training_mode_is_seen(record: Record) -> None:
     train(evaluate_in_training_mode=True)
     recording.close()
     assert recording.rows("SELECT DISTINCT stateful_training FROM inspections WHERE phase = 'evaluation'") == [(1,)]
+
+
+@pytest.mark.parametrize(("is_evaluation", "seen"), [(True, [(22, 0.0)]), (False, [])])
+def test_the_first_backward_after_an_evaluation_is_inspected(
+    record: Record, is_evaluation: bool, seen: list[tuple[int, float]]
+) -> None:
+    """Without a loader nothing else tells where a pass begins, in which the model may still be in evaluation mode."""
+    recording = record()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = torch.randn(16, 6), torch.randint(0, 3, (16,))
+    for step in range(24):
+        if step == 22:  # 20, 21, 24 and 25 are looked at anyway
+            model.train(not is_evaluation)
+            with torch.no_grad():
+                model(x)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    recording.close()
+    rows = "SELECT step, root_training FROM inspections WHERE phase = 'training' AND step = 22"
+    assert recording.rows(rows) == seen
 
 
 def test_an_average_of_the_weights_is_evaluated_without_the_model(record: Record) -> None:

@@ -162,6 +162,91 @@ def signed(pair: Tensor, answer: Tensor, low: float) -> Tensor:
     return functional.cosine_embedding_loss(pair[:, :2], pair[:, 2:], wanted)
 
 
+@pytest.mark.parametrize(("is_made_anew", "kinds"), [(True, set()), (False, {"replaced-parameters"})])
+def test_an_optimizer_of_before_may_hold_a_head_that_was_replaced(
+    record: Record, is_made_anew: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    model = net()
+    loader = DataLoader(table(), 32)
+    before = torch.optim.Adam(model.parameters(), 0.01)
+    after = before
+
+    def steps(optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(6):
+            for x, y in loader:
+                optimizer.zero_grad()
+                functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    steps(before)
+    model[2] = nn.Linear(16, 2)
+    if is_made_anew:
+        after = torch.optim.SGD(model.parameters(), 0.05)
+    else:  # the body is new to this optimizer, its head is the old one
+        after = torch.optim.SGD([*model[0].parameters(), *before.param_groups[0]["params"][2:]], 0.05)
+    steps(after)
+    assert said(recording) & {"replaced-parameters"} == kinds
+
+
+@pytest.mark.parametrize(("is_other", "kinds"), [(False, {"cut-off"}), (True, {"cut-off", "other-model"})])
+def test_an_optimizer_without_gradients_is_told_by_what_cuts_them_off(
+    record: Record, is_other: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    encoder, decoder = nn.Linear(6, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 2))
+    held = copy.deepcopy(encoder) if is_other else encoder
+    first, second = torch.optim.Adam(held.parameters(), 0.01), torch.optim.Adam(decoder.parameters(), 0.01)
+    for _ in range(6):
+        for x, y in DataLoader(table(), 32):
+            first.zero_grad()
+            second.zero_grad()
+            functional.cross_entropy(decoder(encoder(x).detach()), y).backward()
+            first.step()
+            second.step()
+    assert said(recording) & {"cut-off", "other-model"} == kinds
+
+
+def _distilled(student: nn.Module, teacher: nn.Module, x: Tensor) -> Tensor:
+    return functional.mse_loss(student(x), teacher(x))
+
+
+def _anchored(student: nn.Module, teacher: nn.Module, x: Tensor) -> Tensor:
+    """What the first predicts the second is to know, too; the inputs keep both from agreeing on nothing."""
+    return functional.mse_loss(student(x), teacher(x)) + functional.mse_loss(student(x), x[:, :2])
+
+
+def _coupled(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    """Two unknowns of one system of equations, each a target of the other."""
+    return functional.mse_loss(first(x), second(-x)) + functional.mse_loss(second(x), first(-x))
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_trained", "is_shared", "kinds"),
+    [
+        (_distilled, True, False, {"target-is-trained"}),
+        (_distilled, False, False, set()),  # a gradient that nobody uses
+        (_distilled, True, True, set()),
+        (_anchored, True, False, set()),
+        (_coupled, True, False, set()),
+    ],
+)
+def test_a_teacher_that_is_trained_along_is_noticed(
+    record: Record, loss: Callable[..., Tensor], is_trained: bool, is_shared: bool, kinds: set[str]
+) -> None:
+    recording = record()
+    student, teacher = net(), net()
+    if is_shared:
+        student[0] = teacher[0]
+    parameters = nn.ModuleList([student, teacher] if is_trained else [student]).parameters()
+    optimizer = torch.optim.Adam(dict.fromkeys(parameters), 0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss(student, teacher, torch.randn(32, 6)).backward()
+        optimizer.step()
+    assert said(recording) & {"target-is-trained"} == kinds
+
+
 @pytest.mark.parametrize(("low", "kinds"), [(-1.0, set()), (0.0, {"targets-not-signs"})])
 def test_targets_that_should_be_signs_are_noticed(record: Record, low: float, kinds: set[str]) -> None:
     recording = record()

@@ -62,6 +62,7 @@ class GraphCheck:
     _softmaxes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     attention: AttentionCheck = field(default_factory=AttentionCheck)
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
+    sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
@@ -149,6 +150,18 @@ class GraphCheck:
                 if depth <= 2 and name_of(behind) in ("DivBackward", *_HAZARDS):
                     self.hazards.add("where")
 
+    def are_apart(self, losses: int, trained: set[int]) -> bool:
+        """Whether all these losses compare two models that share nothing, and both are trained.
+
+        If what is a target here is an output there the equations may have no solution but the one that is looked for.
+        """
+        first, second = (set[int]().union(*each) for each in zip(*self.sides, strict=True)) if self.sides else ((), ())
+        return (
+            0 < losses == len(self.sides)
+            and not set(first) & set(second)
+            and all(left & trained and right & trained for left, right in self.sides)
+        )
+
     def _note_targets(self, node: Any, name: str, depth: int) -> None:
         """A goal made of the model's own best answer: it has to be a constant."""
         if depth > _NEAR_LOSS:
@@ -158,6 +171,8 @@ class GraphCheck:
             return
         reached = [[*nodes_of(edge, _MOST_BEHIND)] for edge in edges]
         leaves = [{id(one) for behind, _ in nodes if (one := _leaf(behind)) is not None} for nodes in reached]
+        if max(map(len, reached)) < _MOST_BEHIND:
+            self.sides.append((leaves[0], leaves[1]))
         names = [name_of(behind) for behind, depth in reached[1] if depth <= 6]
         has_reward = any(
             name_of(behind) == "AddBackward" and any(edge[0] is None for edge in behind.next_functions)

@@ -41,6 +41,7 @@ _FIRST_BACKWARDS = 8  # inspected in any case
 _FIRST_PASSES = 4  # over the data, of which the first backward is inspected in any case
 _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared; 1 where that takes too long
 _MOST_EVALUATIONS = 64
+_FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
 _SHARE, _ALLOWED_NS = 0.004, 10_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
@@ -257,6 +258,8 @@ class Inspector:
             return
         self._evaluated_at = self._session.steps
         self._evaluations += 1
+        if self._evaluations <= _FIRST_EVALUATIONS and self.is_evaluated():
+            self._arm(1)
         roots = self.roots()
         detail = {"functional_dropouts": self.evaluations.functional_dropouts, **self.check.data.facts}
         put_inspection(self._session, {"phase": "evaluation", **mode_facts(roots), "detail": detail}, [])
@@ -352,6 +355,10 @@ class Inspector:
             return facts
         alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
         lost = [key for key in owners if key not in names and key not in reached] if names else []
+        if lost:
+            detail["unused_of"] = [
+                watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
+            ]
         if alone:
             detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
             detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0

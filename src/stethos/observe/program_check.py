@@ -85,6 +85,9 @@ class ProgramCheck:
             facts["is_policy"] = True
         if spreads:
             facts["spread"] = min(spreads)
+        alike = spread_of(graph.inputs)
+        if alike is not None:
+            facts["input_spread"] = alike
         answers = spread_of(graph.outputs)
         if answers is not None:
             facts["answer_spread"] = answers
@@ -103,6 +106,9 @@ class ProgramCheck:
         remarks = graph.check.remarks_of(batch, graph.is_complete, is_stacked=bool(detail.get("is_stacked")))
         found = [*remarks, *self.modules.remarks_of(batch), *_stopped(graph)]
         came = detail.get("samples") or 0
+        trained = {id(one) for watched in self._watch.optimizers.seen() for one in watched.params}
+        if graph.is_alone and not graph.is_mixed and graph.check.are_apart(graph.losses, trained):
+            found.append(("target-is-trained", "the loss is the distance of two models, and both are in an optimizer"))
         source, self._source = self._source, self._watch.local.iteration.batch_source
         is_next = source == self._source  # another batch of the same pass, not one of a second loader
         if detail.get("accumulates") and is_next and batch and came >= 2 * batch and not graph.check.is_scaled:

@@ -66,9 +66,12 @@ class PoorInitialisation:
         scales = np.array([float(track["std"][0]) ** 2 * track.size**0.5 for track in tracks])
         means = np.array([float(track["mean"][0]) for track in tracks])
         equal = (scales == 0) & (np.abs(means) != 1) & (means != 0)
-        equal &= bool(named) or len(tracks) > 1  # one parameter of no module is what is looked for: a picture, a point
+        is_layer = (
+            bool(named) or len(tracks) > 1
+        )  # one parameter of no module is what is looked for: a picture, a point
+        equal &= is_layer
         zero = (scales == 0) & (means == 0)
-        big = scales > self.large
+        big = (scales > self.large) & is_layer
         big &= np.array(["emb" not in track.layer.lower() for track in tracks])
         first = int(np.argmin(big)) if not big.all() else 0  # those before all others: of words, of places
         if 0 < first == big.sum() <= _MOST_TABLES and all(map(_is_standard_normal, tracks[:first])):
@@ -113,7 +116,8 @@ class PoorInitialisation:
 
 
 def _is_standard_normal(track: LayerTrack) -> bool:
-    return abs(float(track["std"][0]) - 1) < 0.1 and abs(float(track["mean"][0])) < 0.1
+    error = max(0.1, 4 / float(2 * track.size) ** 0.5)  # of the deviation of so few numbers
+    return abs(float(track["std"][0]) - 1) < error and abs(float(track["mean"][0])) < 0.1
 
 
 def _is_embedding(track: LayerTrack, gradient: LayerTrack | None) -> bool:

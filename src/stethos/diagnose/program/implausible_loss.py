@@ -19,6 +19,7 @@ _NOT_NEGATIVE = frozenset(
      "BinaryCrossEntropyWithLogits", "square", "absolute difference"}
 )  # fmt: skip
 _CLASSES = frozenset({"NllLoss", "NllLoss2D", "NllLossNd"})
+_BINARY = frozenset({"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
 _BOTTOMLESS = 1e4  # times the first loss, below 0
 
 
@@ -27,7 +28,8 @@ class ImplausibleLoss:
     """A loss that cannot be negative is; it is 0 at once, or no better than guessing or the mean of the targets.
 
     What it looks at: the loss functions that the loss consists of (beside other terms, as in a likelihood, it may well
-    be negative), the number of classes, the variance of the targets, and the losses of all steps.
+    be negative), the number of classes, the variance of the targets, and the losses of all steps; of a generator and
+    its critic, whether both can be as low as they are.
     Why it matters: a negative cross entropy has the wrong sign or inputs; a loss near 0 after a few steps means that
     the model sees the answer; a loss at ln(classes) means that it has learned nothing.
     Not a fault when: the task is easy; a task solved at once is reported as info, as an easy one looks the same.
@@ -50,6 +52,9 @@ class ImplausibleLoss:
     zero: float = 0.9  # of the steps
     chance: float = 0.02
     too_high: float = 3.0  # times the level of guessing
+    at_odds: float = 1.1
+    apart: float = 0.35  # from 0 and 1, of smoothed labels
+    switches: float = 0.25  # between rivals, per step
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -62,6 +67,34 @@ class ImplausibleLoss:
             for training in one.trainings:
                 if len(training.losses) >= self.least and not training.has_rival:
                     yield from self._check(one, training, functions, bounded)
+            if is_alone and functions and functions <= _BINARY and len(one.trainings) == 2:
+                yield from self._rivals(one, *one.trainings)
+                yield from self._rivals(one, *reversed(one.trainings))
+
+    def _rivals(self, one: Inspected, critic: Training, maker: Training) -> Iterator[Finding]:
+        """What deceives a critic cannot be told by it: of a maker and its critic one at least has a high loss.
+
+        The critic's share of belief in what is made is at least exp(-maker's loss), and what is left of it is at least
+        exp(-2 times the critic's), the mean or sum of its losses on what is real and what is made: together 1 at most.
+        """
+        told, made = (one.training.where(np.isin(one.training["step"], each.step)) for each in (critic, maker))
+        wanted, given = known(made, "label_mean"), known(told, "label_mean")
+        if min(len(wanted), len(given)) < 2 or min(len(critic.losses), len(maker.losses)) < self.least:
+            return
+        is_game = known(made, "leaves").min() > known(told, "leaves").max() and len(set(wanted.tolist())) == 1
+        has_both = known(told, "label_min").min() < self.apart and known(told, "label_max").max() > 1 - self.apart
+        order = np.argsort(np.concatenate([critic.step, maker.step]), kind="stable")
+        switches = float(np.diff(order < len(critic)).mean())  # else each has time to win in its turns
+        late = [float(np.mean(each.losses[-len(each.losses) // 4 :])) for each in (critic, maker)]
+        if not (is_game and has_both and switches > self.switches and min(late) >= 0):
+            return
+        if float(np.exp(-2 * np.array(late)).sum()) > self.at_odds:
+            yield self._finding(
+                maker, "rivals-agree",
+                f"{maker.model or 'the generator'} is rewarded for being found out: its loss and its critic's are both "
+                "low, which rivals' cannot be", maker.losses, 0,
+                "in the generator's loss, label what it makes as real", self.severity, 0.88,
+            )  # fmt: skip
 
     def _check(self, one: Inspected, training: Training, functions: set[str], bounded: set[str]) -> Iterator[Finding]:
         losses = training.losses[np.isfinite(training.losses)]

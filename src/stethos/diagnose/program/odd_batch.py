@@ -22,8 +22,8 @@ class OddBatch:
     """Inputs are constant, NaN, far from scale or masked; or labels are sorted, of one class, shifted or given away.
 
     What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; whether
-    any feature differs between labels; where labels are words of the inputs, by how many places; what masked attention
-    sees; the scale of evaluations' inputs.
+    samples differ at all, and any feature between labels; where labels are words of the inputs, by how many places;
+    what masked attention sees; the scale of evaluations' inputs.
     Why it matters: most trainings that do not learn have a fault in their data, not in their model.
     Not a fault when: features have a natural scale that the model's first layer takes care of. A dominating class is
     reported as info if the loss weighs its terms, or is below what the class shares alone would give.
@@ -54,6 +54,7 @@ class OddBatch:
     fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
     moved: float = 1.5  # deviations
+    alike: float = 0.01  # of the size of inputs
     tied: float = 0.15  # of what chance alone explains
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -62,11 +63,25 @@ class OddBatch:
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
             if not one.is_federated and len(one.training) >= self.least:
-                yield from self._inputs(one)
+                about_inputs = list(self._inputs(one))
+                yield from about_inputs or self._alike(one, window)
                 yield from self._labels(one)
                 yield from self._counts(one)
                 yield from self._changes(one)
                 yield from self._unrelated(one, window)
+
+    def _alike(self, one: Inspected, window: Window) -> Iterator[Finding]:
+        """Samples that are next to equal, each feature for itself, in a training that learns nothing of use."""
+        spreads = [row["input_spread"] for row in details(one.training) if "input_spread" in row]
+        share = float(np.median(spreads)) if len(spreads) >= 2 * self.least else np.inf
+        if not share < self.alike or not _has_learned_nothing(one, window):
+            return
+        yield self._finding(
+            one, "inputs-alike", f"the inputs of all samples are nearly the same: they differ by {share:.2%}",
+            "the root of the mean variance of a feature over a batch, against the size of the inputs", "detail",
+            "normalise each feature with its own mean and deviation, on the scale that the inputs have: pixels from 0 "
+            "to 1 need constants between 0 and 1", 0.85,
+        )  # fmt: skip
 
     def _unrelated(self, one: Inspected, window: Window) -> Iterator[Finding]:
         """Labels that no feature tells apart more than chance does, in a training that learns nothing of use."""

@@ -49,6 +49,9 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "gradient-through-target": (
         "the gradient flows through the target of the loss, which is made from the model's own answers",
         "compute the target under `no_grad()`, or `detach()` it", 0.88),
+    "target-is-trained": (
+        "the model that makes the targets is trained along: both can agree on a constant, whatever the inputs",
+        "run the teacher under `no_grad()`, and give the optimizer the student's parameters alone", 0.88),
     "raw-overlap": (
         "an overlap (Dice, IoU) is computed from raw outputs where it needs shares from 0 to 1",
         "apply `sigmoid` or `softmax` to the outputs first", 0.92),

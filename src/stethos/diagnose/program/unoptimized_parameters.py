@@ -61,7 +61,11 @@ class UnoptimizedParameters:
         if (alone > 0).all() and not is_null(leaves).any():
             yield self._unoptimized(one, first, int(alone[-1]), int(leaves[-1]), last)
         unused = column_of(rows, "unused")
-        if not is_null(unused).any() and (unused > 0).all() and np.isfinite(unused).all():
+        holders = last.get("unused_of")  # one that has stepped for the last time may hold what was replaced afterwards
+        is_in_use = holders is None or any(
+            np.isin(training.optimizer[training.step >= first], holders).any() for training in one.trainings
+        )
+        if is_in_use and not is_null(unused).any() and (unused > 0).all() and np.isfinite(unused).all():
             count = int(unused[-1])
             yield Finding(
                 self.code, self.name, "replaced-parameters", Severity.ERROR,
@@ -70,8 +74,10 @@ class UnoptimizedParameters:
                 (one.evidence("a module was replaced after the optimizer was made", "leaves, unoptimized, unused"),),
                 "make the optimizer after the last change to the model, or add the new parameters to it",
             )  # fmt: skip
-        yield from self._cut_off(one, first, details(rows))
-        yield from self._idle(one, first, details(rows))
+        cut = list(self._cut_off(one, first, details(rows)))
+        yield from cut
+        if not any(each.detail.get("in_vain") for each in cut):  # else these layers run: they are no copy
+            yield from self._idle(one, first, details(rows))
         if last.get("shared") and _take_turns(one.trainings):
             names = ", ".join(last["shared"])
             yield Finding(
@@ -100,6 +106,7 @@ class UnoptimizedParameters:
             one.subject(first, tuple(cut[:1])), 0.88,
             (one.evidence(f"they require a gradient and get none{text}", "leaves, detail"),),
             "look for `detach()`, `item()`, `argmax`, `no_grad()` or `numpy()` between these layers and the loss",
+            {"in_vain": vain},
         )  # fmt: skip
 
     def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:

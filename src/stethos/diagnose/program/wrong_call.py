@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
         "both members of each pair are the same, so telling them from others is trivial",
         "make two views by augmentation, or pick another sample of the same class", 0.5, 0.9),
     "clipped-after-step": (
-        "gradients are clipped after the optimizer's step, where clipping has no effect",
+        "gradients are clipped before `backward()` or after the optimizer's step, where clipping has no effect",
         "call `clip_grad_norm_` between `backward()` and `optimizer.step()`", 0.8, 0.95),
     "clipped-nothing": (
         "gradients are clipped that are not there: the parameters given to clipping have none",

@@ -11,16 +11,18 @@ import numpy as np
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
-from stethos.diagnose.training import STEP_COLUMNS, column_of
+from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of
 from stethos.diagnose.window import Window
+from stethos.store.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)
 class WrongMode:
     """Dropout and batch statistics are off while the model trains, or on while it is evaluated.
 
-    What it looks at: the mode of dropout and normalisation modules at inspected backwards, and whenever the model runs
-    while gradients are off. If it does so every few steps, that is part of the training, and reported as info.
+    What it looks at: the mode of dropout and normalisation modules at inspected backwards, pass by pass over the data,
+    and whenever the model runs while gradients are off. If it does so every few steps, that is part of the training,
+    and reported as info.
     Why it matters: without `model.train()` there is no regularisation; without `model.eval()` results are noisy, and
     batch statistics learn from the evaluation data.
     Not a fault when: statistics are refreshed on purpose, or dropout is kept on to estimate uncertainty.
@@ -31,7 +33,7 @@ class WrongMode:
     name: ClassVar[str] = "wrong-mode"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = NEEDS
-    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
+    reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS | {"backwards"}}
     explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau", "odd-evaluation"})
 
     least: int = 2
@@ -43,15 +45,28 @@ class WrongMode:
 
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
-            yield from self._training(one)
+            yield from self._training(one, window)
             yield from self._untouched(one)
             yield from self._evaluation(one)
             yield from self._dropout(one)
             yield from self._settings(one)
 
-    def _training(self, one: Inspected) -> Iterator[Finding]:
+    def _training(self, one: Inspected, window: Window) -> Iterator[Finding]:
         rows = one.training.where(column_of(one.training, "stateful") > 0)
         is_off = (column_of(rows, "stateful_training") == 0) & (column_of(rows, "root_training") == 0)
+        if self._take_turns(one, rows, is_off, window):
+            passes = np.unique(_passes(rows)[is_off])
+            yield Finding(
+                self.code, self.name, "evaluation-trains", self.severity,
+                "passes over the data in evaluation mode train the model: an evaluation makes steps",
+                one.subject(float(rows["step"][is_off][0])), 0.88,
+                (one.evidence(
+                    f"backwards in evaluation mode in {len(passes)} inspected passes, not in those between",
+                    "stateful, stateful_training, root_training, detail",
+                ),),
+                "keep `backward()` and `step()` out of the evaluation, and run it under `torch.no_grad()`",
+            )  # fmt: skip
+            return
         if not len(rows) or not is_off[-1] or is_off.sum() < self.least:
             return
         before = np.flatnonzero(~is_off)
@@ -65,6 +80,24 @@ class WrongMode:
             (one.evidence(text, "stateful, stateful_training, root_training"),),
             "call `model.train()` before the training loop, and again after each evaluation",
         )  # fmt: skip
+
+    def _take_turns(self, one: Inspected, rows: Frame, is_off: Array, window: Window) -> bool:
+        """Whether whole passes over loaders are made in evaluation mode, between others in training mode, and step.
+
+        An attack, a penalty or a second gradient in evaluation mode is part of a step that has another backward.
+        """
+        steps = window.frame("steps")
+        steps = steps.where(texts_of(steps, "process") == (one.process or None))
+        alone = set(column_of(steps, "step")[column_of(steps, "backwards") == 1].tolist())
+        passes = _passes(rows)
+        off, on = set(passes[is_off].tolist()), set(passes[~is_off].tolist())
+        return (
+            len(off) >= self.least
+            and 0 not in off
+            and not off & on
+            and any(min(off) < each < max(off) for each in on)
+            and set(rows["step"][is_off].tolist()) <= alone
+        )
 
     def _untouched(self, one: Inspected) -> Iterator[Finding]:
         """Norms in evaluation mode inside a model that trains, with the statistics they were made with."""
@@ -130,3 +163,8 @@ class WrongMode:
             (one.evidence(text, "stateful, stateful_training, root_training", "evaluation"),),
             "call `model.eval()` before the evaluation and `model.train()` after it",
         )  # fmt: skip
+
+
+def _passes(rows: Frame) -> Array:
+    """Which pass over a data loader each row belongs to; 0 before the first."""
+    return np.array([int(row.get("passes", 0)) for row in details(rows)])
