@@ -87,6 +87,25 @@ def test_who_has_one_class_alone_is_not_judged_by_where_updates_lead() -> None:
     assert found_in(tables(classes=1), cohort(), chance=0.99)["judged"][ODD] == 0
 
 
+@pytest.mark.parametrize(("shares", "calls_two", "has_another_mix"), [
+    ((1, 1, 1), True, False),  # an error
+    ((1, 1, 4), False, True),
+    ((1, 1, 4), True, True),  # both
+])  # fmt: skip
+def test_labels_that_are_surely_wrong_are_no_other_mix_of_classes(
+    shares: tuple[float, ...], calls_two: bool, has_another_mix: bool
+) -> None:
+    """Else they would excuse themselves."""
+    chance, whole = np.random.default_rng(4), []
+    for place in range(len(NAMES)):
+        usual = np.full(3, 1 / 3) if place != ODD else np.array(shares) / sum(shares)
+        y = chance.choice(3, 150, p=usual)
+        x = chance.normal(size=(150, 4)) + 2.5 * np.eye(3, 4)[y]
+        whole.append(sketch_of(x, np.where(y == 0, 2, y) if place == ODD and calls_two else y))
+    mix = data_unlikeness(whole)["mix"]
+    assert (mix[ODD] >= 1) == has_another_mix and np.delete(mix, ODD).max() < 1
+
+
 def test_whose_samples_lie_elsewhere_is_not_judged_by_where_updates_lead() -> None:
     assert found_in(tables(moved=3.0), cohort(), chance=0.99)["judged"][ODD] == 0
 

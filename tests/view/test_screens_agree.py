@@ -349,7 +349,7 @@ def test_every_screen_says_the_same(
     state, words, colour = STATES[run]
     known = json.loads(tell("diagnose", run, "--json"))
     assert (known["conclusion"]["state"], known["conclusion"]["colour"]) == (state, colour)
-    assert re.fullmatch(words, known["conclusion"]["text"])
+    assert re.fullmatch(words, known["conclusion"]["text"]), [one["title"] for one in known["findings"]]
     text, markdown = tell("diagnose", run), tell("report", run, "--format", "md")
     html, page = html_json(runs, run, tmp_path), page_json(site, run)
     with open_run(runs / run) as opened:

@@ -28,6 +28,7 @@ _FEWEST_WITH_WORD, _FEWEST_WORDS, _HARDLY = 8, 4, 4.0  # samples; words; times l
 _FLOOR_ELSEWHERE, _HARDLY_APART = 0.05, 1e-3  # standard deviations; of how far classes lie apart
 _FLOOR_LEFT_OVER, _MOST_LEFT, _OF_ONE = 0.03, 2.0, 0.5  # of the variance of targets; the error with one sample
 _LEAST, _MOST = -2.0, 8.0  # deviations that one witness counts
+_SURELY_WRONG, _FEWEST_WRONG, _EXPLAINED = 4.0, 0.1, 0.7  # deviations and share of one class for another; see by_data
 
 
 def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
@@ -46,6 +47,11 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
             unrelated[place], unrelated_error[place] = _left_over(mine, whole)[1], _OF_ONE / np.sqrt(mine.n)
         lost[place], lost_error[place] = _lost_words(mine, others)
         elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
+    mixes = raw["mix"].copy()
+    for place, distance in _mixes_put_right(clients):
+        others = np.delete(mixes, place)
+        if distance <= np.median(others[np.isfinite(others)]):  # else it is another mix all the same
+            raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
@@ -103,7 +109,9 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
         scale = float((expected**2).sum())
         share[place] = float(((along - rest) * expected).sum()) / scale
         by_chance = np.sqrt(2 / free * (expected**2 * np.maximum(along, 0.5) ** 2).sum())
-        error[place] = float(np.hypot(by_chance, _CLASSES_DIFFER * _mix_distance(mine, whole) * expected.sum())) / scale
+        error[place] = (
+            float(np.hypot(by_chance, _CLASSES_DIFFER * _mix_distance(_mix_of(mine), whole) * expected.sum())) / scale
+        )
     return share, error
 
 
@@ -138,7 +146,7 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
     if total:
         found["place"] = float(np.log(max(distance / total, 1e-4)))
     if mine.classes is not None:
-        found["mix"] = _mix_distance(mine, whole)
+        found["mix"] = _mix_distance(_mix_of(mine), whole)
     if mine.targets:
         found["relation"] = _left_over(mine, whole)[0]
     if mine.tokens:
@@ -148,10 +156,30 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
     return found
 
 
-def _mix_distance(mine: Sketch, whole: Sketch) -> float:
+def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, float]]:
+    """How far the mix of classes lies from the others' once labels that are surely wrong are what they should be.
+
+    Who calls one class another has too much of one and too little of the other: that is no other mix, which excuses.
+    """
+    found = by_data(clients, clients)
+    surely = deviations(found.cell, _FLOOR, found.cell_error)
+    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+        pair, share = found.pairs[place], float(found.cell[place])
+        is_sure = surely[place] >= _SURELY_WRONG and found.explained[place] >= _EXPLAINED
+        if pair is not None and is_sure and share >= _FEWEST_WRONG:
+            own, (said, meant) = _mix_of(mine), pair
+            moved = min(share, own[said])
+            yield place, _mix_distance({**own, said: own[said] - moved, meant: own.get(meant, 0.0) + moved}, whole)
+
+
+def _mix_of(mine: Sketch) -> dict[int, float]:
+    """The share of each class."""
+    return dict(zip(mine.classes or (0,), (mine.counts / mine.n).tolist(), strict=True))
+
+
+def _mix_distance(own: Mapping[int, float], whole: Sketch) -> float:
     """The share of its samples that another class would have to hold for the others' mix of classes."""
-    own = dict(zip(mine.classes or (0,), mine.counts / mine.n, strict=True))
-    theirs = dict(zip(whole.classes or (0,), whole.counts / whole.n, strict=True))
+    theirs = _mix_of(whole)
     return 0.5 * float(sum(abs(own.get(one, 0.0) - theirs.get(one, 0.0)) for one in own.keys() | theirs.keys()))
 
 
