@@ -155,6 +155,13 @@ def test_the_noise_of_small_batches_does_not_oscillate() -> None:
     assert made.names_in(Oscillation(), only_loss(1 + np.abs(made.noise(300, 0.5)))) == []
 
 
+@pytest.mark.parametrize("count", [12, 24, 40])
+def test_a_few_losses_of_small_batches_resemble_each_other_by_chance(count: int) -> None:
+    chance = np.random.default_rng(count)
+    series = chance.chisquare(4, (60, count)) * (1 + 2 * np.exp(-np.arange(count) * 6 / count))
+    assert sum(bool(made.names_in(Oscillation(), only_loss(one))) for one in series) <= 1
+
+
 def test_a_loss_that_rises_until_it_is_infinite_is_one_finding() -> None:
     loss = np.concatenate([5.0 * 10.0 ** np.arange(34), [np.inf] * 20])
     (cause,) = examine(only_loss(loss), [Divergence(), NonFiniteLoss()]).findings

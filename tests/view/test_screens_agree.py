@@ -45,6 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`proved`: a client ruins the model and is proved to; `over`: it stops after round 8; `held`: corrections act on
     it; `nan`: a loss becomes NaN; `empty`: nothing was trained."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     directory = tmp_path_factory.mktemp("screens") / "runs"
     options: dict[str, Any] = {"clients": 6, "progress": False, "dir": directory}
     ruin = lab.Fault("sign-flip", GUILTY, start=3, strength=6.0)

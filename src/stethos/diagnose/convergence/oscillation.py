@@ -23,7 +23,8 @@ class Oscillation:
     What it looks at: the loss without its trend, in the second half of the training. A swing goes there and back
     several times by a tenth of the level or more, and each value resembles the one before (or, if the sign changes at
     every step, its opposite). Large swings also count if they repeat after some steps, as with data sorted by label.
-    The noise of small batches does none of this, and a fast descent never reverses.
+    The noise of small batches does none of this, and a fast descent never reverses. The fewer values there are, the
+    more alike they must be: a few resemble each other by chance.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
     Not a fault when: the learning rate is cycled on purpose. Where each round has different clients, only the global
     model's loss is examined: the clients' own losses depend on who takes part.
@@ -42,6 +43,7 @@ class Oscillation:
     large: float = 0.2
     swing: float = 0.1
     of_first_loss: float = 0.05
+    beyond_chance: float = 3.0
     turns: int = 6
     least: int = 12
 
@@ -65,10 +67,12 @@ class Oscillation:
         likeness = float((rest[1:] * rest[:-1]).sum() / np.square(rest).sum())
         turns, turn = _turns_of(tail, 2 * self.swing * level)
         period = max(2, round(2 * len(tail) / max(turns, 1)))
-        if abs(likeness) < self.likeness and spread > self.large * curve.scale:
+        needed = max(self.likeness, self.beyond_chance / np.sqrt(len(rest)))  # few values resemble each other by chance
+        if abs(likeness) < needed and spread > self.large * curve.scale:
             period, likeness = _repeat_of(rest)
             likeness *= self.likeness / self.repeat
-        if fell > spread or abs(likeness) < self.likeness or turns < self.turns:
+            needed = max(self.likeness, self.beyond_chance / np.sqrt(len(rest) - period))
+        if fell > spread or abs(likeness) < needed or turns < self.turns:
             return
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         yield Finding(
