@@ -49,8 +49,8 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
     mixes = raw["mix"].copy()
     for place, distance in _mixes_put_right(clients):
-        others = np.delete(mixes, place)
-        if distance <= np.median(others[np.isfinite(others)]):  # else it is another mix all the same
+        usual = np.delete(mixes, place)
+        if distance <= np.median(usual[np.isfinite(usual)]):  # else it is another mix all the same
             raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
     return {
