@@ -17,10 +17,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.clock import monotonic_ns
+from stethos.observe.autograd_graph import unwrapped_of
 from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts, mask_facts
 from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
+from stethos.observe.gradient_call import GradientCalls
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
@@ -57,7 +59,8 @@ class Inspector:
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
         self._session = watch.session
-        self._hand = HandSteps(watch)
+        self.hand = HandSteps(watch)
+        self.gradients = GradientCalls(watch)
         self._kept = KeptGraphs()
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
@@ -85,19 +88,27 @@ class Inspector:
         if not self._session.steps:
             self._arm(_FIRST_BACKWARDS)
             self.check.calls.install()
+            self.gradients.install()
 
     def finish(self) -> None:
         """The recording ends: write the last step that was made by hand, and the last evaluation."""
-        self._hand.finish()
+        self.hand.finish()
         self.evaluations.flush()
         self._put_calls()
 
     def uninstall(self) -> None:
         """Give torch its own function back."""
-        self._hand.is_needed = False
+        self.hand.is_needed = False
         self._left, self._look_at = 0, NEVER
         self._put_back()
+        self.gradients.uninstall()
         self.check.uninstall()
+
+    def refuse(self) -> None:
+        """Code is about to be compiled, which must meet none of this."""
+        self.evaluations.is_off = True
+        self.gradients.uninstall()
+        self.check.refuse()
 
     @np.errstate(all="ignore")  # here and below: a warning of ours would be taken for one of the program's
     def pass_began(self, iterator: Any) -> None:
@@ -142,7 +153,7 @@ class Inspector:
 
     def _put_back(self) -> None:
         """Out of the way again; if somebody has wrapped ours meanwhile it stays inside and only passes on."""
-        is_wanted = self._hand.is_needed or self._look_at != NEVER
+        is_wanted = self.hand.is_needed or self._look_at != NEVER
         if self._inner is not None and torch.autograd.backward is self._ours and not is_wanted:
             torch.autograd.backward, self._inner = self._inner, None
 
@@ -151,9 +162,10 @@ class Inspector:
         self._left = max(self._left, _PER_LOOK if self._can_afford() or is_rank() else 1)
 
     def _wrapper_of(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        run, hand = self._session.guard.run, self._hand
+        run, hand = self._session.guard.run, self.hand
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self.gradients.uninstall()
             if self._session.steps >= self._look_at:
                 run("inspection", self._begin_look)
             if hand.is_needed or self._left > 0:
@@ -166,6 +178,20 @@ class Inspector:
             return result
 
         return functools.wraps(inner)(backward)
+
+    def gradients_begin(self, loss: torch.Tensor) -> tuple[LossGraph, Facts] | None:
+        """Gradients of a loss are asked for, without a backward: inspect it if that is due."""
+        if self._session.steps >= self._look_at:
+            self._begin_look()
+        return self._before(loss) if self._left > 0 else None
+
+    def gradients_came(
+        self, seen: tuple[LossGraph, Facts] | None, gradients: list[Any]
+    ) -> None:
+        """They are there, and nowhere but in what the program is given."""
+        self.hand.gradients_came([one for one in gradients if isinstance(one, torch.Tensor)])
+        if seen is not None:
+            self._after(seen, gradients)
 
     # What ------------------------------------------------------------------------------------------
 
@@ -187,6 +213,8 @@ class Inspector:
                 "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph),
                 **self._pass_facts, **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
+            if self.hand.slope is not None:
+                facts["detail"]["slope"] = self.hand.slope
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
@@ -199,11 +227,14 @@ class Inspector:
         return graph, facts
 
     @np.errstate(all="ignore")
-    def _after(self, seen: tuple[LossGraph, Facts] | None) -> None:
+    def _after(self, seen: tuple[LossGraph, Facts] | None, given: list[Any] | None = None) -> None:
+        """The gradients are there: those of the leaves, or those that were `given` to the program."""
         start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if seen is not None:
             graph, facts = seen
             gradients = [leaf.grad for leaf in graph.leaves]
+            if given is not None:
+                gradients = [unwrapped_of(one) if isinstance(one, torch.Tensor) else None for one in given]
             facts["detail"]["samples"] = self._watch.local.iteration.samples
             facts["detail"] |= self.check.rounding(graph)
             graph.remarks += self.check.remarks(graph, self._batch_of(graph), facts["detail"])
@@ -216,7 +247,8 @@ class Inspector:
                 )
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
             put_inspection(self._session, facts, graph.remarks)
-            self._hand.after_backward(graph.leaves)
+            if given is None:
+                self.hand.after_backward(graph.leaves)
             self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if self._is_small or "weights" in facts["detail"] or self._can_afford():
                 self._spent_ns += int(self._watch.sampler.want_norm())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stethos.observe.attention import FUSED, SOFTMAXES, keys_seen, looks_ahead
-from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
+from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved, unwrapped_of
 from stethos.observe.batch_print import is_readable
 from stethos.observe.graph_check import GraphCheck, saved_rows
 
@@ -88,7 +88,7 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.features.append(rows)
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.leaves.append(variable)
+            found.leaves.append(unwrapped_of(variable))
         elif name in _LOSSES and depth <= _LOSS_DEPTH:
             _note_loss(found, node, name)
         elif name in ("PowBackward", "AbsBackward") and depth <= _LOSS_DEPTH and not found.function:
