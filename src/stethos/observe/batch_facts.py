@@ -47,6 +47,9 @@ def label_facts(graph: LossGraph) -> Facts:
     if graph.ignored is not None:
         facts["ignored"] = float((numbers_of(labels) == graph.ignored).mean())
         inputs = graph.inputs
+        is_picture = inputs is not None and inputs.dim() >= 3 and inputs.is_floating_point()
+        if is_picture and labels.dim() >= 3 and graph.ignored >= 0:
+            facts["left_out"] = graph.ignored
         if inputs is not None and is_readable(inputs) and not inputs.is_floating_point() and inputs.numel():
             word = int(torch.mode(labels.reshape(-1)[:4096]).values)
             is_both = word == int(torch.mode(inputs.reshape(-1)[:4096]).values) and word != graph.ignored

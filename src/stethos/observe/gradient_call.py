@@ -53,7 +53,9 @@ class GradientCalls:
         """The gradients of a loss are asked for: note it, and inspect it if that is due."""
         outputs, inputs, gradients, _, has_graph = args[:5]
         loss = _only(outputs)
-        given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs) if isinstance(inputs, list | tuple) else []
+        given = (
+            [inputs] if isinstance(inputs, torch.Tensor) else list(inputs) if isinstance(inputs, list | tuple) else []
+        )
         is_loss = gradients is None or (isinstance(gradients, list | tuple) and set(gradients) == {None})
         if loss is None or not is_loss or not _is_training(loss, given, bool(has_graph)):
             self._fruitless += 1

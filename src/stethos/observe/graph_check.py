@@ -64,6 +64,7 @@ class GraphCheck:
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
+    has_choice: bool = False  # whether single entries of a table are picked, as those of actions are
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
     _is_linear: bool = True
@@ -75,6 +76,7 @@ class GraphCheck:
             look(self, node, name, depth)
         if depth == 0:
             self.is_scaled = name in _CONSTANT_FACTOR and _has_constant_factor(node)
+        self.has_choice = self.has_choice or name == "GatherBackward"
         if name in _HAZARDS:
             self.hazards.add(_HAZARDS[name])
         if self._is_linear and name not in _LINEAR and not _is_loss(name, depth):

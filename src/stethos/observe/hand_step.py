@@ -67,7 +67,9 @@ class HandSteps:
 
     def _note_slope(self, before: list[list[float]], after: list[list[float]]) -> None:
         """Whether weights have moved along their gradients, 1, or against them, -1."""
-        old, new, slope = (np.concatenate([np.array(row) for row in rows]) for rows in (before, after, self._gradients or [[]]))
+        old, new, slope = (
+            np.concatenate([np.array(row) for row in rows]) for rows in (before, after, self._gradients or [[]])
+        )
         if old.shape == new.shape == slope.shape:
             size = float(np.linalg.norm(new - old) * np.linalg.norm(slope))
             self.slope = float(np.dot(new - old, slope)) / size if 0 < size < np.inf else None

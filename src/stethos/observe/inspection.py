@@ -30,7 +30,7 @@ from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
 from stethos.observe.mode_facts import mode_details, mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
-from stethos.observe.optimizer_facts import decay_of, frozen_share, has_learned_nothing, settings_of
+from stethos.observe.optimizer_facts import decay_of, frozen_head, frozen_share, has_learned_nothing, settings_of
 from stethos.observe.program_check import ProgramCheck
 from stethos.observe.replica import is_rank, replica_facts, unwrapped
 from stethos.observe.statistic import estimated_norm_of
@@ -65,6 +65,7 @@ class Inspector:
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
+        self._first_leaves: set[int] | None = None  # ids of the parameters behind the first inspected loss
         self._pass_facts: Facts = {}
         self._left = 0
         self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
@@ -185,9 +186,7 @@ class Inspector:
             self._begin_look()
         return self._before(loss) if self._left > 0 else None
 
-    def gradients_came(
-        self, seen: tuple[LossGraph, Facts] | None, gradients: list[Any]
-    ) -> None:
+    def gradients_came(self, seen: tuple[LossGraph, Facts] | None, gradients: list[Any]) -> None:
         """They are there, and nowhere but in what the program is given."""
         self.hand.gradients_came([one for one in gradients if isinstance(one, torch.Tensor)])
         if seen is not None:
@@ -378,6 +377,8 @@ class Inspector:
                 if watched.local_step >= _FIRST_BACKWARDS and has_learned_nothing(optimizer):
                     detail.setdefault("idle", []).append(watched.number)
         detail["frozen"] = frozen_share(roots.values())
+        if heads := [name for root in roots.values() if (name := frozen_head(root, reached))]:
+            detail["frozen_head"] = heads[0]
         trained = list(roots.values())
         if is_plain and graph.is_complete:  # another model, trained before, may well be in evaluation mode now
             trained = [root for root in trained if any(id(one) in reached for one in root.parameters())]
@@ -391,6 +392,11 @@ class Inspector:
             detail["unused_of"] = [
                 watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
             ]
+        if self._first_leaves is None:
+            self._first_leaves = reached
+        thawed = [leaf for leaf in alone if id(leaf) not in self._first_leaves]
+        if thawed:
+            detail["thawed"] = len(thawed)
         if alone:
             detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
             detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0

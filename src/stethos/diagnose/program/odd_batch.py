@@ -50,6 +50,7 @@ class OddBatch:
     tiny: float = 1e-3
     top_share: float = 0.95
     padding: float = 0.4
+    left_out: float = 0.2
     least_batch: int = 8
     fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
@@ -195,6 +196,17 @@ class OddBatch:
                 "shift the labels once: many models shift them themselves, and are to be given the inputs as labels",
                 0.92,
             )  # fmt: skip
+        left_out = [(row["left_out"], row["ignored"]) for row in rows if "left_out" in row]
+        known_outputs = known(one.training, "outputs")
+        if len(left_out) >= self.least and np.mean([share for _, share in left_out]) > self.left_out:
+            label, share = left_out[-1]
+            if len(known_outputs) and label < known_outputs.min():
+                yield self._finding(
+                    one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
+                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
+                    "detail", "leave out only what is no class, such as 255; to give the background less weight use "
+                    "`weight=`", 0.87,
+                )  # fmt: skip
         padding = [row["padding"] for row in rows if "padding" in row]
         outputs = known(one.training, "outputs")
         if len(padding) >= self.least and np.mean(padding) > self.padding and len(outputs) and outputs.max() >= 10:

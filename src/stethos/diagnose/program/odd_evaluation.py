@@ -43,6 +43,9 @@ class OddEvaluation:
     same: float = 0.98
     common: float = 0.8  # the commonest label
     lost: float = 0.25  # right answers, against a share that is expected
+    far: float = 0.6  # right answers, against those in the training
+    learned: float = 0.5  # of the variance of targets that is left in the training
+    missed: float = 0.95  # of the variance of targets that is missed
     guessed: float = 0.6  # the commonest label, by which a guess is told from an answer
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -56,6 +59,9 @@ class OddEvaluation:
                 yield from found
                 if any(each.kind == "evaluated-on-training-data" for each in found):
                     continue
+            numbers = [row for row in details(one.answers) if row.get("numbers", 0) >= self.samples]
+            if len(numbers) >= self.least and not one.is_federated:
+                yield from self._numbers(one, numbers)
             if not one.is_federated:
                 yield from self._shared(one)
 
@@ -111,6 +117,32 @@ class OddEvaluation:
                 "evaluations are no better than guessing, though the training is mostly right", text,
                 "compare a batch of both kinds: how inputs are made, which labels they have, the mode of the model",
                 0.85,
+            )  # fmt: skip
+
+        elif trained >= self.trained and all(row["hits"] < self.far * trained for row in rows[-2:]):
+            yield self._finding(
+                one, rows, "far-below-training", "evaluations are far below the training",
+                text, "compare a batch of both kinds: scale and order of inputs, names of classes, the mode of the "
+                "model; if they are alike the model learns its samples by heart", 0.8,
+            )  # fmt: skip
+
+    def _numbers(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """Answers that are numbers: errors in evaluations, against what a constant would give, and in the training."""
+        priors = [row["prior"] for row in details(one.training) if row.get("prior", 0) > 0]
+        late = [float(np.median(each.losses[-20:])) for each in one.trainings if len(each.losses) >= 30]
+        if len(priors) < self.least or len(late) != 1 or any(each.has_rival for each in one.trainings):
+            return
+        trained, missed = late[0] / priors[-1], [row["missed"] for row in rows]
+        if trained < self.learned and all(share > self.missed for share in missed[-2:]):
+            text = (
+                f"{min(missed[-1], 99):.0%} of the targets' variance is missed in the last of {len(rows)} evaluations"
+            )
+            yield self._finding(
+                one, rows, "no-better-than-the-mean",
+                "evaluations are no better than the mean of their targets, though the training is",
+                f"{text}, {trained:.0%} in the training",
+                "compare a batch of both kinds: scale and order of inputs and targets, the mode of the model; if they "
+                "are alike the model learns its samples by heart", 0.82,
             )  # fmt: skip
 
     def _is_guessing(self, row: dict[str, Any]) -> bool:

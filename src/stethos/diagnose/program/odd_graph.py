@@ -73,12 +73,20 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "accumulated-sum": (
         "gradients of several batches are added up, not averaged: steps are as many times too long",
         "divide the loss by the number of batches of a step", 0.88),
+    "policy-sign": (
+        "the loss makes actions with a high reward rarer: its sign is wrong",
+        "minimise `-(log_prob * reward).mean()`", 0.85),
+    "state-carried-over": (
+        "a recurrent layer goes on with the state of the last batch, though the data are shuffled",
+        "begin each batch with a state of zeros: call the layer without a state", 0.88),
     "linear-model": (
         "the layers follow one another without an activation, so all of them together are one linear layer",
         "put a nonlinearity such as `ReLU` between them", 0.85),
 }  # fmt: skip
 
-_EARLY = frozenset({"samples-as-sequence", "same-layer-again"})  # layers are looked at in the first steps only
+_EARLY = frozenset(
+    {"samples-as-sequence", "same-layer-again", "state-carried-over"}
+)  # layers are looked at in the first steps only
 
 
 @dataclass(frozen=True, slots=True)
