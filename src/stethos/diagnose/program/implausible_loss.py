@@ -150,11 +150,11 @@ class ImplausibleLoss:
         is_told = len(priors) >= 3 and len(one.trainings) == 1 and not any(row.get("is_policy") for row in rows)
         if len(losses) < 4 * self.least or not is_told or any(row.get("is_mixed") for row in rows):
             return False
-        before, after = (float(np.median(part)) for part in np.array_split(losses[len(losses) // 2 :], 2))
-        late = float(np.median(losses[len(losses) // 2 :]))
-        return (
-            priors[-1] > 0 and self.level[0] * priors[-1] < late < self.level[1] * priors[-1] and after > 0.98 * before
-        )
+        half = losses[len(losses) // 2 :]
+        before, after = (float(np.median(part)) for part in np.array_split(half, 2))
+        by_chance = 3 * float(np.std(half)) / float(np.sqrt(len(half) / 2))
+        low, high = (factor * priors[-1] for factor in self.level)
+        return low < float(np.median(half)) < high and before - after < max(0.02 * before, by_chance)
 
     def _classes(
         self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float,
