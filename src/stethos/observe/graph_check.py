@@ -15,6 +15,7 @@ import torch
 from stethos.observe.attention_check import AttentionCheck
 from stethos.observe.autograd_graph import is_packed, name_of, nodes_of, saved, shape_of
 from stethos.observe.batch_print import is_readable
+from stethos.observe.policy_sign import PICKS
 
 Remark = tuple[str, str]
 
@@ -76,7 +77,7 @@ class GraphCheck:
             look(self, node, name, depth)
         if depth == 0:
             self.is_scaled = name in _CONSTANT_FACTOR and _has_constant_factor(node)
-        self.has_choice = self.has_choice or name == "GatherBackward"
+        self.has_choice = self.has_choice or name in (*PICKS, "NllLossBackward")
         if name in _HAZARDS:
             self.hazards.add(_HAZARDS[name])
         if self._is_linear and name not in _LINEAR and not _is_loss(name, depth):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stethos.observe.step_recorder import StepRecorder
 
 _LOOKED_AT, _FIRST = 4, 8  # leaves, of each the first elements
-_LEAST_SIZE = 0.1  # of weights: those of a bias may begin at 0
+_ALIKE = 0.8  # the cosine between weights before and after a step
 
 
 class _UpdatesByHand(torch.optim.Optimizer):
@@ -132,5 +132,5 @@ def _has_moved(before: list[list[float]], after: list[list[float]]) -> bool:
     old, new = np.concatenate([np.array(one) for one in before]), np.concatenate([np.array(one) for one in after])
     if old.shape != new.shape or not np.isfinite(new).all():
         return False
-    moved = np.abs(new - old)
-    return bool(moved.any()) and float(np.median(moved)) <= max(float(np.median(np.abs(old))), _LEAST_SIZE)
+    size = float(np.linalg.norm(old) * np.linalg.norm(new))
+    return bool((new != old).any()) and (size == 0 or float(np.dot(old, new)) > _ALIKE * size)

@@ -17,13 +17,15 @@ _MOST_VISITED = 512
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 _PASSED = frozenset((
     "MeanBackward", "SumBackward", "AddBackward", "ViewBackward", "ReshapeAliasBackward", "UnsafeViewBackward",
-    "SelectBackward", "SliceBackward", "IndexBackward", "StackBackward", "CatBackward", "SqueezeBackward",
+    "SelectBackward", "SliceBackward", "IndexBackward", "GatherBackward", "StackBackward", "CatBackward",
+    "SqueezeBackward",
     "UnsqueezeBackward", "CloneBackward", "ToCopyBackward", "DivBackward", "MulBackward", "MinimumBackward",
     "ClampBackward", "ExpBackward", "ExpandBackward", "AliasBackward",
 ))  # fmt: skip
+PICKS = ("GatherBackward", "IndexBackward")
 _NORMALISED = ("LogSoftmaxBackward", "LogsumexpBackward", "LogBackward")
 _REWARDED = re.compile(r"reward|return|advantage|^adv|^(R|G|A)$|^gains?$")
-_COSTLY = re.compile(r"cost|length|tour|dist|energy|penalt|regret")
+_COSTLY = re.compile(r"cost|tour|distance|energy|penalt|regret|latency")
 
 
 def policy_sign(root: Any) -> int:
@@ -37,9 +39,10 @@ def policy_sign(root: Any) -> int:
         parents = [edge[0] for edge in node.next_functions]
         if visited > _MOST_VISITED:
             return 0
-        if name == "GatherBackward":
-            if is_weighed and _is_normalised(node):
-                signs.append(sign)
+        if name == "NllLossBackward":  # less the logarithm of a share
+            signs += [-sign] if is_weighed else []
+        elif name in PICKS and _is_normalised(node):
+            signs += [sign] if is_weighed else []
         elif name in ("NegBackward", "RsubBackward"):
             waiting += [(one, -sign, is_weighed) for one in parents[:1] if one is not None]
         elif name == "SubBackward":
@@ -72,5 +75,5 @@ def _factor(node: Any) -> torch.Tensor | None:
 
 def _is_normalised(node: Any) -> bool:
     """Whether what is picked from are logarithms of shares, not values of actions."""
-    behind = (name_of(one) for one, depth in nodes_of(node, 24) if depth <= 6)
+    behind = (name_of(one) for one, depth in nodes_of(node, 24) if 0 < depth <= 6)
     return any(name in _NORMALISED for name in behind)

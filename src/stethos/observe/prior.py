@@ -11,7 +11,7 @@ from stethos.observe.batch_print import Array, class_counts, is_readable, number
 
 _MOST_COLUMNS = 256
 _MOST_ROWS = 1024
-_LEAST_LABELS = 64
+_LEAST_LABELS = 32
 _CLASSES = ("NllLoss", "NllLoss2D", "NllLossNd")
 _BINARY = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 

@@ -131,7 +131,8 @@ class OddGraph:
             seen, backwards = len(np.unique(steps[places])), len(np.unique(steps))
             if kind == "accumulated-sum":  # the first backward of each step adds to nothing
                 seen, backwards = len(places), adding
-            if seen < self.least or (seen < self.share * backwards and kind not in _EARLY):
+            least = 1 if kind == "state-carried-over" else self.least  # the same numbers are no chance
+            if seen < least or (seen < self.share * backwards and kind not in _EARLY):
                 continue
             if kind == "factor-of-zero" and (known(one.training, "gradient_norm") != 0).any():
                 continue  # one term of several, switched off

@@ -160,7 +160,8 @@ class OddOptimizer:
         last, subject = rows[-1], one.subject(float(one.training["step"][0]))
         betas, momentum = last.get("betas", (0.0, 1.0)), last.get("momentum", 0.0)
         rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
-        slopes = [row["slope"] for row in rows if "slope" in row]
+        is_negated = any(len(each.losses) and each.losses[0] < 0 for each in one.trainings)
+        slopes = [row["slope"] for row in rows if "slope" in row and not is_negated]
         functions = {name for name in texts_of(one.training, "function").tolist() if name}
         is_bounded = functions and all(row.get("is_alone") for row in rows)
         for kind, is_so, title, text, advice in (
