@@ -16,6 +16,7 @@ from stethos.diagnose.program.implausible_loss import ImplausibleLoss
 from stethos.diagnose.program.learning_rate_collapse import LearningRateCollapse
 from stethos.diagnose.program.lost_gradients import LostGradients
 from stethos.diagnose.program.odd_batch import OddBatch
+from stethos.diagnose.program.odd_evaluation import OddEvaluation
 from stethos.diagnose.program.odd_optimizer import OddOptimizer
 from stethos.diagnose.program.odd_schedule import OddSchedule
 from stethos.diagnose.program.repeated_data import RepeatedData
