@@ -26,13 +26,12 @@ from stethos.observe.gradient_call import GradientCalls
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
-from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
-from stethos.observe.mode_facts import mode_details, mode_facts
+from stethos.observe.mode_facts import mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
-from stethos.observe.optimizer_facts import decay_of, frozen_head, frozen_share, has_learned_nothing, settings_of
+from stethos.observe.parameter_facts import ParameterFacts
 from stethos.observe.program_check import ProgramCheck
-from stethos.observe.replica import is_rank, replica_facts, unwrapped
+from stethos.observe.replica import is_rank, unwrapped
 from stethos.observe.statistic import estimated_norm_of
 from stethos.schema import NULL_F64
 
@@ -65,7 +64,7 @@ class Inspector:
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
-        self._first_leaves: set[int] | None = None  # ids of the parameters behind the first inspected loss
+        self._parameters_of = ParameterFacts(watch, self.check)
         self._pass_facts: Facts = {}
         self._left = 0
         self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
@@ -206,7 +205,7 @@ class Inspector:
         with torch.no_grad(), _disable_current_modes():
             graph = read_loss_graph(loss)
             is_early = self._session.steps < _FIRST_BACKWARDS
-            facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
+            facts = {**batch_facts(graph, is_early), **self._parameters_of.facts(graph, self.roots())}
             facts["detail"] |= {
                 "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed,
                 "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph),
@@ -352,64 +351,6 @@ class Inspector:
             for parameter, layer in zip(watched.params, watched.named.layers, strict=False):
                 owners[id(parameter)] = Owner(layer, dict(state.get(parameter) or {}))
         return owners
-
-    def _parameter_facts(self, graph: LossGraph) -> Facts:
-        seen = self._watch.optimizers.seen()
-        roots = {id(root): root for root in self.roots()}
-        names: dict[int, str] = {}
-        for number, root in enumerate(roots.values(), 1):
-            own = names_under(root)
-            if not set(own.values()).isdisjoint(names.values()):  # else one model's layers are taken for another's
-                own = {key: f"{name} of model {number}" for key, name in own.items()}
-            names |= own
-        reached = set(map(id, graph.leaves))
-        detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
-        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail}
-        is_plain = all(type(leaf) in _PLAIN for leaf in graph.leaves)  # sharded ones are other tensors than those used
-        owners: dict[int, tuple[int, bool]] = {}  # by parameter: in how many optimizers, whether it requires a gradient
-        for watched in seen:
-            optimizer = watched.optimizer()
-            for parameter in parameters_of(optimizer) if optimizer is not None else ():
-                is_plain = is_plain and type(parameter) in _PLAIN
-                owners[id(parameter)] = owners.get(id(parameter), (0, False))[0] + 1, parameter.requires_grad
-            if optimizer is not None:
-                detail |= decay_of(optimizer) | settings_of(optimizer, reached)
-                if watched.local_step >= _FIRST_BACKWARDS and has_learned_nothing(optimizer):
-                    detail.setdefault("idle", []).append(watched.number)
-        detail["frozen"] = frozen_share(roots.values())
-        if heads := [name for root in roots.values() if (name := frozen_head(root, reached))]:
-            detail["frozen_head"] = heads[0]
-        trained = list(roots.values())
-        if is_plain and graph.is_complete:  # another model, trained before, may well be in evaluation mode now
-            trained = [root for root in trained if any(id(one) in reached for one in root.parameters())]
-        facts |= mode_facts(trained)
-        detail |= mode_details(trained)
-        if not owners or not is_plain:
-            return facts
-        alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
-        lost = [key for key in owners if key not in names and key not in reached] if names else []
-        if lost:
-            detail["unused_of"] = [
-                watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
-            ]
-        if self._first_leaves is None:
-            self._first_leaves = reached
-        thawed = [leaf for leaf in alone if id(leaf) not in self._first_leaves]
-        if thawed:
-            detail["thawed"] = len(thawed)
-        if alone:
-            detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
-            detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0
-        shared = [names.get(key, "?") for key, (count, _) in owners.items() if count > 1]
-        if shared:
-            detail["shared"] = shared[:_MOST_NAMES]
-        cut = [key for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached]
-        if cut and graph.is_complete:
-            detail["unreached"] = [names[key] for key in cut[:_MOST_NAMES]]
-            detail |= {"unreached_count": len(cut), "optimized": len(owners)}
-            detail["in_vain"] = self.check.modules.ran_in_vain(list(roots.values()), set(cut))[:_MOST_NAMES]
-        facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}
-        return facts
 
     def _charge(self, start_ns: int, cpu_ns: int) -> None:
         """What an inspection took is our cost, not the forward pass's; the budget goes by CPU time."""

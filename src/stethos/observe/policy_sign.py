@@ -20,7 +20,7 @@ _PASSED = frozenset((
     "SelectBackward", "SliceBackward", "IndexBackward", "GatherBackward", "StackBackward", "CatBackward",
     "SqueezeBackward",
     "UnsqueezeBackward", "CloneBackward", "ToCopyBackward", "DivBackward", "MulBackward", "MinimumBackward",
-    "ClampBackward", "ExpBackward", "ExpandBackward", "AliasBackward",
+    "ClampBackward", "ExpBackward", "ExpandBackward", "AliasBackward", "UnbindBackward",
 ))  # fmt: skip
 PICKS = ("GatherBackward", "IndexBackward")
 _NORMALISED = ("LogSoftmaxBackward", "LogsumexpBackward", "LogBackward")

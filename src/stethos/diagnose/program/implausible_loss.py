@@ -54,7 +54,8 @@ class ImplausibleLoss:
     too_high: float = 3.0  # times the level of guessing
     at_odds: float = 1.1
     apart: float = 0.35  # from 0 and 1, of smoothed labels
-    level: tuple[float, float] = (0.96, 1.5)  # times the loss of the best constant answer
+    constant: float = 0.96  # times the loss of the best constant answer
+    worse: float = 1.5  # the same: above that something else is wrong
     switches: float = 0.25  # between rivals, per step
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -153,7 +154,7 @@ class ImplausibleLoss:
         half = losses[len(losses) // 2 :]
         before, after = (float(np.median(part)) for part in np.array_split(half, 2))
         by_chance = 3 * float(np.std(half)) / float(np.sqrt(len(half) / 2))
-        low, high = (factor * priors[-1] for factor in self.level)
+        low, high = self.constant * priors[-1], self.worse * priors[-1]
         return low < float(np.median(half)) < high and before - after < max(0.02 * before, by_chance)
 
     def _classes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -196,17 +196,7 @@ class OddBatch:
                 "shift the labels once: many models shift them themselves, and are to be given the inputs as labels",
                 0.92,
             )  # fmt: skip
-        left_out = [(row["left_out"], row["ignored"]) for row in rows if "left_out" in row]
-        known_outputs = known(one.training, "outputs")
-        if len(left_out) >= self.least and np.mean([share for _, share in left_out]) > self.left_out:
-            label, share = left_out[-1]
-            if len(known_outputs) and label < known_outputs.min():
-                yield self._finding(
-                    one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
-                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
-                    "detail", "leave out only what is no class, such as 255; to give the background less weight use "
-                    "`weight=`", 0.87,
-                )  # fmt: skip
+        yield from self._left_out(one, rows)
         padding = [row["padding"] for row in rows if "padding" in row]
         outputs = known(one.training, "outputs")
         if len(padding) >= self.least and np.mean(padding) > self.padding and len(outputs) and outputs.max() >= 10:
@@ -222,6 +212,20 @@ class OddBatch:
                 f"{len(lost)} inspected batches, one label each", "detail",
                 "check what happens to the first dimension between loader and loss", 0.9,
             )  # fmt: skip
+
+    def _left_out(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """A class of pictures that the loss is told to ignore."""
+        left_out = [(row["left_out"], row["ignored"]) for row in rows if "left_out" in row]
+        known_outputs = known(one.training, "outputs")
+        if len(left_out) >= self.least and np.mean([share for _, share in left_out]) > self.left_out:
+            label, share = left_out[-1]
+            if len(known_outputs) and label < known_outputs.min():
+                yield self._finding(
+                    one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
+                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
+                    "detail", "leave out only what is no class, such as 255; to give the background less weight use "
+                    "`weight=`", 0.87,
+                )  # fmt: skip
 
     def _changes(self, one: Inspected) -> Iterator[Finding]:
         """Inputs of another scale in evaluations, or later in the training."""
