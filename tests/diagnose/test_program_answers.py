@@ -42,14 +42,23 @@ def test_evaluations_no_better_than_the_mean_of_targets(missed: float, late: flo
 
 
 @pytest.mark.parametrize(
-    ("details", "found"),
-    [([{}] * 3 + [{"thawed": 2}] * 5, ["unfrozen-not-optimized"]), ([{}] * 7 + [{"thawed": 2}], []), ([{}] * 8, [])],
+    ("details", "last", "found"),
+    [
+        ([{}] * 3 + [{"thawed": 2}] * 5, 40, ["unfrozen-not-optimized"]),
+        ([{}] * 7 + [{"thawed": 2}], 40, ["unfrozen-not-optimized"]),
+        ([{}] * 7 + [{"thawed": 2}], 95, []),
+        ([{}] * 3 + [{"thawed": 2}] + [{}] * 4, 40, []),
+        ([{}] * 8, 40, []),
+    ],
 )
-def test_parameters_that_are_unfrozen_and_in_no_optimizer(details: list[dict[str, int]], found: list[str]) -> None:
-    """A single look may fall between the unfreezing and the first step of a new optimizer."""
+def test_parameters_that_are_unfrozen_and_in_no_optimizer(
+    details: list[dict[str, int]], last: int, found: list[str]
+) -> None:
+    """A look may fall between the unfreezing and the first step of a new optimizer, shortly before the end."""
     rows = made.inspections(
-        unoptimized=[one.get("thawed", 0) for one in details], detail=[json.dumps(one) for one in details]
-    )
+        step=[*range(7), last], unoptimized=[one.get("thawed", 0) for one in details],
+        detail=[json.dumps(one) for one in details],
+    )  # fmt: skip
     seen = made.window(steps=made.steps(np.linspace(1.0, 0.5, 100)), inspections=rows)
     assert [one.kind for one in UnoptimizedParameters().check(seen)] == found
 

@@ -153,8 +153,12 @@ def _on_order(call: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _on_divergence(call: dict[str, Any]) -> Iterator[Remark]:
-    target = call.get("target")
+    target, given = call.get("target"), call.get("input")
     yield from _on_order(call)
+    if isinstance(given, torch.Tensor) and _small(given) and given.dim() > 1:
+        shares = numbers_of(given)
+        if bool((shares >= 0).all()) and float(np.median(np.abs(shares.sum(-1) - 1))) < 0.01:
+            yield "no-log-probabilities", "`kl_div` is given probabilities where it expects their logarithms"
     if _small(target) and isinstance(target, torch.Tensor) and not call.get("log_target"):
         values = numbers_of(target)
         if float((values < 0).mean()) > 0.5:

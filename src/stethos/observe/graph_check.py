@@ -44,8 +44,10 @@ _HAZARDS = {
     "LogBackward": "log", "PowBackward": "pow", "LogitBackward": "logit", "AtanhBackward": "atanh",
 }  # fmt: skip
 _NEAR_LOSS = 12
+_FEW = 3  # samples, whose mean and deviation tell little more than which one is larger
 _NEAR = 3  # operations from the tensor given to backward
 _MOST_BEHIND = 400
+_CONVOLUTION = "ConvolutionBackward"
 _MOST_STOPS = 4
 _MOST_CLAMPED, _MOST_OUTSIDE = 1 << 16, 0.9
 
@@ -143,6 +145,9 @@ class GraphCheck:
         if name != "LogSoftmaxBackward" and shape[dim] == 1 and len(shape) > 1 and not is_word:
             self.found.append(("softmax-over-one", f"softmax over dimension {dim} of shape {shape} is always 1"))
         self._softmaxes.add((shape, dim))
+        before = node.next_functions[0][0]
+        if len(shape) > 3 and dim > 1 and shape[1] > 1 and before is not None and name_of(before) == _CONVOLUTION:
+            self.found.append(("softmax-over-places", f"softmax over dimension {dim} of a map of shape {shape}"))
         if name != "LogSoftmaxBackward":
             self.attention.note_softmax(node, shape, dim)
 
@@ -214,6 +219,8 @@ class GraphCheck:
             elif dim == 0 and len(shape) >= 2 and shape[0] == batch > 1 and 1 < shape[1] != batch:
                 yield "softmax-over-samples", f"softmax over dimension 0 of shape {shape}, which is the batch"
         for shape in sorted(self._batch_norms):
+            if len(shape) == 2 and 1 < shape[0] <= _FEW and shape[0] == batch:
+                yield "norm-over-few", f"batch statistics of {shape[0]} samples, shape {shape}"
             if batch == 1 == shape[0] and len(shape) > 2:  # a norm of instances has a 1 there, too
                 yield "norm-over-one-sample", f"batch statistics of a single sample, shape {shape}"
         for shape, over in sorted(self._layer_norms):

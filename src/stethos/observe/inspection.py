@@ -29,7 +29,7 @@ from stethos.observe.kept_graph import KeptGraphs
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
 from stethos.observe.mode_facts import mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
-from stethos.observe.parameter_facts import ParameterFacts
+from stethos.observe.parameter_facts import ParameterFacts, kinds_of
 from stethos.observe.program_check import ProgramCheck
 from stethos.observe.replica import is_rank, unwrapped
 from stethos.observe.statistic import estimated_norm_of
@@ -44,6 +44,7 @@ _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compare
 _MOST_EVALUATIONS = 64
 _FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
+_MOST_CHANGES = 8
 _SHARE, _ALLOWED_NS = 0.004, 10_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
@@ -80,6 +81,8 @@ class Inspector:
         self._evaluations = 0
         self._evaluated_at = -1
         self._explained = 0
+        self._kinds: list[int] = []
+        self._changes = 0
 
     # When ------------------------------------------------------------------------------------------
 
@@ -130,6 +133,10 @@ class Inspector:
         """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
         steps = self._session.steps
         pause, self._accounted_at = steps - self._accounted_at, steps
+        if self._has_changed():
+            self._look_at = steps
+            self._arm(0)
+            return
         stride = 1 << max(steps.bit_length() - 3, 0)
         following = steps + stride - steps % stride
         if self._look_at != NEVER or following - steps > 4 * pause:
@@ -141,6 +148,15 @@ class Inspector:
         elif self._is_small and following != self._asked_at:  # gradients that vanish are to be noticed all the same
             self._asked_at = following
             self._watch.sampler.want_norm()
+
+    def _has_changed(self) -> bool:
+        """Whether modes or what is trained have changed since this was asked last; a few times, and not of ranks."""
+        if self._changes >= _MOST_CHANGES or is_rank():
+            return False
+        before, self._kinds = self._kinds, [kinds_of(root) for root in self.roots()]
+        is_other = bool(before) and before != self._kinds
+        self._changes += is_other
+        return is_other
 
     def _can_afford(self) -> bool:
         return self._spent_ns < _ALLOWED_NS + _SHARE * (process_time_ns() - self._began_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _LEARNED_BY = 8  # steps after which an optimizer with a state has one
 _MOST_NAMES = 8
+_MOST_ASKED = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -29,7 +31,7 @@ class ParameterFacts:
     def __init__(self, watch: StepRecorder, check: ProgramCheck) -> None:
         self._watch = watch
         self._check = check
-        self._first_leaves: set[int] | None = None  # ids of the parameters behind the first loss
+        self._frozen: set[int] = set()  # ids of parameters that were frozen when they were looked at
 
     def facts(self, graph: LossGraph, models: list[torch.nn.Module]) -> Facts:
         """Columns of `inspections`; `models` are those whose parameters optimizers update."""
@@ -71,11 +73,10 @@ class ParameterFacts:
             detail["unused_of"] = [
                 watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
             ]
-        if self._first_leaves is None:
-            self._first_leaves = reached
-        thawed = [leaf for leaf in alone if id(leaf) not in self._first_leaves]
+        thawed = sum(id(leaf) in self._frozen for leaf in alone)
         if thawed:
-            detail["thawed"] = len(thawed)
+            detail["thawed"] = thawed
+        self._frozen |= {id(one) for root in models for one in root.parameters() if not one.requires_grad}
         if alone:
             detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
             detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0
@@ -89,3 +90,9 @@ class ParameterFacts:
             detail["in_vain"] = self._check.modules.ran_in_vain(list(roots.values()), set(cut))[:_MOST_NAMES]
         facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}
         return facts
+
+
+def kinds_of(root: torch.nn.Module) -> int:
+    """Tells which of the first parameters of a model are trained, and its mode."""
+    flags = [one.requires_grad for one in itertools.islice(root.parameters(), _MOST_ASKED)]
+    return hash((id(root), root.training, *flags))

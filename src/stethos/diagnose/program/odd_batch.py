@@ -11,7 +11,16 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, known, merge_ranks
+from stethos.diagnose.program.inspected import (
+    COLUMNS,
+    NEEDS,
+    Inspected,
+    are_guesses,
+    details,
+    inspected_of,
+    known,
+    merge_ranks,
+)
 from stethos.diagnose.training import STEP_COLUMNS, column_of, level_at_start, texts_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
@@ -321,7 +330,7 @@ def _has_learned_nothing(one: Inspected, window: Window) -> bool:
     long = [training for training in one.trainings if len(training.losses) >= 30 and not training.may_rise]
     if not long:
         return False
-    if all(not training.fall >= 0.1 for training in long):
+    if all(not training.fall >= 0.1 for training in long) or are_guesses(one):
         return True
     frame = window.frame("metrics")
     mine = (texts_of(frame, "name") == "eval_loss (seen)") & (texts_of(frame, "process") == (one.process or None))

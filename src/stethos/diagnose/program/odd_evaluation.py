@@ -10,7 +10,16 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import (
+    COLUMNS,
+    NEEDS,
+    Inspected,
+    are_guesses,
+    details,
+    inspected_of,
+    is_guess,
+    merge_ranks,
+)
 from stethos.diagnose.training import STEP_COLUMNS
 from stethos.diagnose.window import Window
 
@@ -46,7 +55,7 @@ class OddEvaluation:
     far: float = 0.6  # right answers, against those in the training
     learned: float = 0.5  # of the variance of targets that is left in the training
     missed: float = 0.95  # of the variance of targets that is missed
-    guessed: float = 0.6  # the commonest label, by which a guess is told from an answer
+    fall: float = 0.08  # of the training loss
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -111,7 +120,7 @@ class OddEvaluation:
                 "compare the inputs of both kinds and the mode of the model; else look at the loss, at the weights of "
                 "the classes and at the last layer", 0.85,
             )  # fmt: skip
-        elif trained >= self.trained and all(self._is_guessing(row) for row in rows[-2:]):
+        elif trained >= self.trained and all(map(is_guess, rows[-2:])):
             yield self._finding(
                 one, rows, "no-better-than-guessing",
                 "evaluations are no better than guessing, though the training is mostly right", text,
@@ -119,6 +128,12 @@ class OddEvaluation:
                 0.85,
             )  # fmt: skip
 
+        elif are_guesses(one) and any(each.fall > self.fall and not each.may_rise for each in one.trainings):
+            yield self._finding(
+                one, rows, "no-better-than-guessing",
+                "all evaluations are no better than guessing, though the training loss falls", text,
+                "check that labels belong to their inputs in both kinds of data, and that inputs are made alike", 0.82,
+            )  # fmt: skip
         elif trained >= self.trained and all(row["hits"] < self.far * trained for row in rows[-2:]):
             yield self._finding(
                 one, rows, "far-below-training", "evaluations are far below the training",
@@ -144,9 +159,6 @@ class OddEvaluation:
                 "compare a batch of both kinds: scale and order of inputs and targets, the mode of the model; if they "
                 "are alike the model learns its samples by heart", 0.82,
             )  # fmt: skip
-
-    def _is_guessing(self, row: dict[str, Any]) -> bool:
-        return bool(row["top_label"] <= self.guessed and row["hits"] <= 1.15 * row["top_label"])
 
     def _is_same(self, rows: list[dict[str, Any]]) -> bool:
         return all(row["top_answer"] >= self.same and row["top_label"] <= self.common for row in rows[-2:])

@@ -61,6 +61,12 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "norm-over-one-sample": (
         "batch statistics are taken over a single sample",
         "use larger batches, or `GroupNorm` or `LayerNorm`, which do not depend on the batch", 0.85),
+    "norm-over-few": (
+        "batch statistics are taken over two or three samples: they tell next to nothing, and evaluations use others",
+        "use larger batches, or `GroupNorm` or `LayerNorm`, which do not depend on the batch", 0.88),
+    "softmax-over-places": (
+        "softmax runs over the places of a map instead of its classes",
+        "use dim=1, the dimension of the classes", 0.9),
     "norm-over-samples": (
         "a layer norm runs over the samples of a batch, too, so they depend on one another",
         "give it the size of the features alone: `nn.LayerNorm(features)`", 0.92),

@@ -41,6 +41,7 @@ class UnoptimizedParameters:
 
     least: int = 2
     cut_share: float = 0.25
+    after: int = 20  # steps that go on so, as the next optimizer is seen at its first step
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -59,7 +60,9 @@ class UnoptimizedParameters:
         alone, leaves = column_of(rows, "unoptimized"), column_of(rows, "leaves")
         first = float(rows["step"][0])
         thawed = [bool(row.get("thawed")) for row in details(rows)]
-        if sum(thawed) >= self.least and all(thawed[thawed.index(True) :]) and not (alone > 0).all():
+        at = float(rows["step"][-1])
+        is_last = all(each.step[0] <= at <= each.step[-1] - self.after for each in one.trainings[-1:])
+        if thawed[-1] and is_last and all(thawed[thawed.index(True) :]) and not (alone > 0).all():
             yield self._unoptimized(one, float(rows["step"][thawed.index(True)]), int(alone[-1]), int(leaves[-1]), last)
         elif (alone > 0).all() and not is_null(leaves).any():
             yield self._unoptimized(one, first, int(alone[-1]), int(leaves[-1]), last)
