@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 
 from stethos.observe.batch_print import class_counts, is_readable, numbers_of
+from stethos.observe.checkpoint_check import CheckpointCheck
 from stethos.observe.function_code import look_at_calls
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class CallCheck:
 
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
+        self.checkpoints = CheckpointCheck(watch)
         self._undo: dict[int, Callable[[], object]] = {}  # by the function
         self._calls: Counter[str] = Counter()
         self._odd: Counter[str] = Counter()
@@ -55,6 +57,8 @@ class CallCheck:
             self._watch_calls(owner, "clip_grad_norm_", self._on_clipping)
             self._watch_calls(owner, "clip_grad_value_", self._on_clipping)
         self._watch_calls(torch.nn.Module, "load_state_dict", self._on_loading, _MOST_CALLS * _MOST_CALLS)
+        self._watch_calls(torch, "load", self._on_checkpoint)
+        self._watch_calls(torch.optim.Optimizer, "load_state_dict", self._on_resuming)
 
     def uninstall(self) -> None:
         """Give torch's functions their own code back."""
@@ -64,6 +68,8 @@ class CallCheck:
 
     def take(self) -> list[dict[str, Any]]:
         """What is odd so far, if something has come since this was asked last."""
+        for remark in self.checkpoints.remarks():
+            self.note("torch.load", iter([remark]))
         if not self._is_new:
             return []
         self._is_new = False
@@ -114,7 +120,16 @@ class CallCheck:
         if has_backward and isinstance(result, torch.Tensor) and is_readable(result) and float(result) == 0:
             yield "clipped-nothing", "the norm of the gradients that are clipped is 0"
 
+    def _on_checkpoint(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.checkpoint_loaded(call["result"])
+        return iter(())
+
+    def _on_resuming(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.optimizer_loaded()
+        return iter(())
+
     def _on_loading(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.weights_loaded()
         module, state, keys = call["self"], call["state_dict"], call["result"]
         own = dict(module.named_parameters())
         pairs = [(own[name], one) for name, one in state.items() if name in own][:_MOST_TENSORS]
