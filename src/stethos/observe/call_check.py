@@ -44,6 +44,7 @@ class CallCheck:
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
         self.checkpoints = CheckpointCheck(watch)
+        self.graphless_at = -1  # the step before which gradients of data were asked for, without a graph
         self._undo: dict[int, Callable[[], object]] = {}  # by the function
         self._calls: Counter[str] = Counter()
         self._odd: Counter[str] = Counter()
@@ -58,6 +59,7 @@ class CallCheck:
             self._watch_calls(owner, "clip_grad_value_", self._on_clipping)
         self._watch_calls(torch.nn.Module, "load_state_dict", self._on_loading, _MOST_CALLS * _MOST_CALLS)
         self._watch_calls(torch, "load", self._on_checkpoint)
+        self._watch_calls(torch.autograd, "grad", self._on_gradients)
         self._watch_calls(torch.optim.Optimizer, "load_state_dict", self._on_resuming)
 
     def uninstall(self) -> None:
@@ -119,6 +121,14 @@ class CallCheck:
         has_backward = not iteration.has_stepped
         if has_backward and isinstance(result, torch.Tensor) and is_readable(result) and float(result) == 0:
             yield "clipped-nothing", "the norm of the gradients that are clipped is 0"
+
+    def _on_gradients(self, call: dict[str, Any]) -> Iterator[Remark]:
+        """Gradients of data that cannot be differentiated again."""
+        inputs = call["inputs"]
+        first = next(iter(inputs), None) if isinstance(inputs, list | tuple) else inputs
+        if isinstance(first, torch.Tensor) and not isinstance(first, torch.nn.Parameter) and not call["create_graph"]:
+            self.graphless_at = self._watch.session.steps
+        return iter(())
 
     def _on_checkpoint(self, call: dict[str, Any]) -> Iterator[Remark]:
         self.checkpoints.checkpoint_loaded(call["result"])

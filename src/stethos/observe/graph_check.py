@@ -67,6 +67,7 @@ class GraphCheck:
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
+    adds_constant: bool = False  # whether a term of the loss has no gradient
     has_choice: bool = False  # whether single entries of a table are picked, as those of actions are
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
@@ -80,6 +81,8 @@ class GraphCheck:
         if depth == 0:
             self.is_scaled = name in _CONSTANT_FACTOR and _has_constant_factor(node)
         self.has_choice = self.has_choice or name in (*PICKS, "NllLossBackward")
+        if depth <= _NEAR and name == "AddBackward" and any(edge[0] is None for edge in node.next_functions):
+            self.adds_constant = True
         if name in _HAZARDS:
             self.hazards.add(_HAZARDS[name])
         if self._is_linear and name not in _LINEAR and not _is_loss(name, depth):

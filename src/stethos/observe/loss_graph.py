@@ -16,6 +16,7 @@ from stethos.observe.attention import FUSED, SOFTMAXES, keys_seen, looks_ahead
 from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved, unwrapped_of
 from stethos.observe.batch_print import is_readable
 from stethos.observe.graph_check import GraphCheck, saved_rows
+from stethos.observe.loss_terms import mixed_reductions
 from stethos.observe.policy_sign import has_rewards, policy_sign
 
 _MOST_NODES = 20_000
@@ -106,6 +107,8 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.ahead.extend(filter(None, [looks_ahead(node, name)]))
             found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
+    if mixed := mixed_reductions(loss.grad_fn):
+        found.remarks.append(("mixed-reductions", mixed))
     if found.check.has_choice and has_rewards():
         found.policy_sign = policy_sign(loss.grad_fn)
     terms = _terms(loss.grad_fn)

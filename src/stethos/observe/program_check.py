@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from stethos.observe.answers import hits_of, is_telling
-from stethos.observe.batch_facts import empty_loader
+from stethos.observe.batch_facts import empty_loader, store_facts
 from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
 from stethos.observe.data_sets import DataSets
@@ -79,7 +79,8 @@ class ProgramCheck:
         spreads = [value for one in graph.features if (value := spread_of(one)) is not None]
         ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
         graph.features.clear()
-        facts: Facts = {**self.rows.add(graph.inputs), **self.data.changes, "hazards": sorted(graph.check.hazards)}
+        facts: Facts = {**self.rows.add(graph.inputs, set(map(id, graph.leaves))), **self.data.changes}
+        facts |= {"hazards": sorted(graph.check.hazards), **store_facts(graph.inputs, graph.labels)}
         if len(self.labels) < _MOST_LABELS and is_telling(graph.labels):
             self.labels.add(print_of(graph.labels).hash)
         if graph.is_plain_mean and graph.losses == 1 and not graph.check.is_scaled:
@@ -113,6 +114,8 @@ class ProgramCheck:
             found.append(
                 ("state-carried-over", "a recurrent layer is given the state that it ended the last batch with")
             )
+        if graph.check.adds_constant and self.calls.graphless_at == self._watch.session.steps:
+            found.append(("penalty-without-graph", "gradients without a graph, and a constant in the loss"))
         if graph.policy_sign > 0:
             found.append(("policy-sign", "the loss falls as actions with a high reward become rarer"))
         came = detail.get("samples") or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,6 +61,7 @@ class OddBatch:
     top_share: float = 0.95
     padding: float = 0.4
     left_out: float = 0.2
+    written: float = 0.8  # of the pairs of neighbouring looks
     least_batch: int = 8
     fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
@@ -245,6 +247,16 @@ class OddBatch:
                 f"numbers of the data set were others than before, and much like them, at {changes} passes", "detail",
                 "what changes a sample in place changes what is stored: copy it first, or write `x = x + noise` "
                 "instead of `x += noise`", 0.9,
+            )  # fmt: skip
+            return
+        writes = [(row["store"], row["written"]) for row in details(one.training) if "store" in row]
+        grows = [after > before for (a, before), (b, after) in pairwise(writes) if a == b]
+        if len(grows) >= 2 * self.least and np.mean(grows) > self.written:
+            yield self._finding(
+                one, "data-changed", "the data themselves are written to between the batches",
+                f"batches are pieces of one tensor that was changed in place before {sum(grows)} of {len(grows)} "
+                "inspected ones", "detail",
+                "what changes a batch in place changes the data that it is a piece of: `clone()` it first", 0.88,
             )  # fmt: skip
             return
         spread, mean = known(one.training, "input_std"), known(one.training, "input_mean")

@@ -47,6 +47,8 @@ class OddEvaluation:
 
     least: int = 2  # evaluations
     samples: int = 50
+    rows: int = 30
+    again: float = 0.2  # of the samples of an evaluation, that a few inspected batches held before
     trained: float = 0.7  # right answers in the training
     named: float = 0.75  # right answers once classes are renamed
     same: float = 0.98
@@ -79,6 +81,8 @@ class OddEvaluation:
         rows = details(one.evaluation)
         last = rows[-1] if len(rows) >= self.least else {}
         now, before = last.get("held_in_training"), last.get("held_trained_before")
+        if now is None and before is None:
+            before, last = self._seen_before(one)
         if now is not None:
             text = f"{now:.0%} of {last['held_samples']} samples that are evaluated are in the training data"
             advice = "split the data once, and keep the parts apart: check the indices, or what is sliced"
@@ -87,12 +91,22 @@ class OddEvaluation:
             advice = "make a new model for each fold"
         else:
             return
+        seen_in = one.evaluation if len(one.evaluation) else one.inputs
         yield Finding(
             self.code, self.name, "evaluated-on-training-data", self.severity,
             "the model is evaluated on samples that it was trained on" + (", in an earlier fold" * (now is None)),
-            one.subject(float(one.evaluation["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
+            one.subject(float(seen_in["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
             {"kind": "evaluated-on-training-data"},
         )  # fmt: skip
+
+    def _seen_before(self, one: Inspected) -> tuple[float | None, dict[str, Any]]:
+        """Samples of which none was trained on when first evaluations came, and many from some evaluation on."""
+        rows = [row for row in details(one.inputs) if row.get("rows", 0) >= self.rows]
+        shares = [row["trained_on"] / row["rows"] for row in rows]
+        later = next((place for place, share in enumerate(shares) if share > 0), len(shares))
+        if later == 0 or len(shares) < later + 2 or min(shares[later:]) < self.again:
+            return None, {}
+        return shares[-1], {"held_samples": rows[-1]["rows"]}
 
     def _check(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         seen = [row["hits"] for row in details(one.training) if "hits" in row]

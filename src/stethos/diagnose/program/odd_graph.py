@@ -79,6 +79,12 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "accumulated-sum": (
         "gradients of several batches are added up, not averaged: steps are as many times too long",
         "divide the loss by the number of batches of a step", 0.88),
+    "penalty-without-graph": (
+        "a penalty on gradients has no gradient itself: the loss takes it for a constant",
+        "pass `create_graph=True` to `torch.autograd.grad`", 0.92),
+    "mixed-reductions": (
+        "one term of the loss is a sum over the batch and another one a mean, so the sum outweighs it",
+        "take the mean, or the sum over features and the mean over samples, of both", 0.87),
     "policy-sign": (
         "the loss makes actions with a high reward rarer: its sign is wrong",
         "minimise `-(log_prob * reward).mean()`", 0.85),
