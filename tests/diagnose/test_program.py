@@ -310,12 +310,21 @@ def test_a_loss_that_is_zero_from_the_first_step_on(level: float, found: list[st
     assert [one.kind for one in ImplausibleLoss().check(seen) if one.kind == "always-zero"] == found
 
 
-@pytest.mark.parametrize(("level", "moves", "found"), [(4.0, 0, ["constant-level"]), (2.0, 0, []), (4.0, 1, [])])
-def test_a_square_at_the_variance_of_its_targets(level: float, moves: int, found: list[str]) -> None:
-    rows = made.inspections(
-        function="MseLoss", label_std=2.0, classes=None, outputs=1 + moves, detail=json.dumps({"is_alone": True})
-    )
-    losses = level * (1 + made.noise(200, 0.02))
+@pytest.mark.parametrize(
+    ("function", "level", "fall", "prior", "found"),
+    [
+        ("MseLoss", 4.0, 0.0, 4.0, ["constant-level"]), ("MseLoss", 2.0, 0.0, 4.0, []), ("MseLoss", 4.0, 0.0, None, []),
+        ("MseLoss", 4.0, 0.1, 4.0, []), ("BinaryCrossEntropyWithLogits", 0.36, 0.0, 0.35, ["shares-level"]),
+        ("BinaryCrossEntropyWithLogits", 0.3, 0.0, 0.35, []), ("NllLoss", 1.0, 0.0, 1.0, ["shares-level"]),
+        ("NllLoss", 0.9, 0.0, 1.0, []),
+    ],
+)  # fmt: skip
+def test_a_loss_at_the_level_of_a_constant_answer(
+    function: str, level: float, fall: float, prior: float | None, found: list[str]
+) -> None:
+    detail = {"is_alone": True} | ({"prior": prior} if prior is not None else {})
+    rows = made.inspections(function=function, detail=json.dumps(detail))
+    losses = level * (1 + made.noise(200, 0.02) + np.linspace(fall, -fall, 200))
     seen = made.window(steps=made.steps(losses), inspections=rows)
     assert [one.kind for one in ImplausibleLoss().check(seen)] == found
 

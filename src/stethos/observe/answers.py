@@ -23,6 +23,20 @@ class AnswerTally:
         self._table = np.zeros((0, 0))
         self._calls = 0
         self._known = 0
+        self._numbers = np.zeros(4)  # of targets that are numbers: how many, their sum, squares, and squared errors
+
+    @property
+    def is_full(self) -> bool:
+        return self._calls >= _MOST_CALLS
+
+    def note_numbers(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """One call of a model whose answers are numbers, and what they should be."""
+        if self._calls < _MOST_CALLS:
+            self._calls += 1
+            given = numbers_of(outputs.detach().reshape(-1)[:_MOST_SAMPLES]).astype(np.float64)
+            wanted = numbers_of(labels.reshape(-1)[:_MOST_SAMPLES]).astype(np.float64)
+            errors = np.square(given - wanted)
+            self._numbers += (len(wanted), wanted.sum(), np.square(wanted).sum(), errors.sum())
 
     def note(self, outputs: Any, labels: Any, is_known: bool) -> None:
         """One call of a loss function; `is_known`: the very labels of a training batch."""
@@ -41,10 +55,15 @@ class AnswerTally:
         self._table = table
 
     def facts(self) -> dict[str, Any]:
-        """Shares of right answers, of the commonest answer and label, and of right ones if classes were renamed."""
+        """Shares of right answers, of the commonest answer and label, and of right ones if classes were renamed.
+
+        Of numbers: the squared errors, against those of the mean of the targets.
+        """
         total = float(self._table.sum())
+        count, sums, squares, errors = self._numbers.tolist()
         if not total:
-            return {}
+            spread = squares - sums**2 / count if count else 0.0
+            return {"numbers": int(count), "missed": errors / spread} if spread > 0 and np.isfinite(errors) else {}
         return {
             "answers": int(total),
             "classes": int((self._table.sum(0) > 0).sum()),

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+_functorch = torch._C._functorch
+
 
 def nodes_of(root: Any, most: int) -> Iterator[tuple[Any, int]]:
     """The nodes of a graph with their distance from the root, the nearest first; at most so many."""
@@ -43,7 +45,14 @@ def saved(node: Any, name: str) -> torch.Tensor | None:
         tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:  # freed, or changed in place
         return None
-    return tensor if isinstance(tensor, torch.Tensor) else None
+    return unwrapped_of(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def unwrapped_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside of one that `torch.func.grad` follows."""
+    while _functorch.is_gradtrackingtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def is_packed(node: Any, name: str) -> bool:

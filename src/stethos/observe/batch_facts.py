@@ -11,6 +11,7 @@ from stethos.guard import attempt
 from stethos.observe.batch_print import class_counts, equal_column, is_readable, numbers_of, print_of
 from stethos.observe.loss_graph import LossGraph
 
+_PIECES = 4  # at least, that a tensor of data has
 _SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # torch's own
 Facts = dict[str, Any]  # columns of `inspections` by name; `detail` as a dict
 
@@ -47,6 +48,9 @@ def label_facts(graph: LossGraph) -> Facts:
     if graph.ignored is not None:
         facts["ignored"] = float((numbers_of(labels) == graph.ignored).mean())
         inputs = graph.inputs
+        is_picture = inputs is not None and inputs.dim() >= 3 and inputs.is_floating_point()
+        if is_picture and labels.dim() >= 3 and graph.ignored >= 0:
+            facts["left_out"] = graph.ignored
         if inputs is not None and is_readable(inputs) and not inputs.is_floating_point() and inputs.numel():
             word = int(torch.mode(labels.reshape(-1)[:4096]).values)
             is_both = word == int(torch.mode(inputs.reshape(-1)[:4096]).values) and word != graph.ignored
@@ -121,6 +125,17 @@ def _shift_of(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[int, int]:
             if last - first >= 3 and bool((table[:, first + shift : last + shift] == wanted[:, first:last]).all()):
                 return shift, length
     return 0, 0
+
+
+def store_facts(*tensors: torch.Tensor | None) -> Facts:
+    """Of a batch that is a piece of a larger tensor: which one, and how often something was written into that."""
+    for tensor in tensors:
+        if tensor is None or not is_readable(tensor) or not tensor.numel():
+            continue
+        whole = tensor.untyped_storage()
+        if whole.nbytes() >= _PIECES * tensor.numel() * tensor.element_size():
+            return {"store": whole.data_ptr(), "written": tensor._version}
+    return {}
 
 
 def loader_facts(iterator: Any) -> Facts:

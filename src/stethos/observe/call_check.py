@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 
 from stethos.observe.batch_print import class_counts, is_readable, numbers_of
+from stethos.observe.checkpoint_check import CheckpointCheck
 from stethos.observe.function_code import look_at_calls
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class CallCheck:
 
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
+        self.checkpoints = CheckpointCheck(watch)
+        self.graphless_at = -1  # the step before which gradients of data were asked for, without a graph
         self._undo: dict[int, Callable[[], object]] = {}  # by the function
         self._calls: Counter[str] = Counter()
         self._odd: Counter[str] = Counter()
@@ -55,6 +58,9 @@ class CallCheck:
             self._watch_calls(owner, "clip_grad_norm_", self._on_clipping)
             self._watch_calls(owner, "clip_grad_value_", self._on_clipping)
         self._watch_calls(torch.nn.Module, "load_state_dict", self._on_loading, _MOST_CALLS * _MOST_CALLS)
+        self._watch_calls(torch, "load", self._on_checkpoint)
+        self._watch_calls(torch.autograd, "grad", self._on_gradients)
+        self._watch_calls(torch.optim.Optimizer, "load_state_dict", self._on_resuming)
 
     def uninstall(self) -> None:
         """Give torch's functions their own code back."""
@@ -64,6 +70,8 @@ class CallCheck:
 
     def take(self) -> list[dict[str, Any]]:
         """What is odd so far, if something has come since this was asked last."""
+        for remark in self.checkpoints.remarks():
+            self.note("torch.load", iter([remark]))
         if not self._is_new:
             return []
         self._is_new = False
@@ -114,7 +122,24 @@ class CallCheck:
         if has_backward and isinstance(result, torch.Tensor) and is_readable(result) and float(result) == 0:
             yield "clipped-nothing", "the norm of the gradients that are clipped is 0"
 
+    def _on_gradients(self, call: dict[str, Any]) -> Iterator[Remark]:
+        """Gradients of data that cannot be differentiated again."""
+        inputs = call["inputs"]
+        first = next(iter(inputs), None) if isinstance(inputs, list | tuple) else inputs
+        if isinstance(first, torch.Tensor) and not isinstance(first, torch.nn.Parameter) and not call["create_graph"]:
+            self.graphless_at = self._watch.session.steps
+        return iter(())
+
+    def _on_checkpoint(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.checkpoint_loaded(call["result"])
+        return iter(())
+
+    def _on_resuming(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.optimizer_loaded()
+        return iter(())
+
     def _on_loading(self, call: dict[str, Any]) -> Iterator[Remark]:
+        self.checkpoints.weights_loaded()
         module, state, keys = call["self"], call["state_dict"], call["result"]
         own = dict(module.named_parameters())
         pairs = [(own[name], one) for name, one in state.items() if name in own][:_MOST_TENSORS]
@@ -153,8 +178,12 @@ def _on_order(call: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _on_divergence(call: dict[str, Any]) -> Iterator[Remark]:
-    target = call.get("target")
+    target, given = call.get("target"), call.get("input")
     yield from _on_order(call)
+    if isinstance(given, torch.Tensor) and _small(given) and given.dim() > 1:
+        shares = numbers_of(given)
+        if bool((shares >= 0).all()) and float(np.median(np.abs(shares.sum(-1) - 1))) < 0.01:
+            yield "no-log-probabilities", "`kl_div` is given probabilities where it expects their logarithms"
     if _small(target) and isinstance(target, torch.Tensor) and not call.get("log_target"):
         values = numbers_of(target)
         if float((values < 0).mean()) > 0.5:

@@ -22,6 +22,7 @@ from stethos.observe.answers import AnswerTally, is_telling
 from stethos.observe.batch_print import is_readable, print_of
 from stethos.observe.helper_model import HelperModels
 from stethos.observe.inspection_row import put_inspection
+from stethos.observe.labels_near import labels_near
 from stethos.observe.mode_facts import mode_details, mode_facts
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Evaluations:
         self._losses: list[float] = []
         self._at = 0  # the step of these losses
         self._answers: AnswerTally | None = None
+        self._has_loss = False  # whether evaluations compute a loss of classes, which is given the labels
+        self._root_ids: set[int] = set()
         self._answers_at = 0  # the step at which answers are counted next: ever more seldom
         self.functional_dropouts = 0
         self.is_off = False  # compiled code must not meet our hooks
@@ -111,6 +114,40 @@ class Evaluations:
             lambda module, inputs: self.session.guard.run("evaluation", self._note_forward, module, inputs)
         )
         self._undo.append(handle.remove)
+        if self._at >= self._answers_at or self._answers is not None:
+            self._root_ids = {id(root) for root in self._inspector.roots()}
+            outer = torch.nn.modules.module.register_module_forward_hook(
+                lambda module, inputs, outputs: (
+                    self.session.guard.run("evaluation", self._note_answers, inputs, outputs)
+                    if id(module) in self._root_ids
+                    else None
+                )
+            )
+            self._undo.append(outer.remove)
+
+    @np.errstate(all="ignore")
+    def _note_answers(self, inputs: Any, outputs: Any) -> None:
+        """A trained model has answered without gradients: if no loss function is given its answers, look for labels."""
+        given = inputs[0] if inputs else None
+        if torch.is_grad_enabled() or not isinstance(given, torch.Tensor) or not given.dim():
+            return
+        if not isinstance(outputs, torch.Tensor) or not is_readable(outputs) or not outputs.dim():
+            return
+        is_full = self._answers is not None and self._answers.is_full
+        if self._has_loss or is_full or not outputs.is_floating_point() or len(outputs) != len(given):
+            return
+        labels = labels_near(given, outputs)
+        if labels is not None:
+            answers = self._tally()
+            if labels.is_floating_point():
+                answers.note_numbers(outputs, labels)
+            else:
+                answers.note(outputs, labels, False)
+
+    def _tally(self) -> AnswerTally:
+        if self._answers is None:
+            self._answers, self._answers_at = AnswerTally(), self._at + 1 + self._at // 8
+        return self._answers
 
     def _replace(self, name: str, note: Callable[..., None]) -> None:
         original = getattr(functional, name)
@@ -183,9 +220,9 @@ class Evaluations:
         is_sum = kwargs.get("reduction") == "sum" and isinstance(labels, torch.Tensor) and labels.numel()
         self._losses.append(float(result) / (labels.numel() if is_sum else 1))
         if name in _CLASSES and (self._answers is not None or self._at >= self._answers_at):
-            if self._answers is None:
-                self._answers, self._answers_at = AnswerTally(), self._at + 1 + self._at // 8
-            self._answers.note(outputs, labels, self._is_trained_on(labels))
+            if not self._has_loss:
+                self._has_loss, self._answers = True, None
+            self._tally().note(outputs, labels, self._is_trained_on(labels))
 
     def _is_trained_on(self, labels: Any) -> bool:
         """Whether these are the labels, one by one, of a batch that was trained on."""

@@ -16,28 +16,35 @@ from typing import Any
 import torch
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], object]  # the result and the arguments; it must not raise
+Early = Callable[[tuple[Any, ...], dict[str, Any]], object]  # the arguments, before the call; it must not raise
 
-# By the id of a function: itself, a copy with its own code, the code that stands in for that, and who looks. An entry
-# stays, as a thread may just have begun such a call; there are as many as functions that were ever looked at.
-WATCHED: dict[int, tuple[FunctionType, FunctionType, CodeType, list[Look]]] = {}
+# By the id of a function: itself, a copy with its own code, the code that stands in for that, and who looks, after and
+# before. An entry stays, as a thread may just have begun such a call; there are as many as functions ever looked at.
+WATCHED: dict[int, tuple[FunctionType, FunctionType, CodeType, list[Look], list[Early]]] = {}
 
 
-def look_at_calls(function: FunctionType, look: Look) -> Callable[[], None]:
-    """Call `look` after each call of the function that is not just being compiled; returns what ends that."""
+def look_at_calls(function: FunctionType, look: Look, early: Early | None = None) -> Callable[[], None]:
+    """Call `look` after each call of the function that is not just being compiled, and `early` before it.
+
+    Returns what ends that.
+    """
     if id(function) not in WATCHED:
         own = function.__code__
         inner = FunctionType(own, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         inner.__kwdefaults__ = function.__kwdefaults__
-        WATCHED[id(function)] = function, inner, _code_around(own, id(function)), []
-    _, inner, code, looks = WATCHED[id(function)]
+        WATCHED[id(function)] = function, inner, _code_around(own, id(function)), [], []
+    _, inner, code, looks, earlies = WATCHED[id(function)]
     if function.__code__ not in (inner.__code__, code):
         return lambda: None  # somebody else does as we do: leave it to them
     looks.append(look)
+    earlies += [early] if early is not None else []
     function.__code__ = code
 
     def restore() -> None:
         if look in looks:
             looks.remove(look)
+        if early in earlies:
+            earlies.remove(early)
         if not looks and function.__code__ is code:
             function.__code__ = inner.__code__
 
@@ -59,7 +66,10 @@ def _code_around(own: CodeType, key: int) -> CodeType:
 def factory({", ".join(own.co_freevars)}):
   def function({", ".join(taken)}):
     from {__name__} import WATCHED as stethos_watched, is_compiling as stethos_is_compiling
-    _, stethos_inner, _, stethos_looks = stethos_watched[{key}]
+    _, stethos_inner, _, stethos_looks, stethos_earlies = stethos_watched[{key}]
+    if stethos_earlies and not stethos_is_compiling():
+      for stethos_early in (*stethos_earlies,):
+        stethos_early(({"".join(f"{name}, " for name in [*plain, *rest])}), {{{", ".join(named)}}})
     stethos_result = stethos_inner({", ".join(given)})
     if not stethos_is_compiling():
       for stethos_look in (*stethos_looks,):

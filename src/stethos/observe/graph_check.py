@@ -15,6 +15,7 @@ import torch
 from stethos.observe.attention_check import AttentionCheck
 from stethos.observe.autograd_graph import is_packed, name_of, nodes_of, saved, shape_of
 from stethos.observe.batch_print import is_readable
+from stethos.observe.policy_sign import PICKS
 
 Remark = tuple[str, str]
 
@@ -43,8 +44,10 @@ _HAZARDS = {
     "LogBackward": "log", "PowBackward": "pow", "LogitBackward": "logit", "AtanhBackward": "atanh",
 }  # fmt: skip
 _NEAR_LOSS = 12
+_FEW = 3  # samples, whose mean and deviation tell little more than which one is larger
 _NEAR = 3  # operations from the tensor given to backward
 _MOST_BEHIND = 400
+_CONVOLUTION = "ConvolutionBackward"
 _MOST_STOPS = 4
 _MOST_CLAMPED, _MOST_OUTSIDE = 1 << 16, 0.9
 
@@ -64,6 +67,8 @@ class GraphCheck:
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
+    adds_constant: bool = False  # whether a term of the loss has no gradient
+    has_choice: bool = False  # whether single entries of a table are picked, as those of actions are
     is_scaled: bool = False  # whether the loss is divided, or multiplied, by a number at last
     _layers: int = 0
     _is_linear: bool = True
@@ -75,6 +80,9 @@ class GraphCheck:
             look(self, node, name, depth)
         if depth == 0:
             self.is_scaled = name in _CONSTANT_FACTOR and _has_constant_factor(node)
+        self.has_choice = self.has_choice or name in (*PICKS, "NllLossBackward")
+        if depth <= _NEAR and name == "AddBackward" and any(edge[0] is None for edge in node.next_functions):
+            self.adds_constant = True
         if name in _HAZARDS:
             self.hazards.add(_HAZARDS[name])
         if self._is_linear and name not in _LINEAR and not _is_loss(name, depth):
@@ -140,6 +148,9 @@ class GraphCheck:
         if name != "LogSoftmaxBackward" and shape[dim] == 1 and len(shape) > 1 and not is_word:
             self.found.append(("softmax-over-one", f"softmax over dimension {dim} of shape {shape} is always 1"))
         self._softmaxes.add((shape, dim))
+        before = node.next_functions[0][0]
+        if len(shape) > 3 and dim > 1 and shape[1] > 1 and before is not None and name_of(before) == _CONVOLUTION:
+            self.found.append(("softmax-over-places", f"softmax over dimension {dim} of a map of shape {shape}"))
         if name != "LogSoftmaxBackward":
             self.attention.note_softmax(node, shape, dim)
 
@@ -211,6 +222,8 @@ class GraphCheck:
             elif dim == 0 and len(shape) >= 2 and shape[0] == batch > 1 and 1 < shape[1] != batch:
                 yield "softmax-over-samples", f"softmax over dimension 0 of shape {shape}, which is the batch"
         for shape in sorted(self._batch_norms):
+            if len(shape) == 2 and 1 < shape[0] <= _FEW and shape[0] == batch:
+                yield "norm-over-few", f"batch statistics of {shape[0]} samples, shape {shape}"
             if batch == 1 == shape[0] and len(shape) > 2:  # a norm of instances has a 1 there, too
                 yield "norm-over-one-sample", f"batch statistics of a single sample, shape {shape}"
         for shape, over in sorted(self._layer_norms):

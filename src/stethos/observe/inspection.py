@@ -17,20 +17,21 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stethos.clock import monotonic_ns
+from stethos.observe.autograd_graph import unwrapped_of
 from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts, mask_facts
 from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
+from stethos.observe.gradient_call import GradientCalls
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
-from stethos.observe.layer_name import names_under, parameters_of
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
-from stethos.observe.mode_facts import mode_details, mode_facts
+from stethos.observe.mode_facts import mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
-from stethos.observe.optimizer_facts import decay_of, frozen_share, has_learned_nothing, settings_of
+from stethos.observe.parameter_facts import ParameterFacts, kinds_of
 from stethos.observe.program_check import ProgramCheck
-from stethos.observe.replica import is_rank, replica_facts, unwrapped
+from stethos.observe.replica import is_rank, unwrapped
 from stethos.observe.statistic import estimated_norm_of
 from stethos.schema import NULL_F64
 
@@ -43,6 +44,7 @@ _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compare
 _MOST_EVALUATIONS = 64
 _FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
+_MOST_CHANGES = 8
 _SHARE, _ALLOWED_NS = 0.004, 10_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
@@ -57,11 +59,13 @@ class Inspector:
     def __init__(self, watch: StepRecorder) -> None:
         self._watch = watch
         self._session = watch.session
-        self._hand = HandSteps(watch)
+        self.hand = HandSteps(watch)
+        self.gradients = GradientCalls(watch)
         self._kept = KeptGraphs()
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
+        self._parameters_of = ParameterFacts(watch, self.check)
         self._pass_facts: Facts = {}
         self._left = 0
         self._pass_at = -1  # the number of steps before the last pass over the data; -1 once a backward has followed
@@ -77,6 +81,8 @@ class Inspector:
         self._evaluations = 0
         self._evaluated_at = -1
         self._explained = 0
+        self._kinds: list[int] = []
+        self._changes = 0
 
     # When ------------------------------------------------------------------------------------------
 
@@ -85,19 +91,27 @@ class Inspector:
         if not self._session.steps:
             self._arm(_FIRST_BACKWARDS)
             self.check.calls.install()
+            self.gradients.install()
 
     def finish(self) -> None:
         """The recording ends: write the last step that was made by hand, and the last evaluation."""
-        self._hand.finish()
+        self.hand.finish()
         self.evaluations.flush()
         self._put_calls()
 
     def uninstall(self) -> None:
         """Give torch its own function back."""
-        self._hand.is_needed = False
+        self.hand.is_needed = False
         self._left, self._look_at = 0, NEVER
         self._put_back()
+        self.gradients.uninstall()
         self.check.uninstall()
+
+    def refuse(self) -> None:
+        """Code is about to be compiled, which must meet none of this."""
+        self.evaluations.is_off = True
+        self.gradients.uninstall()
+        self.check.refuse()
 
     @np.errstate(all="ignore")  # here and below: a warning of ours would be taken for one of the program's
     def pass_began(self, iterator: Any) -> None:
@@ -119,6 +133,10 @@ class Inspector:
         """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
         steps = self._session.steps
         pause, self._accounted_at = steps - self._accounted_at, steps
+        if self._has_changed():
+            self._look_at = steps
+            self._arm(0)
+            return
         stride = 1 << max(steps.bit_length() - 3, 0)
         following = steps + stride - steps % stride
         if self._look_at != NEVER or following - steps > 4 * pause:
@@ -131,6 +149,15 @@ class Inspector:
             self._asked_at = following
             self._watch.sampler.want_norm()
 
+    def _has_changed(self) -> bool:
+        """Whether modes or what is trained have changed since this was asked last; a few times, and not of ranks."""
+        if self._changes >= _MOST_CHANGES or is_rank():
+            return False
+        before, self._kinds = self._kinds, [kinds_of(root) for root in self.roots()]
+        is_other = bool(before) and before != self._kinds
+        self._changes += is_other
+        return is_other
+
     def _can_afford(self) -> bool:
         return self._spent_ns < _ALLOWED_NS + _SHARE * (process_time_ns() - self._began_ns)
 
@@ -142,7 +169,7 @@ class Inspector:
 
     def _put_back(self) -> None:
         """Out of the way again; if somebody has wrapped ours meanwhile it stays inside and only passes on."""
-        is_wanted = self._hand.is_needed or self._look_at != NEVER
+        is_wanted = self.hand.is_needed or self._look_at != NEVER
         if self._inner is not None and torch.autograd.backward is self._ours and not is_wanted:
             torch.autograd.backward, self._inner = self._inner, None
 
@@ -151,9 +178,10 @@ class Inspector:
         self._left = max(self._left, _PER_LOOK if self._can_afford() or is_rank() else 1)
 
     def _wrapper_of(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        run, hand = self._session.guard.run, self._hand
+        run, hand = self._session.guard.run, self.hand
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self.gradients.uninstall()
             if self._session.steps >= self._look_at:
                 run("inspection", self._begin_look)
             if hand.is_needed or self._left > 0:
@@ -166,6 +194,18 @@ class Inspector:
             return result
 
         return functools.wraps(inner)(backward)
+
+    def gradients_begin(self, loss: torch.Tensor) -> tuple[LossGraph, Facts] | None:
+        """Gradients of a loss are asked for, without a backward: inspect it if that is due."""
+        if self._session.steps >= self._look_at:
+            self._begin_look()
+        return self._before(loss) if self._left > 0 else None
+
+    def gradients_came(self, seen: tuple[LossGraph, Facts] | None, gradients: list[Any]) -> None:
+        """They are there, and nowhere but in what the program is given."""
+        self.hand.gradients_came([one for one in gradients if isinstance(one, torch.Tensor)])
+        if seen is not None:
+            self._after(seen, gradients)
 
     # What ------------------------------------------------------------------------------------------
 
@@ -181,12 +221,14 @@ class Inspector:
         with torch.no_grad(), _disable_current_modes():
             graph = read_loss_graph(loss)
             is_early = self._session.steps < _FIRST_BACKWARDS
-            facts = {**batch_facts(graph, is_early), **self._parameter_facts(graph)}
+            facts = {**batch_facts(graph, is_early), **self._parameters_of.facts(graph, self.roots())}
             facts["detail"] |= {
                 "nodes": graph.nodes, "is_alone": graph.is_alone, "is_mixed": graph.is_mixed,
                 "kept": self._kept.mark(loss), "passes": self._passes, **label_facts(graph), **mask_facts(graph),
                 **self._pass_facts, **self._gradient_facts(graph, tensors), **self.check.facts(graph),
             }  # fmt: skip
+            if self.hand.slope is not None:
+                facts["detail"]["slope"] = self.hand.slope
         is_start = self._pass_at == self._session.steps  # else the first batches of the pass were not inspected
         facts |= {"phase": "training", "function": graph.function or None, "epoch_start": float(is_start)}
         if self._watch.local.iteration.has_stepped and self._session.steps:
@@ -199,11 +241,14 @@ class Inspector:
         return graph, facts
 
     @np.errstate(all="ignore")
-    def _after(self, seen: tuple[LossGraph, Facts] | None) -> None:
+    def _after(self, seen: tuple[LossGraph, Facts] | None, given: list[Any] | None = None) -> None:
+        """The gradients are there: those of the leaves, or those that were `given` to the program."""
         start_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if seen is not None:
             graph, facts = seen
             gradients = [leaf.grad for leaf in graph.leaves]
+            if given is not None:
+                gradients = [unwrapped_of(one) if isinstance(one, torch.Tensor) else None for one in given]
             facts["detail"]["samples"] = self._watch.local.iteration.samples
             facts["detail"] |= self.check.rounding(graph)
             graph.remarks += self.check.remarks(graph, self._batch_of(graph), facts["detail"])
@@ -216,7 +261,8 @@ class Inspector:
                 )
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
             put_inspection(self._session, facts, graph.remarks)
-            self._hand.after_backward(graph.leaves)
+            if given is None:
+                self.hand.after_backward(graph.leaves)
             self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if self._is_small or "weights" in facts["detail"] or self._can_afford():
                 self._spent_ns += int(self._watch.sampler.want_norm())
@@ -321,57 +367,6 @@ class Inspector:
             for parameter, layer in zip(watched.params, watched.named.layers, strict=False):
                 owners[id(parameter)] = Owner(layer, dict(state.get(parameter) or {}))
         return owners
-
-    def _parameter_facts(self, graph: LossGraph) -> Facts:
-        seen = self._watch.optimizers.seen()
-        roots = {id(root): root for root in self.roots()}
-        names: dict[int, str] = {}
-        for number, root in enumerate(roots.values(), 1):
-            own = names_under(root)
-            if not set(own.values()).isdisjoint(names.values()):  # else one model's layers are taken for another's
-                own = {key: f"{name} of model {number}" for key, name in own.items()}
-            names |= own
-        reached = set(map(id, graph.leaves))
-        detail: dict[str, Any] = replica_facts(graph.leaves, names, roots.values())
-        facts: Facts = {"leaves": float(len(graph.leaves)), "detail": detail}
-        is_plain = all(type(leaf) in _PLAIN for leaf in graph.leaves)  # sharded ones are other tensors than those used
-        owners: dict[int, tuple[int, bool]] = {}  # by parameter: in how many optimizers, whether it requires a gradient
-        for watched in seen:
-            optimizer = watched.optimizer()
-            for parameter in parameters_of(optimizer) if optimizer is not None else ():
-                is_plain = is_plain and type(parameter) in _PLAIN
-                owners[id(parameter)] = owners.get(id(parameter), (0, False))[0] + 1, parameter.requires_grad
-            if optimizer is not None:
-                detail |= decay_of(optimizer) | settings_of(optimizer, reached)
-                if watched.local_step >= _FIRST_BACKWARDS and has_learned_nothing(optimizer):
-                    detail.setdefault("idle", []).append(watched.number)
-        detail["frozen"] = frozen_share(roots.values())
-        trained = list(roots.values())
-        if is_plain and graph.is_complete:  # another model, trained before, may well be in evaluation mode now
-            trained = [root for root in trained if any(id(one) in reached for one in root.parameters())]
-        facts |= mode_facts(trained)
-        detail |= mode_details(trained)
-        if not owners or not is_plain:
-            return facts
-        alone = [leaf for leaf in graph.leaves if id(leaf) not in owners and isinstance(leaf, torch.nn.Parameter)]
-        lost = [key for key in owners if key not in names and key not in reached] if names else []
-        if lost:
-            detail["unused_of"] = [
-                watched.number for watched in seen if not set(lost).isdisjoint(map(id, watched.params))
-            ]
-        if alone:
-            detail["unoptimized"] = [names.get(id(leaf), "") for leaf in alone][:_MOST_NAMES]
-            detail["unowned"] = sum(id(leaf) not in names for leaf in alone) if names else 0
-        shared = [names.get(key, "?") for key, (count, _) in owners.items() if count > 1]
-        if shared:
-            detail["shared"] = shared[:_MOST_NAMES]
-        cut = [key for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached]
-        if cut and graph.is_complete:
-            detail["unreached"] = [names[key] for key in cut[:_MOST_NAMES]]
-            detail |= {"unreached_count": len(cut), "optimized": len(owners)}
-            detail["in_vain"] = self.check.modules.ran_in_vain(list(roots.values()), set(cut))[:_MOST_NAMES]
-        facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}
-        return facts
 
     def _charge(self, start_ns: int, cpu_ns: int) -> None:
         """What an inspection took is our cost, not the forward pass's; the budget goes by CPU time."""

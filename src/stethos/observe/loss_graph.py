@@ -13,15 +13,17 @@ from typing import Any
 import torch
 
 from stethos.observe.attention import FUSED, SOFTMAXES, keys_seen, looks_ahead
-from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved
+from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved, unwrapped_of
 from stethos.observe.batch_print import is_readable
 from stethos.observe.graph_check import GraphCheck, saved_rows
+from stethos.observe.loss_terms import mixed_reductions
+from stethos.observe.policy_sign import has_rewards, policy_sign
 
 _MOST_NODES = 20_000
 _MOST_TABLES = 4
 _NEAR = 3  # operations from the tensor given to backward
 _MARGIN, _OUTSIDE = 0.05, 0.05  # beyond the bounds of an activation; the share of targets that may be there
-_SUM = 2  # torch's number of the reduction
+_MEAN, _SUM = 1, 2  # torch's numbers of reductions
 _LOSS_DEPTH = 16  # operations between the tensor given to backward and the loss function
 _CLASSES = ("NllLossBackward", "NllLoss2DBackward", "NllLossNdBackward")
 _SQUARES = ("MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward", "L1LossBackward")
@@ -63,6 +65,8 @@ class LossGraph:
     ahead: list[tuple[int, bool]] = field(default_factory=list)  # of attention: its length, whether it looks ahead
     keys: torch.Tensor | None = None  # of masked attention: which places of each sequence are seen
     is_alone: bool = False  # whether the loss is these functions, their mean or sum, and nothing else
+    policy_sign: int = 0  # whether chosen actions get rarer, 1, or likelier, -1, if rewards stand in the program
+    is_plain_mean: bool = False  # whether the first one is a mean that weighs no class and no sample
     is_mixed: bool = False  # whether they are of several kinds, as with several tasks
     nodes: int = 0
     is_complete: bool = True
@@ -88,7 +92,7 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.features.append(rows)
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.leaves.append(variable)
+            found.leaves.append(unwrapped_of(variable))
         elif name in _LOSSES and depth <= _LOSS_DEPTH:
             _note_loss(found, node, name)
         elif name in ("PowBackward", "AbsBackward") and depth <= _LOSS_DEPTH and not found.function:
@@ -103,6 +107,10 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.ahead.extend(filter(None, [looks_ahead(node, name)]))
             found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
+    if mixed := mixed_reductions(loss.grad_fn):
+        found.remarks.append(("mixed-reductions", mixed))
+    if found.check.has_choice and has_rewards():
+        found.policy_sign = policy_sign(loss.grad_fn)
     terms = _terms(loss.grad_fn)
     found.is_alone = bool(found.function and terms)
     found.is_mixed = len(terms) > 1
@@ -152,6 +160,9 @@ def _note_loss(found: LossGraph, node: Any, name: str) -> None:
     if not found.function:
         found.function = name.removesuffix("Backward")
         found.labels, found.outputs = saved(node, "target"), saved(node, "self")
+        found.is_plain_mean = getattr(node, "_saved_reduction", None) == _MEAN and not any(
+            getattr(node, f"_saved_{one}", None) is not None for one in ("weight", "pos_weight")
+        )
         found.ignored = _signed(node._saved_ignore_index) if name in _CLASSES else None
     if getattr(node, "_saved_reduction", None) == _SUM:
         found.remarks.append(("summed-loss", f"`{name.removesuffix('Backward')}` with reduction='sum'"))

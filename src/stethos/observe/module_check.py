@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from stethos.observe.batch_print import print_of
+from stethos.schema import NULL_F64
+
 _SEQUENCES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _MOST_SEEN = 16
@@ -20,6 +23,9 @@ class ModuleCheck:
     def __init__(self, guard_run: Callable[..., Any]) -> None:
         self._run = guard_run
         self._handle: Any = None
+        self._after: Any = None
+        self._ends: dict[int, float] = {}  # by layer: a checksum of the state that it ended with
+        self._carried = False
         self._seen: set[tuple[str, tuple[int, ...], bool]] = set()
         self._ran: set[int] = set()  # ids of layers that ran with gradients since the last inspected backward
         self.is_off = False  # compiled code must not meet our hooks
@@ -29,10 +35,18 @@ class ModuleCheck:
             self._handle = torch.nn.modules.module.register_module_forward_pre_hook(
                 lambda module, inputs: self._run("calls", self._note, module, inputs)
             )
+            self._after = torch.nn.modules.module.register_module_forward_hook(
+                lambda module, _, outputs: (
+                    self._run("calls", self._note_end, module, outputs)
+                    if isinstance(module, torch.nn.RNNBase)
+                    else None
+                )
+            )
 
     def end(self) -> None:
         if self._handle is not None:
             self._handle.remove()
+            self._after.remove()
             self._handle = None
 
     def _note(self, module: torch.nn.Module, inputs: Any) -> None:
@@ -41,8 +55,28 @@ class ModuleCheck:
         if not isinstance(module, _SEQUENCES) or threading.get_ident() != threading.main_thread().ident:
             return
         given = inputs[0] if inputs else None
+        if isinstance(module, torch.nn.RNNBase) and len(inputs) > 1 and torch.is_grad_enabled():
+            state = _state_in(inputs[1])
+            is_data = state is not None and state.grad_fn is None and not state.requires_grad
+            if is_data and _print_of(state) == self._ends.get(id(module), NULL_F64):
+                self._carried = True
         if isinstance(given, torch.Tensor) and given.dim() == 3 and len(self._seen) < _MOST_SEEN:
             self._seen.add((type(module).__name__, tuple(given.shape), bool(module.batch_first)))
+
+    def _note_end(self, module: torch.nn.Module, outputs: Any) -> None:
+        """A recurrent layer has run: note the state that it ended with."""
+        if (
+            isinstance(outputs, tuple)
+            and len(outputs) == 2
+            and torch.is_grad_enabled()
+            and len(self._ends) < _MOST_SEEN
+        ):
+            self._ends[id(module)] = _print_of(_state_in(outputs[1]))
+
+    def take_carried(self) -> bool:
+        """Whether a recurrent layer was given, as data, the state that it had ended its last run with."""
+        was, self._carried = self._carried, False
+        return was
 
     def ran_in_vain(self, roots: list[torch.nn.Module], cut: set[int]) -> list[str]:
         """Layers that ran, and whose parameters, of which these are the ids, the loss does not reach."""
@@ -62,6 +96,16 @@ class ModuleCheck:
                 yield "samples-as-sequence", f"{said}: it takes the {batch} samples of a batch for a sequence"
         self._seen.clear()
         self._ran.clear()
+
+
+def _state_in(state: Any) -> torch.Tensor | None:
+    first = state[0] if isinstance(state, tuple) and state else state
+    return first if isinstance(first, torch.Tensor) else None
+
+
+def _print_of(state: torch.Tensor | None) -> float:
+    taken = print_of(state)
+    return taken.hash if taken.zero_share < 1 else NULL_F64
 
 
 def repeated_layers(roots: list[torch.nn.Module]) -> Iterator[tuple[str, str]]:

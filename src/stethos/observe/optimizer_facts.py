@@ -14,6 +14,7 @@ _WITH_STATE = (
     torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.RMSprop,
     torch.optim.Adadelta,
 )  # fmt: skip
+_LEAST_LAYERS = 3
 _DECOUPLED = ("AdamW", "NAdamW", "RAdamW", "Lion", "SGD")  # their decay of a step is rate times decay
 
 
@@ -60,6 +61,18 @@ def settings_of(optimizer: torch.optim.Optimizer, reached: Container[int]) -> di
 def has_learned_nothing(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer that keeps numbers for each parameter has kept none: no parameter ever had a gradient."""
     return type(optimizer) in _WITH_STATE and not optimizer.state
+
+
+def frozen_head(root: torch.nn.Module, reached: Container[int]) -> str:
+    """The name of a model's last layer where it is all that is frozen, and the others learn; else nothing."""
+    layers = [(name, list(one.parameters(recurse=False))) for name, one in root.named_modules()]
+    layers = [(name, own) for name, own in layers if own]
+    if len(layers) < _LEAST_LAYERS:
+        return ""
+    (name, last), others = layers[-1], [one for _, own in layers[:-1] for one in own]
+    is_last = not any(one.requires_grad for one in last) and all(one.requires_grad for one in others)
+    is_linear = any(one.dim() == 2 for one in last) and not set(map(id, last)) & set(map(id, others))
+    return name if is_last and is_linear and any(id(one) in reached for one in others) else ""
 
 
 def frozen_share(roots: Iterable[torch.nn.Module]) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from stethos.observe.answers import hits_of, is_telling
-from stethos.observe.batch_facts import empty_loader
+from stethos.observe.batch_facts import empty_loader, store_facts
 from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
 from stethos.observe.data_sets import DataSets
@@ -17,6 +17,7 @@ from stethos.observe.dependence import tie_facts
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
 from stethos.observe.module_check import ModuleCheck, repeated_layers
+from stethos.observe.prior import Prior
 from stethos.observe.row_print import SeenRows
 from stethos.observe.schedules import Schedules
 
@@ -45,6 +46,7 @@ class ProgramCheck:
         self.data = DataSets()
         self.labels: set[float] = set()  # checksums of the labels of inspected batches
         self.first_weight = 0  # the id of the weight that inputs meet
+        self._prior = Prior()
         self._looks = 0
         self._empty = 0
         self._source = 0  # which pass over a loader the last inspected batch came from
@@ -77,9 +79,12 @@ class ProgramCheck:
         spreads = [value for one in graph.features if (value := spread_of(one)) is not None]
         ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
         graph.features.clear()
-        facts: Facts = {**self.rows.add(graph.inputs), **self.data.changes, "hazards": sorted(graph.check.hazards)}
+        facts: Facts = {**self.rows.add(graph.inputs, set(map(id, graph.leaves))), **self.data.changes}
+        facts |= {"hazards": sorted(graph.check.hazards), **store_facts(graph.inputs, graph.labels)}
         if len(self.labels) < _MOST_LABELS and is_telling(graph.labels):
             self.labels.add(print_of(graph.labels).hash)
+        if graph.is_plain_mean and graph.losses == 1 and not graph.check.is_scaled:
+            facts |= self._prior.add(graph.function, graph.labels, graph.ignored)
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
         if graph.check.is_policy:
             facts["is_policy"] = True
@@ -104,7 +109,15 @@ class ProgramCheck:
     def remarks(self, graph: LossGraph, batch: int, detail: Facts) -> list[tuple[str, str]]:
         """What is odd, after the backward: `batch` is the number of samples, 0 where it is not known."""
         remarks = graph.check.remarks_of(batch, graph.is_complete, is_stacked=bool(detail.get("is_stacked")))
-        found = [*remarks, *self.modules.remarks_of(batch), *_stopped(graph)]
+        found = [*remarks, *self.modules.remarks_of(batch or _count_of(graph)), *_stopped(graph)]
+        if self.modules.take_carried() and detail.get("is_shuffled"):
+            found.append(
+                ("state-carried-over", "a recurrent layer is given the state that it ended the last batch with")
+            )
+        if graph.check.adds_constant and self.calls.graphless_at == self._watch.session.steps:
+            found.append(("penalty-without-graph", "gradients without a graph, and a constant in the loss"))
+        if graph.policy_sign > 0:
+            found.append(("policy-sign", "the loss falls as actions with a high reward become rarer"))
         came = detail.get("samples") or 0
         trained = {id(one) for watched in self._watch.optimizers.seen() for one in watched.params}
         if graph.is_alone and not graph.is_mixed and graph.check.are_apart(graph.losses, trained):
@@ -141,6 +154,13 @@ class ProgramCheck:
             shares += [share for one in half[:_MOST_LEAVES] if (share := _lost(one, rate, is_steady)) is not None]
         facts: Facts = {"rounded_away": float(np.mean(shares))} if shares else {}
         return facts | ({"half_epsilon": min(epsilons)} if epsilons else {})
+
+
+def _count_of(graph: LossGraph) -> int:
+    """How many samples labels and outputs have in common; 0: they do not say."""
+    labels, outputs = graph.labels, graph.outputs
+    has_both = labels is not None and outputs is not None and labels.dim() > 0 and outputs.dim() > 0
+    return len(labels) if has_both and len(labels) == len(outputs) else 0  # type: ignore[arg-type]
 
 
 def _lost(weight: torch.Tensor, rate: float, is_steady: bool) -> float | None:

@@ -32,9 +32,17 @@ class SeenRows:
     def __init__(self) -> None:
         self._known: set[int] = set()
         self._drawn = 0
+        self._model: set[int] = set()
 
-    def add(self, inputs: torch.Tensor | None) -> dict[str, Any]:
-        """Note the samples of a training batch: how many were looked at, how many of them are different."""
+    def add(self, inputs: torch.Tensor | None, model: set[int]) -> dict[str, Any]:
+        """Note the samples of a training batch: how many were looked at, how many of them are different.
+
+        `model` are the ids of its weights: one that shares none with the last has seen nothing of what that one saw.
+        """
+        if self._model.isdisjoint(model):
+            self._known.clear()
+            self._drawn = 0
+        self._model = model
         prints = row_prints(inputs)
         if not prints:
             return {}

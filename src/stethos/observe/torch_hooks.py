@@ -79,6 +79,7 @@ class TorchHooks:
         self.session.on_fork.append(steps.after_fork)
         if self.session.settings.preset != "light":
             self._undo.append(steps.inspector.uninstall)
+            steps.inspector.gradients.note = wrap_backward(steps, lambda *_: None)
             self.session.guard.run("inspection", steps.inspector.install)
             self._replace(_BaseDataLoaderIter, "__init__", self._pass)
             for block in (torch.no_grad, torch.inference_mode):
@@ -158,7 +159,7 @@ class TorchHooks:
         return init
 
     def _script(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        refuse = self.session.guard.wrap("inspection", self.steps.inspector.check.refuse)
+        refuse = self.session.guard.wrap("inspection", self.steps.inspector.refuse)
 
         def script(*args: Any, **kwargs: Any) -> Any:
             refuse()  # a script is made from the source of what it calls: that has to be torch's own
@@ -174,8 +175,7 @@ class TorchHooks:
 
         def compile(*args: Any, **kwargs: Any) -> Any:
             if self._is_active:
-                self.steps.inspector.evaluations.is_off = True
-                self.session.guard.run("inspection", self.steps.inspector.check.refuse)
+                self.session.guard.run("inspection", self.steps.inspector.refuse)
                 hide()
                 refuse("torch.compile is in use: module hooks would change its graphs")
                 if self.repeater is not None:

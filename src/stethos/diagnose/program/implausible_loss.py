@@ -54,6 +54,8 @@ class ImplausibleLoss:
     too_high: float = 3.0  # times the level of guessing
     at_odds: float = 1.1
     apart: float = 0.35  # from 0 and 1, of smoothed labels
+    constant: float = 0.96  # times the loss of the best constant answer
+    worse: float = 1.5  # the same: above that something else is wrong
     switches: float = 0.25  # between rivals, per step
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -128,17 +130,32 @@ class ImplausibleLoss:
                 "model always gave the mean of the targets", losses, len(losses) // 2,
                 "check that targets belong to their inputs, and that inputs reach the last layer", self.severity, 0.8,
             )  # fmt: skip
-        elif functions and functions <= _CLASSES:
-            yield from self._classes(one, training, losses, start, is_alone=bool(bounded))
+        elif functions and functions <= _CLASSES | _BINARY:
+            found: list[Finding] = []
+            if functions <= _CLASSES:
+                found += self._classes(one, training, losses, start, is_alone=bool(bounded))
+            yield from found
+            is_new = not any(each.kind == "chance-level" for each in found)
+            if is_new and bounded and not training.may_rise and self._is_constant_level(one, losses):
+                yield self._finding(
+                    training, "shares-level", f"the loss stays at {np.median(losses[len(losses) // 2 :]):.3g}, as if "
+                    "the model knew nothing but how common each class is", losses, len(losses) // 2,
+                    "check that labels belong to their inputs, and that inputs reach the last layer; try to fit one "
+                    "single batch", self.severity, 0.8,
+                )  # fmt: skip
 
     def _is_constant_level(self, one: Inspected, losses: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
-        """Whether a mean square ends where that of the best constant is: at the variance of the targets."""
-        spread = known(one.training, "label_std")
-        if len(losses) < 4 * self.least or len(spread) < 3 or any(row.get("is_mixed") for row in details(one.training)):
+        """Whether a loss ends where that of the best constant is: at the entropy of labels, the variance of targets."""
+        rows = details(one.training)
+        priors = [row["prior"] for row in rows if "prior" in row]
+        is_told = len(priors) >= 3 and len(one.trainings) == 1 and not any(row.get("is_policy") for row in rows)
+        if len(losses) < 4 * self.least or not is_told or any(row.get("is_mixed") for row in rows):
             return False
-        variance, late = float(np.mean(spread**2)), float(np.median(losses[len(losses) // 2 :]))
-        is_one_column = not (known(one.training, "outputs") > 1).any()
-        return is_one_column and variance > 0 and 0.95 * variance < late < 1.1 * variance
+        half = losses[len(losses) // 2 :]
+        before, after = (float(np.median(part)) for part in np.array_split(half, 2))
+        by_chance = 3 * float(np.std(half)) / float(np.sqrt(len(half) / 2))
+        low, high = self.constant * priors[-1], self.worse * priors[-1]
+        return low < float(np.median(half)) < high and before - after < max(0.02 * before, by_chance)
 
     def _classes(
         self, one: Inspected, training: Training, losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: float,

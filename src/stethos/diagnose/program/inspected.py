@@ -18,6 +18,8 @@ from stethos.store.frame import Array, Frame, is_null
 from stethos.store.literal import literal
 
 COLUMNS = frozenset({"process", "rank", "client", "step", *(column.name for column in INSPECTIONS.columns)})
+_GUESSED = 0.6  # the commonest label, by which a guess is told from an answer
+_ANSWERS, _EVALUATIONS = 50, 3  # at least
 _FIRST_STEPS = 8  # what was seen in one of these has been so from the beginning
 _PHASES = ("training", "evaluation", "helper", "evaluation inputs", "call", "evaluation answers")
 NEEDS: Needs = {"inspections": frozenset({"step", "phase"})}
@@ -82,6 +84,17 @@ class Inspected:
 def inspected_of(window: Window) -> list[Inspected]:
     """What was inspected, by process; made once per window."""
     return window.derive(_inspected_of)
+
+
+def is_guess(row: dict[str, Any]) -> bool:
+    """Whether the answers of an evaluation are no better than always naming the commonest class of several."""
+    return bool(row["top_label"] <= _GUESSED and row["hits"] <= 1.15 * row["top_label"])
+
+
+def are_guesses(one: Inspected) -> bool:
+    """Whether that is so of all evaluations of a process."""
+    rows = [row for row in details(one.answers) if row.get("answers", 0) >= _ANSWERS]
+    return len(rows) >= _EVALUATIONS and all(map(is_guess, rows))
 
 
 def merge_ranks(findings: Iterable[Finding]) -> Iterator[Finding]:

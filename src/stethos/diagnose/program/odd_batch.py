@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, known, merge_ranks
+from stethos.diagnose.program.inspected import (
+    COLUMNS,
+    NEEDS,
+    Inspected,
+    are_guesses,
+    details,
+    inspected_of,
+    known,
+    merge_ranks,
+)
 from stethos.diagnose.training import STEP_COLUMNS, column_of, level_at_start, texts_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
@@ -50,6 +60,8 @@ class OddBatch:
     tiny: float = 1e-3
     top_share: float = 0.95
     padding: float = 0.4
+    left_out: float = 0.2
+    written: float = 0.8  # of the pairs of neighbouring looks
     least_batch: int = 8
     fixed: float = 0.1  # of the level of guessing
     rescaled: float = 2.5  # times the deviation
@@ -195,6 +207,7 @@ class OddBatch:
                 "shift the labels once: many models shift them themselves, and are to be given the inputs as labels",
                 0.92,
             )  # fmt: skip
+        yield from self._left_out(one, rows)
         padding = [row["padding"] for row in rows if "padding" in row]
         outputs = known(one.training, "outputs")
         if len(padding) >= self.least and np.mean(padding) > self.padding and len(outputs) and outputs.max() >= 10:
@@ -211,6 +224,20 @@ class OddBatch:
                 "check what happens to the first dimension between loader and loss", 0.9,
             )  # fmt: skip
 
+    def _left_out(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """A class of pictures that the loss is told to ignore."""
+        left_out = [(row["left_out"], row["ignored"]) for row in rows if "left_out" in row]
+        known_outputs = known(one.training, "outputs")
+        if len(left_out) >= self.least and np.mean([share for _, share in left_out]) > self.left_out:
+            label, share = left_out[-1]
+            if len(known_outputs) and label < known_outputs.min():
+                yield self._finding(
+                    one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
+                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
+                    "detail", "leave out only what is no class, such as 255; to give the background less weight use "
+                    "`weight=`", 0.87,
+                )  # fmt: skip
+
     def _changes(self, one: Inspected) -> Iterator[Finding]:
         """Inputs of another scale in evaluations, or later in the training."""
         changes = max((row.get("data_changes", 0) for row in details(one.training)), default=0)
@@ -220,6 +247,16 @@ class OddBatch:
                 f"numbers of the data set were others than before, and much like them, at {changes} passes", "detail",
                 "what changes a sample in place changes what is stored: copy it first, or write `x = x + noise` "
                 "instead of `x += noise`", 0.9,
+            )  # fmt: skip
+            return
+        writes = [(row["store"], row["written"]) for row in details(one.training) if "store" in row]
+        grows = [after > before for (a, before), (b, after) in pairwise(writes) if a == b]
+        if len(grows) >= 2 * self.least and np.mean(grows) > self.written:
+            yield self._finding(
+                one, "data-changed", "the data themselves are written to between the batches",
+                f"batches are pieces of one tensor that was changed in place before {sum(grows)} of {len(grows)} "
+                "inspected ones", "detail",
+                "what changes a batch in place changes the data that it is a piece of: `clone()` it first", 0.88,
             )  # fmt: skip
             return
         spread, mean = known(one.training, "input_std"), known(one.training, "input_mean")
@@ -305,7 +342,7 @@ def _has_learned_nothing(one: Inspected, window: Window) -> bool:
     long = [training for training in one.trainings if len(training.losses) >= 30 and not training.may_rise]
     if not long:
         return False
-    if all(not training.fall >= 0.1 for training in long):
+    if all(not training.fall >= 0.1 for training in long) or are_guesses(one):
         return True
     frame = window.frame("metrics")
     mine = (texts_of(frame, "name") == "eval_loss (seen)") & (texts_of(frame, "process") == (one.process or None))

@@ -10,7 +10,16 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import (
+    COLUMNS,
+    NEEDS,
+    Inspected,
+    are_guesses,
+    details,
+    inspected_of,
+    is_guess,
+    merge_ranks,
+)
 from stethos.diagnose.training import STEP_COLUMNS
 from stethos.diagnose.window import Window
 
@@ -38,12 +47,17 @@ class OddEvaluation:
 
     least: int = 2  # evaluations
     samples: int = 50
+    rows: int = 30
+    again: float = 0.2  # of the samples of an evaluation, that a few inspected batches held before
     trained: float = 0.7  # right answers in the training
     named: float = 0.75  # right answers once classes are renamed
     same: float = 0.98
     common: float = 0.8  # the commonest label
     lost: float = 0.25  # right answers, against a share that is expected
-    guessed: float = 0.6  # the commonest label, by which a guess is told from an answer
+    far: float = 0.6  # right answers, against those in the training
+    learned: float = 0.5  # of the variance of targets that is left in the training
+    missed: float = 0.95  # of the variance of targets that is missed
+    fall: float = 0.08  # of the training loss
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -56,6 +70,9 @@ class OddEvaluation:
                 yield from found
                 if any(each.kind == "evaluated-on-training-data" for each in found):
                     continue
+            numbers = [row for row in details(one.answers) if row.get("numbers", 0) >= self.samples]
+            if len(numbers) >= self.least and not one.is_federated:
+                yield from self._numbers(one, numbers)
             if not one.is_federated:
                 yield from self._shared(one)
 
@@ -64,6 +81,8 @@ class OddEvaluation:
         rows = details(one.evaluation)
         last = rows[-1] if len(rows) >= self.least else {}
         now, before = last.get("held_in_training"), last.get("held_trained_before")
+        if now is None and before is None:
+            before, last = self._seen_before(one)
         if now is not None:
             text = f"{now:.0%} of {last['held_samples']} samples that are evaluated are in the training data"
             advice = "split the data once, and keep the parts apart: check the indices, or what is sliced"
@@ -72,12 +91,22 @@ class OddEvaluation:
             advice = "make a new model for each fold"
         else:
             return
+        seen_in = one.evaluation if len(one.evaluation) else one.inputs
         yield Finding(
             self.code, self.name, "evaluated-on-training-data", self.severity,
             "the model is evaluated on samples that it was trained on" + (", in an earlier fold" * (now is None)),
-            one.subject(float(one.evaluation["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
+            one.subject(float(seen_in["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
             {"kind": "evaluated-on-training-data"},
         )  # fmt: skip
+
+    def _seen_before(self, one: Inspected) -> tuple[float | None, dict[str, Any]]:
+        """Samples of which none was trained on when first evaluations came, and many from some evaluation on."""
+        rows = [row for row in details(one.inputs) if row.get("rows", 0) >= self.rows]
+        shares = [row["trained_on"] / row["rows"] for row in rows]
+        later = next((place for place, share in enumerate(shares) if share > 0), len(shares))
+        if later == 0 or len(shares) < later + 2 or min(shares[later:]) < self.again:
+            return None, {}
+        return shares[-1], {"held_samples": rows[-1]["rows"]}
 
     def _check(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         seen = [row["hits"] for row in details(one.training) if "hits" in row]
@@ -105,7 +134,7 @@ class OddEvaluation:
                 "compare the inputs of both kinds and the mode of the model; else look at the loss, at the weights of "
                 "the classes and at the last layer", 0.85,
             )  # fmt: skip
-        elif trained >= self.trained and all(self._is_guessing(row) for row in rows[-2:]):
+        elif trained >= self.trained and all(map(is_guess, rows[-2:])):
             yield self._finding(
                 one, rows, "no-better-than-guessing",
                 "evaluations are no better than guessing, though the training is mostly right", text,
@@ -113,8 +142,37 @@ class OddEvaluation:
                 0.85,
             )  # fmt: skip
 
-    def _is_guessing(self, row: dict[str, Any]) -> bool:
-        return bool(row["top_label"] <= self.guessed and row["hits"] <= 1.15 * row["top_label"])
+        elif are_guesses(one) and any(each.fall > self.fall and not each.may_rise for each in one.trainings):
+            yield self._finding(
+                one, rows, "no-better-than-guessing",
+                "all evaluations are no better than guessing, though the training loss falls", text,
+                "check that labels belong to their inputs in both kinds of data, and that inputs are made alike", 0.82,
+            )  # fmt: skip
+        elif trained >= self.trained and all(row["hits"] < self.far * trained for row in rows[-2:]):
+            yield self._finding(
+                one, rows, "far-below-training", "evaluations are far below the training",
+                text, "compare a batch of both kinds: scale and order of inputs, names of classes, the mode of the "
+                "model; if they are alike the model learns its samples by heart", 0.8,
+            )  # fmt: skip
+
+    def _numbers(self, one: Inspected, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+        """Answers that are numbers: errors in evaluations, against what a constant would give, and in the training."""
+        priors = [row["prior"] for row in details(one.training) if row.get("prior", 0) > 0]
+        late = [float(np.median(each.losses[-20:])) for each in one.trainings if len(each.losses) >= 30]
+        if len(priors) < self.least or len(late) != 1 or any(each.has_rival for each in one.trainings):
+            return
+        trained, missed = late[0] / priors[-1], [row["missed"] for row in rows]
+        if trained < self.learned and all(share > self.missed for share in missed[-2:]):
+            text = (
+                f"{min(missed[-1], 99):.0%} of the targets' variance is missed in the last of {len(rows)} evaluations"
+            )
+            yield self._finding(
+                one, rows, "no-better-than-the-mean",
+                "evaluations are no better than the mean of their targets, though the training is",
+                f"{text}, {trained:.0%} in the training",
+                "compare a batch of both kinds: scale and order of inputs and targets, the mode of the model; if they "
+                "are alike the model learns its samples by heart", 0.82,
+            )  # fmt: skip
 
     def _is_same(self, rows: list[dict[str, Any]]) -> bool:
         return all(row["top_answer"] >= self.same and row["top_label"] <= self.common for row in rows[-2:])

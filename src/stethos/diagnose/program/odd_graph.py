@@ -61,6 +61,12 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "norm-over-one-sample": (
         "batch statistics are taken over a single sample",
         "use larger batches, or `GroupNorm` or `LayerNorm`, which do not depend on the batch", 0.85),
+    "norm-over-few": (
+        "batch statistics are taken over two or three samples: they tell next to nothing, and evaluations use others",
+        "use larger batches, or `GroupNorm` or `LayerNorm`, which do not depend on the batch", 0.88),
+    "softmax-over-places": (
+        "softmax runs over the places of a map instead of its classes",
+        "use dim=1, the dimension of the classes", 0.9),
     "norm-over-samples": (
         "a layer norm runs over the samples of a batch, too, so they depend on one another",
         "give it the size of the features alone: `nn.LayerNorm(features)`", 0.92),
@@ -73,12 +79,26 @@ KINDS: dict[str, tuple[str, str, float]] = {
     "accumulated-sum": (
         "gradients of several batches are added up, not averaged: steps are as many times too long",
         "divide the loss by the number of batches of a step", 0.88),
+    "penalty-without-graph": (
+        "a penalty on gradients has no gradient itself: the loss takes it for a constant",
+        "pass `create_graph=True` to `torch.autograd.grad`", 0.92),
+    "mixed-reductions": (
+        "one term of the loss is a sum over the batch and another one a mean, so the sum outweighs it",
+        "take the mean, or the sum over features and the mean over samples, of both", 0.87),
+    "policy-sign": (
+        "the loss makes actions with a high reward rarer: its sign is wrong",
+        "minimise `-(log_prob * reward).mean()`", 0.85),
+    "state-carried-over": (
+        "a recurrent layer goes on with the state of the last batch, though the data are shuffled",
+        "begin each batch with a state of zeros: call the layer without a state", 0.88),
     "linear-model": (
         "the layers follow one another without an activation, so all of them together are one linear layer",
         "put a nonlinearity such as `ReLU` between them", 0.85),
 }  # fmt: skip
 
-_EARLY = frozenset({"samples-as-sequence", "same-layer-again"})  # layers are looked at in the first steps only
+_EARLY = frozenset(
+    {"samples-as-sequence", "same-layer-again", "state-carried-over"}
+)  # layers are looked at in the first steps only
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +143,8 @@ class OddGraph:
             seen, backwards = len(np.unique(steps[places])), len(np.unique(steps))
             if kind == "accumulated-sum":  # the first backward of each step adds to nothing
                 seen, backwards = len(places), adding
-            if seen < self.least or (seen < self.share * backwards and kind not in _EARLY):
+            least = 1 if kind == "state-carried-over" else self.least  # the same numbers are no chance
+            if seen < least or (seen < self.share * backwards and kind not in _EARLY):
                 continue
             if kind == "factor-of-zero" and (known(one.training, "gradient_norm") != 0).any():
                 continue  # one term of several, switched off

@@ -51,6 +51,7 @@ class OddOptimizer:
     again: float = 0.3  # of the steps
     frozen: float = 0.9
     rounded: float = 0.5
+    uphill: float = 0.7  # the least cosine between steps and their gradients
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from self._made_anew(window)
@@ -159,6 +160,8 @@ class OddOptimizer:
         last, subject = rows[-1], one.subject(float(one.training["step"][0]))
         betas, momentum = last.get("betas", (0.0, 1.0)), last.get("momentum", 0.0)
         rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
+        is_negated = any(len(each.losses) and each.losses[0] < 0 for each in one.trainings)
+        slopes = [row["slope"] for row in rows if "slope" in row and not is_negated]
         functions = {name for name in texts_of(one.training, "function").tolist() if name}
         is_bounded = functions and all(row.get("is_alone") for row in rows)
         for kind, is_so, title, text, advice in (
@@ -169,6 +172,13 @@ class OddOptimizer:
              "use a momentum of 0.9"),
             ("ascends", bool(last.get("maximize")) and bool(is_bounded),
              "the optimizer maximises a loss that is to be minimised", "maximize=True", "leave out `maximize=True`"),
+            ("steps-uphill", len(slopes) >= 3 and min(slopes) > self.uphill and bool(is_bounded),
+             "the updates by hand go up the gradient of a loss that is to be minimised",
+             f"the cosine between updates and gradients is {np.mean(slopes or [0]):.2f}",
+             "subtract the gradient: `weight -= rate * gradient`"),
+            ("head-frozen", all("frozen_head" in row for row in rows) and len(rows) >= 3,
+             "the last layer is frozen and all others are trained", f"frozen: {last.get('frozen_head', '')}",
+             "freeze the body of the model and train its head: `head.requires_grad_(True)`"),
             ("epsilon-lost", 0 < last.get("half_epsilon", 1.0) < _LEAST_HALF,
              "the optimizer's epsilon is 0 in half precision: weights without a gradient are divided by 0",
              f"eps = {last.get('half_epsilon', 0):g}, weights in float16",

@@ -41,6 +41,7 @@ class UnoptimizedParameters:
 
     least: int = 2
     cut_share: float = 0.25
+    after: int = 20  # steps that go on so, as the next optimizer is seen at its first step
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -58,7 +59,12 @@ class UnoptimizedParameters:
     def _check(self, one: Inspected, rows: Any, last: dict[str, Any]) -> Iterator[Finding]:
         alone, leaves = column_of(rows, "unoptimized"), column_of(rows, "leaves")
         first = float(rows["step"][0])
-        if (alone > 0).all() and not is_null(leaves).any():
+        thawed = [bool(row.get("thawed")) for row in details(rows)]
+        at = float(rows["step"][-1])
+        is_last = all(each.step[0] <= at <= each.step[-1] - self.after for each in one.trainings[-1:])
+        if thawed[-1] and is_last and all(thawed[thawed.index(True) :]) and not (alone > 0).all():
+            yield self._unoptimized(one, float(rows["step"][thawed.index(True)]), int(alone[-1]), int(leaves[-1]), last)
+        elif (alone > 0).all() and not is_null(leaves).any():
             yield self._unoptimized(one, first, int(alone[-1]), int(leaves[-1]), last)
         unused = column_of(rows, "unused")
         holders = last.get("unused_of")  # one that has stepped for the last time may hold what was replaced afterwards
@@ -129,7 +135,10 @@ class UnoptimizedParameters:
     def _unoptimized(self, one: Inspected, first: float, alone: int, leaves: int, last: dict[str, Any]) -> Finding:
         names = [name for name in last.get("unoptimized", ()) if name]
         listed = f": {', '.join(names)}" if names else ""
-        if alone >= leaves:
+        if last.get("thawed") == alone < leaves:
+            kind, severity, sure = "unfrozen-not-optimized", Severity.WARNING, 0.9
+            title = f"{alone} parameters that were unfrozen get gradients, but no optimizer updates them{listed}"
+        elif alone >= leaves:
             kind, title, severity, sure = (
                 "other-model", "the loss trains none of the optimizer's parameters", Severity.ERROR, 0.95)  # fmt: skip
         elif last.get("unowned"):
@@ -141,6 +150,8 @@ class UnoptimizedParameters:
         advice = "create the optimizer after the model is complete; freeze on purpose with `requires_grad_(False)`"
         if kind == "other-model":
             advice = "the optimizer was made from another model, such as a copy: make it from the one that is trained"
+        elif kind == "unfrozen-not-optimized":
+            advice = "add them to the optimizer when you unfreeze them: `optimizer.add_param_group({'params': ...})`"
         elif kind == "unregistered-parameters":
             advice = "keep layers in an `nn.ModuleList` or `nn.ModuleDict`, not in a plain list or dict"
         text = f"{alone} of {leaves} parameters behind the loss are in no optimizer{listed}"

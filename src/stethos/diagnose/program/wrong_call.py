@@ -59,6 +59,10 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
     "nothing-loaded": (
         "`load_state_dict(strict=False)` loads next to nothing: the names do not match",
         "compare the names; often a prefix such as `module.` has to be removed", 0.0, 0.9),
+    "not-resumed": (
+        "a training goes on from a checkpoint without the state of its optimizer: momentum and schedule begin anew",
+        "load all that the checkpoint holds: `optimizer.load_state_dict(...)`, `scheduler.load_state_dict(...)`",
+        0.0, 0.85),
     "empty-loader": (
         "a data loader gives no batch at all, so nothing is trained in its loop",
         "use a smaller `batch_size`, or `drop_last=False`", 0.0, 0.93),
@@ -69,10 +73,11 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
 class WrongCall:
     """A torch function is called where it has no effect, or with arguments that mean something else to it.
 
-    What it looks at: the first calls of losses, of gradient clipping, all calls of `load_state_dict`, and data loaders
-    that give no batch.
+    What it looks at: the first calls of losses, of gradient clipping and of `torch.load`, all calls of
+    `load_state_dict`, and data loaders that give no batch.
     Why it matters: torch accepts such arguments silently.
-    Not a fault when: a sample is left out of the loss on purpose by a target of 0.
+    Not a fault when: a sample is left out of the loss on purpose by a target of 0, or a checkpoint's weights begin
+    another training with the same learning rate.
     Next step: correct the call that the finding names.
     """
 
