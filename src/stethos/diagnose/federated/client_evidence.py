@@ -66,6 +66,8 @@ _SHOWN_INSIDE = {
     "atoms": "some of its samples share a value that others do not have",
     "grain": "values that are common at the others are not at it",
     "noise": "its inputs do not follow from each other as the others' do",
+    "fixed": "one of its inputs is always the same, and takes many values at the others",
+    "column": "one or two of its inputs do not belong to the others, or to the classes, as they do elsewhere",
     "targets": "its targets do not follow from its inputs as the others' do",
     "relabelled": "the same samples came with other labels than before",
     "labels": "its samples look like other classes than their labels say",

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import joined
+from stethos.diagnose.federated.column_unlikeness import column_unlikeness
+from stethos.diagnose.federated.data_sketch import Sketch, joined
 from stethos.diagnose.federated.inside_data import data_margins
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_data
@@ -29,6 +30,8 @@ _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, t
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
+_ALL_OF_ONE = 2.4  # one input that never changes
+_FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
 
@@ -49,7 +52,7 @@ KINDS = {
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
     "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
-    "targets": "target-fault",
+    "targets": "target-fault", "fixed": "feature-fault", "column": "feature-fault",
     "labels": "label-noise", "relabelled": "label-noise",
     "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
     "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
@@ -97,6 +100,7 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     kinds["duplicates"] = duplicate_margins(inside)
     kinds["not-finite"] = _not_finite(inside)
     kinds |= data_margins(whole)
+    kinds |= _single_inputs(whole)
     odd = (
         np.max([kinds[name] for name in kinds if name not in ("training",)], axis=0)
         if kinds
@@ -119,6 +123,15 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
         if name in kinds:
             kinds[name] = np.where(above < 0.0, 0.0, kinds[name])
     return InsideMargins(clients, {name: one / _STRICTER.get(name, 1.0) for name, one in kinds.items()}, pairs)
+
+
+def _single_inputs(whole: Sequence[Sketch | None]) -> dict[str, Array]:
+    """One input, or two, that do not belong: always the same, or unrelated to what they are related to elsewhere."""
+    found = column_unlikeness(whole)
+    return {
+        "fixed": found["fixed"] / _ALL_OF_ONE,
+        "column": np.maximum(found["joint"] / _FAR_JOINT, found["link"] / _FAR_LINK),
+    }  # fmt: skip
 
 
 def loss_above_others(entry_loss: Array) -> Array:

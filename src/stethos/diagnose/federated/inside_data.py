@@ -161,6 +161,8 @@ def _novel(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
             usual = 0.5 * (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2])
             is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
             is_novel &= is_far | (own >= _NOVEL_INSIDE)
+            if mine.kind == "tokens":  # shorter texts are filled up as others' are
+                is_novel &= ~np.isin(mine.atoms[rank], np.unique(atoms[:, 0, -1]))
             if is_novel.any():
                 is_novel &= ~_is_renamed(mine, atoms, weights, own)
             is_novel |= _is_marked(mine, others, rank)
