@@ -43,9 +43,10 @@ _EXPECTED = {
 # Numbers that the sets were not played with: slopes by knot, as set on other federations with broken columns, rows in
 # order and copies. Where they are not known they are 0, and these stay.
 _AS_SET = {
-    "joint": (2.5, 4.0, 2.0, 0.5), "link": (1.5, 3.0, 2.5, 0.5), "spread": (0.8,), "fixed": (4.5, 2.5, 0.5, 0.3),
+    "joint": (2.5, 4.5, 2.0, 0.5), "link": (1.5, 3.0, 2.5, 0.5), "spread": (0.8, 0.0, 0.5, 2.5),
+    "fixed": (4.5, 2.5, 0.5, 0.3),
     "copies": (2.0, 4.0, 1.0, 0.3), "again": (1.5, 2.0, 1.5, 0.5), "redundant": (1.0, 1.0, 1.0, 0.3),
-    "in_order": (1.0, 1.25, 1.25, 0.5),
+    "in_order": (1.0, 1.75, 1.75, 0.5),
 }  # fmt: skip
 _FROM_THE_FIRST = ("lost",)  # knot on: honest clients hardly ever get there
 _VERY_FAR, _EVEN_SO = 4.0, 0.3  # the same of all others, from so far on

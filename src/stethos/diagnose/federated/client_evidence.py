@@ -72,6 +72,8 @@ _SHOWN_INSIDE = {
     "relabelled": "the same samples came with other labels than before",
     "labels": "its samples look like other classes than their labels say",
     "partly": "it sends only a part of what its optimizer did",
+    "again": "words of its texts come again in the same text, far more often than at the others",
+    "in-order": "its samples come in the order of their labels, the others' mixed",
     "uncleared": "gradients of the step before are still there when the next is computed",
     "untrained": "it trains fewer of the model's weights than the others",
     "ascent": "the loss on its own samples rises as it trains, while the others' falls",

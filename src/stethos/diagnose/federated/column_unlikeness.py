@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.common_values import TABLE
 from stethos.diagnose.federated.data_sketch import Sketch
 from stethos.diagnose.federated.standing_out import middle_of
 from stethos.diagnose.federated.unlikeness import MOST, relative
@@ -31,7 +32,6 @@ _WITHIN = 2.0  # mean deviations: so far off a half of samples may lie that was 
 _OFTEN, _RARELY, _FEWEST_ALIKE = 0.2, 0.1, 8  # share of the commonest value, here and elsewhere; samples with it
 _CONTINUOUS, _OF_FEW, _ALL = 0.25, 0.5, 0.99
 _TIMES = 2.5  # so that 1 is what stands out: a value in 40 % of samples
-_TABLE = 48  # columns at most
 
 
 def column_unlikeness(clients: Sequence[Sketch | None]) -> Mapping[str, Array]:
@@ -52,7 +52,7 @@ def _column_unlikeness(clients: tuple[Sketch | None, ...]) -> Mapping[str, Array
     first = clients[known[0]]
     assert first is not None
     mine = [one for place in known if (one := clients[place]) is not None and one.can_join(first)]
-    if len(mine) < len(known) or first.inputs < _FEWEST_COLUMNS or first.width > _TABLE:
+    if len(mine) < len(known) or first.inputs < _FEWEST_COLUMNS or first.width > TABLE:
         return found
     for name, values in (("joint", _relations(mine)), ("link", _links(mine)), ("spread", _spreads(mine))):
         if values is not None:

@@ -56,7 +56,7 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         if distance <= np.median(usual[np.isfinite(usual)]) + error:  # else it is another mix all the same
             raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
-    again, again_error = _repeated_words(clients)
+    again, again_error = repeated_words(clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
         "unrelated": relative(unrelated, _FLOOR_LEFT_OVER, unrelated_error),
@@ -257,7 +257,7 @@ def _lost_words(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float]:
     return share if share < _ANOTHER_LANGUAGE else 0.0, 0.5 / count
 
 
-def _repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
+def repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     """Which share of a text's words repeats others of it, and its standard error."""
     told = [one.again if one is not None and one.n >= _FEWEST_SAMPLES else None for one in clients]
     count = np.array([one.n if one is not None else 1.0 for one in clients])

@@ -51,7 +51,7 @@ _OF_LABELS = {
 }  # fmt: skip
 OF_DATA = (*_OF_DATA, *_OF_LABELS, "elsewhere", "mix")
 # Data and amounts are how honest sites differ: they count, but not the more the farther.
-UP_TO_ONE = ("place", "scale", "shape", "words", "spread", "amount", f"amount{AT_TIMES}")
+UP_TO_ONE = ("place", "scale", "shape", "words", "amount", f"amount{AT_TIMES}")
 LINEAR = ("other", "mix", "judged")
 # What other data explain.
 _EXPLAINED_BY = ("place", "scale", "shape", "words", "mix", "amount", f"amount{AT_TIMES}")
