@@ -16,6 +16,7 @@ LETTERS = {
     "between": "e", "loss": "L", "graph": "G", "device": "D", "rows": "m", "new": "N", "batch": "B",
     "relabelled": "R", "odd_batches": "F", "distinct": "i", "by_chance": "c", "answers": "a", "log_p": "p",
     "log_p_last": "q", "residual": "z", "samples": "j", "negative": "M", "tags": "A",
+    "in_order": "I",
 }  # fmt: skip
 _NAMES = {letter: name for name, letter in LETTERS.items()}
 _CLASSES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

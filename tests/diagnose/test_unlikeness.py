@@ -51,6 +51,16 @@ def test_classes_with_wrong_labels_spread_towards_each_other() -> None:
     assert noisy[3] < 0.3
 
 
+def test_classes_that_hardly_differ_do_not_tell_of_wrong_labels() -> None:
+    chance = np.random.default_rng(6)
+    found = []
+    for place in range(8):
+        y = np.zeros(150, np.int64) if place == 3 else chance.integers(0, 2, 150)
+        found.append(sketch_of(chance.normal(size=(150, 12)) + 0.12 * y[:, None], y))
+    share, _ = mixed_within_classes(found)
+    assert np.isnan(share).all()
+
+
 def test_who_has_more_of_a_class_that_varies_more_has_no_mixed_classes() -> None:
     chance = np.random.default_rng(5)
     found = []

@@ -15,6 +15,8 @@ from loop import make_clients, make_model
 from torch import nn
 
 import stethos
+from stethos.federate.batch_rows import BatchRows
+from stethos.federate.turn_evidence import TurnEvidence
 from stethos.federate.update_check import UpdateCheck
 from stethos.store.run import Run
 from stethos.turn_facts import unpacked
@@ -313,3 +315,23 @@ def test_each_of_several_answers_of_yes_and_no_is_compared_with_its_own(tmp_path
     assert facts["tags"] == 3 and cells[:, 0].max() == 5 and (cells[:, 0] // 2 == cells[:, 1] // 2).all()
     assert set(accused_in(run)) == {"c3"}
     assert not accused_in(tagged(tmp_path / "clean"))
+
+
+def facts_of_batches(labels: list[list[int]]) -> dict[str, Any]:
+    """What a turn says of batches with these labels; every sample is another one."""
+    turn, chance = TurnEvidence("run", f"{labels[0][:3]}{len(labels)}", "c"), np.random.default_rng(0)
+    for batch in labels:
+        x = chance.normal(size=(len(batch), 4))
+        keys = chance.integers(1, 1 << 60, len(batch))
+        turn._note_rows(BatchRows("numbers", x, x.astype(np.float32), keys, 0.0, 4, np.array(batch)))
+    return turn.facts()
+
+
+def test_rows_in_the_order_of_their_labels_are_told() -> None:
+    chance = np.random.default_rng(1)
+    mixed = [chance.integers(0, 3, 16).tolist() for _ in range(6)]
+    ordered = sorted(label for batch in mixed for label in batch)
+    assert facts_of_batches([ordered[at : at + 16] for at in range(0, 96, 16)])["in_order"] > 0.9
+    assert "in_order" not in facts_of_batches(mixed)
+    assert "in_order" not in facts_of_batches([[1] * 16] * 6)  # it has one class
+    assert "in_order" not in facts_of_batches([[1] * 15 + [2]] * 2)  # too few of the other to say

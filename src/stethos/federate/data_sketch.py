@@ -24,6 +24,7 @@ _KEPT_ROWS = 512
 _FEWEST_ALIKE = 5
 _MOST_MULTIPLIED, _MOST_PRODUCTS = 24, 32
 _NEAREST = 3
+_FEWEST_WORDS = 4  # of a text, to say how many of them repeat
 
 
 class DataSketch:
@@ -76,6 +77,8 @@ class DataSketch:
             known |= _columns_of(columns, labels, is_number=first.kind == "numbers")
         if first.kind == "tokens":
             known["words"] = _tokens_of(parts)
+            if (again := _repeated_words(parts)) is not None:
+                known["again"] = again
         return json.dumps(known, separators=(",", ":"))
 
 
@@ -148,6 +151,27 @@ def _tokens_of(parts: list[tuple[BatchRows, Array]]) -> list[list[float]]:
         seen.update(pairs[1].tolist())
         total += int(mask.sum())
     return [[token, round(count / max(total, 1), 3)] for token, count in seen.most_common(_MOST_TOKENS)]
+
+
+def _repeated_words(parts: list[tuple[BatchRows, Array]]) -> list[float] | None:
+    """Which share of a sample's tokens repeats others of it, on average, and the standard deviation.
+
+    Without the commonest token, which may fill up short texts. None where hardly any sample has enough tokens.
+    """
+    shares: list[Array] = []
+    for rows, mask in parts:
+        if rows.tokens is None:
+            continue
+        samples, tokens = rows.tokens
+        values, often = np.unique(tokens, return_counts=True)
+        is_kept = mask[samples] & (tokens != values[often.argmax()]) & (tokens != 0)
+        samples, tokens = samples[is_kept], tokens[is_kept]
+        total = np.bincount(samples, minlength=len(mask))
+        pairs = np.unique(np.stack([samples, tokens]), axis=1)[0] if len(samples) else samples
+        is_long = total >= _FEWEST_WORDS
+        shares.append(1 - np.bincount(pairs, minlength=len(mask))[is_long] / total[is_long])
+    found = np.concatenate(shares) if shares else np.zeros(0)
+    return [round(float(found.mean()), 4), round(float(found.std()), 4)] if len(found) >= _FEWEST_ALIKE else None
 
 
 def _joined(parts: list[Array | None]) -> Array | None:

@@ -36,6 +36,7 @@ _ANSWERED_ROWS = 32  # from so many on the answers are no longer the incoming mo
 _MOST_KNOWN = 512  # samples of a client that are recognised
 _MOST_CLIENTS = 1024
 _MOST_CLASSES = 32
+_IN_ORDER, _SURELY = 0.25, 4.0  # neighbours in batches more alike than by chance; standard errors
 _SEVERAL = -(1 << 62)  # instead of a label, where equal inputs have several
 _KNOWN: OrderedDict[Whose, dict[int, int]] = OrderedDict()  # label by key
 
@@ -52,6 +53,8 @@ class TurnEvidence:
         self._distinct: list[float] = []
         self._by_chance: list[float] = []  # of what is not distinct
         self._is_negative = False
+        self._ordered: list[Array] = []  # labels or targets, batch by batch
+        self._is_of_classes = False
         self.samples: Any = None  # as many as the client says that it has
         self._batch = 0  # rows of the first batch
         self._sketch = DataSketch()
@@ -120,6 +123,7 @@ class TurnEvidence:
         self._batch = self._batch or len(keys)
         self._rows += len(keys)
         self._new += int(is_new.sum())
+        self._note_order(rows)
         self._odd_batches += rows.odd_share > 0
         if len(keys) > 1:
             different = len(set(keys))
@@ -128,6 +132,30 @@ class TurnEvidence:
         if not was_full or self._changed:
             self._sketch.add(rows, is_new)
         self._is_settled = self._batches >= _FIRST_BATCHES and (was_full or not is_new.any())
+
+    def _note_order(self, rows: BatchRows) -> None:
+        """Targets of neighbours in a batch: rows in the order of a file have equal ones."""
+        if rows.labels is not None and len(rows.labels) > 1:
+            self._ordered.append(rows.labels.astype(np.float64))
+            self._is_of_classes = True
+        elif rows.values is not None and len(rows.values) > 1:
+            self._ordered.append(rows.values[:, 0])
+
+    def _order(self) -> float:
+        """How much more alike than any two samples those that follow each other are; 1: quite alike, 0: by chance."""
+        pairs = sum(len(one) - 1 for one in self._ordered)
+        steps = np.concatenate([np.diff(one) for one in self._ordered])
+        if self._is_of_classes:
+            labels = [one for one in self._known.values() if one != _SEVERAL]
+            shares = np.unique(labels, return_counts=True)[1] / max(len(labels), 1)
+            by_chance, found = 1 - float((shares**2).sum()), float((steps != 0).mean())
+        else:
+            by_chance, found = 2 * float(np.concatenate(self._ordered).var()), float((steps**2).mean())
+        if by_chance <= 0 or not math.isfinite(by_chance):
+            return 0.0
+        spread = (1 - by_chance) / by_chance if self._is_of_classes else 1.0
+        order = 1 - found / by_chance
+        return order if order > max(_IN_ORDER, _SURELY * math.sqrt(spread / max(pairs, 1))) else 0.0
 
     def _note_answers(self, batch: Batch) -> None:
         """The incoming model's answers to the first batches."""
@@ -183,6 +211,8 @@ class TurnEvidence:
                 known["distinct"] = round(float(np.mean(self._distinct)), 3)
                 if (chance := round(float(np.mean(self._by_chance)), 3)) > 0:
                     known["by_chance"] = chance
+        if self._ordered and (order := round(self._order(), 2)) > 0:
+            known["in_order"] = order
         if self._answers:
             labels, said, own = (np.concatenate(parts) for parts in zip(*self._answers, strict=True))
             is_known = (labels >= 0) & (labels < _MOST_CLASSES)

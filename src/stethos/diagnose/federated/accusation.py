@@ -28,7 +28,7 @@ from stethos.diagnose.federated.verdict import (
     verdicts_and_split,
     verdicts_on,
 )
-from stethos.diagnose.federated.weighing import EXPLAINS, load_weights, numbers_of
+from stethos.diagnose.federated.weighing import EXPLAINS, OF_DATA, load_weights, numbers_of
 from stethos.diagnose.window import Window
 
 Array = npt.NDArray[np.float64]
@@ -185,8 +185,11 @@ def weigh(cohort: Cohort, inside: InsideEvidence | None = None) -> Weighed:
     chances, kinds = chances_on(cohort)
     split = _split(cohort, chances)
     first, numbers = np.zeros(len(cohort.clients)), dict[str, Array]()
-    if not split and clients_per_round(cohort) >= FEWEST_CLIENTS:
+    is_compared = clients_per_round(cohort) >= FEWEST_CLIENTS
+    if not split and (is_compared or (is_inside and len(cohort.clients) >= FEWEST_CLIENTS)):
         numbers = numbers_of(cohort, chances, inside if is_inside else None)
+        if not is_compared:  # data are compared across rounds
+            numbers = {name: values if name in OF_DATA else np.zeros_like(values) for name, values in numbers.items()}
         took_part = np.isfinite(cohort.norm).any(0) | (cohort.odd > 0).any(0)
         weights = load_weights("inside" if is_inside else "updates")
         first = np.where(took_part, weights.probabilities(numbers), 0.0)

@@ -45,6 +45,7 @@ class Sketch:
     high: Array | None = None
     products: int = 0  # of inputs, behind them
     near: tuple[float, float] | None = None  # how often neighbours have the same label, and by chance
+    again: tuple[float, float] | None = None  # which share of a sample's tokens repeats others of it; its deviation
 
     @property
     def inputs(self) -> int:
@@ -119,7 +120,8 @@ def sketch_in(text: str, number: int) -> Sketch | None:
         return Sketch(
             number, str(known["kind"]), int(known["width"]), float(known["n"]), int(known["targets"]), classes,
             counts, means, scatter, tokens=tokens, products=int(known.get("products", 0)),
-            near=None if (near := known.get("near")) is None else (float(near[0]), float(near[1])), **columns,
+            near=None if (near := known.get("near")) is None else (float(near[0]), float(near[1])),
+            again=None if (again := known.get("again")) is None else (float(again[0]), float(again[1])), **columns,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError, IndexError, zlib.error):
         return None
@@ -151,6 +153,7 @@ def _joined(sketches: tuple[Sketch, ...]) -> Sketch:
         min(one.number for one in parts), largest.kind, largest.width, float(counts.sum()), largest.targets, classes,
         counts, means, scatter, largest.atoms, largest.atom_shares, largest.atom_labels, largest.middle,
         largest.deviation, largest.zeros, largest.tokens, largest.low, largest.high, largest.products, largest.near,
+        largest.again,
     )  # fmt: skip
 
 

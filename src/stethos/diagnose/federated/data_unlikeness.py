@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.column_unlikeness import column_unlikeness
 from stethos.diagnose.federated.data_sketch import Sketch
 from stethos.diagnose.federated.inside_data import residuals_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
@@ -27,8 +28,10 @@ _ANOTHER_LANGUAGE = 0.8  # of the words
 _FEWEST_WITH_WORD, _FEWEST_WORDS, _HARDLY = 8, 4, 4.0  # samples; words; times less often
 _FLOOR_ELSEWHERE, _HARDLY_APART = 0.05, 1e-3  # standard deviations; of how far classes lie apart
 _FLOOR_LEFT_OVER, _MOST_LEFT, _OF_ONE = 0.03, 2.0, 0.5  # of the variance of targets; the error with one sample
+_FLOOR_AGAIN = 0.03  # of the words of a text
 _LEAST, _MOST = -2.0, 8.0  # deviations that one witness counts
-_SURELY_WRONG, _FEWEST_WRONG, _EXPLAINED = 4.0, 0.1, 0.7  # deviations and share of one class for another; see by_data
+_SURE_ENOUGH = 1.0  # standard error of a share: where it is larger, classes are too near to each other
+_SURELY_WRONG, _FEWEST_WRONG, _EXPLAINED = 3.0, 0.1, 0.7  # deviations and share of one class for another; see by_data
 
 
 def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
@@ -48,16 +51,20 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         lost[place], lost_error[place] = _lost_words(mine, others)
         elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
     mixes = raw["mix"].copy()
-    for place, distance in _mixes_put_right(clients):
+    for place, distance, error in _mixes_put_right(clients):
         usual = np.delete(mixes, place)
-        if distance <= np.median(usual[np.isfinite(usual)]):  # else it is another mix all the same
+        if distance <= np.median(usual[np.isfinite(usual)]) + error:  # else it is another mix all the same
             raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
+    again, again_error = repeated_words(clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
         "unrelated": relative(unrelated, _FLOOR_LEFT_OVER, unrelated_error),
         "worse": relative(worse, 0.02, errors), "unexplained": relative(unexplained, 0.02, errors),
         "tilt": relative(tilt, 0.03, errors), "lost": relative(lost, 0.02, lost_error),
+        "again": relative(again, _FLOOR_AGAIN, again_error),
+        "redundant": np.minimum(relative(-worse, 0.02, errors), relative(-unexplained, 0.02, errors)),
+        **column_unlikeness(clients),
         "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
     }  # fmt: skip
 
@@ -107,11 +114,11 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
         along = ((ways @ own) * ways).sum(1)
         rest = (np.trace(own) - along.sum()) / (inputs - count) if inputs > count else 1.0
         scale = float((expected**2).sum())
-        share[place] = float(((along - rest) * expected).sum()) / scale
         by_chance = np.sqrt(2 / free * (expected**2 * np.maximum(along, 0.5) ** 2).sum())
-        error[place] = (
-            float(np.hypot(by_chance, _CLASSES_DIFFER * _mix_distance(_mix_of(mine), whole) * expected.sum())) / scale
-        )
+        of_mix = _CLASSES_DIFFER * _mix_distance(_mix_of(mine), whole) * expected.sum()
+        known = float(np.hypot(by_chance, of_mix)) / scale
+        if known <= _SURE_ENOUGH:
+            share[place], error[place] = float(((along - rest) * expected).sum()) / scale, known
     return share, error
 
 
@@ -156,8 +163,8 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
     return found
 
 
-def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, float]]:
-    """How far the mix of classes lies from the others' once labels that are surely wrong are what they should be.
+def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, float, float]]:
+    """How far the mix of classes lies from the others' once labels that are surely wrong are put right; its error.
 
     Who calls one class another has too much of one and too little of the other: that is no other mix, which excuses.
     """
@@ -169,7 +176,8 @@ def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, fl
         if pair is not None and is_sure and share >= _FEWEST_WRONG:
             own, (said, meant) = _mix_of(mine), pair
             moved = min(share, own[said])
-            yield place, _mix_distance({**own, said: own[said] - moved, meant: own.get(meant, 0.0) + moved}, whole)
+            meant_mix = {**own, said: own[said] - moved, meant: own.get(meant, 0.0) + moved}
+            yield place, _mix_distance(meant_mix, whole), float(found.cell_error[place])
 
 
 def _mix_of(mine: Sketch) -> dict[int, float]:
@@ -247,6 +255,14 @@ def _lost_words(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float]:
         return np.nan, np.nan
     share = float((own < usual / _HARDLY)[is_of_all].mean())
     return share if share < _ANOTHER_LANGUAGE else 0.0, 0.5 / count
+
+
+def repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
+    """Which share of a text's words repeats others of it, and its standard error."""
+    told = [one.again if one is not None and one.n >= _FEWEST_SAMPLES else None for one in clients]
+    count = np.array([one.n if one is not None else 1.0 for one in clients])
+    share, spread = np.array([one if one is not None else (np.nan, np.nan) for one in told], float).reshape(-1, 2).T
+    return share, spread / np.sqrt(count)
 
 
 def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:

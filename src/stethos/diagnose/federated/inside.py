@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import joined
+from stethos.diagnose.federated.column_unlikeness import column_unlikeness
+from stethos.diagnose.federated.data_sketch import Sketch, joined
+from stethos.diagnose.federated.data_unlikeness import repeated_words
 from stethos.diagnose.federated.inside_data import data_margins
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_data
@@ -29,6 +31,9 @@ _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, t
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
+_ALL_OF_ONE = 2.4  # one input that never changes
+_HALF_AGAIN = 0.25  # of a text's words: where half of it is a copy
+_FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
 
 
@@ -49,8 +54,8 @@ KINDS = {
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
     "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
-    "targets": "target-fault",
-    "labels": "label-noise", "relabelled": "label-noise",
+    "targets": "target-fault", "fixed": "feature-fault", "column": "feature-fault",
+    "again": "feature-fault", "labels": "label-noise", "relabelled": "label-noise", "in-order": "unknown",
     "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
     "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
 }  # fmt: skip
@@ -97,6 +102,7 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     kinds["duplicates"] = duplicate_margins(inside)
     kinds["not-finite"] = _not_finite(inside)
     kinds |= data_margins(whole)
+    kinds |= _single_inputs(whole)
     odd = (
         np.max([kinds[name] for name in kinds if name not in ("training",)], axis=0)
         if kinds
@@ -110,6 +116,7 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     kinds["relabelled"] = _relabelled(inside)
+    kinds["in-order"] = _in_order(inside)
     above = np.array([harm.get(client, np.nan) for client in clients])
     is_harmless = (above < _HARMFUL) | (deviations(above, 0.0) < _HARMFUL_DEVIATIONS)
     for name in _UNLIKE:
@@ -119,6 +126,16 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
         if name in kinds:
             kinds[name] = np.where(above < 0.0, 0.0, kinds[name])
     return InsideMargins(clients, {name: one / _STRICTER.get(name, 1.0) for name, one in kinds.items()}, pairs)
+
+
+def _single_inputs(whole: Sequence[Sketch | None]) -> dict[str, Array]:
+    """One input, or two, that do not belong: always the same, or unrelated to what they are related to elsewhere."""
+    found, (again, error) = column_unlikeness(whole), repeated_words(whole)
+    return {
+        "fixed": found["fixed"] / _ALL_OF_ONE,
+        "column": np.maximum(found["joint"] / _FAR_JOINT, found["link"] / _FAR_LINK),
+        "again": margins(again, _HALF_AGAIN, 4.0, 0.03, error),
+    }  # fmt: skip
 
 
 def loss_above_others(entry_loss: Array) -> Array:
@@ -139,6 +156,12 @@ def loss_above_others(entry_loss: Array) -> Array:
 def _not_finite(inside: InsideEvidence) -> Array:
     odd = np.nan_to_num(inside.matrix("odd_batches")).sum(0) > 0
     return np.where(odd & (odd.mean() <= 0.4), 5.0, 0.0)
+
+
+def _in_order(inside: InsideEvidence) -> Array:
+    """Samples that follow each other have equal labels, on average over its turns."""
+    order = np.nan_to_num(inside.matrix("in_order"))
+    return margins(order.sum(0) / max(len(order), 1), 0.5, 4.0, 0.1)
 
 
 def _relabelled(inside: InsideEvidence) -> Array:

@@ -42,7 +42,7 @@ _TURNS = {
     "between": (1, 0.02), "uncleared": (1, 0.05), "trained": (0, 0.01), "outwards": (0, 0.02),
     # how far, how often, on what
     "step": (0, 0.1), "moved": (0, 0.1), "way": (0, 0.1), "gradient": (0, 0.1), "steps": (0, 0.1), "new": (0, 0.1),
-    "repeats": (1, 0.02), "relabelled": (1, 0.02),
+    "repeats": (1, 0.02), "relabelled": (1, 0.02), "in_order": (1, 0.1),
     # how well the incoming model answers, and the trained one
     "log_p": (1, 0.05), "residual": (1, 0.05), "level": (0, 0.1), "fall": (0, 0.05), "last": (1, 0.05),
 }  # fmt: skip
@@ -110,6 +110,7 @@ def _stepping(inside: InsideEvidence) -> dict[str, Array]:
         "step": np.log(way / steps / rate), "moved": np.log(way / steps), "way": np.log(way),
         "gradient": np.log(gradient), "steps": np.log(steps), "new": np.log(inside.matrix("new") + 1),
         "repeats": -distinct_in_batches(inside), "relabelled": np.nan_to_num(inside.matrix("relabelled") / rows),
+        "in_order": np.where(np.isfinite(steps), np.nan_to_num(inside.matrix("in_order")), np.nan),
     }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _OVER_ROUNDS = {
     "rest": ("rest",), "sent": ("ratio", "cosine", "unlike"), "size": ("size",), "odd": ("odd",), "begin": ("begin",),
     "rate": ("rate",), "by_gradient": ("stretch", "downhill", "given"), "around_steps": ("turned", "between"),
     "uncleared": ("uncleared",), "trained": ("trained",), "outwards": ("outwards",), "repeats": ("repeats",),
-    "relabelled": ("relabelled",),
+    "relabelled": ("relabelled",), "in_order": ("in_order",),
     "amount": ("steps", "new"), "length": ("step", "moved", "way", "gradient"), "fall": ("fall", "last"),
     "loss": ("log_p", "residual", "entry_loss"), "level": ("level",),
     "norm": ("norm_ratio", "first_ratio", "last_ratio"), "direction": ("cos_centre", "sign_agreement"),
@@ -43,11 +43,13 @@ _OVER_ROUNDS = {
 _OF_DATA = {
     "place": ("place",), "scale": ("scale",), "shape": ("shape",), "words": ("words",), "relation": ("relation",),
     "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",), "lost": ("lost",),
+    **{name: (name,) for name in ("joint", "link", "spread", "fixed", "again", "redundant")},
 }  # fmt: skip
 _OF_LABELS = {
     "labels": ("mean",), "labels_once": ("share_by_data", "share_by_answers", "cell_by_data", "cell_by_answers"),
     "mixed": ("mixed",),
 }  # fmt: skip
+OF_DATA = (*_OF_DATA, *_OF_LABELS, "elsewhere", "mix")
 # Data and amounts are how honest sites differ: they count, but not the more the farther.
 UP_TO_ONE = ("place", "scale", "shape", "words", "amount", f"amount{AT_TIMES}")
 LINEAR = ("other", "mix", "judged")
@@ -72,6 +74,7 @@ _FOLLOWING, _IN_ONE_WAY = _OF_DATA["following"], 0.5
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
 _MOST_OF_MIX = 2.0
+# Fewer samples than it says, and equal ones in batches: copies, where lines of text do not come twice anyway.
 # Noise and mixed up columns cost the model something. Inputs that hang together in another way and cost nothing are
 # another camera's, or made anew for each batch.
 _HARM, _HARMS, _MOST_WITHOUT_HARM = ("loss", "labels", "labels_once", "mixed", "fall"), 0.5, 1.0
@@ -82,7 +85,7 @@ _OF_UPDATES = {
 UPDATES = (*(one + end for one in _OF_UPDATES for end in ("", AT_TIMES)), "judged")
 INSIDE = (
     *(one + end for one in _OVER_ROUNDS for end in ("", AT_TIMES)), *_OF_DATA, *_OF_LABELS,
-    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "other", "mix", "judged",
+    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "copies", "other", "mix", "judged",
 )  # fmt: skip
 
 
@@ -140,6 +143,8 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     found |= {"other": shown["other"], "elsewhere": shown["elsewhere"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
     has_fewer = (found["fewer"] >= EXPLAINS) & (shown["has_words"] > 0)
     found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
+    repeats = np.maximum(found["repeats"], found[f"repeats{AT_TIMES}"])
+    found["copies"] = np.where(shown["has_words"] > 0, 0.0, np.minimum(found["fewer"], repeats))
     is_elsewhere = shown["elsewhere"] >= EXPLAINS
     found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
     has_other_inputs = is_elsewhere | (np.max([found[name] for name in _INPUTS], axis=0) >= EXPLAINS)
