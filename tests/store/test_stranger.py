@@ -18,7 +18,7 @@ from builders import RunBuilder
 
 from stethos.cli.main import main
 from stethos.errors import RecordingError, StethosError
-from stethos.record.border import checked_json, open_file
+from stethos.record.border import checked_json, open_file, origin_of
 from stethos.record.drainer import Drainer
 from stethos.record.layout import HeaderWord
 from stethos.record.place import MANIFEST_COPY, MANIFEST_FILE, RunPlace, host_key
@@ -98,6 +98,24 @@ def test_who_only_reads_makes_no_key(mailed: Path, tmp_path: Path, monkeypatch: 
     assert not RunPlace(mailed).is_ours()
     assert Run(RunPlace(mailed)).summary()["rows_stored"] == 21
     assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("whose", ["directory", "key"])
+def test_a_key_that_another_user_has_put_there_makes_no_run_ours(
+    mailed: Path, own_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """In /tmp anyone may make our registry before us, and a run for the key in it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    key = own_registry / "origin.key"
+    own_registry.mkdir(mode=0o755)
+    key.write_bytes(b"k" * 32)
+    change(mailed / "run.json", origin=origin_of(mailed))
+    assert RunPlace(mailed).is_ours()
+    os.chown(own_registry if whose == "directory" else key, 12345, 12345)
+    before = state_of(mailed)
+    assert origin_of(mailed) is None and not RunPlace(mailed).is_ours()
+    assert Run(RunPlace(mailed)).rows("SELECT count(*) FROM steps").values == [(18,)]
+    assert state_of(mailed) == before
 
 
 def test_a_kept_diagnosis_of_a_stranger_is_not_believed(mailed: Path, tmp_path: Path) -> None:
