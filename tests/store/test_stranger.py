@@ -488,3 +488,24 @@ def test_a_file_of_stacks_has_as_many_rows_as_a_run_may_have(mailed: Path) -> No
     row = json.dumps({"process": "100-200", "depth": 0})
     (mailed / "stacks.jsonl").write_text("7\n" * 499_990 + f"{row}\n" * 20 + "{}\n" * 1_000_000, encoding="utf-8")
     assert [found["process"] for found in read_stacks(mailed)] == ["100-200"] * 10
+
+
+@pytest.mark.parametrize(("whose", "is_ended"), [("mine", True), ("theirs", False)])
+def test_a_command_computes_for_a_strangers_run_only_so_long(
+    mailed: Path, tmp_path: Path, whose: str, is_ended: bool
+) -> None:
+    code = (
+        "import sys, threading, time\n"
+        "from stethos.cli.task import target\n"
+        "from stethos.store.run import Run\n"
+        "target._LONGEST_S, target._LOOK_EACH_S = 0.3, 0.05\n"
+        "def summary(run):\n"
+        "    ends_s = time.process_time() + 2\n"
+        "    while time.process_time() < ends_s: pass\n"
+        "Run.summary = summary\n"
+        "with target.open_target(type('', (), {'target': sys.argv[1], 'dir': None})) as run: run.summary()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / whose / "run")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "of the processor's time" in done.stderr) == ((4, True) if is_ended else (0, False))
