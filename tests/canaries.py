@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 import string
+from collections.abc import Callable
 
 _LETTERS = string.ascii_letters + string.digits
 _HEX = "0123456789abcdef"
@@ -67,6 +68,7 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
         "firebase": "AAAA" + some(7) + ":APA91b" + some(134), "azure": some(3) + "8Q~" + some(31),
         "lob": "live_" + hexed(35),
     }  # fmt: skip
+    bare |= _newer(some, hexed, upper)
     found = {name: (f"failed for {secret} at 10:00", secret) for name, secret in bare.items()}
     slack, discord = f"T{upper(8)}/B{upper(8)}/{some(24)}", f"{chance.randrange(10**17, 10**18)}/{some(68)}"
     word, body, account = some(20), "\n".join(some(64) for _ in range(4)), some(86) + "=="
@@ -140,6 +142,43 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
     return {name: (text, secret or max(_runs(text), key=len)) for name, (text, secret) in found.items()}
 
 
+def _newer(some: Callable[..., str], hexed: Callable[[int], str], upper: Callable[[int], str]) -> dict[str, str]:
+    """Keys of services that the list of gitleaks does not have, or has in another form."""
+    uuid = "-".join(map(hexed, (8, 4, 4, 4, 12)))
+    return {
+        "hugging face login": "hf_oauth_" + some(60), "neon": "napi_" + some(60).lower(), "vercel": "vcp_" + some(56),
+        "vercel blob": "vercel_blob_rw_" + some(16) + "_" + some(30), "netlify": "nfp_" + some(36),
+        "render": "rnd_" + some(32), "resend": "re_" + some(8) + "_" + some(24), "posthog": "phx_" + some(43),
+        "doppler service": "dp.st.dev." + some(40), "linear login": "lin_oauth_" + hexed(64),
+        "cerebras": "csk-" + some(48).lower(), "voyage": "pa-" + some(43), "jina": "jina_" + some(60),
+        "elevenlabs": "sk_" + hexed(46) + "a1", "cartesia": "sk_car_" + some(22), "firecrawl": "fc-" + hexed(32),
+        "runpod": "rpa_" + upper(44), "kaggle": "KGAT_" + hexed(32), "neptune": "eyJhcGlfYWRkcmVzcyI6" + some(120),
+        "atlassian group": "ATCTT3xFfGN0" + some(160), "bitbucket": "ATBB" + some(32), "trello": "ATTA" + hexed(64),
+        "aws session": "IQoJb3JpZ2luX2VjE" + some(300),
+        "aws older session": "FwoGZXIvYXdzE" + some(300),
+        "azure openai": some(52) + "JQQJ99" + some(26), "azure functions": some(44) + "AzFu" + some(6) + "==",
+        "contentful": "CFPAT-" + some(43), "hubspot": f"pat-na1-{uuid}", "axiom": f"xaat-{uuid}",
+        "honeycomb": "hcaik_01" + some(56).lower(), "logfire": "pylf_v1_us_" + some(43),
+        "infisical": "st." + hexed(8) + "." + hexed(32) + "." + hexed(32), "mongo atlas": "mdb_sa_sk_" + some(40),
+        "nuget": "oy2" + some(43).lower(), "crates": "cio" + some(32), "packagist": "packagist_uut_" + hexed(68),
+        "buildkite": "bkua_" + hexed(40), "circle": "CCIPAT_" + some(22) + "_" + hexed(40), "jenkins": "11" + hexed(32),
+        "snyk": "snyk_uat." + hexed(8) + "." + some(60), "e2b": "e2b_" + hexed(40), "daytona": "dtn_" + hexed(64),
+        "llama cloud": "llx-" + some(48), "razorpay": "rzp_live_" + some(14), "okta": "00" + some(40),
+        "telnyx": "KEY0" + hexed(28).upper() + "_" + some(22), "dagshub": "dhp_" + some(36),
+        "ngrok": "2" + some(26) + "_" + some(21), "cloudflare user": "cfut_" + some(40) + hexed(8),
+        "cloudflare tunnel": "eyJhIjoi" + some(100), "cockroach": "CCDB1_" + some(22) + "_" + some(40),
+        "elastic": "essu_" + some(60), "bitwarden": f"0.{uuid}.{some(30)}:{some(22)}==",
+        "braintree": f"access_token$production${hexed(16)}${hexed(32)}", "pagerduty": "u+" + some(14) + "A1bc",
+        "asana": f"2/1200123456789012/1200123456789012:{hexed(32)}", "depot": "depot_org_" + some(60),
+        "polar": "polar_oat_" + some(43), "prefect bot": "pnb_" + some(36), "gitlab workspace": "glwt-" + some(20),
+        "adyen": f"AQE{some(70)}-{some(40)}=-{some(16)}", "zuplo": f"zpka_{hexed(32)}_{hexed(8)}",
+        "stytch": "secret-live-" + some(36), "xata": "xau_" + some(34), "snowflake": "ver:1-hint:1234-" + some(150),
+        "supabase": "sb_secret_" + some(22) + "_" + some(8), "bcrypt": "$2b$12$" + some(53),
+        "argon": "$argon2id$v=19$m=65536,t=3,p=4$" + some(22) + "$" + some(43),
+        "apache": "$apr1$" + some(8) + "$" + some(22), "shadow": "$6$" + some(16) + "$" + some(86),
+    }  # fmt: skip
+
+
 def _shown(word: str, key: str) -> dict[str, tuple[str, str]]:
     """Secrets as programs show them: in lists and calls, in colors, in what a library says of a wrong value."""
     texts = {
@@ -164,7 +203,9 @@ def _shown(word: str, key: str) -> dict[str, tuple[str, str]]:
         "compared": f"AssertionError: token != '{word}'", "assigned in passing": f"password := '{word}'",
         "table": f"| password | {word} |", "drawn table": f"\u2502 password \u2502 {word} \u2502",
         "fullwidth": f"password\uff1d{word}", "yaml list": f"tokens:\n  - {word}\n  - b\n",
-        "prompt": f"Paste an API key: {word}",
+        "prompt": f"Paste an API key: {word}", "pgpass elsewhere": f"db.example:6543:x:me:{word}",
+        "mega": f"https://mega.nz/file/aB3dE6gH#{word}{word}", "shared file": f"https://h/d/x?resourcekey=0-{word}",
+        "feishu": f"https://open.feishu.cn/open-apis/bot/v2/hook/{word}{word}",
         "mnemonic": f"mnemonic: {'abandon ' * 11}about", "ansible": f"become_pass: {word}", "short": f"PASS={word}",
     }  # fmt: skip
     secrets = {name: key if key in text else word for name, text in texts.items()}

@@ -55,7 +55,7 @@ _PLACES = (
     (re.compile(rf"(?i)((?:^|[\s\"'])(?:-u|--user)(?:{_APART}|=)[\"']?[\w.@-]{{1,60}}:)[^\s\"']+"), rf"\1{MASK}"),
     (re.compile(r"(?i)(\bjdbc:oracle:\w{1,10}:[^\s/@]{1,60}/|\bsqlplus\s+[^\s/@]{1,60}/)[^\s@/]+@"), rf"\1{MASK}@"),
     (
-        re.compile(r"((?<![^\s\"'])[\w.*-]{1,99}:(?:543[0-9]|\*):[\w*-]{1,60}:[\w.*-]{1,60}:)[^\s\"']+"),
+        re.compile(r"((?<![^\s\"'])[\w.*-]{1,99}:(?:[0-9]{4,5}|\*):[\w*-]{1,60}:[\w.*-]{1,60}:)[^\s\"']+"),
         rf"\1{MASK}",
     ),  # .pgpass
     (
@@ -73,7 +73,7 @@ _PLACES = (
     ),
     (re.compile(r"(?i)\b(bearer[\s:=]+)[A-Za-z0-9._~+/=-]{8,}"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(basic\s+)(?=\S*[0-9=])[A-Za-z0-9+/=]{8,}"), rf"\1{MASK}"),
-    (re.compile(r"(?i)([?&;](?:sig|(?:x-amz-|x-goog-)?signature|code)=)[^\s&;\"']{8,}"), rf"\1{MASK}"),
+    (re.compile(r"(?i)([?&;](?:sig|(?:x-amz-|x-goog-)?signature|code|resourcekey)=)[^\s&;\"']{8,}"), rf"\1{MASK}"),
     (
         re.compile(
             r"(?i)(\blogin\s+\S{1,99}\s+password\s+"
@@ -151,7 +151,8 @@ _TABLED = re.compile(  # a row of a table that is drawn
     rf"(?i)({_WORD}[\w-]{{0,40}}\s{{0,40}}(?:[|\u2502\u2503]|\\{{1,4}}u250[23])\s{{0,40}})()(?=[^\s|]{{0,60}}[0-9])(?=[^\s|]{{0,60}}[a-z])([^\s|]{{8,}})"
 )
 _SHORTLY = re.compile(  # what is said like this about a pass over the data has no letters and digits
-    r"((?<![A-Za-z_-])(?:PASS|PW|pw)=[\"']?)()(?=[^\s]{0,60}[0-9])(?=[^\s]{0,60}[A-Za-z])([^\s\"',;&]{6,})"
+    r"((?<![A-Za-z_-])(?:PASS|PW|pw)=[\"']?|(?<![\w -])pass = (?=\w{20}))()"
+    r"(?=[^\s]{0,60}[0-9])(?=[^\s]{0,60}[A-Za-z])([^\s\"',;&]{6,})"
 )
 _FLAGGED = re.compile(rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}\s+)()(?!-)(\S+)")  # in one text
 _PASSWORD_SAID = re.compile(
@@ -169,7 +170,8 @@ _HANDED = re.compile(r"(?:[=:>]|%3[dD])\s*\\*[\"']?[A-Za-z0-9-]{16}")
 _PLACED = re.compile(
     r"(?i)://|bearer|basic|authorization|BEGIN|[?&;](?:sig|x-|code)|-u[\s\"']|--user|:[^\s:@/]{8,99}@"
     r"|cookie:|Private-L|login[\s\"']|sshpass|mysql|\"(?:[dpqk]|d[pq]|qi)\\*\"\s*:"
-    r"|fernet|jdbc:|sqlplus|:543|:\*:|mariadb|7z|redis-cli|zip -|zip'|from-literal|mnemonic|phrase"
+    r"|fernet|jdbc:|sqlplus|:[0-9]{4,5}:[\w*-]{1,60}:|:\*:|resourcekey|mariadb|7z|redis-cli|zip -|zip'|from-literal"
+    r"|mnemonic|phrase"
 )
 _TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie|[cx]srf|\bpat\b|\bpw=")
 

@@ -11,17 +11,32 @@ FORMS = (
     # Clouds and where data lies
     (r"(?:AKIA|ASIA)[0-9A-Z]{16}[,;:\s\"'|]{1,6}", r"[A-Za-z0-9/+]{40}"),
     (r"(?:AKIA|ASIA|ABIA|ACCA|AGPA|AIDA|AROA|ANPA|A3T[A-Z0-9])", r"[0-9A-Z]{16}"),  # AWS
+    (r"(?:IQoJb3JpZ2lu|F[wQ]oGZXIvYXdz|AQoDYXdz)", r"[A-Za-z0-9+/]{60,}={0,2}"),  # a session of AWS
     (r"ABSK", r"[A-Za-z0-9+/]{100,}={0,2}"),  # AWS Bedrock
     (r"bedrock-api-key-", r"[A-Za-z0-9+/]{20,}={0,2}"),
     (r"AIza", r"[\w-]{30,}"),  # Google
     (r"ya29\.", r"[\w.-]{20,}"),
     (r"GOCSPX-", r"[\w-]{20,}"),
     (r"[\w~.]{3}[0-9]Q~", r"[\w.~-]{30,}"),  # Azure Active Directory
+    (r"[A-Za-z0-9]{52}JQQJ99", r"[A-Za-z0-9]{26}"),  # Azure OpenAI and DevOps
+    (
+        r"[\w+/-]{30,90}(?:Az(?:Fu|Se|Ca)|A(?:IoT|SbT|EhS|CRD)|\+(?:ASt|ABa|AMC|ACR)|ACDb|APIM)",
+        r"[\w+/-]{5,6}={0,2}(?!\w)",
+    ),
     (r"LTAI", r"[A-Za-z0-9]{16,24}"),  # Alibaba
     (r"AQVN", r"[\w-]{35,}"),  # Yandex
     (r"do[opr]_v1_", r"[0-9a-f]{32,}"),  # DigitalOcean
     (r"v1\.0-[0-9a-f]{24}-", r"[0-9a-f]{60,}"),  # Cloudflare
+    (r"cf[a-z]{1,3}_", r"[A-Za-z0-9]{40}[0-9a-f]{8}"),
+    (r"eyJhIjoi", r"[A-Za-z0-9+/]{60,}={0,3}"),  # a tunnel
     (r"HRKU-", r"[\w-]{30,}"),  # Heroku
+    (r"(?:vc[a-z]|nf[a-z]|xau|dhp)_", r"[A-Za-z0-9]{24,}"),  # Vercel, Netlify, Xata, DagsHub
+    (r"vercel_blob_rw_", r"\w{20,}"),
+    (r"r(?:nd_|e_[A-Za-z0-9]{8}_)", r"[A-Za-z0-9]{24,}"),  # Render, Resend
+    (r"napi_", r"[a-z0-9]{40,}"),  # Neon
+    (r"(?:mdb_sa_sk_|essu_|CCDB1_)", r"[\w=-]{30,}"),  # MongoDB Atlas, Elastic, Cockroach
+    (r"ver:[0-9]{1,3}-hint:[0-9]{1,20}-", r"[A-Za-z0-9+/]{40,}={0,2}"),  # Snowflake
+    (r"[0-9][A-Za-z0-9]{26}_", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,22}(?!\w)"),  # ngrok
     (r"dapi", r"[0-9a-f]{32}"),  # Databricks
     (r"sl\.", r"[\w=-]{60,}"),  # Dropbox
     (r"pat", r"[A-Za-z0-9]{14}\.[a-f0-9]{64}"),  # Airtable
@@ -31,11 +46,19 @@ FORMS = (
     # Where code lies, and what is made of it
     (r"gh[pousr]_", r"[A-Za-z0-9]{20,}"),  # GitHub
     (r"github_pat_", r"\w{20,}"),
-    (r"gl(?:pat|dt|rt|cbt|ptt|agent|oas|ft|imt|soat|ffct)-", r"[\w.-]{16,}"),  # GitLab
+    (r"gl(?:pat|dt|rt|cbt|ptt|agent|oas|ft|imt|soat|ffct|wt)-", r"[\w.-]{16,}"),  # GitLab
     (r"GR1348941", r"[\w-]{20}"),
     (r"_gitlab_session=", r"[0-9a-z]{32}"),
     (r"pypi-", r"[\w-]{16,}"),
     (r"npm_", r"[A-Za-z0-9]{30,}"),
+    (r"oy2", r"(?=[a-z]*[0-9])[a-z0-9]{43}(?![a-z0-9])"),  # NuGet
+    (r"cio", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32}(?![A-Za-z0-9])"),  # crates.io
+    (r"packagist_[a-z]{3}_", r"[0-9a-f]{60,}"),
+    (r"CCI(?:PAT|PRJ)_", r"[A-Za-z0-9]{20,24}_[0-9a-f]{40}"),  # CircleCI
+    (r"bk[a-z]{2}_", r"[0-9a-f]{40}"),  # Buildkite
+    (r"11", r"[0-9a-f]{32}(?![0-9a-f])"),  # Jenkins
+    (r"snyk_[a-z]{3}\.", r"[0-9a-f]{8}\.[\w.-]{40,}"),
+    (r"(?:depot_[a-z]{3,8}_|polar_[a-z]{2,4}_|zpka_)", r"\w{30,}"),
     (r"rubygems_", r"[0-9a-f]{32,}"),
     (r"CLOJARS_", r"[a-z0-9]{50,}"),
     (r"dckr_pat_", r"[\w-]{20,}"),  # Docker
@@ -44,7 +67,7 @@ FORMS = (
     (r"squ?[apu]_", r"[\w=-]{30,}"),  # Sonar
     (r"sgp_", r"(?:[A-Za-z0-9]{16}_|local_)?[a-f0-9]{40}"),  # Sourcegraph
     (r"pul-", r"[0-9a-f]{40}"),  # Pulumi
-    (r"pnu_", r"[A-Za-z0-9]{36}"),  # Prefect
+    (r"pn[bu]_", r"[A-Za-z0-9]{36}"),  # Prefect
     (r"sha256~", r"[\w-]{43}"),  # OpenShift
     (r"(?:pat|sat)\.", r"[\w-]{22}\.\w{24}\.\w{20}"),  # Harness
     (r"API-", r"[A-Z0-9]{26}(?![A-Z0-9])"),  # Octopus
@@ -56,6 +79,14 @@ FORMS = (
     (r"(?:wandb_v1_|aph0_)", r"[\w-]{20,}"),  # Weights & Biases, Anyscale
     (r"a[ks]-", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22}(?![A-Za-z0-9])"),  # Modal
     (r"(?:hf_|api_org_)", r"[A-Za-z0-9]{20,}"),  # Hugging Face
+    (r"hf_(?:oauth|jwt)_", r"[\w.=-]{20,}"),
+    (r"csk-", r"[a-z0-9]{40,}"),  # Cerebras
+    (r"pa-", r"(?=[A-Za-z_-]*[0-9])[\w-]{43}(?![\w-])"),  # Voyage
+    (r"(?:jina_|llx-|rpa_)", r"[A-Za-z0-9]{40,}"),  # Jina, LlamaCloud, RunPod
+    (r"sk_(?:car_)?", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,}"),  # ElevenLabs, Cartesia
+    (r"(?:KGAT_|fc-)", r"[0-9a-f]{32}"),  # Kaggle, Firecrawl
+    (r"(?:e2b_|dtn_)", r"[0-9a-f]{40,}"),  # E2B, Daytona
+    (r"eyJhcGlf", r"[A-Za-z0-9+/]{40,}={0,3}"),  # Neptune
     # People talking to each other
     (r"xox[abeoprs](?:\.xox[bp])?-", r"[A-Za-z0-9-]{10,}"),  # Slack
     (r"xapp-", r"[A-Za-z0-9-]{10,}"),
@@ -71,6 +102,9 @@ FORMS = (
     (r"(?:pub)?key-", r"[0-9a-f]{32}"),  # Mailgun
     (r"[0-9a-f]{32}-us", r"[0-9]{1,2}"),  # Mailchimp
     (r"x(?:key|smtp)sib-", r"[0-9a-f]{60,}"),  # Brevo
+    (r"(?:open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook/)", r"[\w-]{20,}"),
+    (r"KEY0", r"[0-9A-Fa-f]{28,}_[A-Za-z0-9]{20,}"),  # Telnyx
+    (r"u\+", r"(?=[A-Za-z_-]*[0-9])(?=[^A-Z]*[A-Z])[\w-]{18}(?![\w-])"),  # PagerDuty
     (r"EAA[A-Z]", r"[A-Za-z0-9]{80,}"),  # Facebook
     (r"[0-9]{15,16}(?:\||%7C)", r"[\w-]{27,40}"),
     (r"A{20,22}", r"[A-Za-z0-9%]{70,}"),  # Twitter
@@ -85,16 +119,28 @@ FORMS = (
     (r"(?:duffel|shippo)_(?:live|test)_", r"[\w=-]{30,}"),
     (r"(?:live|test)_(?:pub_)?", r"[a-f0-9]{31,35}(?![a-f0-9])"),  # Lob
     (r"EZ[AT]K", r"[A-Za-z0-9]{54}"),  # EasyPost
+    (r"rzp_(?:live|test)_", r"[A-Za-z0-9]{14,}"),  # Razorpay
+    (r"access_token\$(?:production|sandbox)\$", r"[0-9a-z]{10,}\$[0-9a-f]{32}"),  # PayPal, Braintree
+    (r"AQE", r"[A-Za-z0-9+/]{30,}={0,2}-[A-Za-z0-9+/=]{20,}-\S{10,}"),  # Adyen
     # What watches
     (r"(?:glsa|glc)_", r"[A-Za-z0-9_=+/]{20,}"),  # Grafana
     (r"eyJrIjoi", r"[A-Za-z0-9+/]{60,}={0,3}"),
     (r"(?:NRAK|NRJS|NRII)-", r"[A-Za-z0-9-]{16,}"),  # New Relic
     (r"dt0[a-z][0-9]{2}\.", r"[A-Za-z0-9]{24}\.[A-Za-z0-9]{60,}"),  # Dynatrace
     (r"sntry[su]_", r"[\w+/=-]{20,}"),  # Sentry
+    (r"hc[a-z]{2}k_", r"[a-z0-9]{50,}"),  # Honeycomb
+    (r"(?:ph[crsx]_|pylf_v[0-9]{1,2}_[a-z]{2}_)", r"[A-Za-z0-9]{30,}"),  # PostHog, Logfire
     # Others
     (r"BUNDLE_(?:ENTERPRISE|GEMS)__CONTRIBSYS__COM=", r"[a-f0-9]{8}:[a-f0-9]{8}"),
     (r"(?:infura\.io/(?:ws/)?v3/|alchemy\.com/v2/)", r"[\w-]{20,}"),
-    (r"(?:lin_api_|secret_|ntn_|figd_|sbp_|dp\.pt\.|rdme_|fio-u-|tfp_|sm_[aps]at_)", r"[\w=.-]{16,}"),
+    (r"(?:lin_(?:api|oauth)_|secret_|ntn_|figd_|sbp_|rdme_|fio-u-|tfp_|sm_[aps]at_|CFPAT-)", r"[\w=.-]{16,}"),
+    (r"(?:dp\.[a-z]{2,5}\.|secret-(?:live|test)-)", r"[\w=.-]{30,}"),  # Doppler, Stytch
+    (r"(?:pat-[a-z]{2}[0-9]-|xa[ap]t-)", r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"),  # HubSpot, Axiom
+    (r"[12]/[0-9]{12,20}(?:/[0-9]{12,20})?:", r"[0-9a-f]{32}"),  # Asana
+    (r"00", r"(?=[a-z0-9_-]*[A-Z])(?=[A-Z0-9_-]*[a-z])[A-Za-z0-9_-]{40}(?![\w-])"),  # Okta
+    (r"st\.[0-9a-f-]{8,36}\.", r"[0-9a-f]{32}\.[0-9a-f]{32}"),  # Infisical
+    (r"0\.[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\.", r"[A-Za-z0-9]{30}:[A-Za-z0-9+/]{22}=="),  # Bitwarden
+    (r"mega\.nz/(?:file|folder)/[\w-]{8}#", r"[\w-]{20,}"),
     (r"(?:ico-|p8e-)", r"[A-Za-z0-9]{32}"),  # Infracost, Adobe
     (r"s-s4t2(?:ud|af)-", r"[a-f0-9]{64}"),  # 42
     (r"dnkey-", r"[\w=-]{40,}"),  # Nebula
@@ -108,9 +154,11 @@ FORMS = (
     (r"hv[sbr]\.", r"[\w-]{20,}"),  # Vault
     (r"s\.", r"(?=[a-z]*[0-9])[a-z0-9]{24}(?![\w.-])"),
     (r"[A-Za-z0-9]{14}\.atlasv1\.", r"[\w=-]{20,}"),  # Terraform
-    (r"ATATT3", r"[\w=-]{20,}"),  # Atlassian
+    (r"AT(?:ATT|CTT|STT)3", r"[\w=-]{20,}"),  # Atlassian
+    (r"AT(?:BB|TA)", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,64}(?![A-Za-z0-9])"),  # Bitbucket, Trello
     (r"AGE-SECRET-KEY-1", r"[A-Z0-9]{20,}"),
     (r"ey[A-Z]", r"[\w-]{10,2000}\.[\w/-]{10,}(?:\.[\w/-]*)*"),  # JSON Web Token
+    (r"\$(?:2[abxy]?|5|6|y|apr1|argon2(?:id|i|d)|scrypt)\$", r"[\w./$,=+-]{30,}"),  # what a password is checked by
     (r"ZXlK", r"[A-Za-z0-9+/_-]{40,}={0,2}"),  # the same, encoded once more
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -133,6 +134,46 @@ def test_a_bomb_is_refused_before_it_goes_off(large: Bundle) -> None:
     large.place.raw(digest).unlink(missing_ok=True)
     with pytest.raises(CaptureError, match="cannot be read"):
         open_bundle(large.place.path).global_state(1)
+
+
+def test_a_small_file_with_a_large_hole_is_refused_unread(large: Bundle) -> None:
+    """A terabyte is too large; a few gigabytes of nothing took as much memory and half a minute."""
+    digest = large.manifest(1)["before"]["parts"][0]
+    for path in (large.place.raw(digest), large.place.packed(digest)):
+        path.unlink(missing_ok=True)
+    os.truncate(os.open(large.place.raw(digest), os.O_CREAT | os.O_WRONLY), 4 << 30)
+    with pytest.raises(CaptureError, match="nearly all hole"):
+        open_bundle(large.place.path).global_state(1)
+
+
+def test_an_object_that_is_listed_twice_is_refused(copy: Bundle) -> None:
+    rewrite(copy, 1, lambda manifest: manifest["before"].update(parts=manifest["before"]["parts"] * 2))
+    with pytest.raises(CaptureError, match="an object is listed twice"):
+        open_bundle(copy.place.path).global_state(1)
+
+
+def test_objects_that_unfold_together_are_held_to_what_one_may(large: Bundle) -> None:
+    """Each is small, and within the limit when it is read: two hundred of them took all the memory there was."""
+    root = np.zeros(90 << 20, np.uint8)
+    parts = []
+    for number in range(4):
+        root[number] = 1
+        file = shape_of_file({f"w{number % 2}": root}).file_of([root])
+        digest = hashlib.sha256(file.data).hexdigest()
+        large.place.packed(digest).write_bytes(pack(file) or b"")
+        parts.append(digest)
+        assert large.place.packed(digest).stat().st_size < 64 << 10
+    rewrite(large, 1, lambda manifest: manifest.update(before={"parts": parts}))
+    with pytest.raises(CaptureError, match="unfold to much more"):
+        open_bundle(large.place.path).global_state(1)
+    rewrite(large, 1, lambda manifest: manifest.update(before={"parts": parts[:2]}))
+    assert set(open_bundle(large.place.path).global_state(1)) == {"w0", "w1"}
+
+
+def test_a_manifest_of_too_many_values_is_refused_unread(copy: Bundle) -> None:
+    copy.place.round_file(1).write_bytes(b'{"clients": [], "x": [' + b"[]," * 5_000_000 + b"[]]}")
+    with pytest.raises(CaptureError, match="holds more than 5,000,000 values"):
+        open_bundle(copy.place.path).global_state(1)
 
 
 class Trap:

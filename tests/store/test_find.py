@@ -9,6 +9,7 @@ import pytest
 from builders import T0_NS, RunBuilder, dead_pid
 
 from stethos.errors import RunNotFoundError
+from stethos.live.registry import live_process, live_processes
 from stethos.store.find import find_run, is_live, list_runs
 
 
@@ -113,3 +114,30 @@ def test_no_runs_at_all_says_how_to_make_one(runs_dir: Path) -> None:
 def test_a_run_being_deleted_is_not_listed(run: RunBuilder, runs_dir: Path) -> None:
     run.path.rename(runs_dir / ".demo.deleted-1")
     assert list_runs(runs_dir) == []
+
+
+@pytest.mark.parametrize("whose", ["directory", "entry", "link to the directory", "link to the entry"])
+def test_a_registry_that_another_user_can_change_names_no_process(
+    run: RunBuilder, own_registry: Path, tmp_path: Path, whose: str
+) -> None:
+    process = run.process()
+    real = tmp_path / "real"
+    real.mkdir()
+    entry = real / str(os.getpid())
+    entry.write_text(str(process.place.path))
+    if whose == "link to the entry":
+        own_registry.mkdir()
+        (own_registry / entry.name).symlink_to(entry)
+        os.chown(own_registry / entry.name, 12345, 12345, follow_symlinks=False)
+    elif whose == "link to the directory":
+        own_registry.symlink_to(real)
+        os.chown(own_registry, 12345, 12345, follow_symlinks=False)
+    else:
+        real.rename(own_registry)
+    elsewhere = tmp_path / "elsewhere"
+    if not whose.startswith("link"):
+        assert find_run(entry.name, elsewhere).path == run.path and live_process(os.getpid()) is not None
+        os.chown(own_registry if whose == "directory" else own_registry / entry.name, 12345, 12345)
+    assert live_process(os.getpid()) is None and live_processes() == []
+    with pytest.raises(RunNotFoundError):
+        find_run(entry.name, elsewhere)

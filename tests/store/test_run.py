@@ -303,6 +303,13 @@ def test_a_time_with_a_zone_and_columns_of_the_same_name_can_be_shown(run: RunBu
     assert result.values[0][:2] == (1, 2) and result.values[0][2].startswith("1970-01-01")
 
 
+@pytest.mark.parametrize("sql", ["SELECT INTERVAL 300000000 MONTH", "SELECT * FROM test_all_types()"])
+def test_a_value_that_python_has_not_is_an_error_of_ours(run: RunBuilder, sql: str) -> None:
+    with pytest.raises(QueryError, match="none that Python has") as error:
+        Run(run.place).rows(sql)
+    assert "Traceback" not in str(error.value)
+
+
 def test_a_read_only_run_is_read(run: RunBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     process = run.process(is_alive=False)
     process.steps(3)

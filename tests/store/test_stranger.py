@@ -18,7 +18,7 @@ from builders import RunBuilder
 
 from stethos.cli.main import main
 from stethos.errors import RecordingError, StethosError
-from stethos.record.border import checked_json, open_file
+from stethos.record.border import checked_json, open_file, origin_of
 from stethos.record.drainer import Drainer
 from stethos.record.layout import HeaderWord
 from stethos.record.place import MANIFEST_COPY, MANIFEST_FILE, RunPlace, host_key
@@ -27,6 +27,7 @@ from stethos.store.health import examine
 from stethos.store.labels import Labels, read_labels
 from stethos.store.run import Run
 from stethos.store.silences import read_silences
+from stethos.store.stack_file import read_stacks
 from stethos.web.run_cache import RunCache
 from stethos.web.run_table import RunTable
 
@@ -98,6 +99,24 @@ def test_who_only_reads_makes_no_key(mailed: Path, tmp_path: Path, monkeypatch: 
     assert not RunPlace(mailed).is_ours()
     assert Run(RunPlace(mailed)).summary()["rows_stored"] == 21
     assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("whose", ["directory", "key"])
+def test_a_key_that_another_user_has_put_there_makes_no_run_ours(
+    mailed: Path, own_registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """In /tmp anyone may make our registry before us, and a run for the key in it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    key = own_registry / "origin.key"
+    own_registry.mkdir(mode=0o755)
+    key.write_bytes(b"k" * 32)
+    change(mailed / "run.json", origin=origin_of(mailed))
+    assert RunPlace(mailed).is_ours()
+    os.chown(own_registry if whose == "directory" else key, 12345, 12345)
+    before = state_of(mailed)
+    assert origin_of(mailed) is None and not RunPlace(mailed).is_ours()
+    assert Run(RunPlace(mailed)).rows("SELECT count(*) FROM steps").values == [(18,)]
+    assert state_of(mailed) == before
 
 
 def test_a_kept_diagnosis_of_a_stranger_is_not_believed(mailed: Path, tmp_path: Path) -> None:
@@ -419,3 +438,74 @@ def test_a_ring_that_begins_where_none_can_is_no_traceback(tmp_path: Path, tail:
             ring.write(tail.to_bytes(8, "little", signed=True))
         with Run(run.place) as one:
             assert one.rows("SELECT count(*) FROM steps").values == [(0 if tail > 0 else 3,)]
+
+
+def varint(content: bytearray, at: int) -> tuple[int, int]:
+    """A number as SQLite writes it, and where it ends."""
+    value = 0
+    while content[at] & 0x80:
+        value, at = value << 7 | content[at] & 0x7F, at + 1
+    return value << 7 | content[at], at + 1
+
+
+def share_a_text(path: Path, rows: int) -> int:
+    """Findings that each say that their title is the pages of the first one's, a megabyte; how long all are."""
+    small, page, least = 20_000, 4_096, 489
+    large = small + 240 * (page - 4)  # of both equally much lies in the row itself, the rest on pages of its own
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE findings (finding INTEGER PRIMARY KEY, title, key)")
+        titles = ["B" * large, *["s" * small] * rows]
+        connection.executemany("INSERT INTO findings (title) VALUES (?)", [(title,) for title in titles])
+    connection.close()
+    content, cells = bytearray(path.read_bytes()), []
+    for leaf in range(page, len(content), page):
+        count = int.from_bytes(content[leaf + 3 : leaf + 5], "big") if content[leaf] == 13 else 0
+        pointers = [leaf + 8 + 2 * number for number in range(count)]
+        cells += [leaf + int.from_bytes(content[pointer : pointer + 2], "big") for pointer in pointers]
+    cells = [cell for cell in cells if varint(content, cell)[0] > small]
+    first = next(cell for cell in cells if varint(content, cell)[0] > large)
+    inside = least + (varint(content, first)[0] - least) % (page - 4) + 4
+    behind = varint(content, varint(content, first)[1])[1]
+    for cell in cells:
+        row = varint(content, varint(content, cell)[1])[1]
+        content[row : row + inside] = content[behind : behind + inside]
+        content[cell : cell + 3] = content[first : first + 3]
+    path.write_bytes(content)
+    return large * len(cells)
+
+
+def test_findings_that_have_their_texts_in_common_fill_no_memory(mailed: Path) -> None:
+    assert share_a_text(mailed / "findings.db", rows=300) == 301 * 1_002_080
+    assert (mailed / "findings.db").stat().st_size < 10 << 20
+    with sqlite3.connect(mailed / "findings.db") as connection:
+        assert connection.execute("SELECT sum(length(title)) FROM findings").fetchone() == (301 * 1_002_080,)
+    connection.close()
+    with pytest.raises(StethosError, match="more than 128 MB"):
+        read_findings(mailed)
+
+
+def test_a_file_of_stacks_has_as_many_rows_as_a_run_may_have(mailed: Path) -> None:
+    row = json.dumps({"process": "100-200", "depth": 0})
+    (mailed / "stacks.jsonl").write_text("7\n" * 499_990 + f"{row}\n" * 20 + "{}\n" * 1_000_000, encoding="utf-8")
+    assert [found["process"] for found in read_stacks(mailed)] == ["100-200"] * 10
+
+
+@pytest.mark.parametrize(("whose", "is_ended"), [("mine", True), ("theirs", False)])
+def test_a_command_computes_for_a_strangers_run_only_so_long(
+    mailed: Path, tmp_path: Path, whose: str, is_ended: bool
+) -> None:
+    code = (
+        "import sys, threading, time\n"
+        "from stethos.cli.task import target\n"
+        "from stethos.store.run import Run\n"
+        "target._LONGEST_S, target._LOOK_EACH_S = 0.3, 0.05\n"
+        "def summary(run):\n"
+        "    ends_s = time.process_time() + 2\n"
+        "    while time.process_time() < ends_s: pass\n"
+        "Run.summary = summary\n"
+        "with target.open_target(type('', (), {'target': sys.argv[1], 'dir': None})) as run: run.summary()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / whose / "run")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "of the processor's time" in done.stderr) == ((4, True) if is_ended else (0, False))

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.metric != "accuracy":
         raise UsageError(f"--metric {arguments.metric}", hint="accuracy is the only one so far")
-    with open_target(arguments) as one:
+    with open_target(arguments, is_replayed=True) as one:
         bundle = open_bundle(one.path, arguments.federation)
     functions = functions_in(arguments, bundle)
     trainer = trainer_for(bundle, arguments, functions, is_fast=True)

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stethos.replay.history import recorded_rounds
     from stethos.replay.provenance import ROUNDS, provenance_of
 
-    with open_target(arguments) as one:
+    with open_target(arguments, is_replayed=True) as one:
         bundle = open_bundle(one.path, arguments.federation)
         trainer = trainer_for(bundle, arguments, is_fast=True)
         x = trainer.sample(_given(arguments.input))

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stethos.replay.bundle import open_bundle
     from stethos.replay.cursor import Cursor
 
-    target = open_target(arguments)
+    target = open_target(arguments, is_replayed=True)
     bundle = open_bundle(target.path, arguments.federation)
     cursor = Cursor(bundle, target, lambda: trainer_for(bundle, arguments))
     cursor.goto(arguments.round if arguments.round is not None else cursor.first())

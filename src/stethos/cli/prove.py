@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.seeds < 2:
         raise UsageError(f"--seeds {arguments.seeds}", hint="an interval needs two at least")
-    with open_target(arguments) as one:
+    with open_target(arguments, is_replayed=True) as one:
         cases = cases_of(one, arguments.finding)
         if not cases:
             sys.stdout.write(f"run {clean(one.name)}: no open finding is about a client; name one: stethos prove c3\n")

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.client is not None and arguments.round is None:
         raise UsageError(f"--client {arguments.client} without a round", hint="add --round N")
-    target = open_target(arguments)
+    target = open_target(arguments, is_replayed=True)
     bundle = open_bundle(target.path, arguments.federation)
     if arguments.round is None and not arguments.all:
         return _overview(bundle, target.name, as_json=arguments.json)

@@ -223,12 +223,17 @@ def _trainings_of(window: Window) -> list[Training]:
         found.extend(_joined(courses))
     moving = moving_goals(window)
     found = [replace(one, has_moving_goal=True) if one.process in moving else one for one in found]
-    return [_with_layers(one, window.frame("layers")) for one in found]
+    layers = window.frame("layers")
+    by_process = _rows_by(texts_of(layers, "process"))
+    return [_with_layers(one, layers.where(by_process.get(one.process, np.array([], int)))) for one in found]
 
 
 def _rows_by(names: Array) -> dict[str, Array]:
-    texts = np.array(["" if name is None else str(name) for name in names.tolist()])
-    return {str(name): np.flatnonzero(texts == name) for name in dict.fromkeys(texts.tolist())}
+    """Places of each name, in the order of the names' first ones."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names.tolist()):
+        places.setdefault("" if name is None else str(name), []).append(place)
+    return {name: np.array(found) for name, found in places.items()}
 
 
 def _courses(frame: Frame, process: str) -> list[Training]:
@@ -312,11 +317,10 @@ def _marked(one: Training, others: list[Training]) -> Training:
 
 
 def _with_layers(one: Training, frame: Frame) -> Training:
+    """The training with its layers, of all those of its process."""
     if not len(frame) or "layer" not in frame:
         return one
-    rows = texts_of(frame, "process") == (one.process or None)
-    rows &= np.isin(np.nan_to_num(column_of(frame, "optimizer")), one.optimizer)
-    mine = frame.where(rows)
+    mine = frame.where(np.isin(np.nan_to_num(column_of(frame, "optimizer")), one.optimizer))
     kinds, names = texts_of(mine, "kind"), texts_of(mine, "layer")
     step, optimizer = column_of(mine, "step"), np.nan_to_num(column_of(mine, "optimizer"))
     known, starts = one.turn_starts

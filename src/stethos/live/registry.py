@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive
+from stethos.record.place import ProcessPlace, RunPlace, host_key, is_alive, registered_place
 from stethos.settings import registry_dir
 
 
@@ -55,13 +55,11 @@ def live_processes(directory: Path | None = None) -> list[LiveProcess]:
 
     Entries that are not this user's, or whose process has ended, are passed over.
     """
-    registry = registry_dir()
     try:
-        entries = [entry.name for entry in os.scandir(registry) if entry.name.isdecimal()]
-        is_ours = registry.stat().st_uid == os.getuid()
+        entries = [entry.name for entry in os.scandir(registry_dir()) if entry.name.isdecimal()]
     except OSError:
         return []
-    found = [live_process(int(name)) for name in entries] if is_ours else []
+    found = [live_process(int(name)) for name in entries]
     wanted = Path(os.path.realpath(directory)) if directory is not None else None
     kept = [one for one in found if one is not None and (wanted is None or wanted in (one.run_dir, one.run_dir.parent))]
     return sorted(kept, key=lambda one: (one.since_ns, one.pid))
@@ -69,12 +67,8 @@ def live_processes(directory: Path | None = None) -> list[LiveProcess]:
 
 def live_process(pid: int) -> LiveProcess | None:
     """The observed process with this pid, if it is alive and this user's."""
-    entry = registry_dir() / str(pid)
-    try:
-        if entry.stat().st_uid != os.getuid():
-            return None
-        place = ProcessPlace(Path(entry.read_text(encoding="utf-8").strip()))
-    except (OSError, ValueError):
+    place = registered_place(registry_dir() / str(pid))
+    if place is None:
         return None
     facts = place.facts()
     if facts.get("pid") != pid or facts.get("host_key") != host_key() or not is_alive(pid, facts.get("start_ticks")):

@@ -33,7 +33,7 @@ from stethos.errors import RecordingError
 from stethos.guard import Guard, attempt
 from stethos.native import SessionFields, described
 from stethos.observe.context import turn
-from stethos.record.border import NOT_MAPPED, make_directory
+from stethos.record.border import NOT_MAPPED, is_own, make_directory
 from stethos.record.layout import (
     LARGEST_NAME,
     LARGEST_TEXT,
@@ -209,7 +209,7 @@ class Session(SessionFields):
         registry = registry_dir()
         with contextlib.suppress(OSError):
             make_directory(registry)
-            if registry.stat().st_uid == os.getuid():
+            if is_own(registry):
                 (registry / str(self._pid)).write_text(str(directory.resolve()), encoding="utf-8")
 
     # Rows -----------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def _own_registry() -> Path:
     """Local disk of this user; OSError where somebody else was faster to make it."""
     base = registry_dir()
     make_directory(base)
-    if os.lstat(base).st_uid != os.geteuid():
+    if not is_own(base):
         raise PermissionError(errno.EPERM, "not a directory of this user", str(base))
     return base
 

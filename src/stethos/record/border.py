@@ -159,6 +159,14 @@ def directories_in(path: Path, *, with_links: bool = False) -> list[Path]:
         return []
 
 
+def is_own(path: Path) -> bool:
+    """Whether this user made what has this name; not if it is somebody else's link to something of this user."""
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
 def is_gone(path: Path) -> bool:
     """Whether there is nothing of that name; not if that cannot be told just now."""
     try:
@@ -194,20 +202,28 @@ def origin_of(directory: Path, *, is_new: bool = False) -> str | None:
 
     for place in (config_dir, registry_dir):
         with suppress(OSError, RuntimeError):  # a read-only home, or none
-            key = _key_in(place()) if is_new else read_file(place() / _KEY_FILE, _KEY_BYTES)
+            key = _key_in(place()) if is_new else _known_key(place())
             return blake2b(f"run {os.stat(directory).st_ino}".encode(), key=key, digest_size=16).hexdigest()
     return None
+
+
+def _known_key(directory: Path) -> bytes:
+    path = directory / _KEY_FILE
+    for one in (directory, path):
+        if os.lstat(one).st_uid != os.geteuid():  # somebody was faster, where all may write
+            raise PermissionError(errno.EPERM, "not of this user", str(one))
+    return read_file(path, _KEY_BYTES)
 
 
 def _key_in(directory: Path) -> bytes:
     path = directory / _KEY_FILE
     with suppress(FileNotFoundError):
-        key = read_file(path, _KEY_BYTES)
+        key = _known_key(directory)
         if len(key) == _KEY_BYTES:
             return key
         path.unlink()  # left behind half written
     make_directory(directory)
-    if os.lstat(directory).st_uid != os.geteuid():
+    if not is_own(directory):
         raise PermissionError(errno.EPERM, "not a directory of this user", str(directory))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

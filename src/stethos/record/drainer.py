@@ -24,7 +24,7 @@ from stethos.record.gpu import GpuSampler
 from stethos.record.host import HostSampler
 from stethos.record.layout import HeaderWord, State
 from stethos.record.memory import return_freed_memory
-from stethos.record.place import RING_FILE, ProcessPlace, RunPlace, host_key, is_alive, is_at_work
+from stethos.record.place import LONGEST_PATH, RING_FILE, ProcessPlace, RunPlace, host_key, is_alive, is_at_work
 from stethos.record.spawn import take_lock
 from stethos.schema import GPU, TABLES
 from stethos.settings import DEFAULT_LIMIT_BYTES, registry_dir
@@ -37,7 +37,6 @@ HOLE_S = 1.0
 LINGER_S = 1.0
 GIVE_UP_S = 30.0
 LEAST_SEGMENT_BYTES = 256 << 10
-_LONGEST_PATH = 4096
 CAPTURES = "capture"  # a run's directory of captured models
 _DRAIN, _SEAL, _SYNC, _FINISH = "drain", "seal", "sync", "finish"
 
@@ -294,7 +293,7 @@ class Drainer:
         """Take a process that could not do so itself out of the registry."""
         entry = registry_dir() / str(collector.facts["pid"])
         with contextlib.suppress(OSError):
-            if read_file(entry, _LONGEST_PATH) == os.fsencode(collector.place.path.resolve()):
+            if read_file(entry, LONGEST_PATH) == os.fsencode(collector.place.path.resolve()):
                 entry.unlink()
 
     def _is_running(self, collector: Collector) -> bool:

@@ -32,10 +32,12 @@ from stethos.record.border import (
     checked_json,
     checked_manifest,
     directories_in,
+    is_own,
     is_scratch,
     make_directory,
     origin_of,
     read_document,
+    read_file,
     read_json,
     version_of,
 )
@@ -46,6 +48,7 @@ PROCESS_FILE = "process.json"
 MANIFEST_FILE = "manifest.json"
 MANIFEST_COPY = "manifest.copy.json"
 RING_FILE = "ring"
+LONGEST_PATH = 4096  # that a file of the registry holds
 INBOX_DIR = "inbox"  # in a run directory: batches that came with the messages of a federation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -262,3 +265,16 @@ class ProcessPlace:
 
     def segment(self, number: int) -> Path:
         return self.scratch() / f"{number:06d}.seg"
+
+
+def registered_place(entry: Path) -> ProcessPlace | None:
+    """The process's directory that a file of the registry points to, if both are this user's: others may write there.
+
+    What it says may be long past.
+    """
+    try:
+        if is_own(entry.parent) and is_own(entry):
+            return ProcessPlace(Path(read_file(entry, LONGEST_PATH).decode().strip()))
+    except (OSError, ValueError):
+        pass
+    return None

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from stethos.errors import CaptureError, RunNotFoundError
 from stethos.replay import chance
-from stethos.replay.codec import bases_of, unpack
+from stethos.replay.codec import FREE_BYTES, MOST_TIMES, bases_of, unpack
 from stethos.replay.corrections import RoundCorrections, corrections_in
 from stethos.replay.history import ClientUpdate, State
 from stethos.replay.place import DIRECTORY, CapturePlace, captures_in, checked, map_file, read_file, read_table
@@ -63,6 +63,8 @@ class Bundle:
         self.place = place
         self._files: OrderedDict[str, Buffer] = OrderedDict()
         self._cached = 0
+        self._seen: set[str] = set()
+        self._stored_bytes = 0
         self._manifests: dict[int, dict[str, Any]] = {}
         self._settings: dict[str, Any] | None = None
 
@@ -221,9 +223,20 @@ class Bundle:
         if not isinstance(parts, list):
             raise CaptureError(f"{what} is damaged: its objects are not listed")
         try:
-            return [self.file(checked(part)) for part in parts]
+            if len(set(map(checked, parts))) < len(parts):
+                raise CaptureError("an object is listed twice")
+            return self._files_together(parts)
         except CaptureError as error:
             raise CaptureError(f"{what} cannot be read: {error.message}", hint=error.hint) from None
+
+    def _files_together(self, digests: list[str]) -> list[Buffer]:
+        """The objects of one state, which together may unfold as far as one alone: all lie in memory at once."""
+        files: list[Buffer] = []
+        for digest in digests:
+            files.append(self.file(digest))
+            if sum(map(len, files)) > max(FREE_BYTES, MOST_TIMES * self._stored_bytes):
+                raise CaptureError("its objects unfold to much more than they are")
+        return files
 
     def file(self, digest: str) -> Buffer:
         """An object's bytes, whichever way it is stored, checked against its name."""
@@ -290,6 +303,8 @@ class Bundle:
                 continue
             except OSError as error:
                 raise CaptureError(f"object {digest[:12]} cannot be read: {error.strerror}") from None
+            self._stored_bytes += 0 if digest in self._seen else len(file)
+            self._seen.add(digest)
             if is_raw:
                 self._check(digest, file)
                 return file, None

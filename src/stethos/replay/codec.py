@@ -21,7 +21,7 @@ from stethos.replay.tensorfile import Buffer, TensorSlot, parse, shape_of_file
 
 SUFFIX = ".packed"
 MOST_BYTES = 64 << 30
-_FREE_BYTES, _MOST_TIMES = 256 << 20, 1000  # to which size, and else how many times its own, a file may unfold
+FREE_BYTES, MOST_TIMES = 256 << 20, 1000  # to which size, and else how many times its own, a file may unfold
 _LEVEL = 1
 _FORMAT = "stethos-packed-1"
 
@@ -84,7 +84,7 @@ def _unpack(payload: Buffer, metadata: dict[str, str], bases: Sequence[Buffer], 
         raise ValueError(f"{total:,} bytes with a header of {head:,}")
     if any(len(base) != total for base in bases):
         raise ValueError("its bases have another size")
-    if not bases and total > max(_FREE_BYTES, _MOST_TIMES * len(payload)):
+    if not bases and total > max(FREE_BYTES, MOST_TIMES * len(payload)):
         raise ValueError(f"{len(payload):,} bytes that unfold to {total:,}")
     file = np.zeros(total, np.uint8)
     file[:head] = _expand(payload[:squeezed], head, squeezed != head)

@@ -24,7 +24,7 @@ import numpy as np
 
 from stethos.errors import CaptureError
 from stethos.record.border import directories_in, make_directory, open_file
-from stethos.replay.codec import SUFFIX
+from stethos.replay.codec import FREE_BYTES, MOST_TIMES, SUFFIX
 from stethos.replay.tensorfile import Buffer
 
 DIRECTORY = "capture"
@@ -32,8 +32,10 @@ RAW = ".safetensors"
 _NUMBER = re.compile(r"[0-9]{3}")
 _ROUND = re.compile(r"(-?[0-9]{6,9})\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LARGEST_JSON = 256 << 20
+_LARGEST_JSON = 64 << 20
+_MOST_VALUES = 5_000_000  # of a JSON file: each takes up to 80 bytes in memory
 _LARGEST_FILE = 64 << 30
+_BLOCK_BYTES = 512  # as `stat` counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +134,23 @@ def _opened(path: Path, most_bytes: int) -> BinaryIO:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EINVAL):
             raise CaptureError(f"{path} is not a regular file") from None
         raise
-    if os.fstat(file.fileno()).st_size > most_bytes:
+    about = os.fstat(file.fileno())
+    if about.st_size > most_bytes:
         file.close()
         raise CaptureError(f"{path} is larger than {most_bytes:,} bytes")
+    if about.st_size > max(FREE_BYTES, MOST_TIMES * _BLOCK_BYTES * about.st_blocks):
+        file.close()
+        raise CaptureError(f"{path} is nearly all hole: {about.st_size:,} bytes")
     return file
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """A JSON object in a file; OSError if it is missing, CaptureError if it is damaged."""
+    text = read_file(path, _LARGEST_JSON).tobytes()
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > _MOST_VALUES:
+        raise CaptureError(f"{path} holds more than {_MOST_VALUES:,} values")
     try:
-        content = json.loads(read_file(path, _LARGEST_JSON).tobytes())
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise CaptureError(f"{path} is damaged: no JSON") from None
     if not isinstance(content, dict):

@@ -36,6 +36,9 @@ _QUERY_ERRORS = (
 )
 
 
+_NO_PACKAGE = "failed to import"  # in an error, before a traceback: deep inside a type is a time zone
+
+
 class FileTroubleError(Exception):
     """DuckDB failed in a way that a file may be the cause of; the message is its own."""
 
@@ -218,6 +221,12 @@ class Engine:
         except (duckdb.OutOfMemoryException, MemoryError):
             raise QueryError(
                 f"the query needs more than {self._memory_bytes >> 20:,} MB of memory", hint="ask for less at a time"
+            ) from None
+        except (OverflowError, duckdb.InvalidInputException) as error:
+            if isinstance(error, duckdb.Error) and _NO_PACKAGE not in str(error):
+                raise FileTroubleError(str(error)) from None
+            raise QueryError(
+                "a value of the result is none that Python has", hint="cast its column to text: column::VARCHAR"
             ) from None
         except _QUERY_ERRORS as error:
             raise explain_error(error, named) from None

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from stethos.errors import RunNotFoundError
 from stethos.nearest import did_you_mean
-from stethos.record.border import directories_in, read_file, version_of
-from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, is_at_work
+from stethos.record.border import directories_in, version_of
+from stethos.record.place import PROCESS_FILE, RunPlace, is_at_work, registered_place
 from stethos.settings import default_runs_dir, registry_dir
 
-_LONGEST_PATH = 4096
 ARCHIVED_MARK = "_state"  # a directory that an archived run has
 ARCHIVE_SOURCE = "archive.json"  # a file of its copy on this machine: where it comes from
 
@@ -115,11 +114,8 @@ def _registered_runs() -> Iterator[RunPlace]:
 
 def _registered(entry: Path) -> RunPlace | None:
     """The run a registry file points to, if the file is ours and still tells the truth."""
-    try:
-        if entry.stat().st_uid != os.getuid() or entry.parent.stat().st_uid != os.getuid():
-            return None
-        process = ProcessPlace(Path(read_file(entry, _LONGEST_PATH).decode().strip()))
-    except (OSError, ValueError):
+    process = registered_place(entry)
+    if process is None:
         return None
     is_same = process.facts().get("pid") == int(entry.name)
     run = RunPlace(process.path.parent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from stethos.store.database import PATIENCE_S, reading
 
 FILE = "findings.db"
 _MOST = 100_000
+_MOST_BYTES = 128 << 20
 _NAMES = [column.name for column in FINDINGS.columns]
 _PROOF = ("proof", "proof_detail")
 _SQL_TYPES = {Kind.I64: "INTEGER", Kind.F64: "REAL", Kind.TEXT: "TEXT"}
@@ -193,7 +194,18 @@ def _rows(directory: Path, where: str = "") -> list[sqlite3.Row]:
     with reading(directory / FILE, is_ours=RunPlace(directory).is_ours()) as connection:
         if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'findings'").fetchone()[0]:
             return []  # made by somebody who did not come to keep anything
-        return connection.execute(f"SELECT * FROM findings {where} ORDER BY finding LIMIT {_MOST}").fetchall()
+        found = connection.execute(f"SELECT * FROM findings {where} ORDER BY finding LIMIT {_MOST}")
+        return [*_bounded(found)]
+
+
+def _bounded(rows: Iterable[sqlite3.Row]) -> Iterator[sqlite3.Row]:
+    """The rows, as long as they are not too much: rows of a small file may have their long texts in common."""
+    left = _MOST_BYTES
+    for row in rows:
+        left -= sum(len(value) for value in row if isinstance(value, str | bytes))
+        if left < 0:
+            raise sqlite3.DatabaseError(f"its rows have more than {_MOST_BYTES >> 20} MB")
+        yield row
 
 
 def _define(connection: sqlite3.Connection) -> None:

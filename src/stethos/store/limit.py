@@ -67,9 +67,9 @@ def bound_memory(more_bytes: int | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def end_command() -> NoReturn:
-    """End a command whose query does not hear that it is to stop."""
-    sys.stderr.write(f"{STUCK}\n")
+def end_command(why: str = STUCK) -> NoReturn:
+    """End a command that does not hear that it is to stop, as a query may not."""
+    sys.stderr.write(f"{why}\n")
     sys.stderr.flush()
     os._exit(QueryError.exit_code)
 

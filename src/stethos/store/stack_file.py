@@ -12,6 +12,7 @@ from stethos.record.border import LARGEST_LINES, append_file, read_file
 from stethos.schema import STACKS
 
 FILE = "stacks.jsonl"
+_MOST_ROWS = 500_000
 _NAMES = tuple(column.name for column in STACKS.all_columns)
 
 
@@ -25,9 +26,9 @@ def keep_stacks(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_stacks(directory: Path) -> list[dict[str, Any]]:
-    """Every row that is whole; a torn one at the end, or anything else, is passed over."""
+    """The first 500,000 rows that are whole; a torn one at the end, or anything else, is passed over."""
     try:
-        lines = read_file(directory / FILE, LARGEST_LINES).splitlines()
+        lines = read_file(directory / FILE, LARGEST_LINES).split(b"\n", _MOST_ROWS)[:_MOST_ROWS]
     except OSError:
         return []
     rows = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,10 @@ from stethos.store.find import find_run
 if TYPE_CHECKING:
     from stethos.live.registry import LiveProcess
     from stethos.store.run import Run
+
+
+_LONGEST_S = 300.0
+_LOOK_EACH_S = 0.5
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +57,11 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", metavar="DIR", type=Path, help="where the runs are (default: ./runs)")
 
 
-def open_target(arguments: argparse.Namespace) -> Run:
-    """The run that the command line means; its live processes are looked at when a query names their stacks."""
+def open_target(arguments: argparse.Namespace, *, is_replayed: bool = False) -> Run:
+    """The run that the command line means; its live processes are looked at when a query names their stacks.
+
+    A run that was not recorded here may take so much of the processor's time, unless training `is_replayed`.
+    """
     from stethos.store.limit import bound_memory, end_command, memory_bytes
     from stethos.store.run import Run
 
@@ -59,6 +69,8 @@ def open_target(arguments: argparse.Namespace) -> Run:
     anywhere = getattr(arguments, "anywhere", False)
     place = find_run(take_apart(arguments.target).run, arguments.dir, anywhere=anywhere)
     run = Run(place, when_stuck=end_command)
+    if not is_replayed and not run.place.is_ours():
+        _end_in_time(run)
     _say_where(arguments, run.place)
 
     def live_stacks() -> list[dict[str, object]]:
@@ -68,6 +80,21 @@ def open_target(arguments: argparse.Namespace) -> Run:
 
     run.live_stacks = live_stacks
     return run
+
+
+def _end_in_time(run: Run) -> None:
+    """End the command if it computes for minutes: a stranger may have made rows for just that."""
+    from stethos.store.limit import end_command
+
+    known, ends_s = weakref.ref(run), time.process_time() + _LONGEST_S
+
+    def watch() -> None:
+        while known() is not None:
+            if time.process_time() > ends_s:
+                end_command(f"a run that was not recorded here took more than {_LONGEST_S:g} s of the processor's time")
+            time.sleep(_LOOK_EACH_S)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _say_where(arguments: argparse.Namespace, run: RunPlace) -> None:
