@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def serve_until_killed(directory: Path, keys: Keys, port: int, ready: int, delay
         journal.ROLL_BYTES, run_writer.SAVE_S = 10_000, 0.02
 
     def begin(_: str) -> None:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody catches it: the process is gone
         os.write(ready, b"1")
+        signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody catches it: the process is gone
 
     enrolment = Enrolment(keys.directory)
     receiver = Receiver(directory, enrolment)
@@ -68,17 +69,21 @@ def serve_until_killed(directory: Path, keys: Keys, port: int, ready: int, delay
 def start(directory: Path, keys: Keys, port: int, delay_s: float, is_hasty: bool) -> int:
     """A collector that answers; its pid."""
     heard, ready = os.pipe()
+    said = directory.with_name("said.txt")
     pid = os.fork()
     if pid == 0:
         os.close(heard)
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 2)
+        with said.open("w") as file:
+            os.dup2(file.fileno(), 2)
         try:
             serve_until_killed(directory, keys, port, ready, delay_s, is_hasty)
         finally:
+            traceback.print_exc()
+            sys.stderr.flush()
             os._exit(1)
     os.close(ready)
-    assert os.read(heard, 1), "the collector did not start"
+    if not os.read(heard, 1):
+        raise AssertionError(f"no collector: status {os.waitpid(pid, 0)[1]}, {said.read_text()[-2000:]}")
     os.close(heard)
     return pid
 
@@ -133,7 +138,7 @@ def attack(kills: int, seed: int = 0) -> tuple[int, int, int, int]:
                 os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             assert os.WIFSIGNALED(status), status
-            if (done + 1) % 100 == 0:
+            if (done + 1) % 25 == 0:
                 sys.stderr.write(f"{done + 1} kills, {len(ledger.acked)} rows acknowledged\n")
         Receiver(directory, enrolment).close()
         with open_run(directory / "r") as run:

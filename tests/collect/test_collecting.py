@@ -45,6 +45,12 @@ class Client:
         assert finish(self.process, "").returncode == 0
 
 
+def test_a_second_collector_at_an_address_is_told_so(collector: CollectorProcess, tmp_path: Path) -> None:
+    ended = command("collect", "--dir", tmp_path / "other", "--keys", tmp_path / "keys", "--listen", collector.address)
+    assert ended.returncode and f"cannot listen at {collector.address}: Address already in use" in ended.stderr
+    assert "hint: choose another port\n" in ended.stderr  # `--port`, which `serve` has, is none of its options
+
+
 def send_rest(site: SiteHome) -> None:
     """What a drainer could not send before it ended, since the machine was busy."""
     wait_until(lambda: not drainers_of(site.runs), "the end of the drainer")

@@ -89,6 +89,39 @@ def test_facts_beyond_the_policy_do_not_pass(name: str, writer: HandMadeClient) 
         check_batch(policy, decode_batch(writer.signed(b"", 0, 1, facts=facts)))
 
 
+COUNTERS = {"spent_ns": 2**20, "started_ns": 17 * 10**17, "last_step_ns": 17 * 10**17, "state": 3, "steps": 64}
+
+
+@pytest.mark.parametrize(("level", "name", "value"), [
+    ("L1", "steps", 60), ("L3", "steps", 60), ("L2", "spent_ns", 7), ("L1", "last_step_ns", 17 * 10**17 + 1),
+    ("L1", "t_ns", 5),
+])  # fmt: skip
+def test_counters_beyond_the_policy_do_not_pass(level: str, name: str, value: int, writer: HandMadeClient) -> None:
+    """They would tell the exact number of steps, and so how much data a site has."""
+    ended = {"t_ns": 18 * 10**17, **COUNTERS}
+    check_batch(policy_of(level), decode_batch(writer.signed(b"", 0, 1, facts={"counters": COUNTERS}, ended=ended)))
+    for more in ({"facts": {"counters": {**COUNTERS, name: value}}}, {"ended": {**ended, name: value}}):
+        with pytest.raises(BatchError, match=f"the counter '{name}'"):
+            check_batch(policy_of(level), decode_batch(writer.signed(b"", 0, 1, **more)))
+        check_batch(policy_of("L4"), decode_batch(writer.signed(b"", 0, 1, **more)))
+
+
+def test_the_exact_number_of_steps_passes_where_steps_do(writer: HandMadeClient) -> None:
+    check_batch(policy_of("L2"), decode_batch(writer.signed(b"", 0, 1, facts={"counters": {**COUNTERS, "steps": 60}})))
+
+
+def test_what_was_withheld_is_not_told_by_table(writer: HandMadeClient) -> None:
+    plain = {"produced": 9, "withheld": {"rows": 7}}
+    check_batch(policy_of("L1"), decode_batch(writer.signed(b"", 0, 1, books=plain)))
+    with pytest.raises(BatchError, match="of which tables"):
+        check_batch(policy_of("L1"), decode_batch(writer.signed(b"", 0, 1, books={"withheld": {"steps": 7}})))
+
+
+def test_at_l0_not_even_the_books_pass(writer: HandMadeClient) -> None:
+    with pytest.raises(BatchError, match="L0"):
+        check_batch(policy_of("L0"), decode_batch(writer.signed(b"", 0, 1)))
+
+
 @pytest.mark.parametrize("odd", ["yesterday", [1], {"a": 1}, float("inf"), float("nan")], ids=str)
 def test_odd_facts_are_refused_as_a_batch_is(odd: Any, writer: HandMadeClient) -> None:
     with pytest.raises(BatchError, match="cannot read"):
@@ -162,6 +195,8 @@ def test_a_relay_holds_its_clients_to_the_policy_of_its_site(
     refused = [one for one in audit if one["what"] == "policy"]
     assert refused and {one["client"] for one in refused} == {"hospital-a"}
     assert "keeps back" in refused[0]["why"]
+    own = [json.loads(line) for line in (site.path / "audit.jsonl").read_text().splitlines()]
+    assert any("refused for good" in one.get("outcome", "") and "keeps back" in one["why"] for one in own)
     if (collector.runs / "open").exists():
         with open_run(collector.runs / "open") as run:
             assert run.rows("SELECT count(*) FROM metrics").values == [(0,)]

@@ -19,7 +19,7 @@ from stethos.collect.report import filtered_report
 from stethos.collect.site import make_site
 from stethos.errors import UsageError
 from stethos.record.arrow import serialize_batch
-from stethos.schema import CLIENT_REPORTS, RECORDED, STEPS
+from stethos.schema import CLIENT_REPORTS, LAYERS, RECORDED, STEPS
 
 # Names that Stethos itself or the federation's server gives: no text of the site's.
 ENUMS = {
@@ -161,7 +161,7 @@ def test_the_command_grants_and_ends_without_touching_the_rest_of_the_file(tmp_p
     "[tables.steps]\nmodel = 'bucket'", "[tables.steps]\nloss = {digits = 99}", "[tables]\nsteps = 'keep'",
     f"min_count = {'1' * 5000}", 'level = "L4"\nuntil = 0001-01-01T00:00:00', f"{'a.' * 30_000}a = 1",
     f"[tables.steps]\nloss = {{digits = 2, clip = [1{'0' * 400}, 1]}}",
-    "[tables.steps]\nloss = {digits = 2, min_count = 0}",
+    "[tables.steps]\nloss = {digits = 2, min_count = -1}", "[tables.steps]\nloss = {digits = 2, min_count = false}",
     "[tables.steps]\nloss = {digits = 2, clip = [nan, 1]}",
 ])  # fmt: skip
 def test_a_policy_that_cannot_be_understood_is_refused(text: str) -> None:
@@ -187,6 +187,19 @@ def test_a_column_may_need_more_samples_than_others() -> None:
     told = [filtered_report(policy, {"samples": n, "loss": 0.25, "accuracy": 0.5}) for n in (32, 63, 64)]
     assert [("loss" in one, one.get("accuracy")) for one in told] == [(False, 0.5), (False, 0.5), (True, 0.5)]
     assert policy.stamp != parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2}").stamp
+
+
+def test_a_number_of_which_no_row_says_the_samples_leaves_where_none_are_asked_for() -> None:
+    """Rows of `layers` have no samples: with a least number of them the column would be empty for ever."""
+    with pytest.raises(UsageError, match="no row of `layers` says how many samples are behind norm") as caught:
+        parse_policy("level = 'L2'\n[tables.layers]\nnorm = {digits = 2}")
+    assert "min_count = 0" in str(caught.value.hint)
+    policy = parse_policy("level = 'L2'\n[tables.layers]\nnorm = {digits = 2, min_count = 0}")
+    rows = rows_of(LAYERS, {"norm": [0.123456, None]}, 2)
+    found = filtered(policy, LAYERS, rows)
+    assert found is not None and found.column("norm").to_pylist() == [0.12, None]
+    reports = parse_policy("level = 'L2'\n[tables.client_reports]\nloss = {digits = 2, min_count = 0}")
+    assert filtered_report(reports, {"loss": 0.123456, "accuracy": 0.5}) == {"loss": 0.12}
 
 
 def test_every_level_has_a_preset_and_stands_on_the_page() -> None:

@@ -54,6 +54,27 @@ def test_a_kept_connection_that_was_ended_is_no_failure(tmp_path: Path) -> None:
         collector.stop()
 
 
+def test_rows_that_are_refused_for_good_are_no_lack_of_room_and_the_site_reads_why(tmp_path: Path) -> None:
+    collector = CollectorProcess(tmp_path)
+    collector.start()
+    try:
+        client = HandMadeClient(collector.enrolment, "a")
+        site = make_site(tmp_path / "site", "a", collector.address, collector.keys.fingerprint)
+        owner = OneSpool(tmp_path / "spool")
+        sender = Sender(site, owner)
+        for number in (1, 2):
+            owner.add(number, b"not a batch")
+        owner.add(3, client.batch(3, [3]))
+        wait_until(lambda: owner.spool.acked[1] == 3, "the last batch")
+        sender.leave(1.0, 1.0)
+        sender._thread.join()
+        assert owner.spool.drops == {"refused": 2} == Spool.load(tmp_path / "spool").drops
+        (line,) = (site.path / "audit.jsonl").read_text().splitlines()
+        assert "refused for good" in line and "a batch has" in line
+    finally:
+        collector.stop()
+
+
 def test_a_batch_is_small_enough_for_a_slow_line(tmp_path: Path) -> None:
     """The collector waits ten seconds for the whole of a request, so that nobody holds it up by dripping."""
     site = make_site(tmp_path / "site", "a", "127.0.0.1:9", "0" * 64)

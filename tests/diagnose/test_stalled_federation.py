@@ -25,6 +25,16 @@ def test_a_message_that_was_not_received_is_the_way_to_the_client() -> None:
     assert "42 s ago and was not received" in finding.title and "88 s old (round 2)" in finding.title
 
 
+@pytest.mark.parametrize(("asked_s", "is_told"), [(41.0, False), (43.0, True)])
+def test_a_client_that_was_never_heard_of_is_given_time_to_start(asked_s: float, is_told: bool) -> None:
+    """Its program may read the disk for half a minute before it can say that it has the message."""
+    window = cases.legs((), asked_s=asked_s, states={cases.WORKER: "ended"})  # another client's, of long ago
+    if is_told:
+        assert "it has given no sign of life so far" in one(window).title
+    else:
+        assert not found("FED017", window)
+
+
 def test_a_client_that_has_the_model_and_does_nothing_is_at_work() -> None:
     finding = one(cases.legs(HAS_MODEL))
     assert finding.kind == "compute" and "computes nothing, and its process gives no sign" in finding.title

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from collecting import CollectorProcess, everything
@@ -22,8 +23,20 @@ ROUNDS, STEPS = 3, 3
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rows]:
-    """The collector is killed after the first rows and started again."""
+def live() -> list[Any]:
+    """What the dashboard showed while the job waited in its second round."""
+    return []
+
+
+def shown(collector: CollectorProcess) -> list[Any]:
+    """How many steps of the client that sends the dashboard knows; nothing where it knows none."""
+    answer = collector.dashboard("job", "SELECT count(*) AS steps FROM steps WHERE process LIKE 'sending@%'")
+    return [count for (count,) in answer.get("values", []) if count]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, live: list[Any]) -> Iterator[Rows]:
+    """The collector is killed after the first rows and started again. In the last round one client fails."""
     directory = tmp_path_factory.mktemp("sites")
     collector, observed = CollectorProcess(directory), directory / "runs" / "job"
     collector.runs = observed.parent  # where the server records
@@ -34,15 +47,19 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rows]:
     own = environment(
         NVFLARE_SITES=json.dumps({"site-1": str(riding.path), "site-2": str(sending.path)}), HOME=str(directory),
         PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])), TMPDIR=str(directory),
+        NVFLARE_WAIT_FOR=str(directory / "go on"),
     )  # fmt: skip
     own["PYTHONPATH"] = os.pathsep.join((own["PYTHONPATH"], str(PROGRAMS / "nvflare_sites")))
     words = (sys.executable, PROGRAMS / "nvflare_job.py", directory, "--observe", "--clients", "2")
+    more = ("--rounds", str(ROUNDS), "--faults", f"site-2:wait:1,site-2:raise:{ROUNDS - 1}")
     with (directory / "said.txt").open("w+") as said:
-        job = subprocess.Popen([*map(str, words), "--rounds", str(ROUNDS)], cwd=directory, env=own, stdout=said,
+        job = subprocess.Popen([*map(str, words), *more], cwd=directory, env=own, stdout=said,
                                stderr=said, stdin=subprocess.DEVNULL)  # fmt: skip
         try:
             wait_until(lambda: list(observed.glob("sending@*")) or job.poll() is not None, "rows by POST", DEADLINE_S)
+            live.extend(wait_until(lambda: shown(collector), "its steps in the collector's dashboard", DEADLINE_S))
             collector.kill()
+            (directory / "go on").touch()
             collector.start()
             assert job.wait(DEADLINE_S) == 0, (directory / "said.txt").read_text()[-5000:]
             wait_until(lambda: not drainers_of(directory), "the end of all drainers", DEADLINE_S)
@@ -61,7 +78,21 @@ def test_the_turns_of_both_clients_are_in_the_servers_run_under_its_names(rows: 
 
 def test_a_site_that_lets_everything_through_has_its_steps_there(rows: Rows) -> None:
     found = rows("SELECT process LIKE 'sending@%', count(*), count(loss) FROM steps GROUP BY 1")
-    assert found == [(True, ROUNDS * STEPS, ROUNDS * STEPS)]
+    steps = (ROUNDS - 1) * STEPS  # in the last round it fails before the first
+    assert found == [(True, steps, steps)]
+
+
+def test_its_steps_were_in_the_dashboard_while_the_job_went_on(rows: Rows, live: list[Any]) -> None:
+    (steps,) = live
+    assert 0 < steps <= STEPS
+
+
+def test_a_failure_and_the_layers_of_a_site_are_there(rows: Rows) -> None:
+    found = rows("SELECT round, error, traceback LIKE '%in load_batch%' FROM client_reports "
+                 "WHERE process LIKE 'sending@%' AND status = 'failed'")  # fmt: skip
+    assert found == [(ROUNDS - 1, "LocalDataError: shard 7 is unreadable", True)]
+    assert rows("SELECT status FROM client_rounds WHERE client = 'site-2' ORDER BY round")[-1] == ("failed",)
+    assert rows("SELECT DISTINCT process LIKE 'sending@%' FROM layers WHERE process LIKE '%@%'") == [(True,)]
 
 
 def test_a_site_with_the_default_policy_tells_no_loss(rows: Rows) -> None:

@@ -1,12 +1,15 @@
 """A training script for NVFlare's Client API, which knows nothing of us: nvflare_train.py FAULTS.
 
-FAULTS is empty or a list like `site-2:nan:1,site-3:raise:2`: what a site does from which round on.
+FAULTS is empty or a list like `site-2:nan:1,site-3:raise:2`: what a site does from which round on. With `wait` it goes
+on once the file of NVFLARE_WAIT_FOR is there.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 
 import nvflare.client as flare
 import torch
@@ -36,7 +39,9 @@ def main() -> None:
         if model is None:
             break
         active = [kind for who, kind, start in faults if who == site and model.current_round >= int(start)]
-        fault = active[0] if active else None
+        fault = active[-1] if active else None
+        while fault == "wait" and not os.path.exists(os.environ["NVFLARE_WAIT_FOR"]):
+            time.sleep(0.05)
         draw = torch.Generator().manual_seed(1000 * int(site.split("-")[1]) + model.current_round)
         net = Net()
         net.load_state_dict({name: torch.as_tensor(value) for name, value in model.params.items()})

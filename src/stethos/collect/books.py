@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SPOOL_FULL, TOO_LARGE = "spool_full", "too_large_to_send"
+NOT_TAKEN = "refused"  # for good, by the collector or a relay
 WITHDRAWN = "withdrawn"  # of those withheld: let through by the policy that held before, and not sent
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stethos.collect.policy import FACTS, ColumnRule, Policy
-from stethos.collect.report import SOMETHING, error_type, frames_of
+from stethos.collect.report import SOMETHING, error_type, frames_of, power_of_two
 from stethos.record.arrow import arrow_type, number_array, segment_schema, stored_columns, text_array
 from stethos.schema import NULL_F64, NULL_I32, NULL_I64, Column, Kind, Table
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _DTYPES = {Kind.I32: np.int32, Kind.I64: np.int64, Kind.F64: np.float64}
 _NULLS: dict[Kind, Any] = {Kind.I32: NULL_I32, Kind.I64: NULL_I64, Kind.F64: NULL_F64}
 _SECOND_NS = 10**9
+_TIMES = ("t_ns", "started_ns", "last_step_ns")
 _DIGEST = re.compile("[0-9a-f]{32}")
 Vector = npt.NDArray[Any]
 
@@ -57,7 +58,7 @@ def filtered_facts(policy: Policy, facts: Mapping[str, Any]) -> dict[str, Any]:
             continue
         match rule.way:
             case "second":
-                told[name] = int(value) // _SECOND_NS * _SECOND_NS
+                told[name] = whole_seconds(int(value))
             case "error-type":
                 told[name] = error_type(str(value))
             case "frames":
@@ -65,6 +66,21 @@ def filtered_facts(policy: Policy, facts: Mapping[str, Any]) -> dict[str, Any]:
             case _:
                 told[name] = value
     return told
+
+
+def filtered_counters(policy: Policy, counters: Mapping[str, int]) -> dict[str, int]:
+    """How far a process has come, and when it ended, as it may be told."""
+    told = dict(counters)
+    if policy.level == "L4":
+        return told
+    told |= {name: whole_seconds(told[name]) for name in _TIMES if name in told}
+    rounded = ("spent_ns",) if policy.level == "L2" else ("spent_ns", "steps")
+    return told | {name: int(power_of_two(told[name])) for name in rounded if name in told}
+
+
+def whole_seconds(t_ns: int) -> int:
+    """A time in nanoseconds, to the second."""
+    return t_ns // _SECOND_NS * _SECOND_NS
 
 
 def _samples_of(rows: pa.RecordBatch) -> Vector:

@@ -26,12 +26,11 @@ from stethos.collect.batch import (
     digest_of,
     encode_batch,
 )
-from stethos.collect.books import SPOOL_FULL, TOO_LARGE
-from stethos.collect.filter import filtered, filtered_facts
+from stethos.collect.books import TOO_LARGE
+from stethos.collect.filter import filtered, filtered_counters, filtered_facts, whole_seconds
 from stethos.collect.forwarded import ForwardedProcess, open_forwarded
 from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
 from stethos.collect.policy import Policy
-from stethos.collect.report import power_of_two
 from stethos.collect.sender import Sender
 from stethos.collect.site import SiteHome, open_site
 from stethos.collect.site_policy import SitePolicy
@@ -108,7 +107,7 @@ class Forwarder:
         if one is not None:
             with self.mutex, one.as_a_whole():
                 counters = self._counters(collector)
-                self._tell(one, collector, {"t_ns": _second(time.time_ns()), **counters})
+                self._tell(one, collector, {"t_ns": whole_seconds(time.time_ns()), **counters})
                 self._save(one, collector)
 
     def visit(self, now: float) -> None:
@@ -246,7 +245,7 @@ class Forwarder:
         number = spool.next_numbers[lane]
         header = BatchHeader(
             client=self.site.name, run=run, process=process, epoch=spool.epoch, lane=lane, number=number, rows=rows,
-            raw_bytes=len(raw), digest=digest_of(body), t_ns=_second(time.time_ns()), **told,
+            raw_bytes=len(raw), digest=digest_of(body), t_ns=whole_seconds(time.time_ns()), **told,
         )  # fmt: skip
         spool.append(lane, number, rows, encode_batch(header, body, self._sign))
 
@@ -267,18 +266,10 @@ class Forwarder:
 
     def _counters(self, collector: Collector) -> dict[str, Any]:
         counters = counters_of(collector.tap)
-        told = {name: counters[name] for name in _COUNTERS}
-        level = self.policy().level
-        if level != "L4":
-            told |= {name: _second(told[name]) for name in ("started_ns", "last_step_ns")}
-            told["spent_ns"] = int(power_of_two(told["spent_ns"]))
-        if level not in ("L2", "L4"):
-            told["steps"] = int(power_of_two(told["steps"]))
-        return told
+        return filtered_counters(self.policy(), {name: counters[name] for name in _COUNTERS})
 
     def _books(self, one: ForwardedProcess, collector: Collector) -> dict[str, Any]:
-        if one.spool.dropped_rows:
-            one.books.drops[SPOOL_FULL] = one.spool.dropped_rows
+        one.books.drops |= one.spool.drops
         told = one.books.as_dict(collector.tap.dropped())
         if self.policy().level != "L4":  # by table, they would tell the number of steps
             told["withheld"] = {"rows": sum(told["withheld"].values())}
@@ -318,8 +309,7 @@ class Forwarder:
         books = kept.get("books")
         if not isinstance(books, dict) or policy.level == "L0":
             return
-        if one.spool.dropped_rows:
-            books["drops"] = {**books["drops"], SPOOL_FULL: one.spool.dropped_rows}
+        books["drops"] = {**books["drops"], **one.spool.drops}
         if books == kept.get("told", {}).get("books"):
             return
         with one.as_a_whole():
@@ -385,7 +375,3 @@ def _halves(content: list[FilteredRows]) -> list[list[FilteredRows]]:
 
 def _size_of(path: Path) -> int:
     return sum(found[1] for found in map(version_of, path.glob("*.spool")) if found)
-
-
-def _second(t_ns: int) -> int:
-    return t_ns // 10**9 * 10**9

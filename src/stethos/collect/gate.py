@@ -11,10 +11,11 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from stethos.collect.batch import BatchError, SignedBatch, decompress
-from stethos.collect.filter import filtered, filtered_facts, numbers_of
+from stethos.collect.batch import BatchError, BatchHeader, SignedBatch, decompress
+from stethos.collect.filter import filtered, filtered_counters, filtered_facts, numbers_of
 from stethos.collect.policy import Policy
 from stethos.record.arrow import checked_batch, checked_schema, segment_schema
+from stethos.record.border import checked_books, checked_counters
 from stethos.record.segment import FLAG_SCHEMA, scan
 from stethos.schema import RECORDED, Table
 
@@ -25,16 +26,7 @@ _FRAME = re.compile(r"[\w.<>-]+ \([\w.<>-]{1,80}:\d{1,9}\)")
 def check_batch(policy: Policy, batch: SignedBatch) -> None:
     """BatchError, with the name of what would be kept back, if the policy lets less through than the batch holds."""
     header = batch.header
-    facts = {name: value for name, value in header.facts.items() if name != _COUNTERS}
-    if policy.level == "L0" and (facts or header.rows):
-        raise BatchError("nothing leaves this site: its relay's policy says L0")
-    try:
-        told = filtered_facts(policy, facts)
-    except (TypeError, ValueError, OverflowError):  # a time that is not a number
-        raise BatchError("facts that this relay cannot read, so its site's policy cannot be applied") from None
-    for name, value in facts.items():
-        if told.get(name) != value and not (name == "traceback" and name in told and _has_frames_only(str(value))):
-            raise _kept_back(f"the fact {name!r}")
+    _check_header(policy, header)
     rows = 0
     schemas: dict[int, pa.Schema] = {}  # a client of another version has other columns
     for block in scan(decompress(batch)):
@@ -50,6 +42,25 @@ def check_batch(policy: Policy, batch: SignedBatch) -> None:
             break
     if rows != header.rows:
         raise BatchError("some of the rows cannot be read by this relay, so its site's policy cannot be applied")
+
+
+def _check_header(policy: Policy, header: BatchHeader) -> None:
+    if policy.level == "L0":
+        raise BatchError("nothing leaves this site: its relay's policy says L0")
+    facts = {name: value for name, value in header.facts.items() if name != _COUNTERS}
+    try:
+        told = filtered_facts(policy, facts)
+    except (TypeError, ValueError, OverflowError):  # a time that is not a number
+        raise BatchError("facts that this relay cannot read, so its site's policy cannot be applied") from None
+    for name, value in facts.items():
+        if told.get(name) != value and not (name == "traceback" and name in told and _has_frames_only(str(value))):
+            raise _kept_back(f"the fact {name!r}")
+    for counters in map(checked_counters, (header.facts.get(_COUNTERS), header.ended)):
+        for name, count in filtered_counters(policy, counters).items():
+            if counters[name] != count:
+                raise _kept_back(f"the counter {name!r}")
+    if policy.level != "L4" and set(checked_books(header.books)["withheld"]) - {"rows"}:
+        raise _kept_back("of which tables rows were withheld")
 
 
 def _check_rows(policy: Policy, table: Table, rows: pa.RecordBatch) -> None:

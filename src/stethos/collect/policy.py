@@ -5,7 +5,7 @@
     min_count = 32               fewer samples than this: numbers about the data stay
     [tables.steps]
     lr = "keep"                  or "drop", "bucket", or a number of digits with bounds:
-    loss = {digits = 2, clip = [-10.0, 10.0], min_count = 64}
+    loss = {digits = 2, clip = [-10.0, 10.0], min_count = 64}    0: however many there are
 
 Nobody else can raise a level: the file is read from the site's directory, and no answer of a collector is looked at
 for it. What is not listed is not sent; a file that cannot be understood lets nothing through.
@@ -53,9 +53,10 @@ class ColumnRule:
     digits: int = 2
     low: float = -1e6
     high: float = 1e6
-    least: int = 0  # samples behind it; 0: as many as the policy says for all
+    least: int = 0  # samples behind it; 0: as many as the policy says for all; NO_LEAST: whatever they are
 
 
+NO_LEAST = -1
 KEEP, BUCKET, ROUND, SECOND = ColumnRule("keep"), ColumnRule("bucket"), ColumnRule("round"), ColumnRule("second")
 DROP, ERROR_TYPE, FRAMES = ColumnRule("drop"), ColumnRule("error-type"), ColumnRule("frames")
 DIGEST, NOISE, WHETHER = ColumnRule("digest"), ColumnRule("noise"), ColumnRule("whether")
@@ -148,7 +149,7 @@ class Policy:
 
     def least(self, rule: ColumnRule) -> int:
         """How many samples have to be behind a number about the data."""
-        return rule.least or self.min_count
+        return max(rule.least, 0) if rule.least else self.min_count
 
     def allows(self, table: str) -> bool:
         """Whether rows of a table leave at all: some column does beside the shared ones."""
@@ -264,6 +265,11 @@ def _change(tables: dict[str, dict[str, ColumnRule]], name: str, rules: Any) -> 
         if column not in kinds:
             raise UsageError(f"`{name}` has no column {column!r}", hint=f"columns: {', '.join(kinds)}")
         own[column] = NOISE if words == "noise" else _rule_of(f"{name}.{column}", kinds[column], words)
+        if _needs_samples(own[column]) and "samples" not in kinds:
+            raise UsageError(
+                f"no row of `{name}` says how many samples are behind {column}",
+                hint=f"add min_count = 0 to the rule of {column}: then it leaves whatever they are",
+            )
         if own[column] is NOISE and column not in NOISED.get(name, ()):
             raise UsageError(f"what one sample changes in {name}.{column} is not bounded", hint="no noise can hide it")
 
@@ -282,13 +288,18 @@ def _rule_of(where: str, kind: Kind, words: Any) -> ColumnRule:
             clip: Any = rest.get("clip", [-1e6, 1e6])
             least: Any = rest.get("min_count")
             is_clip = isinstance(clip, list) and len(clip) == 2 and all(map(_is_bound, clip))
-            if is_clip and (least is None or _is_count(least)):
-                return ColumnRule("round", digits, float(clip[0]), float(clip[1]), least or 0)
+            if is_clip and (least is None or _is_count(least, lowest=0)):
+                own_least = 0 if least is None else least or NO_LEAST
+                return ColumnRule("round", digits, float(clip[0]), float(clip[1]), own_least)
     raise UsageError(f"{where} = {words!r} is not a rule", hint=hint)
 
 
-def _is_count(one: Any) -> bool:
-    return type(one) is int and 1 <= one <= 10**9
+def _is_count(one: Any, lowest: int = 1) -> bool:
+    return type(one) is int and lowest <= one <= 10**9
+
+
+def _needs_samples(rule: ColumnRule) -> bool:
+    return rule.way == "round" and rule.least != NO_LEAST
 
 
 def _is_bound(one: Any) -> bool:

@@ -60,6 +60,7 @@ class Sender:
         self._next_save = 0.0
         self._wait_s = FIRST_WAIT_S
         self._noted: set[str] = set()
+        self._refused_for: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="stethos-sender", daemon=True)
         self._thread.start()
 
@@ -102,6 +103,8 @@ class Sender:
             self.site.note(what="collector", outcome="refused", asked=answer.beyond)
         if answer.status == 200 or answer.status in self._refusals:
             self._taken(spool, entry, is_refused=answer.status != 200)
+            if answer.status != 200:
+                self._note_refusal(f"{answer.status}: {answer.error}")
             return 0.0
         self._note_once(f"{answer.status}: {answer.error}")
         return max(answer.wait_s, 0.05) if answer.wait_s is not None else self._failed()
@@ -160,7 +163,7 @@ class Sender:
             spool.acknowledge({entry.lane: entry.number})
             if is_refused:
                 self.refused += 1
-                spool.dropped_rows += entry.rows
+                spool.refused_rows += entry.rows
         self._last_ack, self._wait_s, self.is_failing = time.monotonic(), FIRST_WAIT_S, False
         self._noted.clear()
         if time.monotonic() >= self._next_save:
@@ -184,6 +187,12 @@ class Sender:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _note_refusal(self, why: str) -> None:
+        self.failure = why
+        if why not in self._refused_for and len(self._refused_for) < 10:
+            self._refused_for.add(why)
+            self.site.note(what="send", outcome="refused for good: such rows are dropped", why=why[:500])
 
     def _note_once(self, why: str) -> None:
         self.failure = why

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.collect.batch import LANES
+from stethos.collect.books import NOT_TAKEN, SPOOL_FULL
 from stethos.record.border import checked_books, directories_in, make_directory, open_file, read_file, read_json
 from stethos.record.place import write_json
 
@@ -60,7 +61,8 @@ class Spool:
     next_numbers: list[int] = field(default_factory=lambda: [1 for _ in LANES])
     acked: list[int] = field(default_factory=lambda: [0 for _ in LANES])  # all up to this number
     files: list[list[SpoolFile]] = field(default_factory=lambda: [[] for _ in LANES])
-    dropped_rows: int = 0
+    dropped_rows: int = 0  # for want of room
+    refused_rows: int = 0
     kept: dict[str, Any] = field(default_factory=dict)  # of the owner: its books and what it has told
     attempted: list[int] = field(default_factory=lambda: [0 for _ in LANES])  # sent, perhaps, and so not to be dropped
 
@@ -75,7 +77,7 @@ class Spool:
             spool.next_numbers, spool.acked = list(state["next"]), list(state["acked"])
             spool.files = [[SpoolFile(*one) for one in lane] for lane in state["files"]]
             spool.dropped_rows, spool.kept = int(state["dropped_rows"]), dict(state["kept"])
-            spool.attempted = list(state["attempted"])
+            spool.attempted, spool.refused_rows = list(state["attempted"]), int(state.get("refused_rows", 0))
             spool._tidy()
         else:
             spool.epoch = os.urandom(8).hex()
@@ -89,6 +91,12 @@ class Spool:
     @property
     def waiting_rows(self) -> int:
         return sum(file.rows for lane in self.files for file in lane)
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Rows that were in here and are stored nowhere else, by reason."""
+        reasons = {SPOOL_FULL: self.dropped_rows, NOT_TAKEN: self.refused_rows}
+        return {reason: rows for reason, rows in reasons.items() if rows}
 
     @property
     def is_empty(self) -> bool:
@@ -124,7 +132,7 @@ class Spool:
             {
                 "version": 1, "epoch": self.epoch, "source": list(self.source), "next": self.next_numbers,
                 "acked": self.acked, "files": files, "dropped_rows": self.dropped_rows, "kept": self.kept,
-                "attempted": self.attempted,
+                "attempted": self.attempted, "refused_rows": self.refused_rows,
             },
         )  # fmt: skip
 

@@ -69,6 +69,7 @@ _DROP_REASONS = {
     "reentrant": "logged while a row was being written",
     "not_a_number": "the value could not be stored as a number",
     "spool_full": "from a client elsewhere: its spool was full; bulk tables were dropped first",
+    "refused": "from a client elsewhere: its collector or a relay refused them; SITE/audit.jsonl says why",
     "too_large_to_send": "from a client elsewhere: one row was larger than a batch may be",
     "not_allowed": "from a client elsewhere: tables that only the server writes, or that are not known here",
     "unreadable": "from a client elsewhere: rows that could not be read",

@@ -53,7 +53,7 @@ def listen(host: str, port: int | None, most_unknown: int | None = None) -> Boun
             listener.close()
             if port is not None or tried == 0:
                 raise UsageError(
-                    f"cannot listen at {host}:{tried}: {error.strerror}", hint="choose another port with --port P"
+                    f"cannot listen at {host}:{tried}: {error.strerror}", hint="choose another port"
                 ) from None
             continue
         return listener

@@ -43,8 +43,8 @@ class StalledFederation:
     What it looks at: the signs of life in `legs`, the processes and their use of the processor. A leg is a part of a
     round: choosing clients, sending to a client, its work, sending back, and the server's own work. It stands still if
     it has taken `at_least_s` and `times` its longest time in earlier rounds, and no process involved computes or makes
-    steps. A server or client that died, or never started, is named at once; an NVFlare client that has never fetched a
-    task after twice that time.
+    steps. A server or client that died, or whose program ended before the first round, is named at once; a client of
+    which nothing was ever heard after twice that time, as it may be starting.
 
     Why it matters: one lost message or one frozen client stops a round forever, and from outside the round just looks
     slow.
@@ -198,7 +198,9 @@ class _Case:
             known = _client_rows(rows, wait, any_round=True)
             is_away = bool(len(known)) and bool(is_remote(known["process"]).any())
             usual_s = times * (whole_s if is_away else baseline["download"])
-            if wait.age_s <= max(at_least_s * (2 if is_away else 1), usual_s) or signs.anybody_starts(self._server):
+            if is_away or not len(known):  # it may be starting, where nobody sees it
+                at_least_s *= 2
+            if wait.age_s <= max(at_least_s, usual_s) or signs.anybody_starts(self._server):
                 return None
             last = _Row(known.sorted_by("t_ns"), -1) if len(known) else None
             seen = (
