@@ -217,8 +217,12 @@ def test_the_evaluations_of_a_federation_are_shown_once(window: Window) -> None:
     expect(page.locator("[data-metric=accuracy]")).to_have_count(1)
     expect(page.locator("[data-metric='rounds/accuracy'], [data-metric='rounds/loss']")).to_have_count(0)
     shown = page.locator("[data-metric]").count()
-    expect(page.get_by_role("searchbox", name="Search metrics")).to_have_attribute("placeholder", f"search {shown} metrics")
-    window.go("/run/odd/overview")
+    expect(page.get_by_role("searchbox", name="Search metrics")).to_have_attribute(
+        "placeholder", f"search {shown} metrics"
+    )
+    window.go("/run/odd/metrix")
+    expect(page.locator("main")).to_contain_text("There is no page called “metrix”. Overview")
+    page.locator("main").get_by_role("link", name="Overview").click()
     expect(page.locator("[data-panel=metrics] [data-metric]")).to_have_count(1)  # loss and accuracy stand above
 
 

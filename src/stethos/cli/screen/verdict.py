@@ -223,9 +223,7 @@ def _note_lines(one: Finding, width: int) -> Iterator[Line]:
 
 
 def _title_lines(one: Finding, width: int) -> Iterator[Line]:
-    return labelled(
-        severity_text(one), _wrapped(one.title, width, 2, f" ({one.code})"), style=_STYLES[one.severity]
-    )
+    return labelled(severity_text(one), _wrapped(one.title, width, 2, f" ({one.code})"), style=_STYLES[one.severity])
 
 
 def _entry(label: str, text: str, width: int, most: int = 2) -> Iterator[Line]:
