@@ -103,12 +103,14 @@ def shell(directory: Path, command: str, *, has_verdict: bool = False) -> subpro
         tools.mkdir()
         (tools / "stethos").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m stethos.cli.main "$@"\n')
         (tools / "stethos").chmod(0o755)
-        (directory / ".runtime").mkdir(mode=0o700)
+        for private in (".runtime", ".home"):
+            (directory / private).mkdir(mode=0o700)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("STETHOS_")},
         "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(Path(stethos.__file__).resolve().parents[1]),
         "XDG_RUNTIME_DIR": str(directory / ".runtime"),
+        "HOME": str(directory / ".home"),  # commands may add to files there, as those that set up completion
         "OMP_NUM_THREADS": "1",
         "STETHOS_VERDICT": str(int(has_verdict)),
     }
@@ -157,6 +159,7 @@ def test_commands_run(
 ) -> None:
     monkeypatch.chdir(copy)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(copy / ".runtime"))
+    monkeypatch.setenv("HOME", str(copy / ".home"))
     for name in [name for name in os.environ if name.startswith("STETHOS_")]:
         monkeypatch.delenv(name)
     for command in commands(block):
@@ -168,6 +171,10 @@ def test_commands_run(
                 status, said = result.returncode, result.stdout + result.stderr
             allowed = (0, 1) if "stethos diagnose" in command else (0,)  # 1: something is wrong with the run
             assert status in allowed, f"{command}\n{said}"
+
+
+def test_commands_change_nothing_in_the_home_of_whoever_runs_the_tests(copy: Path) -> None:
+    assert shell(copy, "echo ~").stdout.strip() == str(copy / ".home")
 
 
 def test_what_needs_a_shell_gets_one() -> None:

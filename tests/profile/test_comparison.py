@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import RunBuilder
 
 from stethos.profile.comparison import Pair, compare, compare_pair
 from stethos.profile.measure import ComparedTrouble, Measures
 from stethos.profile.part import TrainingSeries
 from stethos.profile.quantity import Quantity
 from stethos.profile.resample import Interval, block_length, log_ratio_of_medians, mean_interval
-from stethos.profile.setting import Difference, differences_of
+from stethos.profile.setting import Difference, differences_of, read_settings
 from stethos.store.frame import Array
+from stethos.store.run import open_run
 
 ROUNDS = np.arange(1.0, 41.0)
 
@@ -172,6 +176,20 @@ def test_settings_are_compared_by_value() -> None:
     found = differences_of([{"a": 1, "b": [1, 2], "host": "x"}, {"a": 1, "b": [1, 3], "c": None, "host": "y"}])
     assert [(one.name, one.values) for one in found] == [("b", ([1, 2], [1, 3])), ("host", ("x", "y"))]
     assert Difference("data.seed", (0, 1)).is_seed and not Difference("seedling", (0, 1)).is_seed
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python -P -X dev -m lab.demo --dir runs --lr 0.1", "/usr/bin/python3.11 -u lab.demo --name a --lr=0.1"],
+)
+def test_options_of_the_interpreter_are_no_settings(tmp_path: Path, command: str) -> None:
+    with RunBuilder(tmp_path / "a") as run:
+        run.process(is_alive=False, command=shlex.split(command)).finish()
+    with open_run(tmp_path / "a") as opened:
+        settings = read_settings(opened)
+    assert {name: settings[name] for name in settings if name[:1] == "-" or name == "command"} == {
+        "--lr": "0.1", "command": "lab.demo",
+    }  # fmt: skip
 
 
 def test_intervals_cover_the_truth_also_where_neighbours_resemble_each_other() -> None:

@@ -212,6 +212,20 @@ def test_pages_fit_a_phone_in_both_themes(browser: Browser, server: Served, them
     context.close()
 
 
+def test_the_evaluations_of_a_federation_are_shown_once(window: Window) -> None:
+    page = window.go("/run/odd/metrics")
+    expect(page.locator("[data-metric=accuracy]")).to_have_count(1)
+    expect(page.locator("[data-metric='rounds/accuracy'], [data-metric='rounds/loss']")).to_have_count(0)
+    shown = page.locator("[data-metric]").count()
+    expect(page.get_by_role("searchbox", name="Search metrics")).to_have_attribute(
+        "placeholder", f"search {shown} metrics"
+    )
+    window.go("/run/odd/metrix")
+    expect(page.locator("main")).to_contain_text("There is no page called “metrix”. Overview")
+    page.locator("main").get_by_role("link", name="Overview").click()
+    expect(page.locator("[data-panel=metrics] [data-metric]")).to_have_count(1)  # loss and accuracy stand above
+
+
 def test_runs_are_compared(window: Window, training: subprocess.Popen[str], registry: Path) -> None:
     (registry / GO_ON).touch()
     assert training.wait(timeout=DEADLINE_S) == 0
@@ -237,8 +251,14 @@ def test_nan_is_seen_and_a_run_without_rows_is_not_called_well(window: Window) -
     window.go("/run/nothing/overview")
     expect(page.locator(".verdict-word")).to_have_text("Nothing could be checked")
     expect(page.locator(".verdict.is-ok")).to_have_count(0)
+    window.go("/run/nothing/metrics")
+    expect(page.get_by_text("No metric was logged, and no step was made.")).to_be_visible()
+    expect(page.locator("main .card")).to_have_count(1)  # no controls, no numbers of panels that are not there
     window.go("/runs")
     expect(page.locator("tr", has=page.get_by_role("link", name="nothing"))).to_contain_text("nothing could be checked")
+    curves = page.locator("[data-panel=curves]")
+    curves.get_by_label("metric").select_option("steps/loss")
+    expect(curves.locator(".legend-steps").first).to_have_text("NaN or infinite in lost")
 
 
 def test_a_hang_shows_who_stood_where(window: Window) -> None:
@@ -332,7 +352,9 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
     panel.get_by_label("from").fill("5")
     panel.get_by_label("from").press("Enter")
     page.get_by_role("checkbox", name="log scale").check()
-    page.get_by_role("slider", name="smoothing").fill("0.6")
+    slider = page.get_by_role("slider", name="smoothing")
+    assert slider.evaluate("one => getComputedStyle(one).paddingLeft") == "0px"  # 0 is at the very left
+    slider.fill("0.6")
     expect(page).to_have_url(re.compile("log=1.*smooth=0.6|smooth=0.6.*log=1"))
     other = page.locator('[data-metric="eval/accuracy"]')
     panel.locator(".u-over").hover()

@@ -219,6 +219,8 @@ def test_a_client_that_is_not_among_those_drawn_is_found_by_its_name(page: Page,
     page.get_by_role("searchbox", name="another client").fill("c129")
     page.keyboard.press("Enter")
     expect(page.locator("#one-client")).to_contain_text("c129")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.locator(".finder").evaluate("one => getComputedStyle(one).float") == "none"  # below the words there
     expect(page.locator("[data-panel=client-norm] canvas")).to_be_visible()
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from builders import RunBuilder
 from processes import DEADLINE_S, wait_until
 
+from stethos.diagnose.life import read_diagnosis
 from stethos.store.foreign.run_writer import write_run
 from stethos.store.foreign.value import LoggedNumber, LoggedSetting
 from stethos.store.labels import FILE, read_labels
@@ -87,6 +91,34 @@ def test_only_a_token_that_may_edit_labels_and_deletes(runs: Path) -> None:
     )  # fmt: skip
     assert (unsure.status_code, done.status_code, gone.status_code) == (400, 200, 404)
     assert not (runs / "run-0").exists() and (runs / "run-1").exists()
+
+
+@pytest.mark.timeout(DEADLINE_S)
+def test_the_list_says_what_is_wrong_with_runs_that_came_from_another_machine(tmp_path: Path) -> None:
+    """Nothing is kept in a copy of somebody else's run; what the server found is shown all the same."""
+    with RunBuilder(tmp_path / "theirs" / "lost") as run:
+        process = run.process(is_alive=False)
+        process.steps(20, losses=[1.0] * 10 + [math.nan] * 10)
+        process.drain()
+        process.finish()
+    shutil.copytree(tmp_path / "theirs", tmp_path / "mine")
+
+    async def listed() -> dict[str, Any]:
+        app = make_app(tmp_path / "mine", {"t": "read"}, bundle=PageFiles(Path("/nowhere")))
+        headers, inside = {"authorization": "Bearer t"}, httpx.ASGITransport(app=app)
+        async with (
+            app.app.router.lifespan_context(app.app),
+            httpx.AsyncClient(transport=inside, base_url="http://localhost", headers=headers) as client,
+        ):
+            while True:
+                (row,) = (await client.get("/api/runs")).json()["runs"]
+                if row["is_known"] and row["health"]["state"] != "not diagnosed":
+                    return dict(row["health"])
+                await asyncio.sleep(0.2)
+
+    health = asyncio.run(listed())
+    assert (health["state"], health["colour"], health["problems"]) == ("problem", "red", 1)
+    assert "NaN" in health["first"] and not read_diagnosis(tmp_path / "mine" / "lost")
 
 
 @pytest.fixture

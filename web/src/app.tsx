@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { State } from "./charts/small";
 import { Around, useAround, useAsked, useDiagnosis, usePanel, useVersion, type Asked } from "./context";
+import { label } from "./format";
 import { keep, kept } from "./kept";
 import { column, type Catalogue, type Diagnosis, type Own } from "./model";
 import { ComparePage } from "./pages/compare";
@@ -76,7 +77,8 @@ function Outer({ route, theme, turn, own }: Shown) {
 }
 
 function InRun({ route, theme, turn, own }: Shown) {
-  const { source } = useAround();
+  const { catalogue, source } = useAround();
+  const isPage = Object.hasOwn(catalogue.pages, route.page) || (!source.isReport && /^(sql|views)$/.test(route.page));
   const { version, isGone } = useVersion(route.run);
   const diagnosis = useDiagnosis(route.run, version);
   const summary = usePanel(route.run, "summary", {}, version);
@@ -94,7 +96,12 @@ function InRun({ route, theme, turn, own }: Shown) {
         </p>
       )}
       {summary.complaint !== null && summary.complaint.status !== 404 && <Trouble complaint={summary.complaint} />}
-      {isUnknown ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : route.page === "views" && !source.isReport ? <OwnPage route={route} version={version} own={own.answer} complaint={own.complaint} /> : route.page === "metrics" ? <MetricsPage route={route} version={version} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
+      {!isPage && (
+        <p class="card nothing">
+          There is no page called “{label(route.page)}”. <a href={address({ ...route, page: "overview", given: {} })}>Overview</a>
+        </p>
+      )}
+      {isUnknown || !isPage ? null : route.page === "sql" && !source.isReport ? <SqlPage route={route} /> : route.page === "views" && !source.isReport ? <OwnPage route={route} version={version} own={own.answer} complaint={own.complaint} /> : route.page === "metrics" ? <MetricsPage route={route} version={version} /> : <RunPage route={route} version={version} state={state} diagnosis={diagnosis} />}
     </Frame>
   );
 }

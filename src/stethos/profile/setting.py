@@ -99,6 +99,7 @@ def _options(command: str) -> dict[str, Any]:
         words = shlex.split(command)
     except ValueError:
         words = command.split()
+    words = _without_python(words)
     found: dict[str, Any] = {}
     rest: list[str] = []
     place = 0
@@ -114,6 +115,16 @@ def _options(command: str) -> dict[str, Any]:
             if name not in _OWN_WORDS:
                 found[name] = value
         place += 1
-    if rest and rest[0].rpartition("/")[2].startswith("python"):
-        rest = rest[1:]
     return {**found, "command": " ".join(rest)} if rest else found
+
+
+def _without_python(words: list[str]) -> list[str]:
+    """The program and what it was given; the interpreter and its own options are no settings."""
+    if not words or not words[0].rpartition("/")[2].startswith("python"):
+        return words
+    place = 1
+    while place < len(words) and words[place].startswith("-"):
+        if words[place] in ("-m", "-c"):
+            return words[place + 1 :]
+        place += 2 if words[place] in ("-W", "-X") else 1
+    return words[place:]

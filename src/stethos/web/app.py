@@ -102,6 +102,7 @@ class Dashboard:
         """A row for every run in the directory."""
         version = request.query_params.get("version", "")
         async with self._listing:
+            await to_thread.run_sync(self.table.learn, self.examiner.conclusions())
             rows = await to_thread.run_sync(lambda: self.table.rows(is_first=version == ""))
             body = await to_thread.run_sync(self.table.answer, rows, version)
         self.examiner.poke_next(rows)

@@ -70,6 +70,10 @@ class BackgroundDiagnosis:
                 self.poke(row["run"], self._cache.version(row["run"], with_findings=False))
                 return
 
+    def conclusions(self) -> dict[str, dict[str, Any]]:
+        """What each run was last found to be, by name; a run of somebody else does not keep it."""
+        return {name: one.result["conclusion"] for name, one in self._known.items() if one.result is not None}
+
     async def close(self) -> None:
         tasks = [one.task for one in self._known.values() if one.task is not None and not one.task.done()]
         for task in tasks:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stethos.diagnose.diagnosis import Conclusion
 from stethos.errors import StethosError
 from stethos.record.place import RunPlace
 from stethos.schema import RECORDED
@@ -106,6 +107,14 @@ class RunTable:
         if is_wanted:
             self._wake()
         return rows
+
+    def learn(self, conclusions: Mapping[str, dict[str, Any]]) -> None:
+        """Show what a diagnosis said of runs that do not keep it, such as copies from another machine."""
+        with self._lock:
+            for name, conclusion in conclusions.items():
+                known = self._known.get(name)
+                if known is not None and known.row.get("health", {}).get("state") == Conclusion().state:
+                    known.row, known.shown = {**known.row, "health": conclusion}, None
 
     def answer(self, rows: list[dict[str, Any]], version: str) -> bytes:
         """The rows as JSON with their version; of a version that is known already only that it is the same."""

@@ -9,6 +9,7 @@ import { around, hasValue, isolated, type Curve, type Curves, type Range } from 
 
 export type { Curve, Curves, Range } from "./series";
 const MANY_CURVES = 12; // from here on only the curve beneath the cursor has a point
+const MOST_NAMED = 8;
 
 interface Drawn {
   panel: Pick<Panel, "x" | "y" | "unit" | "scale" | "marks" | "chart">;
@@ -100,14 +101,15 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
 
   const names = data.curves.map((one, index) => ({ name: one.name, colour: colourOf(one, index, isStack), isRaw: one.isRaw })).filter((one) => !one.isRaw);
   const isBare = !data.curves.some((one) => one.values.some((value) => value != null));
+  const isNamedBroken = (data.brokenIn?.length ?? 0) > 0;
   return (
     <div class="plot-frame">
       {data.broken.length > 0 && (
         <div class="legend-steps">
           <span>
             <i style={{ background: BROKEN }} />
-            NaN or infinite {isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(told(data))}`}
-            {data.brokenIn !== undefined && data.brokenIn.length > 0 && `: ${data.brokenIn.map(nameOf).join(", ")}`}
+            NaN or infinite {isNamedBroken ? "in" : isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(told(data))}`}
+            {isNamedBroken && ` ${namesOf(data.brokenIn ?? [], nameOf)}`}
           </span>
         </div>
       )}
@@ -130,6 +132,12 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
       )}
     </div>
   );
+}
+
+/** Some names, and how many more there are. */
+function namesOf(names: string[], nameOf: (name: string) => string): string {
+  const rest = names.length - MOST_NAMED;
+  return names.slice(0, MOST_NAMED).map(nameOf).join(", ") + (rest > 0 ? ` and ${rest} more` : "");
 }
 
 /** At how many places something is known; those between, which only interrupt a line, do not count. */

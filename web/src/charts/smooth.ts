@@ -50,6 +50,8 @@ export function withGaps(line: Line): Line {
 export interface Placed {
   x: number[];
   broken: number[];
+  /** Of several lines those with a value that is no finite number. */
+  brokenIn?: string[];
   lines: { line: Line; values: (number | null | undefined)[]; low?: (number | null)[]; high?: (number | null)[] }[];
 }
 
@@ -67,16 +69,21 @@ export function placed(cut: Line[], isLog: boolean): Placed {
       line.x.forEach((value, row) => (found[index.get(value) as number] = usable(values[row] ?? null)));
       return found;
     };
-    line.y.forEach((value, row) => value !== null && !Number.isFinite(value) && broken.add(line.x[row] as number));
+    line.y.forEach((value, row) => isBroken(value) && broken.add(line.x[row] as number));
     const hasBand = line.low !== undefined && line.high !== undefined && cut.length <= MOST_BANDS;
     const band = hasBand ? { low: place(line.low ?? []) as (number | null)[], high: place(line.high ?? []) as (number | null)[] } : {};
     return { line, values: place(line.y), ...band };
   });
-  return { x, broken: [...broken], lines };
+  const named = cut.length > 1 ? cut.filter((line) => line.y.some(isBroken)).map((line) => line.name) : [];
+  return { x, broken: [...broken], lines, ...(named.length > 0 ? { brokenIn: named } : {}) };
+}
+
+function isBroken(value: number | null): boolean {
+  return value !== null && !Number.isFinite(value);
 }
 
 /** Lines with what they were before they were smoothed behind them. */
-export function together({ x, broken, lines }: Placed, weight: number): Curves {
+export function together({ x, broken, brokenIn, lines }: Placed, weight: number): Curves {
   const curves: Curve[] = [];
   const behind: Curve[] = [];
   for (const { line, values, low, high } of lines) {
@@ -90,5 +97,5 @@ export function together({ x, broken, lines }: Placed, weight: number): Curves {
       curves.push({ ...shape, values, isRaw: false, ...(line.isDots ? { isDots: true } : {}) });
     }
   }
-  return { x, curves: [...behind, ...curves], broken };
+  return { x, curves: [...behind, ...curves], broken, ...(brokenIn === undefined ? {} : { brokenIn }) };
 }

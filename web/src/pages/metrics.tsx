@@ -69,6 +69,21 @@ export function metricsOf(columns: Columns): Metric[] {
   });
 }
 
+/** What a federation logged that is its rounds' loss or accuracy once more: pairs of names. */
+function repeated(metrics: Metric[]): [logged: Metric, ofRounds: Metric][] {
+  const told = new Map(metrics.map((one) => [one.name, one]));
+  return metrics.flatMap((logged): [Metric, Metric][] => {
+    const ofRounds = told.get(`rounds/${logged.name}`);
+    return ofRounds !== undefined && isSame(logged.lines, ofRounds.lines) ? [[logged, ofRounds]] : [];
+  });
+}
+
+function isSame(lines: Line[], others: Line[]): boolean {
+  const [one, other] = [lines[0], others[0]];
+  if (one === undefined || other === undefined || lines.length !== 1 || others.length !== 1) return false;
+  return one.y.length === other.y.length && one.y.every((value, row) => Object.is(value, other.y[row]) && one.x[row] === other.x[row]);
+}
+
 export function groupOf(name: string): string {
   const end = name.lastIndexOf("/");
   return end > 0 ? name.slice(0, end) : "";
@@ -82,21 +97,23 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
   const { answer, complaint } = usePanel(route.run, "metrics", asked, version);
   const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
   const set = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } }, true);
-  const shown = metrics.filter((one) => one.name.toLowerCase().includes(like.toLowerCase()));
+  const twice = useMemo(() => repeated(metrics).map(([, ofRounds]) => ofRounds), [metrics]);
+  const shown = metrics.filter((one) => one.name.toLowerCase().includes(like.toLowerCase()) && !twice.includes(one));
   const all = answer === null ? 0 : (number(column(answer, "names")[0]) ?? 0);
+  const isEmpty = answer !== null && all === 0 && like === "";
   const first = Number(from) || 0;
   return (
     <div class="grid metrics-page">
-      <section class="card is-wide controls" aria-label="Controls">
+      {!isEmpty && <section class="card is-wide controls" aria-label="Controls">
         <label class="search">
           <span class="sr-only">Search metrics</span>
-          <input type="search" placeholder={`search ${plain(all)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
+          <input type="search" placeholder={`search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
         </label>
         {!source.isReport && <Across given={route.given} set={set} />}
         <Smoothing given={route.given} set={set} />
         <LogScale given={route.given} set={set} />
         <span class="muted">Drag to zoom, double-click to show all.</span>
-      </section>
+      </section>}
       {complaint !== null && <Trouble complaint={complaint} />}
       {answer === null && complaint === null && <div class="card is-wide"><div class="skeleton" /></div>}
       {answer !== null && shown.length === 0 && (
@@ -117,7 +134,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
         </nav>
       )}
       <Media route={route} version={version} like={like} />
-      {answer !== null && (
+      {answer !== null && !isEmpty && (
         <section class="card panel is-wide" aria-label="Numbers of this page">
           <p class="note">The numbers of all panels above:</p>
           <Behind run={route.run} panel={panel} given={asked} sql={answer.sql} isCut={answer.is_cut} columns={answer} />
@@ -250,9 +267,10 @@ export function Save({ title, x, data, columns, isLog = false, look = {} }: { ti
 export function MetricsPreview({ route, version }: { route: Route; version: string }) {
   const { answer } = usePanel(route.run, "metrics", {}, version);
   const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
-  const logged = metrics.filter((one) => !OURS.test(groupOf(one.name)));
+  const twice = useMemo(() => repeated(metrics).map(([logged]) => logged), [metrics]);
+  const logged = metrics.filter((one) => !OURS.test(groupOf(one.name)) && !twice.includes(one));
   if (logged.length === 0) return null;
-  const all = number(column(answer as Columns, "names")[0]) ?? 0;
+  const all = (number(column(answer as Columns, "names")[0]) ?? 0) - twice.length;
   return (
     <section class="card is-wide preview" aria-labelledby="title-metrics" data-panel="metrics">
       <header>

@@ -110,7 +110,7 @@ export function Progress({ run, version }: { run: string; version: string }) {
           {left !== null && part < 1 && <> · about {duration(left)} left</>} ·{" "}
         </>
       )}
-      <span>updated {seconds < 5 ? "just now" : `${seconds} s ago`}</span>
+      <span>updated {seconds < 5 ? "just now" : ago(Date.now() * 1e6 - seconds * 1e9)}</span>
     </span>
   );
 }

@@ -86,13 +86,13 @@ def report_lines(
             yield Line("")
             yield from _short_lines(one, width)
         elif place <= _LINES_FINDINGS:
-            yield from _one_line(one, width)
+            yield from _title_lines(one, width)
     if len(findings) > _LINES_FINDINGS + 1:
         yield Line(f"{'':{_MARGIN}}and {len(findings) - _LINES_FINDINGS - 1} more: {_command(target, '--json')}")
     if notes:
         yield Line("")
     for one in notes:
-        yield from _one_line(one, width) if findings else _note_lines(one, width)
+        yield from _title_lines(one, width) if findings else _note_lines(one, width)
     if diagnosis.not_checked:
         yield Line("")
         yield from _not_checked(diagnosis.not_checked, width)
@@ -216,20 +216,14 @@ def _short_lines(one: Finding, width: int) -> Iterator[Line]:
 
 
 def _note_lines(one: Finding, width: int) -> Iterator[Line]:
-    """A remark, where there is nothing worse to read: whole, with what to do."""
-    yield from labelled(
-        severity_text(one), _wrapped(one.title, width, 2, f" ({one.code})"), style=_STYLES[one.severity]
-    )
+    """A remark, where there is nothing worse to read: with what to do."""
+    yield from _title_lines(one, width)
     if one.next_step:
         yield from _entry("next", one.next_step, width, most=_NOTE_LINES)
 
 
-def _one_line(one: Finding, width: int) -> Iterator[Line]:
-    tail = f" ({one.code})"
-    yield Line(
-        f"{severity_text(one):{_MARGIN}}{cut(clean(one.title), width - _MARGIN - len(tail))}{tail}",
-        _STYLES[one.severity],
-    )
+def _title_lines(one: Finding, width: int) -> Iterator[Line]:
+    return labelled(severity_text(one), _wrapped(one.title, width, 2, f" ({one.code})"), style=_STYLES[one.severity])
 
 
 def _entry(label: str, text: str, width: int, most: int = 2) -> Iterator[Line]:
