@@ -181,7 +181,7 @@ class Inspector:
         run, hand = self._session.guard.run, self.hand
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self.gradients.uninstall()
+            run("inspection", self.gradients.uninstall)
             if self._session.steps >= self._look_at:
                 run("inspection", self._begin_look)
             if hand.is_needed or self._left > 0:
