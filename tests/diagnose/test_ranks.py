@@ -201,3 +201,44 @@ def test_a_rank_that_was_not_there_when_another_aborted_is_named() -> None:
 
 def test_ranks_that_ended_well_are_not_looked_at() -> None:
     assert calls((9, 8, "all_reduce", 4), (9, 8, "broadcast", 4), state=["ended"] * 2) == []
+
+
+def by_hand(norms: Any, *, equal_start: bool = True) -> list[Finding]:
+    """Two ranks without DDP whose weights differ from step 1 on, or from the start; `norms(rank, step)` are applied."""
+    inspections: dict[str, list[Any]] = {}
+    steps: dict[str, list[Any]] = {}
+    for rank in range(2):
+        for step in range(12):
+            weights = {"a": 7 * step + (rank if step or not equal_start else 0), "b": 3 * step + rank * (step > 0)}
+            for name, values in made.inspections(1, process=f"p{rank}", rank=rank, step=step,
+                                                 detail=json.dumps({"weights": weights})).items():  # fmt: skip
+                inspections.setdefault(name, []).extend(values)
+            for name, value in {"rank": rank, "step": step, "lr": 0.1, "grad_norm": norms(rank, step)}.items():
+                steps.setdefault(name, []).append(value)
+    processes = {"process": ["p0", "p1"], "rank": [0, 1], "state": ["ended"] * 2}
+    return list(ReplicaDivergence().check(made.window(inspections=inspections, processes=processes, steps=steps)))
+
+
+def test_gradients_that_ranks_share_by_hand_and_scale_differently_are_named() -> None:
+    (one,) = by_hand(lambda rank, step: (1.0 + 0.1 * step) * (1 + rank))
+    assert one.kind == "gradients-scaled" and "rank 1 applies 2 times the gradients that rank 0" in one.title
+
+
+def test_ranks_that_share_gradients_by_hand_must_begin_alike() -> None:
+    (one,) = by_hand(lambda rank, step: 1.0 + 0.1 * step, equal_start=False)
+    assert one.kind == "different-start"
+
+
+def test_trainings_side_by_side_and_clipped_norms_are_no_shared_gradients() -> None:
+    assert by_hand(lambda rank, step: 1.0 + 0.1 * step + 0.01 * rank * (step % 3)) == []
+    assert by_hand(lambda rank, step: 1.0, equal_start=False) == []
+
+
+def test_layers_beside_the_wrapped_model_are_named_alone() -> None:
+    def change(rank: int, step: int, row: dict[str, Any]) -> None:
+        if step:
+            row["weights"] = {"a": 7 * step, "head": 3 * step + rank}
+            row["gradient"] = 40.0 + step + rank
+
+    (one,) = replicas(2, change)
+    assert one.kind == "gradients-not-exchanged" and "the gradients of head" in one.title

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, details
+from stethos.diagnose.ranks.rank_steps import ByRank, Numbers, RankSteps, by_rank, differs, minority
 from stethos.diagnose.training import column_of, texts_of
 from stethos.diagnose.window import Window
-from stethos.store.frame import Frame, is_null
+from stethos.store.frame import Frame
 from stethos.store.literal import literal
 
 _SHARDING = ("all_gather", "reduce_scatter", "allgather")  # collectives of models that no rank holds whole
@@ -30,9 +29,7 @@ class Place(NamedTuple):
     source: str
 
 
-ByRank = dict[int, Hashable]
 Compared = dict[Place, ByRank]
-Numbers = dict[int, dict[int, float]]  # by step and rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +38,12 @@ class ReplicaDivergence:
 
     What it looks at: checksums of all weights at inspected steps (in CPU memory), and statistics of sampled layers with
     their checksums (on a GPU), at equal steps of all ranks: copies that start equal and apply the same gradients stay
-    equal to the last bit. Layers count as copies under DistributedDataParallel, or if they were once equal after a
-    step. Sharded tensors are left out.
+    equal to the last bit. Layers count as copies under DistributedDataParallel, if they were once equal after a step,
+    or if all ranks apply the same gradients at every step. Sharded tensors are left out.
     Why it matters: the ranks train different models; what is saved at the end is one of them.
     Not a fault when: the ranks train different models on purpose, or average their weights now and then (local SGD).
-    Next step: the finding says what differs first: the start, the learning rates, the number of steps, the gradients,
-    or the weights despite equal gradients.
+    Next step: the finding says what differs first: the start, the learning rates, the number of steps, the gradients or
+    their scale, or the weights despite equal gradients.
     """
 
     code: ClassVar[str] = "RNK001"
@@ -76,18 +73,19 @@ class ReplicaDivergence:
             yield unexchanged
             return
         yield from self._buffers(inspections, rows)
+        steps = RankSteps.of(window, is_replicated)
         weights = {**_checksums(inspections, rows), **_statistics(window, is_replicated)}
         common = sorted(place for place, ranks in weights.items() if len(ranks) > 1)
-        copies = _copied(common, weights, is_replicated)
-        unlike = [place for place in copies if _differs(weights[place])]
-        is_voted = is_replicated and len(_minority([weights[place] for place in unlike])) == 1
+        copies = _copied(common, weights, is_replicated or bool(steps.shared_scale()))
+        unlike = [place for place in copies if differs(weights[place])]
+        is_voted = is_replicated and len(minority([weights[place] for place in unlike])) == 1
         if len(unlike) < (1 if is_voted else self.least) or _are_equal_again(unlike, copies, weights):
             return
-        yield self._finding(copies, unlike, weights, _Steps.of(window, is_replicated))
+        yield self._finding(copies, unlike, weights, steps)
 
     def _unexchanged(self, frame: Frame, rows: list[dict[str, Any]]) -> Finding | None:
         """Parameters that came into the model after it was wrapped."""
-        where = _by_rank(frame) if len(frame) else ()
+        where = by_rank(frame) if len(frame) else ()
         found = {rank: rows[at]["unexchanged"] for at, _, rank in where if rows[at].get("unexchanged")}
         if not found:
             return None
@@ -107,7 +105,7 @@ class ReplicaDivergence:
         """Buffers that never change and are not the same on all ranks; those that do are statistics."""
         seen: dict[str, dict[int, set[object]]] = {}
         steps: set[int] = set()
-        for at, step, rank in _by_rank(frame) if len(frame) else ():
+        for at, step, rank in by_rank(frame) if len(frame) else ():
             steps.add(step)
             for name, number in (rows[at].get("buffers") or {}).items():
                 seen.setdefault(name, {}).setdefault(rank, set()).add(number)
@@ -116,14 +114,14 @@ class ReplicaDivergence:
             for name, ranks in seen.items()
             if len(ranks) > 1 and all(len(numbers) == 1 for numbers in ranks.values())
         }
-        unlike = {name: ranks for name, ranks in unlike.items() if _differs(ranks)}
+        unlike = {name: ranks for name, ranks in unlike.items() if differs(ranks)}
         if not unlike or len(steps) < self.least_steps:
             return
         names = list(unlike)
         yield Finding(
             self.code, self.name, "buffers-differ", self.severity,
             f"the ranks hold different values in {_few(names)}, which nothing trains or exchanges",
-            Subject(ranks=_minority(list(unlike.values())), layers=tuple(names[:1]), first=0, unit="step"), 0.93,
+            Subject(ranks=minority(list(unlike.values())), layers=tuple(names[:1]), first=0, unit="step"), 0.93,
             (Evidence(
                 f"{len(names)} buffers stay as they are at {len(steps)} inspected steps, each rank has its own",
                 "SELECT step, rank, detail FROM inspections WHERE phase = 'training' ORDER BY step, rank",
@@ -132,10 +130,10 @@ class ReplicaDivergence:
             "`broadcast_buffers` on",
         )  # fmt: skip
 
-    def _finding(self, copies: list[Place], unlike: list[Place], weights: Compared, steps: _Steps) -> Finding:
+    def _finding(self, copies: list[Place], unlike: list[Place], weights: Compared, steps: RankSteps) -> Finding:
         first = unlike[0].step
         layers = tuple(dict.fromkeys(place.layer for place in unlike if place.step == first))
-        ranks = _minority([weights[place] for place in unlike])
+        ranks = minority([weights[place] for place in unlike])
         before = [place.step for place in copies if place.step < first]
         since = before[-1] if before else first
         who = f"rank {ranks[0]}" if len(ranks) == 1 else "the ranks"
@@ -151,10 +149,24 @@ class ReplicaDivergence:
             title = f"{_names(slow)} trains with another learning rate than the other ranks, since step {since}"
             title = title if len(slow) < len(steps.ranks) else f"the ranks have different learning rates since {since}"
             advice = "set the rate on all ranks alike; give schedulers a loss that is averaged over the ranks"
-        elif any(_differs(hashes) for step, hashes in steps.exchanged.items() if step >= first):
+        elif len({round(math.log(times), 4) for times in steps.shared_scale().values()}) > 1:
+            scale = steps.shared_scale()
+            most, least = max(scale, key=scale.__getitem__), min(scale, key=scale.__getitem__)
+            kind, ranks = "gradients-scaled", minority([{rank: round(math.log(x), 4) for rank, x in scale.items()}])
+            title = (
+                f"rank {most} applies {scale[most] / scale[least]:.3g} times the gradients that rank {least} applies"
+            )
+            advice = "divide the sum of the gradients by the number of ranks on every rank, or on none"
+        elif any(differs(hashes) for step, hashes in steps.exchanged.items() if step >= first):
             kind = "gradients-not-exchanged"
             title = f"the ranks do not exchange their gradients any more, since step {since} to {first}"
             advice = "call the wrapped model in every step, not `model.module`; leave `no_sync()` for the last backward"
+            if beside := _beside(copies, unlike):
+                layers = beside
+                title = (
+                    f"the ranks do not exchange the gradients of {_few(list(beside))}, since step {since} to {first}"
+                )
+                advice = "put these layers into the wrapped model, or `all_reduce` their gradients"
         elif any(_are_apart(norms.values()) for step, norms in steps.applied.items() if step >= since):
             kind, ranks = "gradients-differ", _changing(steps.made, steps.applied) or ranks
             who = f"rank {ranks[0]} alone" if len(ranks) == 1 else "each rank"
@@ -183,61 +195,6 @@ class ReplicaDivergence:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """What is known of the steps of all ranks, by step and rank."""
-
-    exchanged: Numbers  # checksums of gradients after backward
-    applied: Numbers  # norms of gradients that the optimizer got
-    made: Numbers  # norms of gradients after backward
-    rates: Numbers
-    count: dict[int, int]  # steps by rank
-    is_over: bool  # all ranks have come to their end
-
-    @classmethod
-    def of(cls, window: Window, is_replicated: bool) -> _Steps:
-        inspections, steps = window.frame("inspections"), window.frame("steps")
-        states = set(texts_of(window.frame("processes"), "state").tolist())
-        count: dict[int, int] = {}
-        for _, step, rank in _by_rank(steps) if len(steps) and "rank" in steps else ():
-            count[rank] = max(count.get(rank, 0), step + 1)
-        return cls(
-            _of_steps(inspections, "gradient_hash") if is_replicated else {}, _of_steps(steps, "grad_norm"),
-            _of_steps(inspections, "gradient_norm") if is_replicated else {}, _of_steps(steps, "lr"), count,
-            states == {"ended"},
-        )  # fmt: skip
-
-    @property
-    def ranks(self) -> set[int]:
-        return set(self.count)
-
-    def behind(self) -> tuple[int, ...]:
-        """The ranks that made fewer steps than the others."""
-        most = max(self.count.values(), default=0)
-        return tuple(sorted(rank for rank, steps in self.count.items() if steps < most))
-
-    def is_shifted(self, first: int) -> bool:
-        """Whether gradients of one rank are those that the others had one step later, or all ended after unlike counts.
-
-        Ranks that still run, or were stopped, need not have come equally far.
-        """
-        late = [(step, hashes) for step, hashes in self.exchanged.items() if step >= first]
-        if not any(_differs(hashes) for _, hashes in late):
-            return False
-        following = [set(self.exchanged.get(step + 1, {}).values()) for step, _ in late]
-        met = [set(hashes.values()) & after for (_, hashes), after in zip(late, following, strict=True)]
-        return self.is_over or any(met)
-
-    def other_rates(self, first: int) -> tuple[int, ...]:
-        """The ranks with another learning rate, at the first step that differs and has differed before the weights."""
-        for step in sorted(self.rates):
-            if step > first:
-                break
-            if _differs(self.rates[step]):
-                return _minority([dict(self.rates[step])])
-        return ()
-
-
 def _names(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
@@ -246,8 +203,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _differs(ranks: Mapping[int, Hashable]) -> bool:
-    return len(set(ranks.values())) > 1
+def _beside(copies: list[Place], unlike: list[Place]) -> tuple[str, ...]:
+    """The layers that differ, if others stay equal all the time: they are beside the model that is exchanged."""
+    last = max(place.step for place in unlike)
+    apart = {place.layer for place in unlike}
+    equal = {place.layer for place in copies if place.step == last} - apart
+    return tuple(dict.fromkeys(place.layer for place in unlike if place.step == last)) if equal else ()
 
 
 def _are_apart(norms: Collection[float]) -> bool:
@@ -257,7 +218,7 @@ def _are_apart(norms: Collection[float]) -> bool:
 
 def _copied(common: list[Place], weights: Compared, is_replicated: bool) -> list[Place]:
     """The places of layers that are meant to be copies; without DDP's word those that were equal after a step."""
-    equal = Counter(place.layer for place in common if place.step and not _differs(weights[place]))
+    equal = Counter(place.layer for place in common if place.step and not differs(weights[place]))
     return [place for place in common if is_replicated or equal[place.layer] > 1]
 
 
@@ -267,36 +228,17 @@ def _are_equal_again(unlike: list[Place], copies: list[Place], weights: Compared
     for place in unlike:
         first.setdefault((place.layer, place.source), place.step)
     return any(
-        place.step > first.get((place.layer, place.source), place.step) and not _differs(weights[place])
+        place.step > first.get((place.layer, place.source), place.step) and not differs(weights[place])
         for place in copies
     )
 
 
-def _by_rank(frame: Frame) -> Iterator[tuple[int, int, int]]:
-    """The place, step and rank of the rows that have a rank."""
-    rank, step = column_of(frame, "rank"), column_of(frame, "step")
-    for at in np.flatnonzero(~is_null(rank) & ~is_null(step)).tolist():
-        yield at, int(step[at]), int(rank[at])
-
-
 def _checksums(frame: Frame, rows: list[dict[str, Any]]) -> Compared:
     found: Compared = {}
-    for at, step, rank in _by_rank(frame) if len(frame) else ():
+    for at, step, rank in by_rank(frame) if len(frame) else ():
         weights = rows[at].get("weights")
         for layer, number in weights.items() if isinstance(weights, dict) else ():
             found.setdefault(Place(step, layer, "inspections"), {})[rank] = number
-    return found
-
-
-def _of_steps(frame: Frame, column: str) -> Numbers:
-    """A column by step and rank; of several inspected backwards of one step the last."""
-    found: Numbers = {}
-    if len(frame) and "rank" in frame and column in frame:
-        values = column_of(frame, column)
-        is_known = ~is_null(values)
-        for at, step, rank in _by_rank(frame):
-            if is_known[at]:
-                found.setdefault(step, {})[rank] = float(values[at])
     return found
 
 
@@ -329,21 +271,8 @@ def _statistics(window: Window, is_replicated: bool) -> Compared:
     columns = [column_of(mine, name).tolist() for name in _STATISTICS]
     layer = texts_of(mine, "layer")
     sizes: dict[str, set[float]] = {}
-    for at, step, rank in _by_rank(mine):
+    for at, step, rank in by_rank(mine):
         sizes.setdefault(str(layer[at]), set()).add(columns[-1][at])
         values = tuple("nan" if column[at] != column[at] else column[at] for column in columns)
         found.setdefault(Place(step, str(layer[at]), "layers"), {})[rank] = values
     return {place: ranks for place, ranks in found.items() if len(sizes[place.layer]) == 1}
-
-
-def _minority(places: list[ByRank]) -> tuple[int, ...]:
-    """The ranks that differ from what most ranks have; all of them where there is no majority."""
-    odd: Counter[int] = Counter()
-    everybody: set[int] = set()
-    for ranks in places:
-        everybody |= set(ranks)
-        value, count = Counter(ranks.values()).most_common(1)[0]
-        if count > len(ranks) / 2:
-            odd.update(rank for rank, mine in ranks.items() if mine != value)
-    most = [rank for rank, count in odd.items() if count > len(places) / 2]
-    return tuple(sorted(most or everybody))
