@@ -342,6 +342,7 @@ def test_a_model_traced_by_jit_in_the_middle_has_nothing_of_ours_in_its_graph(re
 def test_a_trace_ends_if_no_step_follows_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that goes on calling its model after training pays for hooks for a while only."""
     monkeypatch.setattr("stethos.observe.module_trace._CALLS_PER_TRACE", 50)
+    monkeypatch.setattr("stethos.observe.module_check._CALLS_PER_LOOK", 50)
     recording = record(preset="deep", overhead=1.0)
     model = nn.Linear(3, 1)
     train_until_traced(recording, model)

@@ -38,6 +38,7 @@ class DataSets:
     def __init__(self) -> None:
         self.changes: Facts = {}
         self.facts: Facts = {}
+        self.restarts = 0  # how often a model has begun other data with other weights than when it was evaluated last
         self._numbers: dict[int, tuple[weakref.ref[Any], Array]] = {}  # by data set, as they were at its last pass
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by the id of a data set: its number
         self._looks = self._evaluations = self._count = 0
@@ -59,7 +60,9 @@ class DataSets:
         self._note_numbers(data)
         if self._source is None or self._source() is not data:  # type: ignore[operator]
             last = self._evaluated[0]()
-            if last is None or self._evaluated[1] != _marks_of(last):
+            is_other = last is not None and self._evaluated[1] != _marks_of(last)
+            self.restarts += is_other
+            if last is None or is_other:
                 self._forget()
             elif len(self._trained) < _MOST_TRAINED:
                 self._trained |= self._present

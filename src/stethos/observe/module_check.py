@@ -15,6 +15,7 @@ _SEQUENCES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _MOST_SEEN = 16
 _MOST_RUN = 512
+_CALLS_PER_LOOK = 20_000  # of modules; a service that goes on calling its model after training pays for no more
 
 
 class ModuleCheck:
@@ -28,9 +29,11 @@ class ModuleCheck:
         self._carried = False
         self._seen: set[tuple[str, tuple[int, ...], bool]] = set()
         self._ran: set[int] = set()  # ids of layers that ran with gradients since the last inspected backward
+        self._calls = 0  # of modules since the hooks came
         self.is_off = False  # compiled code must not meet our hooks
 
     def begin(self) -> None:
+        self._calls = 0
         if self._handle is None and not self.is_off:
             self._handle = torch.nn.modules.module.register_module_forward_pre_hook(
                 lambda module, inputs: self._run("calls", self._note, module, inputs)
@@ -50,6 +53,9 @@ class ModuleCheck:
             self._handle = None
 
     def _note(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._calls += 1
+        if self._calls > _CALLS_PER_LOOK:
+            self.end()
         if module._parameters and torch.is_grad_enabled() and len(self._ran) < _MOST_RUN:
             self._ran.add(id(module))
         if not isinstance(module, _SEQUENCES) or threading.get_ident() != threading.main_thread().ident:

@@ -79,7 +79,10 @@ class ProgramCheck:
         spreads = [value for one in graph.features if (value := spread_of(one)) is not None]
         ranks = [value for one in graph.features if not graph.function and (value := directions_of(one)) is not None]
         graph.features.clear()
-        facts: Facts = {**self.rows.add(graph.inputs, set(map(id, graph.leaves))), **self.data.changes}
+        facts: Facts = {
+            **self.rows.add(graph.inputs, set(map(id, graph.leaves)), self.data.restarts),
+            **self.data.changes,
+        }
         facts |= {"hazards": sorted(graph.check.hazards), **store_facts(graph.inputs, graph.labels)}
         if len(self.labels) < _MOST_LABELS and is_telling(graph.labels):
             self.labels.add(print_of(graph.labels).hash)

@@ -33,16 +33,18 @@ class SeenRows:
         self._known: set[int] = set()
         self._drawn = 0
         self._model: set[int] = set()
+        self._restarts = 0
 
-    def add(self, inputs: torch.Tensor | None, model: set[int]) -> dict[str, Any]:
+    def add(self, inputs: torch.Tensor | None, model: set[int], restarts: int = 0) -> dict[str, Any]:
         """Note the samples of a training batch: how many were looked at, how many of them are different.
 
         `model` are the ids of its weights: one that shares none with the last has seen nothing of what that one saw.
+        Nor has one that began anew in place, of which `restarts` is the count.
         """
-        if self._model.isdisjoint(model):
+        if self._model.isdisjoint(model) or restarts != self._restarts:
             self._known.clear()
             self._drawn = 0
-        self._model = model
+        self._model, self._restarts = model, restarts
         prints = row_prints(inputs)
         if not prints:
             return {}
