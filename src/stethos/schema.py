@@ -569,7 +569,7 @@ HANGS = Table(
     _columns("""
     hang          i64   number of the hang in this run, from 1
     role          text  culprit, waiting (for the culprit) or beside
-    cause         text  missing-rank, mismatch, data-loader, lock, disk, client, gil, busy or unknown
+    cause         text  missing-rank, mismatch, exchange, data-loader, lock, disk, client, gil, busy or unknown
     silent_s      f64   since its last step
     limit_s       f64   silence that was allowed
     step          i64   steps it had made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from processes import DEADLINE_S, PROGRAMS, environment, start_command, wait_for_rest, wait_until
 
 from stethos.diagnose.api import diagnose
+from stethos.live.registry import live_processes
 from stethos.store.run import open_run
 
 PATIENCE_S = DEADLINE_S
@@ -135,3 +138,22 @@ def test_a_later_diagnosis_finds_the_same_hangs_closed(story: dict[str, Any]) ->
     found = [one for one in diagnose(story["run"]).findings if one.code == "SYS016"]
     assert {one.kind for one in found} == set(CAUSES.values())
     assert not any(one.is_open for one in found)
+
+
+def test_ranks_that_wait_for_each_other_are_named_together(tmp_path: Path) -> None:
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--standalone"]
+    job = start_command(
+        "run", "--dir", tmp_path / "runs", "--name", "both", "--hang-after", "2", *torchrun,
+        PROGRAMS / "two_receives.py", env=environment(XDG_RUNTIME_DIR=str(tmp_path)), stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run = tmp_path / "runs" / "both"
+    try:
+        wait_until(lambda: any(run.glob("hang-*.json")), "the hang", PATIENCE_S)
+        (told,) = json.loads(next(run.glob("hang-*.json")).read_text(encoding="utf-8"))["hangs"]
+    finally:
+        for process in live_processes(run):
+            with contextlib.suppress(ProcessLookupError):  # torchrun ends the others when one is gone
+                os.kill(process.pid, signal.SIGKILL)
+        job.kill()
+        job.communicate()
+    assert told["title"].startswith("ranks 0, 1 wait for each other: rank 0 waits in `recv` for another rank, in")

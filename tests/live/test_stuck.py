@@ -52,6 +52,12 @@ def test_a_frame_of_the_data_loader_is_the_cause_before_the_lock_below_it() -> N
     assert verdict.words.endswith("its workers: load (data.py:3)")
 
 
+def test_a_rank_in_a_blocking_receive_waits_for_another_rank() -> None:
+    verdict = judge(still(thread(TRAIN, ("recv", f"{TORCH}/distributed/distributed_c10d.py", 9))))
+    assert (verdict.cause, verdict.words) == ("exchange", "waits in `recv` for another rank, in train (train.py:10)")
+    assert judge(still(thread(TRAIN, ("recv", "/home/me/mail.py", 9)))).cause != "exchange"
+
+
 def test_a_file_that_does_not_come_is_the_disk() -> None:
     stack = thread(TRAIN, ("read", "/home/me/data.py", 4))
     verdict = judge(still(stack, wait=Wait("S", "read", "/data/part-7")))

@@ -13,12 +13,15 @@ from typing import Literal
 
 from stethos.live.stack import StackFrame, ThreadStack
 
-Cause = Literal["missing-rank", "mismatch", "data-loader", "lock", "disk", "client", "gil", "busy", "unknown"]
+Cause = Literal[
+    "missing-rank", "mismatch", "exchange", "data-loader", "lock", "disk", "client", "gil", "busy", "unknown"
+]
 
 _LIBRARY = re.compile(r"/(site-packages|dist-packages)/|/lib/python3|^<|^\?")
 _LOADER = re.compile(r"torch/utils/data/")
 _LOCKS = re.compile(r"(^|/)(threading|queue|multiprocessing/(synchronize|queues|managers)|concurrent/futures/\w+)\.py$")
 _LOCK_WORDS = re.compile(r"\bacquire\b|\bwith\b.*lock|\block\b|\.join\(|\.wait\(|\.get\(|\.result\(", re.IGNORECASE)
+_EXCHANGES = frozenset({"send", "recv", "send_object_list", "recv_object_list"})  # between two ranks, blocking
 _FEDERATED = re.compile(r"/(flwr|nvflare)/")
 _PIPE = re.compile("pipe|fifo|wait_for_partner")  # functions of the kernel
 _BUSY = 0.3  # of a core
@@ -38,6 +41,7 @@ _CALLS = {
                 202: "accept", 32: "file lock", 25: "file lock", 220: "start of a program",
                 435: "start of a program"},
 }  # fmt: skip
+_RESUMED = {"x86_64": 219, "aarch64": 128}
 _PATH_AT = {"x86_64": {2: 1, 257: 2}, "aarch64": {56: 2}}  # which argument of a call that opens is the path
 _LONGEST_PATH = 512
 _ON_DESCRIPTOR = ("read", "write", "sync", "receive", "send", "file lock")
@@ -121,6 +125,9 @@ def judge(look: ObservedProcess, client: str = "", workers: Sequence[str] = ()) 
     if look.wait.is_on_disk:
         about = f" ({look.wait.words})" if look.wait.words else ""
         return StallCause("disk", place, f"waits for the disk in {place}{about}")
+    exchange = next((frame.func for frame in thread.frames if _is_exchange(frame)), "")
+    if exchange:
+        return StallCause("exchange", place, f"waits in `{exchange}` for another rank, in {place}")
     loader = [frame for frame in thread.frames if _LOADER.search(frame.file)]
     if loader:
         where = f"; its workers: {', '.join(dict.fromkeys(workers))}" if workers else ""
@@ -164,6 +171,8 @@ def wait_of(pid: int, thread: int | None) -> Wait:
     number = int(words[0])
     machine = os.uname().machine
     call = _CALLS.get(machine, {}).get(number, f"system call {number}")
+    if number == _RESUMED.get(machine):
+        return Wait(state)  # a call that was interrupted goes on; the kernel does not tell which
     about = ""
     if call in _ON_DESCRIPTOR:
         about = _link(f"/proc/{pid}/fd/{int(words[1], 16)}")
@@ -226,6 +235,10 @@ def _is_at_lock(thread: ThreadStack, wait: Wait) -> bool:
 
 def _is_torch(frame: StackFrame) -> bool:
     return "/torch/" in frame.file
+
+
+def _is_exchange(frame: StackFrame) -> bool:
+    return frame.func in _EXCHANGES and frame.file.endswith("/torch/distributed/distributed_c10d.py")
 
 
 def _is_library(frame: StackFrame) -> bool:

@@ -131,6 +131,8 @@ class Watchdog:
             if not self._is_still(board, looks, now):
                 return []
             verdict = self._judged(board, looks)
+            if verdict.cause == "exchange":
+                return self._exchange_of(ranks, looks, now)
             return self._rows_of(verdict.cause, [board], [], None, looks, {board.process: verdict}, now)
         culprits = [ranks[rank] for rank in (*delay.missing, *delay.mismatched) if rank in ranks]
         if any(one.is_running and not self._is_still(one, looks, now) for one in culprits):
@@ -139,6 +141,19 @@ class Watchdog:
         verdicts = {one.process: self._judged(one, looks) for one in (*culprits, *waiting) if one.process in looks}
         cause = "missing-rank" if delay.missing or delay.unseen else "mismatch" if delay.mismatched else "unknown"
         return self._rows_of(cause, culprits, waiting, delay, looks, verdicts, now)
+
+    def _exchange_of(
+        self, ranks: Mapping[int, RankBoard], looks: Mapping[str, ObservedProcess], now: float
+    ) -> list[Row]:
+        """Ranks wait for another's send or receive: who does neither is the cause, or they wait for each other."""
+        seen = [one for one in ranks.values() if one.process in looks]
+        if not all(self._is_still(one, looks, now) for one in seen):
+            return []
+        verdicts = {one.process: self._judged(one, looks) for one in seen}
+        elsewhere = [one for one in seen if verdicts[one.process].cause != "exchange"]
+        waiting = [one for one in seen if one not in elsewhere] if elsewhere else []
+        culprits = elsewhere or seen
+        return self._rows_of(verdicts[culprits[0].process].cause, culprits, waiting, None, looks, verdicts, now)
 
     def _is_still(self, board: RankBoard, looks: Mapping[str, ObservedProcess], now: float) -> bool:
         """Whether a process makes no progress by any sign; one that computes is given more time."""

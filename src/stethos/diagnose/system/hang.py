@@ -15,6 +15,7 @@ from stethos.store.frame import Frame
 _NEXT = {
     "missing-rank": "make every rank call the same collectives in the same order; see its stack: {stacks}",
     "mismatch": "make every rank call the same collective with the same shapes; see the stacks: {stacks}",
+    "exchange": "order sends and receives so that one rank sends while the other receives, or use `isend` and `irecv`",
     "data-loader": "look at the dataset where it stands, and at its disk or network; see the stack: {stacks}",
     "lock": "find who holds the lock: {stacks}",
     "disk": "look at the disk and at the network file system (`iostat`, `dmesg`)",
@@ -165,6 +166,9 @@ class _Member:
 
 
 def _title(kind: str, culprits: list[_Member], waiting: list[_Member], missing: list[int], first: _Member) -> str:
+    if kind == "exchange" and len(culprits) > 1:
+        each = "; ".join(f"{one.title} {one.words}" for one in culprits[:3])
+        return f"{_list(culprits)} wait for each other: {each}"
     if kind not in ("missing-rank", "mismatch") or first.get("seq") is None:
         return f"{first.title} hangs: it {first.words}"
     what = f"{first.get('op')} {_whole(first.get('seq'))} of group {first.get('group')}"
