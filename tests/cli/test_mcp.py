@@ -74,10 +74,12 @@ def test_a_greedy_query_is_an_error_and_the_next_one_is_answered(run: RunBuilder
     name = run.path.name
     calls: list[tuple[str, dict[str, Any]]] = [
         ("query", {"run": name, "sql": "SELECT list_sum(range(1000000000))"}),
+        ("query", {"run": name, "sql": "SELECT repeat('x', 1000000) AS x FROM range(200)"}),
         ("query", {"run": name, "sql": "SELECT count(*) AS steps FROM steps"}),
     ]
-    _, (greedy, modest) = anyio.run(ask, run.path.parent, calls)
+    _, (greedy, talkative, modest) = anyio.run(ask, run.path.parent, calls)
     assert greedy.is_error and "memory" in text_of(greedy) and "Traceback" not in text_of(greedy)
+    assert text_of(talkative).endswith("x\n(cut at 200,000 bytes; ask for less)") and len(text_of(talkative)) < 200_100
     assert json.loads(text_of(modest)) == [{"steps": 3}]
 
 

@@ -32,6 +32,10 @@ from stethos.export.csv_text import plain_text
 from stethos.store.order import natural_key
 from stethos.view.plain import jsonable
 
+JOINED = (
+    "\u0645\u06cc\u200c\u062e \u0915\u094d\u200d\u0937 \u2764\ufe0f\u200d\U0001f525"  # Persian, Hindi, a burning heart
+)
+
 
 @pytest.mark.parametrize(
     ("text", "shown"),
@@ -50,7 +54,7 @@ from stethos.view.plain import jsonable
         ("words\U000e0068\U000e0069 that\u200b nobody\ufeff sees\u2063", "words that nobody sees"),
         ("lo\u00adss lo\u034fss lo\u115f\u1160\u3164\uffa0ss\U000e0101", "loss loss loss"),
         ("lo\u200d\ufe0fss \u200closs", "loss loss"),
-        ("می\u200cخواهم क्\u200dष ❤\ufe0f\u200d🔥", "می\u200cخواهم क्\u200dष ❤\ufe0f\u200d🔥"),
+        (JOINED, JOINED),
         ("🔥" + "\ufe01\ufe0e" * 9, "🔥\ufe01\ufe0e"),
         ("lone \ud800 surrogate", "lone  surrogate"),
         ("cut short \x1b[", "cut short "),
