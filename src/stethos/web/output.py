@@ -8,6 +8,8 @@ import os
 import signal
 from asyncio.subprocess import Process
 
+import anyio
+
 _PIECE_BYTES = 1 << 16
 
 
@@ -28,7 +30,11 @@ async def output_of(
     finally:
         if process.returncode is None:
             _kill(process)
+        with anyio.CancelScope(shield=True):  # a pipe that is left open is complained about when the loop has ended
             await process.wait()
+            for stream in (process.stdout, process.stderr):
+                while stream is not None and await stream.read(_PIECE_BYTES):
+                    pass
     return out, err
 
 

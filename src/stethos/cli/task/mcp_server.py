@@ -67,7 +67,7 @@ def _target(run: str | None) -> list[str]:
 
 def make_server(directory: Path) -> MCPServer[Any]:
     """A server over the runs of one directory."""
-    server: MCPServer[Any] = MCPServer("stethos", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
+    server: MCPServer[Any] = MCPServer("stethos", version=__version__, instructions=_INSTRUCTIONS, log_level="CRITICAL")
 
     def tool(title: str) -> Callable[[Any], Any]:
         hints = ToolAnnotations(title=title, read_only_hint=True, destructive_hint=False, open_world_hint=False)
