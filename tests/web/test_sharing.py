@@ -162,7 +162,7 @@ def test_who_holds_a_link_keeps_the_owner_from_nothing(tmp_path: Path) -> None:
     endless = {"sql": "SELECT count(*) FROM range(1000000000000)"}
 
     async def ask_beside_queries() -> tuple[list[httpx.Response], list[str]]:
-        app = make_app(tmp_path, {"owner": "edit"}, bundle=PageFiles(Path("/nowhere")))
+        app = make_app(tmp_path, {"owner": "read"}, bundle=PageFiles(Path("/nowhere")))  # as without --edit
         transport = httpx.ASGITransport(app=app)
         theirs, mine = ({"authorization": f"Bearer {one}", "origin": "http://localhost"} for one in (token, "owner"))
         async with (

@@ -31,7 +31,7 @@ from stethos.store.deletion import delete_run
 from stethos.store.find import is_live
 from stethos.store.labels import change_labels
 from stethos.store.silences import change_silence
-from stethos.web.access import AccessControl, GuardedRoute
+from stethos.web.access import LINK, AccessControl, GuardedRoute
 from stethos.web.body import read_object
 from stethos.web.commands import AuditLog, Commands
 from stethos.web.compare import check_compared
@@ -51,7 +51,7 @@ from stethos.web.run_table import RunTable
 from stethos.web.stacks import stacks_of
 
 _BODY_BYTES = 64 << 10
-_ASKED_AT_ONCE, _MOST_ASKED = 2, 10  # queries of all who hold the same capability: one runs, one is next, others wait
+_ASKED_AT_ONCE, _MOST_ASKED = 2, 10  # queries of all who hold the same: one runs, one is next, others wait
 _READ_AT_ONCE = 12  # threads, of 40 that there are
 _SCRAPED_S, _SCRAPED_RUNS = 900.0, 20
 _EXPOSITION = "text/plain; version=0.0.4"
@@ -69,10 +69,11 @@ class Dashboard:
         self.cache = RunCache(directory)
         self.bundle = bundle
         # Who holds a link keeps the owner neither from asking nor from the threads that answer everything else.
-        self.queries = {held: QueryProcess() for held in INCLUDED}
-        self._asking = {held: anyio.CapacityLimiter(_ASKED_AT_ONCE) for held in INCLUDED}
-        self._asked = dict.fromkeys(INCLUDED, 0)
-        self._reading = {held: anyio.CapacityLimiter(_READ_AT_ONCE) for held in INCLUDED}
+        holders = (*INCLUDED, LINK)
+        self.queries = {holder: QueryProcess() for holder in holders}
+        self._asking = {holder: anyio.CapacityLimiter(_ASKED_AT_ONCE) for holder in holders}
+        self._asked = dict.fromkeys(holders, 0)
+        self._reading = {holder: anyio.CapacityLimiter(_READ_AT_ONCE) for holder in holders}
         self.examiner = BackgroundDiagnosis(self.cache)
         self.table = RunTable(self.cache, KeptRows.of(directory))
         self.own = OwnPanels(directory, own_file)
@@ -82,7 +83,7 @@ class Dashboard:
 
     async def _read(self, request: Request, work: Callable[[], _Read]) -> _Read:
         """Do what waits for a reading process in one of the threads for those who may as much as this one."""
-        return await to_thread.run_sync(work, limiter=self._reading[request.scope["stethos.capability"]])
+        return await to_thread.run_sync(work, limiter=self._reading[request.scope["stethos.holder"]])
 
     async def asset(self, request: Request) -> Response:
         """The page and its files; they hold no data."""
@@ -208,15 +209,15 @@ class Dashboard:
         if not isinstance(content.get("sql"), str):
             raise UsageError("the request has no query", hint='send JSON like {"sql": "SELECT 1"}')
         place = self.cache.place(request.path_params["run"])
-        held = request.scope["stethos.capability"]
-        if self._asked[held] >= _MOST_ASKED:
+        holder = request.scope["stethos.holder"]
+        if self._asked[holder] >= _MOST_ASKED:
             raise QueryError("too many queries are waiting", hint="try again when they have ended")
-        self._asked[held] += 1
+        self._asked[holder] += 1
         try:
-            ask = self.queries[held].ask
-            answer = await to_thread.run_sync(ask, place.path, content["sql"], limiter=self._asking[held])
+            ask = self.queries[holder].ask
+            answer = await to_thread.run_sync(ask, place.path, content["sql"], limiter=self._asking[holder])
         finally:
-            self._asked[held] -= 1
+            self._asked[holder] -= 1
         return Response(answer, media_type="application/json")
 
     async def findings(self, request: Request) -> Response:
