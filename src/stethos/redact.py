@@ -162,6 +162,7 @@ _NAMED = re.compile(rf"(?i)[\w.-]*{_WORD}[\w.-]*|pass|pw")
 _MAYBE_NAMED = re.compile(rf"(?i)[\w.-]*{_MAYBE}")
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _MIXED = re.compile(r"(?=[^0-9]*[0-9])(?=[^A-Za-z]*[A-Za-z])\S{16,}")
+_OF_TEXT = ("token", "tokens")  # more often parts of a text than secrets
 _COUNTED = re.compile(r"(?i)(?<![a-z])tokens(?![a-z])")  # of a text: `max_tokens=4096` is not a secret
 _NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?|[\[(][0-9_,.\s]*[\])]")
 # Cheap first looks: most of what is said has none of these.
@@ -203,6 +204,13 @@ def names_secret(name: str, value: str) -> bool:
     if _is_count(name, value):
         return False
     return bool(_NAMED.fullmatch(name) or (_MAYBE_NAMED.fullmatch(name) and _MIXED.fullmatch(value)))
+
+
+def redact_under(name: str, text: str) -> str:
+    """A text that was logged under a name, which may say that it is a secret; of `token` only if it is no sentence."""
+    last = re.split(r"[/.\\]", name)[-1]
+    is_sample = "token" in last.lower() and len(text.split()) > 2
+    return MASK if not is_sample and last.lower() not in _OF_TEXT and names_secret(last, text) else redact(text)
 
 
 def redact_command(arguments: Sequence[str]) -> list[str]:

@@ -260,7 +260,15 @@ def main() -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     (corpus / "seed").write_bytes(seed)
     atheris.Setup(
-        [sys.argv[0], f"-runs={runs}", "-max_len=4096", "-rss_limit_mb=1024", "-timeout=300", str(corpus)],
+        [
+            sys.argv[0],
+            f"-runs={runs}",
+            "-max_len=4096",
+            "-rss_limit_mb=1024",
+            "-timeout=300",
+            f"-artifact_prefix={corpus.parent}/",
+            str(corpus),
+        ],
         within_ten_seconds,
     )
     atheris.Fuzz()

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -27,8 +28,13 @@ from stethos.cli.screen.text import (
     short_text,
     times_text,
 )
+from stethos.export.csv_text import plain_text
 from stethos.store.order import natural_key
 from stethos.view.plain import jsonable
+
+JOINED = (
+    "\u0645\u06cc\u200c\u062e \u0915\u094d\u200d\u0937 \u2764\ufe0f\u200d\U0001f525"  # Persian, Hindi, a burning heart
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,10 @@ from stethos.view.plain import jsonable
         ("right\u202eto left", "rightto left"),
         ("an Arabic\u061c mark", "an Arabic mark"),
         ("words\U000e0068\U000e0069 that\u200b nobody\ufeff sees\u2063", "words that nobody sees"),
+        ("lo\u00adss lo\u034fss lo\u115f\u1160\u3164\uffa0ss\U000e0101", "loss loss loss"),
+        ("lo\u200d\ufe0fss \u200closs", "loss loss"),
+        (JOINED, JOINED),
+        ("🔥" + "\ufe01\ufe0e" * 9, "🔥\ufe01\ufe0e"),
         ("lone \ud800 surrogate", "lone  surrogate"),
         ("cut short \x1b[", "cut short "),
         ("\x1b", ""),
@@ -64,6 +74,15 @@ def test_nothing_that_commands_a_terminal_survives(text: str) -> None:
     shown = clean(text)
     assert not any(ord(one) < 32 or 0x7F <= ord(one) < 0xA0 for one in shown)
     shown.encode("utf-8")
+
+
+def test_no_mark_that_shows_nothing_is_left_between_latin_letters() -> None:
+    """Python's table knows what only formats; those that are seen, and hieroglyphs' own, stay."""
+    visible = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
+    formats = [chr(one) for one in range(0x110000) if unicodedata.category(chr(one)) == "Cf" and one not in visible]
+    others = [*"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180f\u2065\u3164\ufe0f\uffa0\ufff0\U000e0100\U000e0fff"]
+    for mark in (*formats, *others):
+        assert clean(f"lo{mark}ss") == plain_text(f"lo{mark}ss") == "loss", f"U+{ord(mark):04X}"
 
 
 def test_numbers_are_written_in_units_people_read() -> None:

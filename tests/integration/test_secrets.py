@@ -57,6 +57,8 @@ sites = {f'https://me:{key}@site-{place}': (torch.randn(16, 8), torch.randint(3,
 with stethos.federation(url, model=model, run='named', capture='all', config=config) as federation:
     log = SummaryWriter('board')
     log.add_text(key, f'password={word}', 1)
+    log.add_text('db/password', word, 1)
+    stethos.log(api_key=word, generated_tokens='the cat sat')
     log.add_hparams({key: 1, 'password': word}, {key: 2.0})
     for rnd in federation.rounds(2):
         for name, (x, y) in sites.items():
@@ -94,4 +96,4 @@ def test_no_name_that_a_program_gives_keeps_a_secret(here: Path) -> None:
     assert {"r.html", "r.md", "csv", "settings.json"} <= {part for file in files for part in file.parts}
     content = "\n".join([*read, *(file.read_bytes().decode("latin-1") for file in files)])
     assert key[:20] not in content and word not in content
-    assert "https://[redacted]@site-2" in content
+    assert "https://[redacted]@site-2" in content and "the cat sat" in content

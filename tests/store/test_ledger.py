@@ -13,11 +13,12 @@ from builders import RunBuilder, dead_pid
 from stethos.record.border import read_json
 from stethos.record.layout import State
 from stethos.record.place import ProcessPlace
-from stethos.record.segment import scan
+from stethos.record.segment import SegmentRows, scan
+from stethos.schema import STEPS
 from stethos.store import run as reading
 from stethos.store.health import Grade, examine
 from stethos.store.ledger import Ledger
-from stethos.store.process import ProcessReader
+from stethos.store.process import ProcessReader, read_ring
 from stethos.store.run import Run
 from stethos.store.sealed import SealChecker
 
@@ -102,6 +103,20 @@ def test_a_slot_that_was_never_finished_is_lost(run: RunBuilder) -> None:
     assert books(Run(run.place))["rows_lost"] == 1
     process.finish()
     assert books(Run(run.place))["rows_lost"] == 1
+
+
+def test_rows_between_unfinished_ones_in_a_ring_are_all_read(tmp_path: Path) -> None:
+    with RunBuilder(tmp_path / "run") as run:
+        process = run.process("100-200", is_alive=False)
+        process.steps(100)
+        process.drain()
+        for _ in range(3_000):
+            process.ring.slots.take()
+            process.steps(1)
+        process.ring.slots.take()  # nothing is behind it: perhaps in the making
+        ring = process.place.path / "ring"
+    rows = read_ring(ring, [], SegmentRows(0))
+    assert (rows.rows_by_table[STEPS.number], rows.holes) == (3_000, 3_000)
 
 
 def test_a_missing_segment_counts_its_rows_as_lost(run: RunBuilder) -> None:

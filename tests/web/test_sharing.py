@@ -151,3 +151,35 @@ def test_what_keeps_links_and_keys_is_the_users_alone_under_every_umask(tmp_path
         os.umask(mask)
     made = [*(tmp_path / "config").rglob("*"), *(tmp_path / "made").rglob("*"), tmp_path / "config", tmp_path / "made"]
     assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_who_holds_a_link_keeps_the_owner_from_nothing(tmp_path: Path) -> None:
+    with RunBuilder(tmp_path / "small") as run:
+        process = run.process()
+        process.steps(3)
+        process.finish()
+    _, token = Links.of(tmp_path).add("x")
+    endless = {"sql": "SELECT count(*) FROM range(1000000000000)"}
+
+    async def ask_beside_queries() -> tuple[list[httpx.Response], list[str]]:
+        app = make_app(tmp_path, {"owner": "read"}, bundle=PageFiles(Path("/nowhere")))  # as without --edit
+        transport = httpx.ASGITransport(app=app)
+        theirs, mine = ({"authorization": f"Bearer {one}", "origin": "http://localhost"} for one in (token, "owner"))
+        async with (
+            app.app.router.lifespan_context(app.app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ):
+            path = "/api/runs/small/sql"
+            jobs = [asyncio.create_task(client.post(path, json=endless, headers=theirs)) for _ in range(60)]
+            await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)  # the first that there is no place for
+            answered = [await client.get("/api/own", headers=mine)]
+            early = {one.result().text for one in jobs if one.done()}
+            assert all("are waiting" in one for one in early), early  # before any was run
+            answered.append(await client.get("/api/runs/small/panels/summary", headers=mine))
+            answered.append(await client.post(path, json={"sql": "SELECT count(*) FROM steps"}, headers=mine))
+        return answered, [(await one).text for one in jobs]
+
+    answered, refused = asyncio.run(ask_beside_queries())
+    assert [one.status_code for one in answered] == [200] * 3 and answered[-1].json()["values"] == [[3]]
+    assert sum("too many queries are waiting" in one for one in refused) == 50
+    assert all("error" in one for one in refused)

@@ -103,11 +103,13 @@ export function counted(count: number, what: string): string {
   return `${plain(count)} ${what}${count === 1 ? "" : "s"}`;
 }
 
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+// As `stethos/unseen.py` has them, and all joiners: here they are shown, not taken out.
+const UNSEEN =
+  /[\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 
 /** A name as text that can be seen: blanks alone are quoted, and marks that hide or reorder text are spelled out. */
 export function label(name: string): string {
-  const seen = name.replace(UNSEEN, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const seen = name.replace(UNSEEN, (mark) => `\\u${mark.codePointAt(0)?.toString(16).padStart(4, "0")}`);
   return seen.trim() === "" ? `"${seen}"` : seen;
 }
 

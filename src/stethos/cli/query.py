@@ -23,7 +23,6 @@ since JSON has no such numbers.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from stethos.cli.screen.text import clean
 from stethos.cli.task.target import add_target, open_target
 from stethos.cli.task.value import seconds, whole_number
 from stethos.errors import UsageError
-from stethos.export.csv_text import plain_text
+from stethos.export.csv_text import csv_line, plain_text
 from stethos.live.target import take_apart
 from stethos.store.limit import bound_memory
 
@@ -153,10 +152,9 @@ def _print_grid(result: Rows) -> None:
 
 
 def _print_csv(result: Rows) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(plain_text(clean(name)) for name in result.columns)
+    print(csv_line(plain_text(clean(name)) for name in result.columns))
     for row in result.values:
-        writer.writerow("" if value is None else _csv_cell(value) for value in row)
+        print(csv_line("" if value is None else _csv_cell(value) for value in row))
 
 
 def _cell(value: Any) -> str:

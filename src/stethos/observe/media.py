@@ -12,7 +12,7 @@ from typing import Any
 from stethos.guard import text_of, tried
 from stethos.observe.session import Session
 from stethos.record.layout import LARGEST_TEXT
-from stethos.redact import MASK, names_secret, redact
+from stethos.redact import MASK, names_secret, redact, redact_under
 from stethos.schema import MEDIA
 
 BUCKETS = 16
@@ -94,7 +94,7 @@ class MediaWriter:
         return True
 
     def put_text(self, name: str, text: Any, step: Any = None) -> None:
-        self.put("text", name, redact(str(text)[:_MOST_CHARACTERS]), step)
+        self.put("text", name, redact_under(name, str(text)[:_MOST_CHARACTERS]), step)
 
     def put_table(
         self, name: str, columns: list[str], rows: list[list[Any]], step: Any = None, *, all_rows: int | None = None

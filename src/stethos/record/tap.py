@@ -164,6 +164,15 @@ class Tap:
             return self._slots[first : first + count].copy()
         return np.concatenate((self._slots[first:], self._slots[: first + count - SLOTS]))
 
+    def read_rest(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """All complete slots of the lap from the tail on, copied, and how many never finished ones lie before them.
+
+        Only of a process that puts nothing more: in one look, however many holes somebody made.
+        """
+        complete = np.flatnonzero(np.concatenate(list(self._look_from(self.slots_tail))))
+        holes = int(complete[-1]) + 1 - len(complete) if len(complete) else 0
+        return self._slots[(self.slots_tail + complete) % SLOTS], holes
+
     def _look_from(self, index: int) -> Iterator[npt.NDArray[np.bool_]]:
         """Whether each slot is complete, up to a whole lap after the tail, in pieces: mostly few slots wait."""
         if not 0 <= index < _MOST_SLOTS:

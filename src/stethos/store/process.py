@@ -17,11 +17,8 @@ from stethos.store.ledger import Ledger, ledger_after_end, ledger_before_end, le
 from stethos.store.sealed import SealChecker, Sealed
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pyarrow as pa
 
-    from stethos.record.tap import Tap
 
 _QUIET_S = 120.0
 _ATTEMPTS = 5
@@ -252,21 +249,7 @@ def read_ring(path: Path, names: list[str], segment: SegmentRows) -> RingRows:
         known = dict(enumerate(names)) | segment.names()
         known |= {frame.step: redact(frame.texts[0]) for frame in frames if frame.table == TABLE_NAME}
         listed = Names([known.get(number, "?") for number in range(min(max(known, default=0), MOST_NAMES + 1) + 1)])
-        slots, holes = _slots_of(tap)
+        slots, holes = tap.read_rest()
         return RingRows(frame_batches(frames, listed) | slot_batches(slots, listed, tap.slot_dtypes), holes)
     finally:
         tap.close()
-
-
-def _slots_of(tap: Tap) -> tuple[npt.NDArray[np.uint8], int]:
-    """Every complete slot from the tail on, and how many unfinished ones lie between them."""
-    import numpy as np
-
-    pieces, holes = [tap.read_slots()], 0
-    while len(pieces[-1]) or tap.has_hole():
-        tap.slots_tail += len(pieces[-1])
-        if not len(pieces[-1]):
-            tap.skip_hole()
-            holes += 1
-        pieces.append(tap.read_slots())
-    return np.concatenate(pieces), holes

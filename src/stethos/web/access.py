@@ -44,6 +44,8 @@ SECURITY_HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 
+LINK = "link"  # who holds a token that was shared, not one of the server's own
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -70,8 +72,8 @@ class AccessControl:
     """Stands before the application and its routes.
 
     `tokens` says what each token allows; `allows` is asked about one that is none of them, as that of a link. A
-    request that passes has its capability in its scope; its peer is handed to `on_pass`. A refused one is handed to
-    `on_refusal` (peer, path, reason, wrong tokens so far).
+    request that passes has its capability in its scope, and as its holder that or LINK; its peer is handed to
+    `on_pass`. A refused one is handed to `on_refusal` (peer, path, reason, wrong tokens so far).
     """
 
     def __init__(
@@ -127,7 +129,11 @@ class AccessControl:
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "requests of other pages are refused", _USE_PRINTED)
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        held = self._held(given.strip().encode("latin-1", "replace")) if scheme.lower() == "bearer" else None
+        shown = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else None
+        held = self._held(shown) if shown is not None else None
+        scope["stethos.holder"] = held
+        if held is None and shown is not None and self._allows is not None:
+            held, scope["stethos.holder"] = self._allows(shown), LINK
         if held is None:
             hint = "open the address that `stethos serve` printed, token included, or see --token-file"
             return Refusal(401, "the token is missing or wrong", hint, is_guess="authorization" in headers)
@@ -141,12 +147,12 @@ class AccessControl:
         return route.needs if route is not None else "read"
 
     def _held(self, given: bytes) -> Capability | None:
-        """What a token allows; as slow for a wrong one."""
+        """What one of the server's own tokens allows; as slow for a wrong one."""
         held: Capability | None = None
         for token, capability in self._tokens.items():
             if secrets.compare_digest(given, token):
                 held = capability
-        return self._allows(given) if held is None and self._allows is not None else held
+        return held
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this machine: a name of ours, or an address, which no foreign name stands for."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -31,7 +31,7 @@ from stethos.store.deletion import delete_run
 from stethos.store.find import is_live
 from stethos.store.labels import change_labels
 from stethos.store.silences import change_silence
-from stethos.web.access import AccessControl, GuardedRoute
+from stethos.web.access import LINK, AccessControl, GuardedRoute
 from stethos.web.body import read_object
 from stethos.web.commands import AuditLog, Commands
 from stethos.web.compare import check_compared
@@ -51,8 +51,11 @@ from stethos.web.run_table import RunTable
 from stethos.web.stacks import stacks_of
 
 _BODY_BYTES = 64 << 10
+_ASKED_AT_ONCE, _MOST_ASKED = 2, 10  # queries of all who hold the same: one runs, one is next, others wait
+_READ_AT_ONCE = 12  # threads, of 40 that there are
 _SCRAPED_S, _SCRAPED_RUNS = 900.0, 20
 _EXPOSITION = "text/plain; version=0.0.4"
+_Read = TypeVar("_Read")
 _STATUS = {RunNotFoundError: 404, QueryError: 400, UsageError: 400, LiveError: 503}
 
 
@@ -65,13 +68,22 @@ class Dashboard:
     ) -> None:  # fmt: skip
         self.cache = RunCache(directory)
         self.bundle = bundle
-        self.queries = QueryProcess()
+        # Who holds a link keeps the owner neither from asking nor from the threads that answer everything else.
+        holders = (*INCLUDED, LINK)
+        self.queries = {holder: QueryProcess() for holder in holders}
+        self._asking = {holder: anyio.CapacityLimiter(_ASKED_AT_ONCE) for holder in holders}
+        self._asked = dict.fromkeys(holders, 0)
+        self._reading = {holder: anyio.CapacityLimiter(_READ_AT_ONCE) for holder in holders}
         self.examiner = BackgroundDiagnosis(self.cache)
         self.table = RunTable(self.cache, KeptRows.of(directory))
         self.own = OwnPanels(directory, own_file)
         self.links = Links.of(directory)
         self._listing = anyio.Lock()
         self.watchers = Watchers(self.cache, self.examiner, is_ending)
+
+    async def _read(self, request: Request, work: Callable[[], _Read]) -> _Read:
+        """Do what waits for a reading process in one of the threads for those who may as much as this one."""
+        return await to_thread.run_sync(work, limiter=self._reading[request.scope["stethos.holder"]])
 
     async def asset(self, request: Request) -> Response:
         """The page and its files; they hold no data."""
@@ -167,7 +179,7 @@ class Dashboard:
         """Runs side by side; those that the query string names."""
         first, *others = check_compared(request.query_params.getlist("run"))
         key = ("compare", *others)
-        body = await to_thread.run_sync(lambda: self.cache.answer(first, key, "compare", others))
+        body = await self._read(request, lambda: self.cache.answer(first, key, "compare", others))
         return _told(request, body)
 
     async def panel(self, request: Request) -> Response:
@@ -176,8 +188,8 @@ class Dashboard:
         given = dict(request.query_params)
         panel.query(**given)  # complain before anything is opened
         key = (panel.name, *sorted(f"{parameter}={value}" for parameter, value in given.items()))
-        body = await to_thread.run_sync(
-            lambda: self.cache.answer(name, key, "panel", which=panel.name, parameters=given)
+        body = await self._read(
+            request, lambda: self.cache.answer(name, key, "panel", which=panel.name, parameters=given)
         )
         return _told(request, body)
 
@@ -188,7 +200,7 @@ class Dashboard:
         if parameter is None or not parameter.values:
             return _json({"error": "no such parameter", "hint": "see /api/panels"}, 404)
         sql = parameter.values
-        body = await to_thread.run_sync(lambda: self.cache.answer(name, ("values", sql), "values", sql=sql))
+        body = await self._read(request, lambda: self.cache.answer(name, ("values", sql), "values", sql=sql))
         return _told(request, body)
 
     async def sql(self, request: Request) -> Response:
@@ -197,7 +209,15 @@ class Dashboard:
         if not isinstance(content.get("sql"), str):
             raise UsageError("the request has no query", hint='send JSON like {"sql": "SELECT 1"}')
         place = self.cache.place(request.path_params["run"])
-        answer = await to_thread.run_sync(self.queries.ask, place.path, content["sql"])
+        holder = request.scope["stethos.holder"]
+        if self._asked[holder] >= _MOST_ASKED:
+            raise QueryError("too many queries are waiting", hint="try again when they have ended")
+        self._asked[holder] += 1
+        try:
+            ask = self.queries[holder].ask
+            answer = await to_thread.run_sync(ask, place.path, content["sql"], limiter=self._asking[holder])
+        finally:
+            self._asked[holder] -= 1
         return Response(answer, media_type="application/json")
 
     async def findings(self, request: Request) -> Response:
@@ -205,12 +225,12 @@ class Dashboard:
         name = request.path_params["run"]
         version = await to_thread.run_sync(lambda: self.cache.version(name, with_findings=False))
         known = self.examiner.poke(name, version)
-        return _told(request, encode(await to_thread.run_sync(findings_of, self.cache, name, known)))
+        return _told(request, await self._read(request, lambda: encode(findings_of(self.cache, name, known))))
 
     async def stacks(self, request: Request) -> Response:
         """Where the run's processes are now; they are read from outside."""
         place = self.cache.place(request.path_params["run"])
-        return _json(await to_thread.run_sync(stacks_of, place))
+        return _json(await self._read(request, lambda: stacks_of(place)))
 
     async def metrics(self, request: Request) -> Response:
         """The present state of the live runs, and of those that ended a moment ago, for Prometheus to scrape."""
@@ -219,7 +239,7 @@ class Dashboard:
             names = [place.name for place in self.cache.recent(_SCRAPED_S)][:_SCRAPED_RUNS]
             return merged(json.loads(self.cache.answer(name, ("metrics",), "metrics")) for name in names)
 
-        return Response(await to_thread.run_sync(expose), media_type=_EXPOSITION)
+        return Response(await self._read(request, expose), media_type=_EXPOSITION)
 
     async def events(self, request: Request) -> Response:
         """Server-Sent Events of one run."""
@@ -278,7 +298,8 @@ def make_app(
         finally:
             await asyncio.gather(ahead, return_exceptions=True)
             await dashboard.examiner.close()
-            dashboard.queries.close()
+            for queries in dashboard.queries.values():
+                await to_thread.run_sync(queries.close)
             dashboard.table.close()
 
     app = Starlette(

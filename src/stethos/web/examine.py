@@ -18,12 +18,14 @@ from typing import Any
 from stethos.errors import ArchiveError, RunNotFoundError
 from stethos.settings import clean_environment
 from stethos.store.silences import read_silences
+from stethos.web.output import output_of
 from stethos.web.run_cache import RunCache
 from stethos.wiring import command_line
 
 _LEAST_PAUSE_S = 2.0
 _PAUSE_TIMES = 4.0
 _LIMIT_S = 600.0
+_LARGEST_BYTES = 16 << 20
 _QUIET_S, _MOST_WAIT_S, _LOOK_S = 1.0, 4.0, 0.1  # before the first diagnosis of a run
 
 
@@ -100,17 +102,17 @@ class BackgroundDiagnosis:
             words = (*command_line(), "diagnose", "-t", str(path), "--json")
             process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env=clean_environment(), preexec_fn=_step_back,
+                stderr=asyncio.subprocess.PIPE, env=clean_environment(), preexec_fn=_step_back, start_new_session=True,
             )  # fmt: skip
             try:
-                out, err = await asyncio.wait_for(process.communicate(), _LIMIT_S)
-            except (TimeoutError, asyncio.CancelledError):
-                process.kill()
-                await process.wait()
-                raise
+                out, err = await output_of(process, _LARGEST_BYTES, _LIMIT_S)
+            except TimeoutError:
+                out, err = b"", b"the diagnosis took too long"
             finally:
                 known.took_s, known.ended_s, known.version = time.monotonic() - start, time.monotonic(), version
-            if process.returncode in (0, 1):
+            if len(out) > _LARGEST_BYTES:
+                known.error = f"the diagnosis says more than {_LARGEST_BYTES >> 20} MB"
+            elif process.returncode in (0, 1) and out:
                 known.result, known.error = json.loads(out), ""
             else:
                 if process.returncode == ArchiveError.exit_code:  # the store may answer again

@@ -26,19 +26,25 @@ class QueryProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = LineProcess("stethos.web.query_process")
+        self._is_closed = False
 
     def ask(self, run: Path, sql: str, timeout_s: float = SQL_TIMEOUT_S) -> bytes:
         """The result as JSON; QueryError if the query is wrong, or needs too much of anything."""
         if not self._lock.acquire(timeout=_WAIT_S):
             raise QueryError("another query is still running", hint="try again when it has ended")
         try:
+            if self._is_closed:
+                raise QueryError("the server is about to stop", hint="start it again")
             return self._process.ask({"run": str(run), "sql": sql, "timeout_s": timeout_s}, timeout_s + _GRACE_S)
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.close()
+        """End the process; who waits for an answer gets a QueryError."""
+        self._is_closed = True
+        self._process.kill()
+        with self._lock:
+            self._process.close()
 
 
 class _Queries:

@@ -7,6 +7,8 @@ import re
 import time
 from collections.abc import Sequence
 
+from stethos.unseen import UNSEEN, without_needless
+
 # Escape sequences (CSI, OSC and other strings, two-character ones), then every control character that is left,
 # then marks that reorder text or show nothing. Text from a run can hold anything, also commands to the terminal.
 _SEQUENCE = re.compile(
@@ -14,16 +16,14 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]?"
 )
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e007f]"
-)
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{UNSEEN}]")
 _SPACE = re.compile(r"[\t\n]+")
 
 
 def clean(text: str, *, keep_lines: bool = False) -> str:
     """Text without escape sequences and control characters; line ends and tabs become a space unless kept."""
     text = _CONTROL.sub("", _SEQUENCE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+    text = text if text.isascii() else without_needless(text)
     return text if keep_lines else _SPACE.sub(" ", text)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Annotated, Any
 
 from stethos import __version__
 from stethos.errors import UsageError
+from stethos.web.output import output_of
 from stethos.web.remote_command import is_plain_target
 from stethos.wiring import command_line
 
@@ -48,20 +46,15 @@ async def _command(directory: Path, *words: str, text: str | None = None) -> str
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    sent = None if text is None else text.encode("utf-8", "replace")
     try:
-        sent = None if text is None else text.encode("utf-8", "replace")
-        out, err = await asyncio.wait_for(process.communicate(sent), _TIMEOUT_S)
+        out, err = await output_of(process, _LARGEST_REPLY, _TIMEOUT_S, sent)
     except TimeoutError:
         raise ToolError(f"`stethos {words[0]}` took longer than {_TIMEOUT_S:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
     if not out:
-        raise ToolError(err.decode("utf-8", "replace")[:_LARGEST_REPLY] or f"exit status {process.returncode}")
+        raise ToolError(err.decode("utf-8", "replace") or f"exit status {process.returncode}")
     shown = out[:_LARGEST_REPLY].decode("utf-8", "replace")
-    return shown if len(out) <= _LARGEST_REPLY else f"{shown}\n(cut: {len(out):,} bytes; ask for less)"
+    return shown if len(out) <= _LARGEST_REPLY else f"{shown}\n(cut at {_LARGEST_REPLY:,} bytes; ask for less)"
 
 
 def _target(run: str | None) -> list[str]:
@@ -74,7 +67,7 @@ def _target(run: str | None) -> list[str]:
 
 def make_server(directory: Path) -> MCPServer[Any]:
     """A server over the runs of one directory."""
-    server: MCPServer[Any] = MCPServer("stethos", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
+    server: MCPServer[Any] = MCPServer("stethos", version=__version__, instructions=_INSTRUCTIONS, log_level="CRITICAL")
 
     def tool(title: str) -> Callable[[Any], Any]:
         hints = ToolAnnotations(title=title, read_only_hint=True, destructive_hint=False, open_world_hint=False)

@@ -17,7 +17,7 @@ from stethos.record.layout import State
 from stethos.record.place import PROCESS_FILE, ProcessPlace, RunPlace, write_facts
 from stethos.record.provenance import plain_facts
 from stethos.record.segment import SealedFile, write_parquet
-from stethos.redact import redact
+from stethos.redact import redact, redact_under
 from stethos.schema import MEDIA, METRICS, Table
 from stethos.store.foreign.value import Logged, LoggedMedia, LoggedNumber
 
@@ -126,7 +126,11 @@ def _media(media: list[LoggedMedia]) -> dict[str, pa.Array]:
     from stethos.record.arrow import number_array, text_array
     from stethos.schema import Kind
 
-    texts = [one.content if one.kind == "image" else redact(one.content) for one in media]
+    texts = [
+        one.content if one.kind == "image"
+        else redact_under(one.name, one.content) if one.kind == "text"
+        else redact(one.content) for one in media
+    ]  # fmt: skip
     return {
         "step": number_array(np.array([min(max(one.step, 0), 2**62) for one in media]), Kind.I64),
         "t_ns": number_array(np.array([one.t_ns for one in media]), Kind.I64),
