@@ -105,7 +105,7 @@ def test_what_a_killed_drainer_left_in_the_inbox_is_stored_when_somebody_looks(t
         with open_run(run.path) as found:
             return int(found.rows("SELECT count(*) FROM metrics WHERE process LIKE '17@%'").values[0][0])
 
-    assert wait_until(stored, "the rows of the client") == 5
+    wait_until(lambda: stored() == 5, "the rows of the client")  # which come one batch after the other
     wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")
 
 
