@@ -852,3 +852,5 @@ TABLES: dict[str, Table] = {
 RECORDED: dict[int, Table] = {
     table.number: table for table in TABLES.values() if table.source in (Source.SLOT, Source.FRAME, Source.DRAINER)
 }
+# Told by a federation's server about its clients, and never taken from a client.
+SERVERS_OWN = frozenset({ROUNDS.name, UPDATES.name, ACTION_EVENTS.name})

@@ -118,6 +118,13 @@ def test_what_the_policy_keeps_back_is_counted_on_both_ends(collector: Collector
         assert process["host"] == "hospital-a" and process["command"] is None and process["cwd"] is None
     shown = json.loads(command("policy", "--site", site.path, "--json").stdout)
     assert shown["level"] == "L1" and shown["withholds"]["metrics"] == ["*"]
+    (account,) = shown["left"].values()  # what the site says when nothing of it waits any more
+    assert account == {
+        "produced": there["produced"], "left": there["stored"], "withheld": there["withheld"],
+        "dropped": there["dropped"], "lost": there["lost"], "waiting": 0,
+    }  # fmt: skip
+    said = command("doctor", "--target", client.path).stdout
+    assert f"hospital-a, level L1: {there['stored']} rows left, {there['withheld']} stay; none wait" in said
 
 
 def test_a_collector_that_is_gone_delays_nothing_and_the_rest_is_sent_later(
@@ -179,3 +186,20 @@ def test_a_revoked_client_keeps_its_rows_and_is_told_why(collector: CollectorPro
     shown = command("policy", "--site", site.path).stdout
     assert "waiting: r/" in shown and "not taken, the last time: 403: client 'hospital-a' was revoked" in shown
     assert books(client.path)["stored"] >= 50 and not (collector.runs / "r").exists()
+    doctor = command("doctor", "--target", client.path)
+    assert doctor.returncode == 1 and "rows wait" not in doctor.stdout
+    assert f"wait to leave to {collector.address}" in doctor.stdout and "'hospital-a' was revoked" in doctor.stdout
+
+
+def test_a_site_is_not_made_into_another_by_mistake(collector: CollectorProcess, tmp_path: Path) -> None:
+    site = collector.enrol(tmp_path / "site", "hospital-a")
+    other = command("enroll", "--local", "riding", "--site", site.path)
+    assert other.returncode == 2 and "is the site of hospital-a already" in other.stderr
+    token = tmp_path / "used.token"
+    token.write_text(collector.enrolment.invite("hospital-b", collector.keys.fingerprint).line())
+    address = command("enroll", f"https://{collector.address}", "--token-file", token, "--site", tmp_path / "new")
+    assert address.returncode == 2 and "HOST:PORT" in address.stderr and not (tmp_path / "new").exists()
+    assert command("enroll", collector.address, "--token-file", token, "--site", tmp_path / "new").returncode == 0
+    again = command("enroll", collector.address, "--token-file", token, "--site", site.path)
+    assert again.returncode != 0 and "is the site of hospital-a already" in again.stderr
+    assert open_site(site.path) == site

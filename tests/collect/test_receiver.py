@@ -101,6 +101,20 @@ def test_what_a_client_says_of_its_process_cannot_mislead_readers(receiver: Rece
         assert not examine(run).has_problem
 
 
+@pytest.mark.parametrize(("withholds", "share"), [({}, 0.125), ({"steps": ["*"]}, None)])
+def test_times_that_a_site_has_rounded_say_nothing_of_the_overhead(
+    receiver: Receiver, client: HandMadeClient, withholds: dict[str, list[str]], share: float | None
+) -> None:
+    counters = {"spent_ns": 2**27, "started_ns": 10**9, "last_step_ns": 10**9 + 2**30, "steps": 4, "state": 0}
+    told = {"facts": {"counters": counters}, "withholds": withholds}
+    assert send(receiver, client.batch(1, [1], **told)) == [STORED]
+    receiver.close()
+    with open_run(receiver.directory / "r") as run:
+        assert run.processes()[0]["overhead_share"] == run.summary()["overhead_share"] == share
+        (said,) = [check.found for check in examine(run).checks if check.what == "overhead"]
+    assert ("not known here" in said) == (share is None)
+
+
 def test_a_client_of_another_version_is_understood(receiver: Receiver, client: HandMadeClient) -> None:
     """It lacks a column, has one that we do not know, and one of another type."""
     schema = pa.schema([("t_ns", pa.int64()), ("name", pa.string()), ("value", pa.int64()), ("new", pa.float64())])

@@ -25,6 +25,7 @@ from stethos.collect.spool import Spool
 from stethos.diagnose.api import diagnose
 from stethos.record.place import INBOX_DIR, RunPlace
 from stethos.schema import METRICS
+from stethos.store.health import examine
 from stethos.store.run import open_run
 
 REPORT = {
@@ -104,8 +105,33 @@ def test_what_a_killed_drainer_left_in_the_inbox_is_stored_when_somebody_looks(t
         with open_run(run.path) as found:
             return int(found.rows("SELECT count(*) FROM metrics WHERE process LIKE '17@%'").values[0][0])
 
-    assert wait_until(stored, "the rows of the client") == 5
+    wait_until(lambda: stored() == 5, "the rows of the client")  # which come one batch after the other
     wait_until(lambda: not drainers_of(tmp_path), "the end of the drainer")
+
+
+def test_a_site_of_which_nothing_more_was_heard_was_not_killed(tmp_path: Path, spool: Spool) -> None:
+    """What a site has after its last reply stays there, so the end of its last process is never told."""
+
+    def states() -> list[Any]:
+        with open_run(tmp_path / "fed") as found:
+            rows = found.rows("SELECT state, ending FROM processes ORDER BY process LIKE '17@%'").values
+            return [found.state, [tuple(row) for row in rows]]
+
+    with RunBuilder(tmp_path / "fed") as run:
+        server = run.process()
+        server.steps(1)
+        server.drain()
+        InboxWriter(run.path).put("17", reply_of(REPORT)[BATCHES])
+        Inbox(RunPlace(run.path)).end()
+        for file in run.path.glob("17@*/*"):
+            os.utime(file, (1e9, 1e9))  # long ago
+        assert states() == ["running", [("running", None), ("running", None)]]
+        server.finish()
+    state, (_, (own, ending)) = states()
+    assert (state, own) == ("ended", "ended") and ending.startswith("not heard of any more")
+    with open_run(tmp_path / "fed") as found:
+        assert not [one for one in diagnose(found).findings if one.name == "process-failure"]
+        assert not [check for check in examine(found).checks if check.what == "losses"]
 
 
 def test_a_reply_says_what_the_policy_lets_through(spool: Spool) -> None:

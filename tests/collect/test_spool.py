@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from collecting import HandMadeClient
 
+from stethos.collect import left
 from stethos.collect.answer import read_answer
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.forward import Forwarder
@@ -139,3 +141,26 @@ def test_nothing_leaves_while_the_policy_cannot_be_read(tmp_path: Path) -> None:
     site.policy_path.write_text('level = "L1"\n')
     os.utime(site.policy_path, ns=(1, 1))
     assert forwarder.policy().level == "L1"
+
+
+def test_the_account_of_what_left_is_bounded_and_survives_a_torn_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def let_go(number: int) -> None:
+        spool = Spool.load(tmp_path / "spool" / f"run-{number}" / "p")
+        spool.kept["books"] = {"produced": 10, "lost": 1, "drops": {"ring_full": 2}, "withheld": {"rows": 3}}
+        spool.refused_rows = 1
+        left.note_left(tmp_path, spool.path, spool)
+        shutil.rmtree(spool.path)
+
+    let_go(1)
+    with (tmp_path / left.LEFT_FILE).open("ab") as file:
+        file.write(b'{"run": "torn", "bo\n')
+    let_go(2)
+    sums = {"produced": 10, "left": 3, "withheld": 3, "dropped": 3, "lost": 1, "waiting": 0}
+    assert left.left_by_run(tmp_path, tmp_path / "spool") == {"run-1": sums, "run-2": sums}
+    monkeypatch.setattr(left, "MOST_BYTES", 1500)
+    for number in range(3, 40):
+        let_go(number)
+    assert (tmp_path / left.LEFT_FILE).stat().st_size < 2000
+    assert list(left.left_by_run(tmp_path, tmp_path / "spool"))[-2:] == ["run-38", "run-39"]

@@ -104,9 +104,11 @@ def test_a_site_that_lets_everything_through_has_its_steps_there(rows: Rows) -> 
 def test_a_site_with_the_default_policy_tells_no_loss_and_no_label(rows: Rows) -> None:
     (client,) = rows.one("SELECT DISTINCT client FROM client_reports WHERE side = 'client' AND process LIKE '%@%' "
                          "AND process NOT LIKE 'sending@%'")  # fmt: skip
-    found = rows(f"""SELECT count(entry_loss), count(exit_loss), count(confusion), count(label), count(compute_ms) > 0,
+    found = rows(f"""SELECT count(entry_loss), count(exit_loss), count(confusion), count(compute_ms) > 0,
         bool_and(steps = 4) FROM client_reports WHERE client = '{client}' AND steps IS NOT NULL""")
-    assert found == [(0, 0, 0, 0, True, True)]
+    assert found == [(0, 0, 0, True, True)]
+    labels = rows(f"SELECT DISTINCT side, label FROM client_reports WHERE client = '{client}' AND steps IS NOT NULL")
+    assert set(labels) == {("client", None), ("server", "riding")}  # its own name, and not that of its partition
     assert not rows(f"SELECT 1 FROM evidence WHERE client = '{client}'")
 
 

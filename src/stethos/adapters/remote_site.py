@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.collect.aliases import note_alias
+from stethos.collect.batch import CLIENT_NAME
 from stethos.collect.ride import BATCHES, SITE, InboxWriter
 from stethos.observe import boot
 
@@ -19,8 +20,10 @@ class RemoteSites:
         self._named: set[tuple[str, str]] = set()
 
     def take(self, client: str, report: MutableMapping[str, Any]) -> None:
-        """Store what a reply carries beside the report, and take it out of it."""
+        """Store what a reply carries beside the report, and take it out of it; a site's name stands as the label."""
         batches, name = report.pop(BATCHES, None), report.pop(SITE, None)
+        if isinstance(name, str) and name != client and CLIENT_NAME.fullmatch(name):
+            report.setdefault("label", name)
         run = self._run_dir()
         if run is None:
             return

@@ -17,6 +17,7 @@ SITE/policy.toml lets through; see `stethos policy`.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -67,12 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _enrol_here(arguments: argparse.Namespace) -> int:
     from stethos.collect.enrol_client import enrol_site, write_default_policy
-    from stethos.collect.site import make_site, own_key
+    from stethos.collect.site import known_site, make_site, own_key
 
     if arguments.site is None:
         raise UsageError("a client needs a directory", hint="say where with --site DIR")
     path = arguments.site.absolute()
     if arguments.local is not None:
+        known = known_site(path)
+        if known is not None and (known.address or known.name != arguments.local):
+            raise UsageError(f"{path} is the site of {known.name} already", hint="choose another directory")
         site = make_site(path, arguments.local)
         own_key(path)
         write_default_policy(site)
@@ -82,7 +86,7 @@ def _enrol_here(arguments: argparse.Namespace) -> int:
         own = (arguments.own_key, arguments.own_cert) if arguments.own_key is not None else None
         site = enrol_site(path, arguments.address, _token_of(arguments.token_file), own)
     sys.stdout.write(f"this site is {site.name}; what leaves is decided by {site.policy_path}\n")
-    sys.stdout.write(f"record with: stethos run --site {arguments.site} train.py\n")
+    sys.stdout.write(f"record with: stethos run --site {shlex.quote(str(arguments.site))} train.py\n")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Show what leaves a site, and what has left.
 
-    stethos policy --site SITE                    what the site's policy.toml lets through, and what waits
+    stethos policy --site SITE                    what the site's policy.toml lets through, what has left, what waits
     stethos policy --level L2                     what a level means
     stethos policy --site SITE --grant-hours 8    everything (L4) for some hours, while somebody helps you
     stethos policy --site SITE --grant-hours 0    end that now; the rest of policy.toml holds again
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stethos.collect.policy import Policy
     from stethos.collect.site import SiteHome
 
+_MOST_RUNS_SHOWN = 20
+_BECAME = {"withheld": "stay", "waiting": "wait", "dropped": "dropped", "lost": "lost"}
 _GRANT = re.compile(r"^grant_until[ \t]*=.*\n?", re.MULTILINE)
 
 
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from stethos.collect.left import left_by_run
     from stethos.collect.policy import LONGEST_GRANT_S, parse_policy
     from stethos.collect.site import open_site
     from stethos.settings import site_dir
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     books = _books(site.spool)
     _show(
         policy, books, is_json=arguments.json, name=site.name, spent=_spent(site.path, policy), after=after,
-        failure=site.last_failure() if books else "",
+        failure=site.last_failure() if books else "", left=left_by_run(site.path, site.spool),
     )  # fmt: skip
     return 0
 
@@ -124,7 +127,7 @@ def _spent(directory: Path, policy: Policy) -> dict[str, float]:
 
 def _show(
     policy: Policy, books: dict[str, Any], *, is_json: bool, name: str = "", spent: dict[str, float] | None = None,
-    after: str = "", failure: str = "",
+    after: str = "", failure: str = "", left: dict[str, dict[str, int]] | None = None,
 ) -> None:  # fmt: skip
     from stethos.collect.policy import MEANS
 
@@ -136,7 +139,8 @@ def _show(
         }
         print_json({"site": name, "level": policy.level, "level_after_grant": after or None,
                     "min_count": policy.min_count, "leaves": tables, "withholds": policy.withholds(),
-                    "waiting": books, "last_failure": failure or None, "epsilon_spent": spent or {}})  # fmt: skip
+                    "left": left or {}, "waiting": books, "last_failure": failure or None,
+                    "epsilon_spent": spent or {}})  # fmt: skip
         return
     lines = [f"{name}: level {policy.level}" if name else f"level {policy.level}"]
     lines[0] += f", by a grant that ends by itself; then {after} again" if after else ""
@@ -152,8 +156,20 @@ def _show(
         lines.append("  nothing leaves")
     for run_name, epsilon in (spent or {}).items():
         lines.append(f"noise: {run_name}: epsilon {epsilon:.3f} of {policy.noise.epsilon:g} spent")
+    lines += _left_lines(left or {})
     for process, one in books.items():
         lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
     if failure:
         lines.append(f"a batch was not taken, the last time: {clean(failure)}")
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _left_lines(left: dict[str, dict[str, int]]) -> list[str]:
+    """The account of the newest runs: how many rows left, and what became of the others."""
+    newest = list(left.items())[-_MOST_RUNS_SHOWN:]
+    lines = [f"left: {len(left) - len(newest):,} earlier runs: --json"] if len(newest) < len(left) else []
+    for run_name, sums in newest:
+        others = [f"{sums[what]:,} {words}" for what, words in _BECAME.items() if sums[what]]
+        said = f"left: {clean(run_name)}: {sums['left']:,} of {sums['produced']:,} rows"
+        lines.append(said + (f"; {', '.join(others)}" if others else ""))
+    return lines

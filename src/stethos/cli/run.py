@@ -102,9 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         sdc=parse_share(arguments.sdc) if arguments.sdc else 0.0,
     )
     if settings.site is not None:
-        from stethos.collect.site import open_site
-
-        open_site(settings.site)  # a mistake is better known now
+        _say_what_leaves(settings.site, quiet=arguments.quiet)  # a mistake is better known now
     settings = _with_hang_limits(settings, arguments.hang_after)
     if arguments.resume and not place.exists():
         raise RunNotFoundError(f"no run to resume at {place.path}", hint="list runs with `stethos ls`")
@@ -131,6 +129,16 @@ def run(arguments: argparse.Namespace) -> int:
     except CommandNotFoundError:
         _remove(new_paths)
         raise
+
+
+def _say_what_leaves(directory: Path, *, quiet: bool) -> None:
+    from stethos.collect.ride import own_policy
+    from stethos.collect.site import open_site
+
+    site = open_site(directory)
+    way = f"to {site.address}" if site.address else "in the federation's own messages"
+    if not quiet:
+        say(f"site {site.name}: what its policy ({own_policy(site).level}) lets through leaves {way}")
 
 
 def _say_if_a_command(name: str) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from stethos.collect.enrolment import EnrolmentToken
 from stethos.collect.policy import DEFAULT_LEVEL
 from stethos.collect.proof import Proof, prove
-from stethos.collect.site import SiteHome, make_site, own_key, public_hex
-from stethos.errors import LiveError, UsageError
+from stethos.collect.site import SiteHome, check_address, known_site, make_site, own_key, public_hex
+from stethos.errors import LiveError
 from stethos.record.border import make_directory
 from stethos.record.whole_file import whole_file
 from stethos.web.remote import PinnedConnection, headers_for
 
 ENROL_PATH = "/api/collect/enrol"
+_HINT = "ask for a new token; one that is bound to a key needs --own-key FILE, and --own-cert FILE for a certificate"
 _MOST_ANSWER_BYTES = 4096
 _POLICY = f"""# What may leave this site; see docs/privacy.md. `stethos policy --site DIR` shows what comes of it.
 level = "{DEFAULT_LEVEL}"
@@ -29,10 +30,18 @@ def enrol_site(
 
     `own` are the files of a private key that the token is bound to, and of its certificate.
     """
+    check_address(address)
+    known = known_site(path)
     make_directory(path)
     key = public_hex(own_key(path))
     proof = prove(*own, token.secret, key) if own is not None else None
-    name = ask_to_enrol(address, token.fingerprint, token.secret, key, proof)
+    try:
+        name = ask_to_enrol(address, token.fingerprint, token.secret, key, proof)
+    except LiveError as error:
+        if known is None:
+            raise
+        hint = f"{path} is the site of {known.name} already; {error.hint}"
+        raise LiveError(error.message, hint=hint) from None
     site = make_site(path, name, address, token.fingerprint)
     write_default_policy(site)
     return site
@@ -40,9 +49,8 @@ def enrol_site(
 
 def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str, proof: Proof | None = None) -> str:
     """The name that the collector, or a relay on the way to it, binds to a key; LiveError if it refuses."""
+    check_address(address)
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT")
     connection = PinnedConnection(host.strip("[]"), int(port), fingerprint)
     body = json.dumps({"token": secret, "key": key, "proof": proof or {}})
     try:
@@ -56,7 +64,7 @@ def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str, proof: P
         connection.close()
     if reply.status != 200 or not isinstance(answer, dict):
         why = answer.get("error") if isinstance(answer, dict) else None
-        raise LiveError(f"the collector refuses: {why or reply.status}", hint="ask for a new token")
+        raise LiveError(f"the collector refuses: {why or reply.status}", hint=_HINT)
     return str(answer.get("name"))
 
 

@@ -29,6 +29,7 @@ from stethos.collect.batch import (
 from stethos.collect.books import TOO_LARGE
 from stethos.collect.filter import filtered, filtered_counters, filtered_facts, whole_seconds
 from stethos.collect.forwarded import ForwardedProcess, open_forwarded
+from stethos.collect.left import note_left
 from stethos.collect.noise import LEDGER_FILE, NoiseLedger, NoiseSource
 from stethos.collect.policy import Policy
 from stethos.collect.sender import Sender
@@ -322,6 +323,8 @@ class Forwarder:
         for path, one in list(self.adopted.items()):
             one.spool.take_told_acks()
             if one.spool.is_empty:
+                with contextlib.suppress(OSError):  # a full disk: the account goes, not the recording
+                    note_left(self.site.path, path, one.spool)
                 one.close()
                 del self.adopted[path]
                 shutil.rmtree(path, ignore_errors=True)

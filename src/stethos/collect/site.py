@@ -99,12 +99,26 @@ def open_site(path: Path) -> SiteHome:
     return SiteHome(path.absolute(), name, address, fingerprint)
 
 
+def known_site(path: Path) -> SiteHome | None:
+    """The site in a directory; None if there is none that can be understood."""
+    try:
+        return open_site(path)
+    except UsageError:
+        return None
+
+
+def check_address(address: str) -> None:
+    """UsageError unless it is HOST:PORT."""
+    if _ADDRESS.fullmatch(address) is None:
+        raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT, as in server:7468")
+
+
 def make_site(path: Path, name: str, address: str = "", fingerprint: str = "") -> SiteHome:
     """Write a site's directory, readable by this user alone."""
     if CLIENT_NAME.fullmatch(name) is None:
         raise UsageError(f"{name!r} cannot be a client's name", hint="use letters, digits, '.', '_' and '-'")
-    if address and _ADDRESS.fullmatch(address) is None:
-        raise UsageError(f"{address!r} is not an address", hint="write HOST:PORT")
+    if address:
+        check_address(address)
     make_directory(path)
     if os.lstat(path).st_uid != os.geteuid() or os.lstat(path).st_mode & 0o077:
         raise UsageError(f"other users can read {path}", hint=f"choose a directory of its own, or chmod 700 {path}")

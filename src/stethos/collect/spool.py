@@ -277,6 +277,7 @@ def read_spool(path: Path) -> Spool:
         spool.epoch, spool.acked = str(state["epoch"]), [int(number) for number in state["acked"]]
         spool.files = [[SpoolFile(*map(int, one)) for one in lane] for lane in state["files"]]
         spool.dropped_rows, spool.kept = int(state["dropped_rows"]), dict(state["kept"])
+        spool.refused_rows = int(state.get("refused_rows", 0))
     except (KeyError, TypeError, ValueError):
         return Spool(path)
     return spool

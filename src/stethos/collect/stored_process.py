@@ -33,10 +33,8 @@ from stethos.record.segment import (
     scan,
     seal_segment,
 )
-from stethos.schema import ACTION_EVENTS, CLIENT_REPORTS, RECORDED, ROUNDS, UPDATES, Table
+from stethos.schema import CLIENT_REPORTS, RECORDED, SERVERS_OWN, Table
 
-# Told by the server about its clients, and never by a client.
-_SERVERS_OWN = frozenset({ROUNDS.number, UPDATES.number, ACTION_EVENTS.number})
 NOT_ALLOWED, UNREADABLE = "not_allowed", "unreadable"
 # What a client may say of its process; the rest, as pids and children, means something on its own machine alone.
 _TOLD_FACTS = frozenset({*FACTS, "command", "cwd", "config", "git_commit"})
@@ -175,7 +173,7 @@ class StoredProcess:
                 with contextlib.suppress(pa.ArrowException, OSError, ValueError):
                     schemas[block.table] = checked_schema(block.payload)
             elif block.is_batch and block.rows:
-                if block.table not in RECORDED or block.table in _SERVERS_OWN:
+                if block.table not in RECORDED or RECORDED[block.table].name in SERVERS_OWN:
                     reason = NOT_ALLOWED
                 else:
                     rows = self._rows_of(RECORDED[block.table], block.payload, block.rows, schemas, names)

@@ -138,7 +138,8 @@ class SegmentWriter:
             sync_directory(path.parent)
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        if os.fstat(self._descriptor).st_size != size:  # whose time of change says when rows came
+            os.ftruncate(self._descriptor, size)
         self.size = size
 
     def write_group(self, pieces: Iterable[Bytes]) -> None:

@@ -14,7 +14,6 @@ from stethos.record.directories import files_below
 from stethos.record.layout import State
 from stethos.record.place import RunPlace, is_at_work
 from stethos.schema import STEPS
-from stethos.store.header import Counters
 from stethos.store.ledger import Ledger, total
 from stethos.store.process import ProcessReader
 from stethos.store.sealed import SealChecker
@@ -22,6 +21,7 @@ from stethos.store.sealed import SealChecker
 RunState = Literal["running", "ended", "failed", "killed"]
 Row = dict[str, Any]
 _STOPPED = "stopped by its parent, or killed: it was a daemon of multiprocessing"
+_NOT_HEARD_OF = "not heard of any more: it has ended, or goes on at its site and cannot send"
 
 
 def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledger: Ledger, stored_steps: int) -> Row:
@@ -52,7 +52,7 @@ def process_row(reader: ProcessReader, launchers: Sequence[dict[str, Any]], ledg
         "failure_order": None,
         "groups": _json_or_none(reader.manifest.get("groups") or (reader.ring.groups if reader.ring else None)),
         "steps": max(counters.steps, stored_steps) if counters else stored_steps,
-        "overhead_share": overhead_share([counters] if counters else []),
+        "overhead_share": overhead_share([reader]),
         "overhead_budget": facts.get("overhead_budget"),
         "rows_produced": ledger.produced,
         "rows_stored": ledger.stored,
@@ -101,11 +101,28 @@ def process_rows(readers: Sequence[ProcessReader], place: RunPlace, examiner: Se
         for reader, ledger in zip(readers, ledgers, strict=True)
     ]
     _take_reports(readers, rows)
+    _judge_silent(readers, rows)
     for reader, row in zip(readers, rows, strict=True):
         parent = reader.facts.get("daemon_of")
         if parent is not None and row["state"] == "killed" and _has_not_failed(parent, reader, rows, launchers):
             row |= {"state": "ended", "ending": _STOPPED}
     return rows, total(ledgers)
+
+
+def _judge_silent(readers: Sequence[ProcessReader], rows: Sequence[Row]) -> None:
+    """Of a client elsewhere that is silent nobody has said that it was killed.
+
+    What rides along in a federation's messages comes once a round, and what a site has after its last reply stays
+    there: so such a client goes on as long as the federation's server does.
+    """
+    goes_on = any(row["state"] == "running" for reader, row in zip(readers, rows, strict=True) if reader.is_here)
+    for reader, row in zip(readers, rows, strict=True):
+        if row["state"] == "killed" and reader.is_collected and not reader.has_said_its_end:
+            row |= (
+                {"state": "running", "ending": None, "ended_ns": None}
+                if goes_on
+                else {"state": "ended", "ending": _NOT_HEARD_OF}
+            )
 
 
 def _take_reports(readers: Sequence[ProcessReader], rows: Sequence[Row]) -> None:
@@ -186,9 +203,14 @@ def run_state(launchers: Sequence[dict[str, Any]], states: Sequence[RunState]) -
     return "ended"
 
 
-def overhead_share(counters: Sequence[Counters]) -> float | None:
-    """The share of training time spent observing; None before the first step."""
-    timed = [one for one in counters if one.steps and one.last_step_ns > one.started_ns]
+def overhead_share(readers: Sequence[ProcessReader]) -> float | None:
+    """The share of training time spent observing; None before the first step.
+
+    A site's policy rounds these times, so they say nothing about a client that keeps anything back: its own
+    `stethos doctor` does.
+    """
+    found = [reader.counters for reader in readers if reader.counters and not reader.withholds]
+    timed = [one for one in found if one.steps and one.last_step_ns > one.started_ns]
     if not timed:
         return None
     return sum(one.spent_ns for one in timed) / sum(one.last_step_ns - one.started_ns for one in timed)

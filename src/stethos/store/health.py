@@ -217,6 +217,8 @@ def _gaps(run: Run) -> tuple[Gap, ...]:
 
 def _overhead(summary: dict[str, Any], processes: list[Row]) -> Check:
     share = summary["overhead_share"]
+    if share is None and any(process["steps"] for process in processes):
+        return Check("overhead", Grade.INFO, "not known here: see `stethos doctor` at the clients' sites")
     if share is None:
         return Check("overhead", Grade.INFO, "not measured: no optimizer step was seen")
     budgets = [process["overhead_budget"] for process in processes if process["overhead_budget"] is not None]
@@ -248,12 +250,18 @@ def _dropped(ledger: Ledger) -> Check:
 
 
 def _losses(run: Run, steps: int) -> list[Check]:
-    """Whether any step has a loss: where none has, half of what is diagnosed cannot be."""
-    if not steps or run.rows("SELECT count(loss) FROM steps").values[0][0]:
+    """Whether any step has a loss: where none has, half of what is diagnosed cannot be. Sites may keep theirs back."""
+    if not steps:
         return []
-    found = f"none in {steps:,} step{'s' * (steps > 1)}: no `backward()` of a single number came before any of them"
+    elsewhere = {reader.name for reader in run.readers() if reader.is_collected}
+    found = run.rows("SELECT process, count(*), count(loss) FROM steps GROUP BY process").values
+    counts = [(rows, losses) for process, rows, losses in found if process not in elsewhere]
+    here = sum(rows for rows, _ in counts)
+    if not here or any(losses for _, losses in counts):
+        return []
+    said = f"none in {here:,} step{'s' * (here > 1)}: no `backward()` of a single number came before any of them"
     hint = "`torch.func`, `autograd.grad` and `backward(gradient=...)` give none: stethos.log(loss=...) records yours"
-    return [Check("losses", Grade.INFO, found, hint)]
+    return [Check("losses", Grade.INFO, said, hint)]
 
 
 def _waiting(ledger: Ledger, state: str) -> list[Check]:

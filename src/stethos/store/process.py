@@ -11,7 +11,7 @@ from stethos.record.border import checked_counters, read_file, version_of
 from stethos.record.layout import State
 from stethos.record.place import MANIFEST_FILE, PROCESS_FILE, RING_FILE, ProcessPlace, boot_id, host_key, is_alive
 from stethos.record.segment import SegmentRows, concatenated, with_process
-from stethos.schema import RECORDED, TABLES, Table
+from stethos.schema import RECORDED, SERVERS_OWN, TABLES, Table
 from stethos.store.header import Counters, RingHeader, counters_from, read_header
 from stethos.store.ledger import Ledger, ledger_after_end, ledger_before_end, ledger_of_collected
 from stethos.store.sealed import SealChecker, Sealed
@@ -81,14 +81,19 @@ class ProcessReader:
         return "collected" in self.manifest
 
     @property
+    def has_said_its_end(self) -> bool:
+        """Whether the site of a client elsewhere has said how it ended."""
+        return self.has_ended or bool(self.manifest.get("collected", {}).get("ended"))
+
+    @property
     def withholds(self) -> dict[str, list[str]]:
-        """The columns that its site keeps back, by table; ["*"] for all."""
+        """The columns that its site keeps back, by table; ["*"] for all. Tables of the server are none of its own."""
         told = self.manifest.get("collected", {}).get("withholds")
-        return (
-            {str(name): list(map(str, columns)) for name, columns in told.items() if isinstance(columns, list)}
-            if isinstance(told, dict)
-            else {}
-        )
+        return {
+            str(name): list(map(str, columns))
+            for name, columns in (told.items() if isinstance(told, dict) else ())
+            if isinstance(columns, list) and name not in SERVERS_OWN
+        }
 
     @property
     def counters(self) -> Counters | None:
@@ -214,7 +219,7 @@ class ProcessReader:
             self._segment_version = version
 
     def _looks_running(self) -> bool:
-        if self.has_ended or self.manifest.get("collected", {}).get("ended"):
+        if self.has_said_its_end:
             return False
         if self.is_here:
             return is_alive(int(self.facts.get("pid", 0)), self.facts.get("start_ticks"))

@@ -307,7 +307,6 @@ class Run:
         run = run_row(self._place, processes, recorded)
         ended_ns = run["ended_ns"] or time.time_ns()
         duration_s = (ended_ns - run["started_ns"]) / 1e9 if run["started_ns"] else None
-        counters = [reader.counters for reader in self._readers.values() if reader.counters]
         return {
             "run": run["run"],
             "path": run["path"],
@@ -320,7 +319,7 @@ class Run:
             "steps": run["steps"],
             "last_loss": next((row[0] for row in self.rows(_LAST_LOSS).values), None) if tables["steps"] else None,
             "rows": tables,
-            "overhead_share": overhead_share(counters),
+            "overhead_share": overhead_share(list(self._readers.values())),
             **ledger.as_row(),
             "size_bytes": run["size_bytes"],
         }

@@ -8,7 +8,7 @@ from stethos.view.series import BY_TIME, SERIES, over_time, span_of
 SUMMARY = Query(
     "WITH last_round AS (SELECT round, loss, accuracy FROM rounds ORDER BY t_ns DESC LIMIT 1)\n"
     "SELECT runs.state, runs.ended_ns - runs.started_ns AS duration_ns,\n"
-    "       (SELECT max(round) FROM rounds) AS rounds,\n"
+    "       (SELECT nullif(count(DISTINCT round), 0) FROM rounds) AS rounds,\n"
     "       (SELECT count(DISTINCT client) FROM client_reports) AS clients,\n"
     "       runs.steps, runs.processes,\n"
     "       coalesce((SELECT loss FROM last_round), (SELECT arg_max(loss, t_ns) FROM steps)) AS loss,\n"

@@ -119,8 +119,8 @@ class Monitor:
         """The vitals now."""
         rows = self.run.processes()
         now_ns = self.now_ns()
-        counters = {reader.name: reader.counters for reader in self.run.readers()}
-        known = [one for one in counters.values() if one is not None]
+        readers = self.run.readers()
+        counters = {reader.name: reader.counters for reader in readers}
         stored = self._stored()
         if stored["steps"]:
             self._read_losses(stored["steps"])
@@ -157,7 +157,7 @@ class Monitor:
             steps_per_s=sum(running) if running else None,
             loss=self._last_loss,
             losses=tuple(self._losses),
-            overhead_share=overhead_share(known),
+            overhead_share=overhead_share(readers),
             rows_dropped=sum(row["rows_dropped"] or 0 for row in rows),
             rows_lost=sum(row["rows_lost"] or 0 for row in rows),
             processes=processes,

@@ -233,7 +233,7 @@ def _first_row(place: RunPlace, old: Mapping[str, Any]) -> dict[str, Any]:
             for name, rows in reader.rows_by_table(run.examiner).items():
                 counts[name] += rows
         row = run_row(place, processes, sum(counts.values()))
-        share = overhead_share([reader.counters for reader in readers if reader.counters])
+        share = overhead_share(readers)
     finally:
         run.close()
     kept = {name: old.get(name) for name in ("loss", "accuracy", "last_round", "metrics")}
