@@ -43,15 +43,28 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A fleet on an S3 server."""
-    with s3_server(tmp_path / "s3") as url:
-        for name, value in (KEYS | {"AWS_ENDPOINT_URL": url, "XDG_CACHE_HOME": str(tmp_path / "cache")}).items():
-            monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A fleet on an S3 server: the server's URL, the fleet's address."""
+    directory = tmp_path_factory.mktemp("stored")
+    with s3_server(directory / "s3") as url, pytest.MonkeyPatch.context() as patch:
+        _use(url, directory, patch)
+        patch.setenv("XDG_RUNTIME_DIR", str(directory / "runtime"))  # no lock is shared with other tests
         address = f"s3://{BUCKET}/fleet"
-        archive_fleet(tmp_path / "runs", parse_address(address))
-        yield address
+        archive_fleet(directory / "runs", parse_address(address))
+        yield url, address
+
+
+@pytest.fixture
+def stored(fleet: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its address, with nothing of it on this machine."""
+    _use(fleet[0], tmp_path, monkeypatch)
+    return fleet[1]
+
+
+def _use(url: str, directory: Path, patch: pytest.MonkeyPatch) -> None:
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": url, "XDG_CACHE_HOME": str(directory / "cache")}).items():
+        patch.setenv(name, value)
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
@@ -215,10 +228,10 @@ def test_a_cluster_elsewhere_works_on_an_archive_and_writes_its_keys_nowhere(
 ) -> None:
     monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # so long a client takes that is not served
     with cluster() as there:
-        there.fail_clients(2)
+        there.fail_clients(1)
         asked = command("query", "--over", stored, "--engine", there.address, ASKED[0], "--json")
         assert asked.returncode == 0, asked.stderr
-        assert there.failures_left() == 0  # it was served by the third process
+        assert there.failures_left() == 0  # it was served by the second process
         looked = command("diagnose", "--over", stored, "--on", there.address, "--json")
         written = there.written()
         there.fail_clients(99)
