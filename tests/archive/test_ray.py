@@ -49,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
     directory = tmp_path_factory.mktemp("stored")
     with s3_server(directory / "s3") as url, pytest.MonkeyPatch.context() as patch:
         _use(url, directory, patch)
-        patch.setenv("XDG_RUNTIME_DIR", str(directory / "runtime"))  # no lock is shared with other tests
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))  # its locks are not those of other tests
         address = f"s3://{BUCKET}/fleet"
         archive_fleet(directory / "runs", parse_address(address))
         yield url, address
