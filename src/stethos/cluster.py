@@ -24,8 +24,13 @@ _RETRIES = 3
 _POLL_S = 0.5
 _CLIENT_PORT = 10001  # Ray's own, where an address has none
 _REACH_S = 5.0
-_TRIES = 3  # a cluster's server starts a process for each client, which may die before it is up
+# A cluster's server forks a process for each client. gRPC (seen with 1.85) runs code of its own in the fork, in which
+# one in twenty dies; Ray then holds the client for up to 40 s.
+_TRIES = 5
+_TRYING_S = 180.0
 _PAUSE_S = 1.0
+_NOT_SERVED = "Starting Ray client server failed", "Proxy failed to Connect to backend"
+_START_IT_SO = "what it starts for a client dies; start the cluster with GRPC_ENABLE_FORK_SUPPORT=0, or "
 
 
 class ClusterError(StethosError):
@@ -84,12 +89,15 @@ def connect(where: str) -> Any:
     if error is not None:
         lines = str(error).strip().splitlines()
         reason = lines[-1] if lines else type(error).__name__
-        raise ClusterError(f"cannot use the Ray cluster at {where}: {reason}", hint="see the logs of its head node")
+        forked = any(words in str(error) for words in _NOT_SERVED)
+        hint = f"{_START_IT_SO if forked else ''}see the logs of its head node"
+        raise ClusterError(f"cannot use the Ray cluster at {where}: {reason}", hint=hint)
     return ray
 
 
 def _initialize(ray: Any, options: dict[str, Any]) -> Exception | None:
     """Join or start a cluster; why it failed. A server that is there but cannot serve us is asked again."""
+    began = time.monotonic()
     for attempt in range(_TRIES):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the caller says it
@@ -97,8 +105,9 @@ def _initialize(ray: Any, options: dict[str, Any]) -> Exception | None:
         if not isinstance(error, ConnectionAbortedError):
             return error
         tried(ray.shutdown)  # half a connection would count as one
-        if attempt < _TRIES - 1:
-            time.sleep(_PAUSE_S * (attempt + 1))
+        if attempt == _TRIES - 1 or time.monotonic() - began > _TRYING_S:
+            break
+        time.sleep(_PAUSE_S)
     return error
 
 

@@ -438,6 +438,14 @@ def test_a_run_that_is_listed_as_an_archive_is_pointed_out(
     assert f"its archive is {tmp_path}/a" in capsys.readouterr().err
 
 
+def test_an_archive_that_is_named_as_a_run_is_pointed_out(
+    ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_run(ended.place, parse_address(tmp_path / "a"))
+    assert main(["-t", f"file://{tmp_path}/a", "query", "SELECT 1"]) == 3
+    assert f"see `stethos ls {tmp_path}/a`" in capsys.readouterr().err
+
+
 def test_no_archive_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", str(tmp_path / "nothing")]) == 3
     assert main(["-t", f"file://{tmp_path}/nothing/demo", "query", "SELECT 1"]) == 3

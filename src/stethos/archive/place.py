@@ -91,10 +91,14 @@ class ArchivedRun:
             if rows and isinstance(rows[0].get("content"), str):
                 return Snapshot.from_json(rows[0]["content"], str(self.address))
         if is_needed:
-            raise RunNotFoundError(
-                f"no archived run at {self.address}", hint=f"list runs with `stethos ls {self.address.parent}`"
-            )
+            raise RunNotFoundError(f"no archived run at {self.address}", hint=self._hint())
         return None
+
+    def _hint(self) -> str:
+        """Where runs are, if none is here."""
+        if self.objects.listed(CATALOGUE, deep=False):
+            return f"it is an archive: name a run in it, see `stethos ls {self.address}`"
+        return f"list runs with `stethos ls {self.address.parent}`"
 
     def commit(self, snapshot: Snapshot) -> None:
         """Make a snapshot the newest; older ones go, but for the last few, which somebody may be reading."""
