@@ -135,8 +135,8 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       )}
       <Media route={route} version={version} like={like} />
       {answer !== null && !isEmpty && (
-        <section class="card panel is-wide" aria-label="Numbers of this page">
-          <p class="note">The numbers of all panels above:</p>
+        <section class="card panel is-wide is-foot" aria-label="Numbers of this page">
+          <p class="note">The numbers of all panels above</p>
           <Behind run={route.run} panel={panel} given={asked} sql={answer.sql} isCut={answer.is_cut} columns={answer} />
         </section>
       )}

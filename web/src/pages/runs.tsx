@@ -4,7 +4,7 @@ import { csvOf, saveText } from "../charts/save";
 import { State } from "../charts/small";
 import { useAround, useLater, useRuns } from "../context";
 import { StateMark } from "../findings";
-import { ago, cell, label, plain } from "../format";
+import { ago, cell, label, plain, setting } from "../format";
 import { keep, kept } from "../kept";
 import { number, type Given, type RunRow } from "../model";
 import { Trouble } from "../panel";
@@ -181,11 +181,12 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
   const from = isLong ? Math.max(0, Math.min(rows.length - inSight, Math.floor(top / ROW_PX) - 6)) : 0;
   const shown = rows.slice(from, from + inSight + 12);
   const below = rows.length - from - shown.length;
+  const numeric = useMemo(() => new Set(columns.filter((key) => areNumbers(rows, key))), [rows, columns.join()]);
   const heading = (key: string): preact.JSX.Element => {
     const isThis = sortKey === key;
     const next = !isThis ? `-${key}` : isDown ? key : "";
     return (
-      <th key={key} class={isNumber(key) ? "is-number" : ""} aria-sort={!isThis ? "none" : isDown ? "descending" : "ascending"}>
+      <th key={key} class={isNumber(key) || numeric.has(key) ? "is-number" : ""} aria-sort={!isThis ? "none" : isDown ? "descending" : "ascending"}>
         <button type="button" onClick={() => set({ sort: next })}>
           {label(columnTitle(key))} {isThis ? (isDown ? "▾" : "▴") : ""}
         </button>
@@ -199,8 +200,8 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
           <tr>
             <th><span class="sr-only">compare</span></th>
             {heading("run")}
-            {columns.map(heading)}
             {edit !== undefined && <th><span class="sr-only">edit</span></th>}
+            {columns.map(heading)}
           </tr>
         </thead>
         <tbody>
@@ -215,12 +216,12 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
                   {label(titleOf(row))}
                 </a>
               </td>
-              {columns.map((key) => <Value key={key} row={row} name={key} />)}
               {edit !== undefined && (
-                <td>
-                  <button type="button" aria-label={`edit ${label(row.run)}`} disabled={!row.is_known} onClick={() => edit(row)}>edit</button>
+                <td class="edits">
+                  <button type="button" aria-label={`edit ${label(row.run)}`} title="title, tags, notes, archive, delete" disabled={!row.is_known} onClick={() => edit(row)}>edit</button>
                 </td>
               )}
+              {columns.map((key) => <Value key={key} row={row} name={key} isRight={numeric.has(key)} />)}
             </tr>
           ))}
           {below > 0 && <tr class="filler" aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: `${below * ROW_PX}px` }} /></tr>}
@@ -230,18 +231,29 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
   );
 }
 
+/** Whether a hyperparameter is a number in every run that has it. */
+function areNumbers(rows: RunRow[], key: string): boolean {
+  if (!key.startsWith("config:")) return false;
+  const values = rows.map((row) => valueOf(row, key)).filter((value) => value !== null);
+  return values.length > 0 && values.every((value) => typeof value === "number");
+}
+
 function isNumber(key: string): boolean {
   return key.startsWith("metric:") || ["last_round", "steps", "loss", "accuracy", "overhead_share", "duration_ms", "size_bytes"].includes(key);
 }
 
-function Value({ row, name }: { row: RunRow; name: string }) {
+function Value({ row, name, isRight }: { row: RunRow; name: string; isRight: boolean }) {
   const value = valueOf(row, name);
   if (name === "state") return <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>;
   if (name === "verdict") return <td class="what" title={row.health?.first || undefined}><StateMark conclusion={row.health} />{row.health?.first && <span class="muted"> {label(row.health.first)}</span>}</td>;
   if (name === "tags") return <td>{(row.tags ?? []).map((tag) => <span class="tag" key={tag}>{label(tag)}</span>)}</td>;
   if (name === "started_ns") return <td title={cell(value, name)}>{number(value) === null ? "–" : ago(number(value) as number)}</td>;
+  if (name.startsWith("config:")) {
+    const { text, isShort } = setting(value);
+    return <td class={isRight ? "is-number" : ""} title={isShort || typeof value === "string" ? String(value) : undefined}>{text}</td>;
+  }
   const isBroken = isNumber(name) && !Number.isFinite(number(value) ?? 0);
-  const text = name.startsWith("config:") && typeof value === "number" ? String(value) : cell(value, name.startsWith("metric:") ? "" : name); // a setting as it was set
+  const text = cell(value, name.startsWith("metric:") ? "" : name);
   return <td class={`${isNumber(name) ? "is-number" : ""}${isBroken ? " is-broken" : ""}`} title={typeof value === "string" ? value : undefined}>{text}</td>;
 }
 
