@@ -23,7 +23,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
   const isAsked = given.metric !== undefined && given.metric !== "";
   const metric = isAsked ? (given.metric ?? "") : usualMetric(names, rows);
-  const most = isAsked || isFew ? MOST : MOST_UNASKED;
+  const most = isAsked || isFew || group !== "" ? MOST : MOST_UNASKED;
   const having = rows.filter((row) => row.metrics?.[metric] !== undefined);
   const asked = having.slice(0, most);
   const { x = "" } = given;

@@ -107,7 +107,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       {!isEmpty && <section class="card is-wide controls" aria-label="Controls">
         <label class="search">
           <span class="sr-only">Search metrics</span>
-          <input type="search" placeholder={`search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
+          <input type="search" placeholder={answer === null ? "search metrics" : `search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
         </label>
         {!source.isReport && <Across given={route.given} set={set} />}
         <Smoothing given={route.given} set={set} />

@@ -4,7 +4,7 @@ import { csvOf, saveText } from "../charts/save";
 import { State } from "../charts/small";
 import { useAround, useLater, useRuns } from "../context";
 import { StateMark } from "../findings";
-import { ago, cell, label, plain, setting } from "../format";
+import { ago, cell, counted, label, plain, setting } from "../format";
 import { keep, kept } from "../kept";
 import { number, type Given, type RunRow } from "../model";
 import { Trouble } from "../panel";
@@ -55,7 +55,7 @@ export function RunsPage({ route }: { route: Route }) {
         <header>
           <h2 id="runs-title">Directory {catalogue.directory}</h2>
           <span class="muted" aria-live="polite">
-            {unread > 0 && `reading the metrics of ${plain(unread)} · `}{rows.length === all.length ? "" : `${plain(rows.length)} of `}{plain(all.length)} {all.length === 1 ? "run" : "runs"}
+            {answer !== null && `${unread > 0 ? `reading the metrics of ${plain(unread)} · ` : ""}${rows.length === all.length ? "" : `${plain(rows.length)} of `}${counted(all.length, "run")}`}
           </span>
         </header>
         <div class="run-tools">
@@ -266,7 +266,7 @@ function Groups({ rows, by, columns }: { rows: RunRow[]; by: string; columns: st
     if (values.length === 0) return "–";
     const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
     const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / Math.max(1, values.length - 1));
-    return values.length === 1 ? plain(mean) : `${plain(mean)} ± ${plain(deviation)}`;
+    return values.length === 1 ? plain(mean) : `${plain(mean)} ± ${plain(Number(deviation.toPrecision(2)))}`;
   };
   return (
     <section class="card is-wide" aria-label="Groups" data-panel="groups">

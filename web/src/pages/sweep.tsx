@@ -128,10 +128,10 @@ function axisOf(key: string, rows: RunRow[]): Axis {
     const isLog = low > 0 && (high / low > 50 || isDoubling(numbers));
     const bend = isLog ? Math.log : (value: number): number => value;
     const part = (value: number): number => (high === low ? 0.5 : (bend(value) - bend(low)) / (bend(high) - bend(low)));
-    const middle = Number((isLog ? Math.sqrt(low * high) : (low + high) / 2).toPrecision(3));
+    const middle = isLog ? Math.sqrt(low * high) : (low + high) / 2;
     const distinct = [...new Set(numbers)].sort((a, b) => a - b);
     const named = distinct.length <= MOST_TICKS && distinct.every((value, place) => place === 0 || part(value) - part(distinct[place - 1] as number) > 0.05);
-    const ticks = (named ? distinct : [low, middle, high]).map((value): [number, string] => [part(value), short(value, key)]);
+    const ticks = (named ? distinct : [low, middle, high]).map((value): [number, string] => [part(value), short(named ? value : Number(value.toPrecision(3)), key)]);
     const value = (place: number): number => (isLog ? low * (high / low) ** place : low + (high - low) * place);
     return { key, isLog, at: high === low ? null : value, ticks: ticks.slice(0, high === low ? 1 : undefined), place: (row) => {
       const value = number(valueOf(row, key));
