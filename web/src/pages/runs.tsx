@@ -108,7 +108,8 @@ export function RunsPage({ route }: { route: Route }) {
  */
 function Drawings({ given, inOrder, rows, group, columns, isFew, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; isFew: boolean; set: (changes: Given) => void }) {
   const { theme } = useAround();
-  const [first, all] = [useLater(inOrder), useLater(rows)];
+  const isUnasked = !isFew && (given.metric ?? "") === ""; // nobody waits for these curves: typing and sorting go first
+  const [first, all] = [useLater(inOrder, isUnasked ? 1000 : undefined), useLater(rows)];
   const { metric = "", smooth = "", log = "", x = "", sweep = "", result = "", across = "", colour = "" } = given;
   const zoom = given[`zoom-${axisName(x)}`] ?? "";
   const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} columns={columns} />, [all, group, columns.join()]);
