@@ -40,7 +40,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
     if (columns !== null && row.state !== "running") over.current.set(place, columns);
     return columns;
   };
-  const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
+  const { answer, isAsking } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
   const weight = Math.min(0.99, Math.max(0, Number(given.smooth) || 0));
   const isLog = given.log === "1";
   const lines = useMemo(() => {
@@ -72,7 +72,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
         </div>
       </header>
       {metric !== "" && having.length > most && <p class="note">The first {most} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others{most < MOST && `, choose a metric to draw ${MOST}`}.</p>}
-      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
+      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null || isAsking ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
         <Plot panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed zoom={zoomOf(given, name)} onZoom={(range) => set(zoomed({}, name, range))} />
       )}
       {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x={name} data={data} columns={null} isLog={isLog} look={{ zoom: zoomOf(given, name) }} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves(name, data)} title={label(metric)} /></div>}</footer>}
