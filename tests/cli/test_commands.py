@@ -334,6 +334,16 @@ def test_the_front_page_is_short_and_fits_the_terminal(
     assert all(len((import_module(module).__doc__ or "").partition("\n")[0]) <= 60 for module in GROUPS[""].values())
 
 
+def test_the_help_of_every_command_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in (name for group in GROUPS.values() for name in group):
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 def test_a_group_is_a_prefix(demo: RunBuilder, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["data", "tables"], ["tables"], ["-t", str(demo.path), "data", "tables"]):
         assert main([*words, *(["-t", str(demo.path)] if words[0] != "-t" else [])]) == 0

@@ -32,6 +32,16 @@ def test_a_cause_is_as_grave_as_what_follows_and_lasts_as_long() -> None:
     assert not one.is_open
 
 
+def test_a_crash_that_came_after_nan_stands_behind_it_and_one_before_it_does_not() -> None:
+    crash = finding("process-failure", 400, severity=Severity.ERROR, confidence=1.0)
+    broken = finding("non-finite-loss", 300, severity=Severity.ERROR, confidence=0.98)
+    assert [one.name for one in fold([crash, broken], {})] == ["non-finite-loss", "process-failure"]
+    late = replace(broken, subject=Subject(first=500))  # of another process, say
+    assert [one.name for one in fold([crash, late], {})] == ["process-failure", "non-finite-loss"]
+    over = replace(broken, is_open=False)
+    assert [one.name for one in fold([crash, over], {})] == ["process-failure", "non-finite-loss"]
+
+
 def test_what_a_client_does_follows_from_what_that_client_has_and_nobody_else() -> None:
     def of(name: str, client: str, first: int = 1) -> Finding:
         return finding(name, subject=Subject(clients=(client,), first=first))

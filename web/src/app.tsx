@@ -89,7 +89,7 @@ function InRun({ route, theme, turn, own }: Shown) {
     <Frame route={route} theme={theme} turn={turn} own={own} title={route.run} state={state} version={version} isFederated={summary.answer === null || column(summary.answer, "rounds")[0] !== null || Number(column(summary.answer, "clients")[0]) > 0} wrong={Math.max(0, (found?.problems ?? 0) + (found?.over ?? 0) - silenced(diagnosis.answer))} worst={found?.colour === "red" ? "error" : "warning"}>
       {(isGone || isUnknown) && (
         <p class="trouble" role="alert">
-          {summary.answer === null ? "This run does not exist (yet)." : "This run has been deleted. You see its last known state."}
+          {summary.answer === null && version === "" ? "This run does not exist (yet)." : "This run has been deleted. You see its last known state."}
           <small>
             <a href={address({ page: "runs", run: "", given: {} })}>All runs</a>
           </small>

@@ -74,10 +74,10 @@ export function useAsked<Answer>(ask: () => Promise<Answer>, key: string, versio
 const LATER_MS = 60;
 
 /** The value as it was a moment ago: for what is costly to draw and may follow behind. */
-export function useLater<Value>(value: Value): Value {
+export function useLater<Value>(value: Value, ms = LATER_MS): Value {
   const [later, setLater] = useState(value);
   useEffect(() => {
-    const timer = setTimeout(() => setLater(value), LATER_MS);
+    const timer = setTimeout(() => setLater(value), ms);
     return () => clearTimeout(timer);
   }, [value]);
   return later;

@@ -8,6 +8,7 @@ import { Code } from "./panel";
 import { address } from "./route";
 import { Server } from "./source";
 
+const [MOST_CLIENTS, MOST_LAYERS] = [6, 4]; // as chips
 const TONES = { red: "is-error", amber: "is-warning", green: "is-ok", grey: "is-looking" };
 
 /** The run's state, as a badge. */
@@ -136,20 +137,23 @@ export function FindingCard({ finding, run, depth = 0, silences = {} }: { findin
         {finding.severity !== "info" && <span>{share(finding.confidence)} sure</span>}
         {finding.clients.length > 0 && (
           <span>
-            {finding.clients.slice(0, 6).map((client) => (
+            {finding.clients.slice(0, MOST_CLIENTS).map((client) => (
               <a key={client} class="chip" href={address({ run, page: "clients", given: { client } })}>
                 {label(client)}
               </a>
             ))}
+            {finding.clients.length > MOST_CLIENTS && ` and ${finding.clients.length - MOST_CLIENTS} more`}
           </span>
         )}
         {finding.layers.length > 0 && (
           <span>
-            {finding.layers.slice(0, 4).map((layer) => (
+            {finding.layers.length === 1 ? "layer " : "layers "}
+            {finding.layers.slice(0, MOST_LAYERS).map((layer) => (
               <a key={layer} class="chip" href={address({ run, page: "layers", given: { layer } })}>
                 {label(layer)}
               </a>
             ))}
+            {finding.layers.length > MOST_LAYERS && ` and ${finding.layers.length - MOST_LAYERS} more`}
           </span>
         )}
         {finding.ranks.length > 0 && <span>rank {finding.ranks.join(", ")}</span>}

@@ -12,7 +12,8 @@ export function plain(value: number): string {
   if (size >= 1e6 || size < 1e-4) return Number(value.toPrecision(3)).toExponential().replace("e+", "e").replaceAll("-", MINUS);
   if (size < 1e-3) return String(Number(value.toPrecision(3))).replace("-", MINUS);
   if (size >= 1e4) return Math.round(value).toLocaleString("en-US").replace("-", MINUS);
-  const digits = size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4;
+  if (size < 1) return String(Number(value.toPrecision(4))).replace("-", MINUS);
+  const digits = size >= 100 ? 1 : size >= 10 ? 2 : 3;
   return String(Number(value.toFixed(digits))).replace("-", MINUS);
 }
 
@@ -124,6 +125,15 @@ export function cell(value: Cell | undefined, name: string, unit = ""): string {
     return measured(number(value) ?? Number.NaN, name, unit);
   }
   return name === "client" || name === "layer" || name === "run" ? label(value) : value;
+}
+
+/** A hyperparameter as it was set; a number with many digits in short, which `isShort` says. */
+export function setting(value: Cell | undefined): { text: string; isShort: boolean } {
+  if (typeof value === "boolean") return { text: String(value), isShort: false };
+  if (typeof value !== "number" || !Number.isFinite(value)) return { text: cell(value, ""), isShort: false };
+  const whole = String(value).replace("-", MINUS);
+  const text = whole.length <= 9 ? whole : String(Number(value.toPrecision(4))).replace("-", MINUS);
+  return { text, isShort: text !== whole };
 }
 
 /** A column's name as a heading: its unit is shown with every value. */

@@ -69,7 +69,11 @@ SORTS: dict[str, Callable[[ClientView], Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_round(parser)
     parser.add_argument(
-        "--sort", choices=SORTS, default="finding", help="sort by this column, worst first (default: finding)"
+        "--sort",
+        choices=SORTS,
+        metavar="COLUMN",
+        default="finding",
+        help=f"{', '.join(SORTS)}: sort by this column, worst first (default: finding)",
     )
     parser.add_argument("--all", action="store_true", help=f"show every client, even if more than {_SHOWN}")
     add_federated_arguments(parser)

@@ -119,7 +119,13 @@ def fold(findings: Iterable[Finding], explains: Mapping[str, frozenset[str]]) ->
     for place in parent:
         consequences.setdefault(_root(parent, place), []).append(listed[place])
     roots = [_with(one, consequences.get(place, [])) for place, one in enumerate(listed) if place not in parent]
-    return sorted(roots, key=lambda one: (-one.severity, -one.confidence, _first(one)))
+    broken = min((_first(one) for one in roots if one.name in _SPREADING and one.is_open), default=float("inf"))
+
+    def order(one: Finding) -> tuple[float, ...]:
+        is_later = one.name == "process-failure" and _first(one) >= broken  # it may have stopped because of that
+        return -one.severity, is_later, -one.confidence, _first(one)
+
+    return sorted(roots, key=order)
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:

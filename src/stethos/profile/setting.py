@@ -44,8 +44,12 @@ class Difference:
         if all(value in (None, "") for value in self.values):
             shown = ["not given" if value is None else "given" for value in self.values]
         else:
-            shown = ["-" if value is None else str(value) for value in self.values]
+            shown = ["-" if value is None else _shown(value) for value in self.values]
         return f"{self.name}: {' -> '.join(dict.fromkeys(shown))}"
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_settings(run: Run) -> dict[str, Any]:

@@ -131,5 +131,5 @@ def findings_of(cache: RunCache, name: str, known: Examination) -> dict[str, Any
 
 
 def _step_back() -> None:
-    """In the child: let trainings go first."""
-    os.nice(10)
+    """In the child: let trainings go first, and the server; further back it would not end beside a busy machine."""
+    os.nice(5)

@@ -108,7 +108,7 @@ export function Plot({ panel, data, findings = [], height = 230, theme, onPick, 
         <div class="legend-steps">
           <span>
             <i style={{ background: BROKEN }} />
-            NaN or infinite {isNamedBroken ? "in" : isBare ? `at every ${heading(panel.x)}` : `at ${plain(data.broken.length)} of ${plain(told(data))}`}
+            NaN or infinite {isNamedBroken ? "in" : isBare ? `at every ${heading(panel.x)}` : data.isGrouped ? "" : `at ${plain(data.broken.length)} of ${plain(told(data))}`}
             {isNamedBroken && ` ${namesOf(data.brokenIn ?? [], nameOf)}`}
           </span>
         </div>

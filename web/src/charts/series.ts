@@ -24,6 +24,8 @@ export interface Curves {
   /** Where a value is NaN or infinite, which no line can show; and in which curves, where that is to be told. */
   broken: number[];
   brokenIn?: string[];
+  /** A place is several steps, of which one may be NaN and the others not: their number would say little. */
+  isGrouped?: boolean;
   /** How far the x axis reaches beyond the last value: where only some of the steps were sampled, to the last step. */
   reach?: number;
 }
@@ -53,6 +55,7 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
       const value = number(values[row]);
       return value !== null && !Number.isFinite(value);
     });
+  const isGrouped = column(columns, "sampled").some((count) => (number(count) ?? 0) > 1);
   const broken = [...new Set(places.filter((_, row) => isBroken(row)))];
   const curve = (name: string, y: string, wanted: (row: number) => boolean, hasBand: boolean): Curve => ({
     name,
@@ -67,6 +70,7 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
     return {
       x,
       broken,
+      isGrouped,
       curves: distinct.map((group) =>
         curve(isAlone ? (names[y] ?? heading(y)) : group, y, (row) => groups[row] === group, distinct.length <= 6),
       ),
@@ -76,7 +80,7 @@ export function curvesOf(panel: Panel, columns: Columns, names: Record<string, s
     ...curve(names[y] ?? heading(y), y, () => true, place === panel.y.length - (y === "layer" || panel.y.includes("others") ? 1 : panel.y.length)),
     isFaint: y === "others",
   }));
-  return { x, broken, curves: curves.filter((one) => one.values.some((value) => value != null)) };
+  return { x, broken, isGrouped, curves: curves.filter((one) => one.values.some((value) => value != null)) };
 }
 
 const GAP = 6; // this many times the usual distance is a gap

@@ -3,8 +3,8 @@ import { useState } from "preact/hooks";
 import { seriesColour } from "../colour";
 import { courseOf, useAround, useAsked, useRuns } from "../context";
 import { StateMark } from "../findings";
-import { cell, measured, plain } from "../format";
-import type { Comparison, Pair, Panel, Quantity, RunRow } from "../model";
+import { cell, measured, plain, setting } from "../format";
+import type { Cell, Comparison, Pair, Panel, Quantity, RunRow } from "../model";
 import { JsonLink, Trouble } from "../panel";
 import { go, type Route } from "../route";
 import { compareAddress } from "../source";
@@ -222,6 +222,7 @@ function percent(part: number): string {
 }
 
 function value(number: number | null | undefined, quantity: Quantity | undefined): string {
+  if (number === null && quantity?.quantity.startsWith("final ") && ["worse", "better"].includes(quantity.verdict)) return "not finite";
   if (number === null || number === undefined || quantity === undefined) return "–";
   return measured(number, quantity.quantity.endsWith("accuracy") ? "accuracy" : "", quantity.unit);
 }
@@ -257,7 +258,7 @@ function Settings({ comparison }: { comparison: Comparison }) {
                 <tr key={one.name} class={one.differs ? "differs" : ""}>
                   <th>{one.name}</th>
                   {one.values.map((value, index) => (
-                    <td key={runs[index]}>{cell(value, one.name)}</td>
+                    <td key={runs[index]}>{isFlag(one.values) ? (value === null ? "not given" : "given") : setting(value).text}</td>
                   ))}
                 </tr>
               ))}
@@ -274,6 +275,11 @@ function Settings({ comparison }: { comparison: Comparison }) {
       )}
     </section>
   );
+}
+
+/** Whether a setting is an option of the command that has no value: it is there or not. */
+function isFlag(values: Cell[]): boolean {
+  return values.every((value) => value === null || value === "");
 }
 
 function Facts({ rows }: { rows: RunRow[] }) {

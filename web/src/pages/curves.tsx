@@ -13,6 +13,7 @@ import { Across, axisName, LogScale, metricsOf, Save, Smoothing } from "./metric
 import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
+const MOST_UNASKED = 10; // of many runs, while nobody has chosen a metric
 const MOST_KEPT = 200;
 const MOST_PLACES = 400;
 
@@ -20,9 +21,11 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
   const { source, theme } = useAround();
   const [isTable, setTable] = useState(false);
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics ?? {})))].sort();
-  const metric = given.metric || (isFew ? usualMetric(names, rows) : "");
+  const isAsked = given.metric !== undefined && given.metric !== "";
+  const metric = isAsked ? (given.metric ?? "") : usualMetric(names, rows);
+  const most = isAsked || isFew || group !== "" ? MOST : MOST_UNASKED;
   const having = rows.filter((row) => row.metrics?.[metric] !== undefined);
-  const asked = having.slice(0, MOST);
+  const asked = having.slice(0, most);
   const { x = "" } = given;
   const name = axisName(x);
   const key = `${metric} ${x} ${asked.map((row) => row.run).join("/")}`;
@@ -37,7 +40,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
     if (columns !== null && row.state !== "running") over.current.set(place, columns);
     return columns;
   };
-  const { answer } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
+  const { answer, isAsking } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
   const weight = Math.min(0.99, Math.max(0, Number(given.smooth) || 0));
   const isLog = given.log === "1";
   const lines = useMemo(() => {
@@ -68,8 +71,8 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
           <LogScale given={given} set={set} />
         </div>
       </header>
-      {metric !== "" && having.length > MOST && <p class="note">The first {MOST} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others.</p>}
-      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
+      {metric !== "" && having.length > most && <p class="note">The first {most} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others{most < MOST && `, choose a metric to draw ${MOST}`}.</p>}
+      {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null || isAsking ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
         <Plot panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed zoom={zoomOf(given, name)} onZoom={(range) => set(zoomed({}, name, range))} />
       )}
       {data.x.length > 0 && <footer><button type="button" aria-expanded={isTable} onClick={() => setTable(!isTable)}>Table</button><Save title={metric} x={name} data={data} columns={null} isLog={isLog} look={{ zoom: zoomOf(given, name) }} />{isTable && <div class="behind-table"><DataTable columns={tableOfCurves(name, data)} title={label(metric)} /></div>}</footer>}

@@ -107,7 +107,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       {!isEmpty && <section class="card is-wide controls" aria-label="Controls">
         <label class="search">
           <span class="sr-only">Search metrics</span>
-          <input type="search" placeholder={`search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
+          <input type="search" placeholder={answer === null ? "search metrics" : `search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
         </label>
         {!source.isReport && <Across given={route.given} set={set} />}
         <Smoothing given={route.given} set={set} />
@@ -135,8 +135,8 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
       )}
       <Media route={route} version={version} like={like} />
       {answer !== null && !isEmpty && (
-        <section class="card panel is-wide" aria-label="Numbers of this page">
-          <p class="note">The numbers of all panels above:</p>
+        <section class="card panel is-wide is-foot" aria-label="Numbers of this page">
+          <p class="note">The numbers of all panels above</p>
           <Behind run={route.run} panel={panel} given={asked} sql={answer.sql} isCut={answer.is_cut} columns={answer} />
         </section>
       )}

@@ -4,7 +4,7 @@ import { csvOf, saveText } from "../charts/save";
 import { State } from "../charts/small";
 import { useAround, useLater, useRuns } from "../context";
 import { StateMark } from "../findings";
-import { ago, cell, label, plain } from "../format";
+import { ago, cell, counted, label, plain, setting } from "../format";
 import { keep, kept } from "../kept";
 import { number, type Given, type RunRow } from "../model";
 import { Trouble } from "../panel";
@@ -55,7 +55,7 @@ export function RunsPage({ route }: { route: Route }) {
         <header>
           <h2 id="runs-title">Directory {catalogue.directory}</h2>
           <span class="muted" aria-live="polite">
-            {unread > 0 && `reading the metrics of ${plain(unread)} · `}{rows.length === all.length ? "" : `${plain(rows.length)} of `}{plain(all.length)} {all.length === 1 ? "run" : "runs"}
+            {answer !== null && `${unread > 0 ? `reading the metrics of ${plain(unread)} · ` : ""}${rows.length === all.length ? "" : `${plain(rows.length)} of `}${counted(all.length, "run")}`}
           </span>
         </header>
         <div class="run-tools">
@@ -108,7 +108,8 @@ export function RunsPage({ route }: { route: Route }) {
  */
 function Drawings({ given, inOrder, rows, group, columns, isFew, set }: { given: Given; inOrder: RunRow[]; rows: RunRow[]; group: string; columns: string[]; isFew: boolean; set: (changes: Given) => void }) {
   const { theme } = useAround();
-  const [first, all] = [useLater(inOrder), useLater(rows)];
+  const isUnasked = !isFew && (given.metric ?? "") === ""; // nobody waits for these curves: typing and sorting go first
+  const [first, all] = [useLater(inOrder, isUnasked ? 1000 : undefined), useLater(rows)];
   const { metric = "", smooth = "", log = "", x = "", sweep = "", result = "", across = "", colour = "" } = given;
   const zoom = given[`zoom-${axisName(x)}`] ?? "";
   const groups = useMemo(() => group !== "" && all.length > 0 && <Groups rows={all} by={group} columns={columns} />, [all, group, columns.join()]);
@@ -181,11 +182,12 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
   const from = isLong ? Math.max(0, Math.min(rows.length - inSight, Math.floor(top / ROW_PX) - 6)) : 0;
   const shown = rows.slice(from, from + inSight + 12);
   const below = rows.length - from - shown.length;
+  const numeric = useMemo(() => new Set(columns.filter((key) => areNumbers(rows, key))), [rows, columns.join()]);
   const heading = (key: string): preact.JSX.Element => {
     const isThis = sortKey === key;
     const next = !isThis ? `-${key}` : isDown ? key : "";
     return (
-      <th key={key} class={isNumber(key) ? "is-number" : ""} aria-sort={!isThis ? "none" : isDown ? "descending" : "ascending"}>
+      <th key={key} class={isNumber(key) || numeric.has(key) ? "is-number" : ""} aria-sort={!isThis ? "none" : isDown ? "descending" : "ascending"}>
         <button type="button" onClick={() => set({ sort: next })}>
           {label(columnTitle(key))} {isThis ? (isDown ? "▾" : "▴") : ""}
         </button>
@@ -199,8 +201,8 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
           <tr>
             <th><span class="sr-only">compare</span></th>
             {heading("run")}
-            {columns.map(heading)}
             {edit !== undefined && <th><span class="sr-only">edit</span></th>}
+            {columns.map(heading)}
           </tr>
         </thead>
         <tbody>
@@ -215,12 +217,12 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
                   {label(titleOf(row))}
                 </a>
               </td>
-              {columns.map((key) => <Value key={key} row={row} name={key} />)}
               {edit !== undefined && (
-                <td>
-                  <button type="button" aria-label={`edit ${label(row.run)}`} disabled={!row.is_known} onClick={() => edit(row)}>edit</button>
+                <td class="edits">
+                  <button type="button" aria-label={`edit ${label(row.run)}`} title="title, tags, notes, archive, delete" disabled={!row.is_known} onClick={() => edit(row)}>edit</button>
                 </td>
               )}
+              {columns.map((key) => <Value key={key} row={row} name={key} isRight={numeric.has(key)} />)}
             </tr>
           ))}
           {below > 0 && <tr class="filler" aria-hidden="true"><td colSpan={columns.length + 3} style={{ height: `${below * ROW_PX}px` }} /></tr>}
@@ -230,18 +232,29 @@ function Rows({ rows, columns, sortKey, isDown, chosen, toggle, edit, set }: Lis
   );
 }
 
+/** Whether a hyperparameter is a number in every run that has it. */
+function areNumbers(rows: RunRow[], key: string): boolean {
+  if (!key.startsWith("config:")) return false;
+  const values = rows.map((row) => valueOf(row, key)).filter((value) => value !== null);
+  return values.length > 0 && values.every((value) => typeof value === "number");
+}
+
 function isNumber(key: string): boolean {
   return key.startsWith("metric:") || ["last_round", "steps", "loss", "accuracy", "overhead_share", "duration_ms", "size_bytes"].includes(key);
 }
 
-function Value({ row, name }: { row: RunRow; name: string }) {
+function Value({ row, name, isRight }: { row: RunRow; name: string; isRight: boolean }) {
   const value = valueOf(row, name);
   if (name === "state") return <td>{row.state === undefined ? <span class="muted">{row.error ?? "…"}</span> : <State state={row.state} />}</td>;
   if (name === "verdict") return <td class="what" title={row.health?.first || undefined}><StateMark conclusion={row.health} />{row.health?.first && <span class="muted"> {label(row.health.first)}</span>}</td>;
   if (name === "tags") return <td>{(row.tags ?? []).map((tag) => <span class="tag" key={tag}>{label(tag)}</span>)}</td>;
   if (name === "started_ns") return <td title={cell(value, name)}>{number(value) === null ? "–" : ago(number(value) as number)}</td>;
+  if (name.startsWith("config:")) {
+    const { text, isShort } = setting(value);
+    return <td class={isRight ? "is-number" : ""} title={isShort || typeof value === "string" ? String(value) : undefined}>{text}</td>;
+  }
   const isBroken = isNumber(name) && !Number.isFinite(number(value) ?? 0);
-  const text = name.startsWith("config:") && typeof value === "number" ? String(value) : cell(value, name.startsWith("metric:") ? "" : name); // a setting as it was set
+  const text = cell(value, name.startsWith("metric:") ? "" : name);
   return <td class={`${isNumber(name) ? "is-number" : ""}${isBroken ? " is-broken" : ""}`} title={typeof value === "string" ? value : undefined}>{text}</td>;
 }
 
@@ -254,7 +267,7 @@ function Groups({ rows, by, columns }: { rows: RunRow[]; by: string; columns: st
     if (values.length === 0) return "–";
     const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
     const deviation = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / Math.max(1, values.length - 1));
-    return values.length === 1 ? plain(mean) : `${plain(mean)} ± ${plain(deviation)}`;
+    return values.length === 1 ? plain(mean) : `${plain(mean)} ± ${plain(Number(deviation.toPrecision(2)))}`;
   };
   return (
     <section class="card is-wide" aria-label="Groups" data-panel="groups">

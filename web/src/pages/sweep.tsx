@@ -9,7 +9,9 @@ import { go } from "../route";
 import { between, columnsOf, columnTitle, tableOfRuns, titleOf, valueOf, varying } from "./run_rows";
 
 const [WIDE, HIGH, EDGE] = [960, 320, 46];
+const NOT_SET = HIGH - 8; // how far down a run goes past an axis of which it has no value
 const MOST_AXES = 8;
+const MOST_TICKS = 7; // so many values are named each
 
 interface Axis {
   key: string;
@@ -123,13 +125,15 @@ function axisOf(key: string, rows: RunRow[]): Axis {
   const numbers = values.map(number).filter((value): value is number => value !== null && Number.isFinite(value));
   if (values.every((value) => number(value) !== null) && numbers.length > 0) {
     const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-    const isLog = low > 0 && high / low > 50;
+    const isLog = low > 0 && (high / low > 50 || isDoubling(numbers));
     const bend = isLog ? Math.log : (value: number): number => value;
     const part = (value: number): number => (high === low ? 0.5 : (bend(value) - bend(low)) / (bend(high) - bend(low)));
-    const middle = Number((isLog ? Math.sqrt(low * high) : (low + high) / 2).toPrecision(3));
-    const ticks = [low, middle, high].map((value, place): [number, string] => [place / 2, short(value, key)]);
+    const middle = isLog ? Math.sqrt(low * high) : (low + high) / 2;
+    const distinct = [...new Set(numbers)].sort((a, b) => a - b);
+    const named = distinct.length <= MOST_TICKS && distinct.every((value, place) => place === 0 || part(value) - part(distinct[place - 1] as number) > 0.05);
+    const ticks = (named ? distinct : [low, middle, high]).map((value): [number, string] => [part(value), short(named ? value : Number(value.toPrecision(3)), key)]);
     const value = (place: number): number => (isLog ? low * (high / low) ** place : low + (high - low) * place);
-    return { key, isLog, at: high === low ? null : value, ticks: high === low ? [ticks[1] as [number, string]] : ticks, place: (row) => {
+    return { key, isLog, at: high === low ? null : value, ticks: ticks.slice(0, high === low ? 1 : undefined), place: (row) => {
       const value = number(valueOf(row, key));
       return value === null || !Number.isFinite(value) ? null : part(value);
     } };
@@ -140,6 +144,12 @@ function axisOf(key: string, rows: RunRow[]): Axis {
     const value = valueOf(row, key);
     return value === null || value === "" ? null : at(String(value));
   } };
+}
+
+/** Whether the values grow by a factor, as batch sizes and widths do: 16, 32, 64. */
+function isDoubling(numbers: number[]): boolean {
+  const values = [...new Set(numbers)].sort((a, b) => a - b);
+  return values.length > 2 && values.slice(1).every((value, place) => value / (values[place] as number) >= 1.9);
 }
 
 /** The colour of a run by its verdict; the colours are asked for once, as a page of styles is slow to ask. */
@@ -189,7 +199,8 @@ function Parallel({ axes, rows, colourOf, keep }: Crossing) {
         let path = "";
         axes.forEach((axis, index) => {
           const part = axis.place(row);
-          if (part !== null) path += `${path === "" ? "M" : "L"}${across(index).toFixed(1)} ${up(part).toFixed(1)}`;
+          if (part === null && index === axes.length - 1) return; // nothing came of it
+          path += `${path === "" ? "M" : "L"}${across(index).toFixed(1)} ${(part === null ? NOT_SET : up(part)).toFixed(1)}`;
         });
         return <path key={row.run} d={path} stroke={colourOf(row)} onClick={() => open(row)}><title>{label(titleOf(row))}</title></path>;
       })}
@@ -198,6 +209,7 @@ function Parallel({ axes, rows, colourOf, keep }: Crossing) {
           <line x1={across(index)} x2={across(index)} y1={up(0)} y2={up(1)} />
           <text x={across(index)} y={26} text-anchor="middle" class="axis-name">{label(columnTitle(axis.key)).slice(0, 24)}</text>
           {axis.ticks.map(([part, text]) => <text key={text} x={across(index) + 6} y={up(part) + 4}>{text}</text>)}
+          {index < axes.length - 1 && rows.some((row) => axis.place(row) === null) && <text x={across(index) + 6} y={NOT_SET + 4} class="is-unset">not set</text>}
           {dragged?.index === index && <rect class="kept" x={across(index) - 8} width={16} y={Math.min(up(dragged.from), up(dragged.to))} height={Math.abs(up(dragged.from) - up(dragged.to))} />}
           {axis.at !== null && (
             <rect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -18,13 +19,25 @@ def width() -> int:
 
 
 def paragraphs(text: str, columns: int | None = None) -> list[str]:
-    """The lines of a docstring, its paragraphs filled anew; what is indented stays as it is."""
+    """The lines of a docstring, its paragraphs filled anew; examples keep their lines."""
     lines: list[str] = []
     for block in textwrap.dedent(text).strip().split("\n\n"):
         is_prose = not any(line.startswith((" ", "- ", "|")) for line in block.splitlines())
         filled = textwrap.wrap(block, columns or width(), break_long_words=False, break_on_hyphens=False)
-        lines += ["", *(filled if is_prose else block.splitlines())]
+        lines += ["", *(filled if is_prose else _examples(block, columns or width()))]
     return lines[1:]
+
+
+def _examples(block: str, columns: int) -> Iterator[str]:
+    """The lines of an example; what is said about a command stands below it where both do not fit into a line."""
+    for line in block.splitlines():
+        parts = re.fullmatch(r"( +)(\S.*?) {2,}(\S.*)", line)
+        if len(line) <= columns or parts is None:
+            yield line
+            continue
+        indent, command, words = parts.groups()
+        yield indent + command
+        yield from textwrap.wrap(words, columns, initial_indent=2 * indent, subsequent_indent=2 * indent)
 
 
 class FittedHelp(argparse.HelpFormatter):

@@ -82,7 +82,8 @@ def _steps(found: Profile, width: int) -> Iterator[Line]:
     epochs = found.epochs
     epoch = f"; an epoch: {ms_text(epochs.median_ms)} ({epochs.count}x)" if epochs is not None else ""
     yield Line("")
-    yield Line(f"a step: {_time(steps.mean_ms)} ({plural_text(steps.steps, 'step')}{rate}){epoch}", "bold")
+    count = f"mean of {plural_text(steps.steps, 'step')} after warm-up"
+    yield Line(f"a step: {_time(steps.mean_ms)} ({count}{rate}){epoch}", "bold")
     parts = {part: steps.parts[part] for part in STEP_PARTS}
     if not found.rounds:
         yield from _bars(parts, steps.mean_ms, width)

@@ -116,7 +116,8 @@ def evidence_of(cohort: Cohort, verdict: ClientVerdict, federation: str | None) 
             values = getattr(cohort, column)
             own, typical = values[:, place], np.nanmedian(np.delete(values, place, axis=1), axis=1)
             if np.isfinite(own).any():
-                mine, rest = float(np.nanmean(own)), float(np.nanmean(typical))
+                each = np.nanmedian(values, axis=0)  # medians over its rounds, as every table of clients has them
+                mine, rest = float(each[place]), float(np.nanmedian(np.delete(each, place)))
                 yield Evidence(
                     f"{_LABELS[column]}: {mine:.3g}, the others {rest:.3g}",
                     _sql(column, verdict.client, federation),
