@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.column_unlikeness import column_unlikeness
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.inside_data import residuals_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import by_answers, by_data
@@ -98,7 +98,7 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     classes vary more than others: who has another mix of them is judged less surely.
     """
     share, error = np.full((2, len(clients)), np.nan)
-    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+    for place, mine, whole in _compared(clients, fewest_samples(clients, _FEWEST_LABELLED)):
         inputs, free = mine.inputs, mine.n - len(mine.counts)
         if mine.classes is None or len(whole.counts) < 2 or free < _FEWEST_FREE:
             continue
@@ -122,7 +122,7 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     return share, error
 
 
-def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[int, Sketch, Sketch]]:
+def _compared(clients: Sequence[Sketch | None], fewest: float) -> Iterator[tuple[int, Sketch, Sketch]]:
     """Clients with so many samples, each with all others' samples together."""
     for place, (mine, whole) in enumerate(zip(clients, references_of(clients, clients), strict=True)):
         if mine is not None and whole is not None and mine.n >= fewest:
@@ -131,9 +131,10 @@ def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[i
 
 def _neighbours(clients: Sequence[Sketch | None]) -> Array:
     """How much more often neighbours have the same label than by chance; 1 is always."""
+    fewest = fewest_samples(clients, _FEWEST_LABELLED)
     return np.array([
         (one.near[0] - one.near[1]) / max(1 - one.near[1], 0.05)
-        if one is not None and one.near is not None and one.n >= _FEWEST_LABELLED else np.nan
+        if one is not None and one.near is not None and one.n >= fewest else np.nan
         for one in clients
     ])  # fmt: skip
 
@@ -170,7 +171,7 @@ def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, fl
     """
     found = by_data(clients, clients)
     surely = deviations(found.cell, _FLOOR, found.cell_error)
-    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+    for place, mine, whole in _compared(clients, fewest_samples(clients, _FEWEST_LABELLED)):
         pair, share = found.pairs[place], float(found.cell[place])
         is_sure = surely[place] >= _SURELY_WRONG and found.explained[place] >= _EXPLAINED
         if pair is not None and is_sure and share >= _FEWEST_WRONG:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.common_values import TABLE, grain_margins, novel_margins, others_of
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.reference import references_of
 from stethos.diagnose.federated.standing_out import margins, middle_of
 
@@ -29,7 +29,8 @@ _OWN_WORDS = 0.6
 def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     """By kind of fault, how far each client stands out; clients without enough samples do not."""
     count = len(clients)
-    known = [one if one is not None and one.n >= FEWEST_SAMPLES else None for one in clients]
+    fewest = fewest_samples(clients, FEWEST_SAMPLES)
+    known = [one if one is not None and one.n >= fewest else None for one in clients]
     kinds = [one.kind for one in known if one is not None]
     if len(kinds) < 4:
         return {}
