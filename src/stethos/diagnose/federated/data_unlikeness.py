@@ -15,6 +15,7 @@ from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import by_answers, by_data
 from stethos.diagnose.federated.reference import references_of
 from stethos.diagnose.federated.standing_out import deviations, middle_of
+from stethos.diagnose.federated.token_unlikeness import unknown_words
 from stethos.diagnose.federated.unlikeness import relative
 
 Array = npt.NDArray[np.float64]
@@ -56,13 +57,14 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         if distance <= np.median(usual[np.isfinite(usual)]) + error:  # else it is another mix all the same
             raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
-    again, again_error = repeated_words(clients)
+    (again, again_error), (unknown, unknown_error) = repeated_words(clients), unknown_words(clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
         "unrelated": relative(unrelated, _FLOOR_LEFT_OVER, unrelated_error),
         "worse": relative(worse, 0.02, errors), "unexplained": relative(unexplained, 0.02, errors),
         "tilt": relative(tilt, 0.03, errors), "lost": relative(lost, 0.02, lost_error),
         "again": relative(again, _FLOOR_AGAIN, again_error),
+        "unknown": relative(unknown, _FLOOR_AGAIN, unknown_error),
         "redundant": np.minimum(relative(-worse, 0.02, errors), relative(-unexplained, 0.02, errors)),
         **column_unlikeness(clients),
         "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
