@@ -21,7 +21,8 @@ from stethos.diagnose.federated.unlikeness import relative
 Array = npt.NDArray[np.float64]
 _FEWEST_SAMPLES, _FEWEST_LABELLED = 8, 15
 _FEWEST_FREE = 10  # samples beyond one of each class
-_DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1}
+_DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1,
+         "rescaled": 0.2}  # fmt: skip
 _FLOOR = 0.01  # of all labels: what honest clients differ by
 _INFORMED = 1e-3  # of the variance within classes, between them
 _CLASSES_DIFFER = 0.5  # by which share of the usual variance within classes that of single ones differs
@@ -161,8 +162,8 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
         found["relation"] = _left_over(mine, whole)[0]
     if mine.tokens:
         found["words"] = _word_distance(mine.tokens, [one.tokens for one in others if one.tokens])
-    if (scale := _scale_distance(mine, others)) is not None:
-        found["scale"] = scale
+    if (scales := _scale_distance(mine, others)) is not None:
+        found["scale"], found["rescaled"] = scales
     return found
 
 
@@ -268,8 +269,11 @@ def repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     return share, spread / np.sqrt(count)
 
 
-def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
-    """How far the columns' middles and deviations lie from the others', on average; None where they are not known."""
+def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float] | None:
+    """How far the columns' middles and deviations lie from the others', on average; how far the deviations of most do.
+
+    Other people differ in some columns, another scaler in nearly all of them. None where columns are not known.
+    """
     if mine.deviation is None or mine.middle is None:
         return None
     known = [one for one in others if one.deviation is not None and one.deviation.shape == mine.deviation.shape]
@@ -279,4 +283,6 @@ def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
     middle = middle_of(np.array([one.middle for one in known if one.middle is not None]))
     scale = np.maximum(usual, 0.05 * float(np.median(usual)) + 1e-9)
     wider = np.minimum(np.abs(np.log(np.maximum(mine.deviation, scale / 20) / scale)), 3.0)
-    return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0)))
+    varies = usual >= scale
+    rescaled = abs(float(np.median(np.log(np.maximum(mine.deviation, scale / 20) / scale)[varies])))
+    return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0))), rescaled
