@@ -22,6 +22,7 @@ _BY_CHANCE = 1e-3
 _COMMON_TOKENS = 32
 _TILTED, _SUPPORTED = 0.3, 0.6  # of what accuses
 _ROOM = 0.25  # of a range, beyond it
+_HARDLY_VARIES, _OF_PIXELS = 0.05, 0.5  # of what the median column varies; pixels have one unit, also those at the edge
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
 
@@ -69,7 +70,7 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         usual = middle_of(np.array([one.deviation for one in others if one.deviation is not None]))
         middle = middle_of(np.array([one.middle for one in others if one.middle is not None]))
         spread = middle_of(np.array([np.abs(one.middle - middle) for one in others if one.middle is not None]))
-        floor = max(0.05 * float(np.median(usual)), 1e-9)
+        floor = max((_HARDLY_VARIES if mine.width <= TABLE else _OF_PIXELS) * float(np.median(usual)), 1e-9)
         scale = np.maximum(usual, floor)
         ratio, widest = np.log10(np.maximum(mine.deviation, floor / 10) / scale), _second_widest(others, scale)
         moved = np.abs(mine.middle - middle) / (scale + 3 * spread)
