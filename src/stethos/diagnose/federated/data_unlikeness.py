@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.column_order import column_order
 from stethos.diagnose.federated.column_unlikeness import column_unlikeness
 from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.inside_data import residuals_of
@@ -67,7 +68,7 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         "again": relative(again, _FLOOR_AGAIN, again_error),
         "unknown": relative(unknown, _FLOOR_AGAIN, unknown_error),
         "redundant": np.minimum(relative(-worse, 0.02, errors), relative(-unexplained, 0.02, errors)),
-        **column_unlikeness(clients),
+        **column_unlikeness(clients), "order": column_order(tuple(clients)),
         "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
     }  # fmt: skip
 
