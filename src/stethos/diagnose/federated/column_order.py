@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,46 +33,78 @@ def column_order(clients: tuple[Sketch | None, ...]) -> Array:
     """How much nearer to the others' samples a client's lie in another order of its inputs; 1 is what stands out."""
     found = np.zeros(len(clients))
     fewest = fewest_samples(clients, _FEWEST_SAMPLES)
-    far: dict[int, tuple[float, float]] = {}
-    for place, (mine, whole) in enumerate(zip(clients, references_of(clients, clients), strict=True)):
-        if mine is not None and whole is not None and mine.kind == "numbers" and mine.n >= fewest:
-            if mine.inputs >= _FEWEST_INPUTS and (told := _distances(mine, whole)) is not None:
-                far[place] = told
-    if len(far) < _FEWEST_CLIENTS:
+    compared = {
+        place: one for place, (mine, whole) in enumerate(zip(clients, references_of(clients, clients), strict=True))
+        if mine is not None and whole is not None and mine.kind == "numbers" and mine.n >= fewest
+        and mine.inputs >= _FEWEST_INPUTS and (one := _moments(mine, whole)) is not None
+    }  # fmt: skip
+    if len(compared) < _FEWEST_CLIENTS or len({one.own.shape for one in compared.values()}) > 1:
         return found
-    places = list(far)
-    now, best = np.array([far[place] for place in places]).T
-    usual = float(middle_of(now))
-    chance = np.array([2.0 / one.n * one.inputs for place in places if (one := clients[place]) is not None]) ** 0.5
-    spread = np.hypot(_SIGMA * float(middle_of(np.abs(now - usual))) + _ROOM * usual, chance)
-    times = np.maximum(now - usual, spread) / np.maximum(best - usual, spread)
-    found[places] = np.minimum(times / _TIMES, MOST)
+    moments, places = list(compared.values()), np.array(list(compared))
+    precision = _precision(moments)
+    now = np.array([one.distance(precision) for one in moments])
+    usual, spread = _usual(now, moments)
+    precision = _precision([one for one, far in zip(moments, now > usual + spread, strict=True) if not far])
+    now = np.array([one.distance(precision) for one in moments])
+    usual, spread = _usual(now, moments)
+    far = np.flatnonzero(now > usual + spread)
+    best = now.copy()
+    best[far] = [moments[place].least(precision, now[place]) for place in far.tolist()]
+    found[places] = np.minimum(np.maximum(now - usual, spread) / np.maximum(best - usual, spread) / _TIMES, MOST)
     return found
 
 
-def _distances(mine: Sketch, whole: Sketch) -> tuple[float, float] | None:
-    """The mean squared distance of its samples from where the others' of their class lie: as they are, and at best."""
+class _Moments(NamedTuple):
+    """Of a client's samples: their second moments, those with where the others' of their class lie, and of these."""
+
+    own: Array
+    across: Array
+    others: Array
+    within: Array  # of its samples around where its own of their class lie, a sum
+    count: float
+
+    def distance(self, precision: Array) -> float:
+        """The mean squared distance from where the others' samples of the same class lie."""
+        return float((precision * (self.own - 2 * self.across + self.others)).sum())
+
+    def least(self, precision: Array, now: float) -> float:
+        """The same in the best of other orders."""
+        size, across = len(self.own), self.across @ precision
+        rest = now - float((precision * self.own).sum()) + 2 * float(np.trace(across))
+        found = [now + float(_swaps(self.own, across, precision).min())]
+        for order in _orders(size):
+            along = 2 * float(across[order, np.arange(size)].sum())
+            found.append(float((precision * self.own[np.ix_(order, order)]).sum()) - along + rest)
+        return min(now, *found)
+
+
+def _moments(mine: Sketch, whole: Sketch) -> _Moments | None:
+    """None where most samples are of classes that nobody else has."""
     size, labels = mine.inputs, whole.classes or (0,)
     shared = [place for place, label in enumerate(mine.classes or (0,)) if label in labels]
     if not shared or float(mine.counts[shared].sum()) < mine.n / 2:
         return None
-    counts, own = mine.counts[shared], mine.means[shared][:, :size]
+    own, weight = mine.means[shared][:, :size], mine.counts[shared] / mine.counts[shared].sum()
     theirs = whole.means[[labels.index((mine.classes or (0,))[place]) for place in shared]][:, :size]
-    usual, weight = whole.covariance[:size, :size], counts / counts.sum()
-    precision = np.linalg.inv(usual + np.diag(np.full(size, _HARDLY_VARIES * float(np.mean(np.diag(usual))))))
-    moment = mine.scatter[:size, :size] / mine.n + (weight[:, None] * own).T @ own
-    across = (weight[:, None] * own).T @ theirs @ precision
-    fixed = float(weight @ ((theirs @ precision) * theirs).sum(1))
-    orders = _orders(mine, size)
-    now = float((precision * moment).sum() - 2 * np.trace(across)) + fixed
-    whole_orders = [
-        float((precision * moment[np.ix_(order, order)]).sum() - 2 * across[order, np.arange(size)].sum()) + fixed
-        for order in orders
-    ]
-    return now, min(now, now + float(_swaps(moment, across, precision).min()), *whole_orders)
+    within = mine.scatter[:size, :size]
+    turned = (weight[:, None] * own).T
+    return _Moments(within / mine.n + turned @ own, turned @ theirs, (weight[:, None] * theirs).T @ theirs, within, mine.n)
 
 
-def _orders(mine: Sketch, size: int) -> list[npt.NDArray[np.intp]]:
+def _precision(moments: Sequence[_Moments]) -> Array:
+    usual = np.sum([one.within for one in moments], axis=0) / sum(one.count for one in moments)
+    room = _HARDLY_VARIES * float(np.mean(np.diag(usual))) + 1e-9
+    return np.asarray(np.linalg.inv(usual + room * np.eye(len(usual))))
+
+
+def _usual(now: Array, moments: Sequence[_Moments]) -> tuple[float, Array]:
+    """The distance of the median client, and by how much that of each may differ."""
+    usual = float(middle_of(now))
+    chance = np.sqrt([2.0 / one.count * len(one.own) for one in moments])
+    return usual, np.hypot(_SIGMA * float(middle_of(np.abs(now - usual))) + _ROOM * usual, chance)
+
+
+def _orders(size: int) -> list[npt.NDArray[np.intp]]:
     """Shifted and reversed; pictures of one channel also with rows for columns, or turned by a quarter."""
     inputs = np.arange(size)
     found = [np.roll(inputs, shift) for shift in _SHIFTS] + [inputs[::-1]]
