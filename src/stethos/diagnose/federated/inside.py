@@ -34,6 +34,7 @@ _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees 
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _ALL_OF_ONE = 2.4  # one input that never changes
+_NO_OTHER_ORDER = 0.5
 _LOST_WORDS = 0.2  # of all words
 _HALF_AGAIN = 0.25  # of a text's words: where half of it is a copy
 _FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
@@ -119,6 +120,8 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     kinds["labels"], pairs = _labels(witnesses, len(clients))
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
+    if "order" in kinds:  # wrong labels mix up which inputs tell classes
+        kinds["order"] = np.where(kinds["labels"] >= 1, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
     kinds["relabelled"] = _relabelled(inside)
     kinds["in-order"] = _in_order(inside)
     above = np.array([harm.get(client, np.nan) for client in clients])

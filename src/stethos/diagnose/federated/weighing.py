@@ -147,6 +147,7 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     found["copies"] = np.where(shown["has_words"] > 0, 0.0, np.minimum(found["fewer"], repeats))
     is_elsewhere = shown["elsewhere"] >= EXPLAINS
     found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
+    found["order"] = np.where(found["labels"] >= EXPLAINS, 0.0, found["order"])  # which inputs tell classes is mixed up
     has_other_inputs = is_elsewhere | (np.max([found[name] for name in _INPUTS], axis=0) >= EXPLAINS)
     left_over = np.minimum(found["relation"], shown["unrelated"])
     found["relation"] = np.where(has_other_inputs, left_over, found["relation"])
