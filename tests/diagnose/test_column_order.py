@@ -59,7 +59,8 @@ def test_a_turned_picture_stands_out_and_a_brighter_one_does_not() -> None:
         return sketch_of(change(x).reshape(100, 36), y)
 
     found = column_order((
-        *(pictures(lambda x: x) for _ in range(6)), pictures(lambda x: x.swapaxes(1, 2)), pictures(lambda x: 1.3 * x + 2),
+        *(pictures(lambda x: x) for _ in range(6)), pictures(lambda x: x.swapaxes(1, 2)),
+        pictures(lambda x: 1.3 * x + 2),
     ))  # fmt: skip
     assert found[6] > 1
     assert np.delete(found, 6).max() < 0.7

@@ -61,7 +61,7 @@ class _Moments(NamedTuple):
     across: Array
     others: Array
     within: Array  # of its samples around where its own of their class lie, a sum
-    count: float
+    samples: float
 
     def distance(self, precision: Array) -> float:
         """The mean squared distance from where the others' samples of the same class lie."""
@@ -88,11 +88,13 @@ def _moments(mine: Sketch, whole: Sketch) -> _Moments | None:
     theirs = whole.means[[labels.index((mine.classes or (0,))[place]) for place in shared]][:, :size]
     within = mine.scatter[:size, :size]
     turned = (weight[:, None] * own).T
-    return _Moments(within / mine.n + turned @ own, turned @ theirs, (weight[:, None] * theirs).T @ theirs, within, mine.n)
+    return _Moments(
+        within / mine.n + turned @ own, turned @ theirs, (weight[:, None] * theirs).T @ theirs, within, mine.n
+    )
 
 
 def _precision(moments: Sequence[_Moments]) -> Array:
-    usual = np.sum([one.within for one in moments], axis=0) / sum(one.count for one in moments)
+    usual = np.sum([one.within for one in moments], axis=0) / sum(one.samples for one in moments)
     room = _HARDLY_VARIES * float(np.mean(np.diag(usual))) + 1e-9
     return np.asarray(np.linalg.inv(usual + room * np.eye(len(usual))))
 
@@ -100,7 +102,7 @@ def _precision(moments: Sequence[_Moments]) -> Array:
 def _usual(now: Array, moments: Sequence[_Moments]) -> tuple[float, Array]:
     """The distance of the median client, and by how much that of each may differ."""
     usual = float(middle_of(now))
-    chance = np.sqrt([2.0 / one.count * len(one.own) for one in moments])
+    chance = np.sqrt([2.0 / one.samples * len(one.own) for one in moments])
     return usual, np.hypot(_SIGMA * float(middle_of(np.abs(now - usual))) + _ROOM * usual, chance)
 
 

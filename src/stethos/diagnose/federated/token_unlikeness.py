@@ -21,7 +21,7 @@ _FILLING = 0.15  # of samples more at one end than at the other
 
 
 def unknown_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
-    """How much more often than at the median client one token stands in two thirds of a text, and its standard error."""
+    """How much more often than at the median client one token stands in two thirds of a text, and its error."""
     more, error = np.full((2, len(clients)), np.nan)
     known = [
         place for place, one in enumerate(clients)

@@ -43,7 +43,8 @@ _OVER_ROUNDS = {
 _OF_DATA = {
     "place": ("place",), "scale": ("scale",), "shape": ("shape",), "words": ("words",), "relation": ("relation",),
     "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",), "lost": ("lost",),
-    **{name: (name,) for name in ("joint", "link", "spread", "fixed", "again", "redundant", "unknown", "rescaled", "order")},
+    **{name: (name,) for name in ("joint", "link", "spread", "fixed", "again", "redundant")},
+    **{name: (name,) for name in ("unknown", "rescaled", "order")},
 }  # fmt: skip
 _OF_LABELS = {
     "labels": ("mean",), "labels_once": ("share_by_data", "share_by_answers", "cell_by_data", "cell_by_answers"),
