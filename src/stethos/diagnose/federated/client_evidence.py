@@ -72,6 +72,8 @@ _SHOWN_INSIDE = {
     "relabelled": "the same samples came with other labels than before",
     "labels": "its samples look like other classes than their labels say",
     "partly": "it sends only a part of what its optimizer did",
+    "order": "its inputs look like the others' once they are put in another order",
+    "unknown-words": "one token, as for unknown words, stands where the others have words",
     "again": "words of its texts come again in the same text, far more often than at the others",
     "in-order": "its samples come in the order of their labels, the others' mixed",
     "uncleared": "gradients of the step before are still there when the next is computed",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.common_values import TABLE
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.standing_out import middle_of
 from stethos.diagnose.federated.unlikeness import MOST, relative
 
@@ -46,7 +46,11 @@ def column_unlikeness(clients: Sequence[Sketch | None]) -> Mapping[str, Array]:
 def _column_unlikeness(clients: tuple[Sketch | None, ...]) -> Mapping[str, Array]:
     found = {name: np.zeros(len(clients)) for name in ("joint", "link", "spread", "fixed")}
     known = [place for place, one in enumerate(clients) if one is not None and one.kind == "numbers"]
-    known = [place for place in known if (one := clients[place]) is not None and one.n >= _FEWEST_SAMPLES]
+    known = [
+        place
+        for place in known
+        if (one := clients[place]) is not None and one.n >= fewest_samples(clients, _FEWEST_SAMPLES)
+    ]
     if len(known) < _FEWEST_CLIENTS:
         return found
     first = clients[known[0]]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 _LARGEST_TEXT = 1 << 20
 _MOST_JOINED = 128
+_LEAST_SAMPLES, _USUAL_SHARE = 8.0, 0.6  # of what the median client has
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +156,19 @@ def _joined(sketches: tuple[Sketch, ...]) -> Sketch:
         largest.deviation, largest.zeros, largest.tokens, largest.low, largest.high, largest.products, largest.near,
         largest.again,
     )  # fmt: skip
+
+
+def fewest_samples(clients: Sequence[Sketch | None], most: float) -> float:
+    """From how many samples on a client is compared: `most`, or fewer where its federation's clients have few.
+
+    What clients of few samples differ by among themselves is known there; one small site among large ones says little.
+    """
+    return fewest_of([one.n for one in clients if one is not None], most)
+
+
+def fewest_of(counts: Sequence[float] | Array, most: float) -> float:
+    """The same by how many samples each client has."""
+    return max(_LEAST_SAMPLES, min(most, _USUAL_SHARE * float(np.median(counts)))) if len(counts) else most
 
 
 def _unpacked(text: Any, kind: str) -> Array:

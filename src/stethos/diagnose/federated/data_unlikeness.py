@@ -8,19 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.column_order import column_order
 from stethos.diagnose.federated.column_unlikeness import column_unlikeness
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.inside_data import residuals_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.inside_label import by_answers, by_data
 from stethos.diagnose.federated.reference import references_of
 from stethos.diagnose.federated.standing_out import deviations, middle_of
+from stethos.diagnose.federated.token_unlikeness import unknown_words
 from stethos.diagnose.federated.unlikeness import relative
 
 Array = npt.NDArray[np.float64]
 _FEWEST_SAMPLES, _FEWEST_LABELLED = 8, 15
 _FEWEST_FREE = 10  # samples beyond one of each class
-_DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1}
+_DATA = {"shape": 0.15, "place": 0.3, "words": 0.02, "mix": 0.05, "relation": 0.1, "scale": 0.1,
+         "rescaled": 0.2}  # fmt: skip
 _FLOOR = 0.01  # of all labels: what honest clients differ by
 _INFORMED = 1e-3  # of the variance within classes, between them
 _CLASSES_DIFFER = 0.5  # by which share of the usual variance within classes that of single ones differs
@@ -56,15 +59,16 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
         if distance <= np.median(usual[np.isfinite(usual)]) + error:  # else it is another mix all the same
             raw["mix"][place] = min(mixes[place], distance)
     worse, unexplained, tilt, errors = residuals_of(clients, clients)
-    again, again_error = repeated_words(clients)
+    (again, again_error), (unknown, unknown_error) = repeated_words(clients), unknown_words(clients)
     return {
         **{name: relative(raw[name], floor) for name, floor in _DATA.items()},
         "unrelated": relative(unrelated, _FLOOR_LEFT_OVER, unrelated_error),
         "worse": relative(worse, 0.02, errors), "unexplained": relative(unexplained, 0.02, errors),
         "tilt": relative(tilt, 0.03, errors), "lost": relative(lost, 0.02, lost_error),
         "again": relative(again, _FLOOR_AGAIN, again_error),
+        "unknown": relative(unknown, _FLOOR_AGAIN, unknown_error),
         "redundant": np.minimum(relative(-worse, 0.02, errors), relative(-unexplained, 0.02, errors)),
-        **column_unlikeness(clients),
+        **column_unlikeness(clients), "order": column_order(tuple(clients)),
         "elsewhere": relative(elsewhere, _FLOOR_ELSEWHERE, elsewhere_error),
     }  # fmt: skip
 
@@ -98,7 +102,7 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     classes vary more than others: who has another mix of them is judged less surely.
     """
     share, error = np.full((2, len(clients)), np.nan)
-    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+    for place, mine, whole in _compared(clients, fewest_samples(clients, _FEWEST_LABELLED)):
         inputs, free = mine.inputs, mine.n - len(mine.counts)
         if mine.classes is None or len(whole.counts) < 2 or free < _FEWEST_FREE:
             continue
@@ -122,7 +126,7 @@ def mixed_within_classes(clients: Sequence[Sketch | None]) -> tuple[Array, Array
     return share, error
 
 
-def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[int, Sketch, Sketch]]:
+def _compared(clients: Sequence[Sketch | None], fewest: float) -> Iterator[tuple[int, Sketch, Sketch]]:
     """Clients with so many samples, each with all others' samples together."""
     for place, (mine, whole) in enumerate(zip(clients, references_of(clients, clients), strict=True)):
         if mine is not None and whole is not None and mine.n >= fewest:
@@ -131,9 +135,10 @@ def _compared(clients: Sequence[Sketch | None], fewest: int) -> Iterator[tuple[i
 
 def _neighbours(clients: Sequence[Sketch | None]) -> Array:
     """How much more often neighbours have the same label than by chance; 1 is always."""
+    fewest = fewest_samples(clients, _FEWEST_LABELLED)
     return np.array([
         (one.near[0] - one.near[1]) / max(1 - one.near[1], 0.05)
-        if one is not None and one.near is not None and one.n >= _FEWEST_LABELLED else np.nan
+        if one is not None and one.near is not None and one.n >= fewest else np.nan
         for one in clients
     ])  # fmt: skip
 
@@ -158,8 +163,8 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
         found["relation"] = _left_over(mine, whole)[0]
     if mine.tokens:
         found["words"] = _word_distance(mine.tokens, [one.tokens for one in others if one.tokens])
-    if (scale := _scale_distance(mine, others)) is not None:
-        found["scale"] = scale
+    if (scales := _scale_distance(mine, others)) is not None:
+        found["scale"], found["rescaled"] = scales
     return found
 
 
@@ -170,7 +175,7 @@ def _mixes_put_right(clients: Sequence[Sketch | None]) -> Iterator[tuple[int, fl
     """
     found = by_data(clients, clients)
     surely = deviations(found.cell, _FLOOR, found.cell_error)
-    for place, mine, whole in _compared(clients, _FEWEST_LABELLED):
+    for place, mine, whole in _compared(clients, fewest_samples(clients, _FEWEST_LABELLED)):
         pair, share = found.pairs[place], float(found.cell[place])
         is_sure = surely[place] >= _SURELY_WRONG and found.explained[place] >= _EXPLAINED
         if pair is not None and is_sure and share >= _FEWEST_WRONG:
@@ -265,8 +270,11 @@ def repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     return share, spread / np.sqrt(count)
 
 
-def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
-    """How far the columns' middles and deviations lie from the others', on average; None where they are not known."""
+def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float] | None:
+    """How far the columns' middles and deviations lie from the others', on average; how far the deviations of most do.
+
+    Other people differ in some columns, another scaler in nearly all of them. None where columns are not known.
+    """
     if mine.deviation is None or mine.middle is None:
         return None
     known = [one for one in others if one.deviation is not None and one.deviation.shape == mine.deviation.shape]
@@ -276,4 +284,6 @@ def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> float | None:
     middle = middle_of(np.array([one.middle for one in known if one.middle is not None]))
     scale = np.maximum(usual, 0.05 * float(np.median(usual)) + 1e-9)
     wider = np.minimum(np.abs(np.log(np.maximum(mine.deviation, scale / 20) / scale)), 3.0)
-    return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0)))
+    varies = usual >= scale
+    rescaled = abs(float(np.median(np.log(np.maximum(mine.deviation, scale / 20) / scale)[varies])))
+    return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0))), rescaled

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.column_order import column_order
 from stethos.diagnose.federated.column_unlikeness import column_unlikeness
 from stethos.diagnose.federated.data_sketch import Sketch, joined
 from stethos.diagnose.federated.data_unlikeness import repeated_words
@@ -19,6 +20,7 @@ from stethos.diagnose.federated.inside_label import Mislabelled, by_answers, by_
 from stethos.diagnose.federated.inside_update import update_margins
 from stethos.diagnose.federated.repeated_samples import duplicate_margins
 from stethos.diagnose.federated.standing_out import deviations, margins
+from stethos.diagnose.federated.token_unlikeness import unknown_words
 from stethos.diagnose.turn import median_without_each
 
 Array = npt.NDArray[np.float64]
@@ -32,6 +34,8 @@ _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees 
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _ALL_OF_ONE = 2.4  # one input that never changes
+_NO_OTHER_ORDER = 0.5
+_LOST_WORDS = 0.2  # of all words
 _HALF_AGAIN = 0.25  # of a text's words: where half of it is a copy
 _FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
 _WORTH_NAMING, _MOSTLY = 0.7, 0.6  # of the margin that accuses; of the wrong labels: then they are of one class
@@ -54,7 +58,8 @@ KINDS = {
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
     "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
-    "targets": "target-fault", "fixed": "feature-fault", "column": "feature-fault",
+    "targets": "target-fault", "order": "feature-fault", "fixed": "feature-fault", "column": "feature-fault",
+    "unknown-words": "feature-fault",
     "again": "feature-fault", "labels": "label-noise", "relabelled": "label-noise", "in-order": "unknown",
     "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
     "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
@@ -115,6 +120,8 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     kinds["labels"], pairs = _labels(witnesses, len(clients))
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
+    if "order" in kinds:  # wrong labels mix up which inputs tell classes
+        kinds["order"] = np.where(kinds["labels"] >= 1, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
     kinds["relabelled"] = _relabelled(inside)
     kinds["in-order"] = _in_order(inside)
     above = np.array([harm.get(client, np.nan) for client in clients])
@@ -131,10 +138,12 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
 def _single_inputs(whole: Sequence[Sketch | None]) -> dict[str, Array]:
     """One input, or two, that do not belong: always the same, or unrelated to what they are related to elsewhere."""
     found, (again, error) = column_unlikeness(whole), repeated_words(whole)
+    unknown, unknown_error = unknown_words(whole)
     return {
         "fixed": found["fixed"] / _ALL_OF_ONE,
         "column": np.maximum(found["joint"] / _FAR_JOINT, found["link"] / _FAR_LINK),
-        "again": margins(again, _HALF_AGAIN, 4.0, 0.03, error),
+        "again": margins(again, _HALF_AGAIN, 4.0, 0.03, error), "order": column_order(tuple(whole)),
+        "unknown-words": margins(unknown, _LOST_WORDS, 4.0, 0.03, unknown_error),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stethos.diagnose.federated.common_values import TABLE, grain_margins, novel_margins, others_of
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.reference import references_of
 from stethos.diagnose.federated.standing_out import margins, middle_of
 
@@ -22,6 +22,7 @@ _BY_CHANCE = 1e-3
 _COMMON_TOKENS = 32
 _TILTED, _SUPPORTED = 0.3, 0.6  # of what accuses
 _ROOM = 0.25  # of a range, beyond it
+_HARDLY_VARIES, _OF_PIXELS = 0.05, 0.5  # of what the median column varies; pixels have one unit, also those at the edge
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
 
@@ -29,7 +30,8 @@ _OWN_WORDS = 0.6
 def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
     """By kind of fault, how far each client stands out; clients without enough samples do not."""
     count = len(clients)
-    known = [one if one is not None and one.n >= FEWEST_SAMPLES else None for one in clients]
+    fewest = fewest_samples(clients, FEWEST_SAMPLES)
+    known = [one if one is not None and one.n >= fewest else None for one in clients]
     kinds = [one.kind for one in known if one is not None]
     if len(kinds) < 4:
         return {}
@@ -68,7 +70,7 @@ def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
         usual = middle_of(np.array([one.deviation for one in others if one.deviation is not None]))
         middle = middle_of(np.array([one.middle for one in others if one.middle is not None]))
         spread = middle_of(np.array([np.abs(one.middle - middle) for one in others if one.middle is not None]))
-        floor = max(0.05 * float(np.median(usual)), 1e-9)
+        floor = max((_HARDLY_VARIES if mine.width <= TABLE else _OF_PIXELS) * float(np.median(usual)), 1e-9)
         scale = np.maximum(usual, floor)
         ratio, widest = np.log10(np.maximum(mine.deviation, floor / 10) / scale), _second_widest(others, scale)
         moved = np.abs(mine.middle - middle) / (scale + 3 * spread)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_of, fewest_samples
 from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.reference import references_of
@@ -59,9 +59,9 @@ def by_data(clients: Sequence[Sketch | None], typical: Sequence[Sketch | None]) 
 def _by_data(clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, ...]) -> Mislabelled:
     found = Mislabelled.nothing(len(clients))
     labels, counts = _counts_of(typical)
-    references = references_of(clients, typical)
+    references, fewest = references_of(clients, typical), fewest_samples(clients, FEWEST_SAMPLES)
     for place, mine in enumerate(clients):
-        if mine is None or mine.n < FEWEST_SAMPLES or mine.classes is None:
+        if mine is None or mine.n < fewest or mine.classes is None:
             continue
         places = [at for at, one in enumerate(typical) if one is not None and at != place and one.can_join(mine)]
         if len(places) >= 3:
@@ -71,7 +71,7 @@ def _by_data(clients: tuple[Sketch | None, ...], typical: tuple[Sketch | None, .
             is_known = (holders >= 2) & (counts[places].sum(0) >= _FEWEST_OF_CLASS)
             leads = _leads(typical, places, labels, counts)
             _mixture(found, place, mine, whole, [label for label, known in zip(labels, is_known, strict=True) if known],
-                     dict(zip(labels, holders.tolist(), strict=True)), leads)  # fmt: skip
+                     dict(zip(labels, holders.tolist(), strict=True)), leads, fewest)  # fmt: skip
     return found
 
 
@@ -101,7 +101,7 @@ def _counts_of(clients: Sequence[Sketch | None]) -> tuple[list[int], Array]:
 
 def _mixture(
     found: Mislabelled, place: int, mine: Sketch, whole: Sketch, labels: Sequence[int],
-    holders: Mapping[int, int], leads: Mapping[int, Sketch],
+    holders: Mapping[int, int], leads: Mapping[int, Sketch], fewest: float,
 ) -> None:  # fmt: skip
     """Of one client; `holders` says how many others have a class, `leads` who of them has most of it."""
     if len(labels) < 2:
@@ -121,7 +121,7 @@ def _mixture(
     is_told = (counts >= _FEWEST_HERE) & (votes >= np.maximum(enough, _FEWEST_OF_CLASS))
     at, counts, votes = at[is_told], counts[is_told], votes[is_told]
     apart = mine.means[own][is_told][:, :inputs] - usual[is_told]
-    if (total := float(counts.sum())) < FEWEST_SAMPLES:
+    if (total := float(counts.sum())) < fewest:
         return
     weight, precision = 1.0 / (1.0 / counts + 1.0 / votes), whole.precision(inputs)
     # All other classes of the others, seen from this one: their products with each other and with where it lies
@@ -221,6 +221,7 @@ def _excess(found: Mislabelled, counts: Array, distinct: Array) -> None:
     """Of each client, by how its samples of each label were answered, beside the other holders of that label."""
     used = int(np.flatnonzero(counts.sum((0, 1)) + counts.sum((0, 2)))[-1]) + 1
     counts = counts[:, :used, :used]
+    fewest = fewest_of(distinct, FEWEST_SAMPLES)
     held, right = counts.sum(2), np.diagonal(counts, axis1=1, axis2=2)
     again = np.maximum(counts.sum((1, 2)) / np.maximum(distinct, 1), 1.0)  # answers to the same sample say little new
     is_holder = held >= 3
@@ -235,12 +236,12 @@ def _excess(found: Mislabelled, counts: Array, distinct: Array) -> None:
         error = 1 - np.diagonal(usual, axis1=1, axis2=2)
         seen = np.clip(error * (1 - error), 0.02, 1)
     for place, mine in enumerate(counts):
-        if distinct[place] < FEWEST_SAMPLES:
+        if distinct[place] < fewest:
             continue
         labels = np.flatnonzero((held[place] > 0) & (holders[place] >= 2))
         n = held[place, labels]
         total = float(n.sum())
-        if total / again[place] < FEWEST_SAMPLES:
+        if total / again[place] < fewest:
             continue
         share = n * (1 - right[place, labels] / n - error[place, labels])
         apart = again[place] * seen[place, labels] / samples[place, labels]

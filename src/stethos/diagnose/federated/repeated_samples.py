@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stethos.diagnose.federated.data_sketch import Sketch
+from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.inside_data import FEWEST_SAMPLES
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.standing_out import margins
@@ -39,7 +39,8 @@ def has_few(inside: InsideEvidence, whole: Sequence[Sketch | None]) -> npt.NDArr
     count = np.array([one.n if one is not None else np.inf for one in whole])
     said = np.nan_to_num(inside.matrix("samples")).max(0, initial=0.0)
     used = np.nan_to_num(inside.matrix("rows")).max(0, initial=0.0)
-    return np.asarray((count < _FEW) & (np.where(said > 0, said, used) < _FEW))
+    few = fewest_samples(whole, _FEW)
+    return np.asarray((count < few) & (np.where(said > 0, said, used) < few))
 
 
 def _in_batches(inside: InsideEvidence) -> Array:

@@ -44,6 +44,7 @@ _OF_DATA = {
     "place": ("place",), "scale": ("scale",), "shape": ("shape",), "words": ("words",), "relation": ("relation",),
     "following": ("worse", "unexplained", "tilt"), "fewer": ("fewer",), "lost": ("lost",),
     **{name: (name,) for name in ("joint", "link", "spread", "fixed", "again", "redundant")},
+    **{name: (name,) for name in ("unknown", "rescaled", "order")},
 }  # fmt: skip
 _OF_LABELS = {
     "labels": ("mean",), "labels_once": ("share_by_data", "share_by_answers", "cell_by_data", "cell_by_answers"),
@@ -54,7 +55,9 @@ OF_DATA = (*_OF_DATA, *_OF_LABELS, "elsewhere", "mix")
 UP_TO_ONE = ("place", "scale", "shape", "words", "amount", f"amount{AT_TIMES}")
 LINEAR = ("other", "mix", "judged")
 # What other data explain.
-_EXPLAINED_BY = ("place", "scale", "shape", "words", "mix", "amount", f"amount{AT_TIMES}")
+_EXPLAINED_BY = ("place", "scale", "shape", "words", "mix")
+# So do more samples or steps, of which a few do not say where a model goes and errs.
+_AMOUNTS, _NOT_BY_FEW, _MANY = ("amount", f"amount{AT_TIMES}"), ("direction", "loss"), 1.5
 _CAN_BE_EXPLAINED = tuple(
     one + end for end in ("", AT_TIMES)
     for one in ("direction", "norm", "length", "loss", "fall", "zeros", "size")
@@ -147,6 +150,7 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     found["copies"] = np.where(shown["has_words"] > 0, 0.0, np.minimum(found["fewer"], repeats))
     is_elsewhere = shown["elsewhere"] >= EXPLAINS
     found |= {name: np.where(is_elsewhere, 0.0, found[name]) for name in _OF_OTHER_INPUTS}
+    found["order"] = np.where(found["labels"] >= EXPLAINS, 0.0, found["order"])  # which inputs tell classes is mixed up
     has_other_inputs = is_elsewhere | (np.max([found[name] for name in _INPUTS], axis=0) >= EXPLAINS)
     left_over = np.minimum(found["relation"], shown["unrelated"])
     found["relation"] = np.where(has_other_inputs, left_over, found["relation"])
@@ -155,7 +159,9 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     is_moved = is_elsewhere | (np.maximum(found["place"], found["scale"]) >= EXPLAINS)
     found["following"] = np.where(is_moved, in_two_ways, found["following"])
     is_small = shown["has_few"] > 0
-    is_explained = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= EXPLAINS
+    by_data = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= EXPLAINS
+    amount = np.max([found[name] for name in _AMOUNTS], axis=0)
+    is_explained = by_data | (amount >= EXPLAINS)
     harm = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) in _HARM], axis=0)
     turned = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) == "direction"], axis=0)
     is_asked = np.isfinite(cohort.entry_loss).any(0)
@@ -163,8 +169,10 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
         is_harmless = is_asked & (harms < _HARMS)
         found[name] = np.where(is_harmless, np.minimum(found[name], _MOST_WITHOUT_HARM), found[name])
     for name in _CAN_BE_EXPLAINED:
-        found[name + _EXPLAINED] = np.where(is_explained & ~is_small, found[name], 0.0)
-        found[name] = np.where(is_explained | is_small, 0.0, found[name])
+        of_few = name.removesuffix(AT_TIMES) in _NOT_BY_FEW
+        is_so = by_data | (amount >= _MANY) if of_few else is_explained
+        found[name + _EXPLAINED] = np.where(is_so & ~is_small, found[name], 0.0)
+        found[name] = np.where(is_so | is_small, 0.0, found[name])
     has_other_classes = (found["mix"] >= EXPLAINS) | is_small
     found |= {name: np.where(has_other_classes, 0.0, found[name]) for name in _OF_OTHER_CLASSES}
     found["judged"] = np.where(found["place"] >= EXPLAINS, 0.0, found["judged"])  # the lab has no such sites
