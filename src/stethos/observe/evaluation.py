@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from stethos.observe.answers import AnswerTally, is_telling
+from stethos.observe.answers import AnswerTally, is_telling, is_zero_or_one
 from stethos.observe.batch_print import is_readable, print_of
 from stethos.observe.helper_model import HelperModels
 from stethos.observe.inspection_row import put_inspection
@@ -139,7 +139,7 @@ class Evaluations:
         labels = labels_near(given, outputs)
         if labels is not None:
             answers = self._tally()
-            if labels.is_floating_point():
+            if labels.is_floating_point() and not is_zero_or_one(labels):
                 answers.note_numbers(outputs, labels)
             else:
                 answers.note(outputs, labels, False)

@@ -5,7 +5,7 @@ Only shapes and names are read, and single numbers that a node has saved; nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -66,6 +66,8 @@ class GraphCheck:
     attention: AttentionCheck = field(default_factory=AttentionCheck)
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
+    divergences: list[tuple[Any, set[int], set[int]]] = field(default_factory=list)  # a target, and ids as in `sides`
+    masks: list[torch.Tensor] = field(default_factory=list)  # that losses of single places are multiplied or picked by
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     adds_constant: bool = False  # whether a term of the loss has no gradient
     has_choice: bool = False  # whether single entries of a table are picked, as those of actions are
@@ -121,9 +123,23 @@ class GraphCheck:
         if share > _MOST_OUTSIDE:
             self.found.append(("clamped-outputs", f"{share:.0%} of {values.numel()} numbers lie outside of the bounds"))
 
+    def _note_picked(self, node: Any, name: str, depth: int) -> None:
+        indices = getattr(node, "_saved_indices", None) if depth <= _NEAR_LOSS else None
+        for one in indices if isinstance(indices, list | tuple) else ():
+            if isinstance(one, torch.Tensor) and one.dtype is torch.bool:
+                self._keep_mask(one)
+
+    def _keep_mask(self, mask: torch.Tensor) -> None:
+        if mask.dim() > 1 and len(self.masks) < _MOST_STOPS and is_readable(mask):
+            self.masks.append(mask.detach())
+
     def _note_factor(self, node: Any, name: str, depth: int) -> None:
         if depth > _NEAR_LOSS:
             return
+        if sum(edge[0] is not None for edge in node.next_functions) == 1:
+            for factor in [one for kept in ("self", "other") if (one := saved(node, kept)) is not None]:
+                if not factor.requires_grad and factor.grad_fn is None:
+                    self._keep_mask(factor)
         for kept in ("self", "other"):
             factor = saved(node, kept)
             if factor is not None and not factor.dim() and is_readable(factor) and not bool(factor.any()):
@@ -172,6 +188,28 @@ class GraphCheck:
             and not set(first) & set(second)
             and all(left & trained and right & trained for left, right in self.sides)
         )
+
+    def _note_divergence(self, node: Any, name: str, depth: int) -> None:
+        """`kl_div` whose target has a history of its own: the target's entropy, and its product with the outputs."""
+        known, product = (edge[0] for edge in node.next_functions[:2])
+        if known is None or name_of(known) != "XlogyBackward" or product is None or depth > _NEAR_LOSS:
+            return
+        target = known.next_functions[0][0]
+        own = [edge[0] for edge in product.next_functions if edge[0] is not None and edge[0] is not target]
+        if target is not None and len(own) == 1 and len(self.divergences) < _MOST_STOPS:
+            reached, behind = _leaves_behind(own[0]), _leaves_behind(target)
+            if behind and not reached & behind:
+                self.divergences.append((target, reached, behind))
+
+    def keep_pure_targets(self, root: Any) -> None:
+        """Of divergences keep those whose targets are made by weights that have no other part in the loss."""
+        targets = {one[0] for one in self.divergences}
+        others = _leaves_behind(root, targets) if targets else set()
+        self.divergences = [(None, reached, behind) for _, reached, behind in self.divergences if not behind & others]
+
+    def trains_targets(self, trained: set[int]) -> bool:
+        """Whether what makes the target of a divergence is trained, too, and by that alone."""
+        return any(reached & trained and behind & trained for _, reached, behind in self.divergences)
 
     def _note_targets(self, node: Any, name: str, depth: int) -> None:
         """A goal made of the model's own best answer: it has to be a constant."""
@@ -245,6 +283,8 @@ _LOOKS: dict[str, Callable[[GraphCheck, Any, str, int], None]] = {
     "NativeBatchNormBackward": GraphCheck._note_norm,
     "NativeLayerNormBackward": GraphCheck._note_layer_norm,
     "MulBackward": GraphCheck._note_factor,
+    "SubBackward": GraphCheck._note_divergence,
+    "IndexBackward": GraphCheck._note_picked,
 }
 
 
@@ -254,6 +294,20 @@ def _has_choice(node: Any) -> bool:
     if len(edges) != 1:
         return False
     return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], 16) if depth <= 6)
+
+
+def _leaves_behind(root: Any, but: Container[Any] = ()) -> set[int]:
+    """Ids of the leaves that a node depends on, but for what only these others depend on; none if they are too many."""
+    seen, waiting, leaves = {root}, [root], set[int]()
+    for node in waiting:
+        leaves |= {id(leaf)} if (leaf := _leaf(node)) is not None else set()
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen and parent not in but:
+                seen.add(parent)
+                waiting.append(parent)
+        if len(seen) > _MOST_BEHIND * 10:
+            return set()
+    return leaves
 
 
 def _leaf(node: Any) -> torch.Tensor | None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stethos.clock import monotonic_ns
 from stethos.observe.autograd_graph import unwrapped_of
 from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts, mask_facts
+from stethos.observe.batch_print import is_readable
 from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
@@ -26,6 +27,7 @@ from stethos.observe.gradient_call import GradientCalls
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
+from stethos.observe.layer_name import names_under
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
 from stethos.observe.mode_facts import mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
@@ -42,6 +44,7 @@ _FIRST_BACKWARDS = 8  # inspected in any case
 _FIRST_PASSES = 4  # over the data, of which the first backward is inspected in any case
 _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared; 1 where that takes too long
 _MOST_EVALUATIONS = 64
+_MOST_OPTIMIZERS = 4  # whose first backwards are inspected, beside those of the first
 _FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
 _MOST_CHANGES = 8
@@ -78,6 +81,8 @@ class Inspector:
         self._passes = 0
         self._is_small = False  # of the model behind the last inspected loss
         self._asked_at = 0
+        self._optimizers = 0
+        self._is_installed = False
         self._evaluations = 0
         self._evaluated_at = -1
         self._explained = 0
@@ -87,6 +92,7 @@ class Inspector:
     # When ------------------------------------------------------------------------------------------
 
     def install(self) -> None:
+        self._is_installed = True
         self._session.on_pass = self.pass_began
         if not self._session.steps:
             self._arm(_FIRST_BACKWARDS)
@@ -101,7 +107,7 @@ class Inspector:
 
     def uninstall(self) -> None:
         """Give torch its own function back."""
-        self.hand.is_needed = False
+        self._is_installed = self.hand.is_needed = False
         self._left, self._look_at = 0, NEVER
         self._put_back()
         self.gradients.uninstall()
@@ -128,6 +134,12 @@ class Inspector:
             self._arm(_PER_LOOK)
         elif self._passes <= _FIRST_PASSES:
             self._arm(1)
+
+    def optimizer_came(self) -> None:
+        """Another optimizer has made its first step: another training may have begun."""
+        if self._is_installed and self._session.steps and self._optimizers < _MOST_OPTIMIZERS:
+            self._optimizers += 1
+            self._arm(_PER_LOOK)
 
     def account(self) -> None:
         """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
@@ -235,6 +247,7 @@ class Inspector:
             trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
             left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
             facts["leftover_norm"] = estimated_norm_of(left) if left else 0.0
+            facts["detail"]["left_of"] = self._left_of(graph.leaves)
         facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)
@@ -260,15 +273,33 @@ class Inspector:
                     crc_of(checksums_of(gradients, map(str, range(len(gradients)))).values())
                 )
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
+            self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
+            if given is None and self._is_small:
+                facts["detail"]["silent"] = self._silent(graph.leaves)
             put_inspection(self._session, facts, graph.remarks)
             if given is None:
                 self.hand.after_backward(graph.leaves)
-            self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if self._is_small or "weights" in facts["detail"] or self._can_afford():
                 self._spent_ns += int(self._watch.sampler.want_norm())
         if self._left <= 0:
             self._put_back()
         self._charge(start_ns, cpu_ns)
+
+    def _left_of(self, leaves: list[torch.Tensor]) -> list[int]:
+        """The optimizers, of several, that would step by gradients which are there before this backward."""
+        left = {id(leaf): leaf.grad for leaf in leaves if leaf.grad is not None}
+        seen = self._watch.optimizers.seen() if left else []
+        own = {one.number: [left[id(each)] for each in one.params if id(each) in left] for one in seen}
+        return [number for number, some in own.items() if len(seen) > 1 and some and estimated_norm_of(some) > 0]
+
+    def _silent(self, leaves: list[torch.Tensor]) -> list[str]:
+        """Weights whose gradients are 0, all of them, while others have some."""
+        known = [leaf for leaf in leaves if leaf.dim() > 1 and is_readable(leaf) and is_readable(leaf.grad)]
+        silent = [leaf for leaf in known if leaf.grad is not None and not bool(leaf.grad.any())]
+        if not silent or len(silent) == len(known):
+            return []
+        names = {key: name for root in self.roots() for key, name in names_under(root).items()}
+        return [names[id(leaf)] for leaf in silent if id(leaf) in names][:_MOST_NAMES]
 
     def _batch_of(self, graph: LossGraph) -> int:
         """How many samples the batch has: what the loader was told, or one label each; 0 if neither says."""

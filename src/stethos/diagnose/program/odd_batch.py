@@ -61,6 +61,7 @@ class OddBatch:
     top_share: float = 0.95
     padding: float = 0.4
     left_out: float = 0.2
+    bare: float = 0.2  # of the places of sequences
     written: float = 0.8  # of the pairs of neighbouring looks
     least_batch: int = 8
     fixed: float = 0.1  # of the level of guessing
@@ -198,6 +199,13 @@ class OddBatch:
                 f"{np.mean([padding for _, padding in seen]):.0%} of the padding are seen", "detail",
                 "invert the mask: in `key_padding_mask` True means that a place is left out", 0.95,
             )  # fmt: skip
+        bare = [row["bare_padding"] for row in rows if "bare_padding" in row]
+        if len(bare) >= self.least and len(bare) > len(rows) / 2 and np.mean(bare) > self.bare:
+            yield self._finding(
+                one, "padding-seen", "attention sees the padding: no mask leaves it out",
+                f"{np.mean(bare):.0%} of the places are padding, in {len(bare)} inspected batches", "detail",
+                "pass a mask: `src_key_padding_mask=tokens == padding`, or `masked_fill(mask, -inf)` before softmax", 0.82,
+            )  # fmt: skip
         shifts = [row["shift"] for row in rows if "shift" in row]
         if len(shifts) >= self.least and set(shifts) <= {2, 3, -1} and len(set(shifts)) == 1:
             ahead_by = f"{shifts[0]} places ahead" if shifts[0] > 0 else "one place behind"
@@ -233,7 +241,7 @@ class OddBatch:
             if len(known_outputs) and label < known_outputs.min():
                 yield self._finding(
                     one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
-                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
+                    "model has an output for it", f"in {len(left_out)} inspected batches",
                     "detail", "leave out only what is no class, such as 255; to give the background less weight use "
                     "`weight=`", 0.87,
                 )  # fmt: skip

@@ -47,6 +47,10 @@ class OddEvaluation:
 
     least: int = 2  # evaluations
     samples: int = 50
+    many: int = 100  # samples of a single evaluation
+    late: float = 0.9  # of the steps, from which on the training is over
+    constant: float = 0.6  # right answers, against the share of the commonest label
+    several: float = 0.3  # share of the commonest label
     rows: int = 30
     again: float = 0.2  # of the samples of an evaluation, that a few inspected batches held before
     trained: float = 0.7  # right answers in the training
@@ -65,16 +69,22 @@ class OddEvaluation:
     def _found(self, window: Window) -> Iterator[Finding]:
         for one in inspected_of(window):
             rows = [row for row in details(one.answers) if row.get("answers", 0) >= self.samples]
-            if len(rows) >= self.least and not one.is_federated:
+            if (len(rows) >= self.least or self._is_last(one, rows)) and not one.is_federated:
                 found = list(self._check(one, rows))
                 yield from found
                 if any(each.kind == "evaluated-on-training-data" for each in found):
                     continue
             numbers = [row for row in details(one.answers) if row.get("numbers", 0) >= self.samples]
-            if len(numbers) >= self.least and not one.is_federated:
+            if (len(numbers) >= self.least or self._is_last(one, numbers)) and not one.is_federated:
                 yield from self._numbers(one, numbers)
             if not one.is_federated:
                 yield from self._shared(one)
+
+    def _is_last(self, one: Inspected, rows: list[dict[str, Any]]) -> bool:
+        """Whether there is a single evaluation, of many samples, when the training is over."""
+        last = max((float(each.step[-1]) for each in one.trainings if len(each)), default=np.inf)
+        counts = [max(row.get("answers", 0), row.get("numbers", 0)) for row in rows]
+        return len(rows) == 1 and counts[0] >= self.many and float(rows[0].get("at", 0)) >= self.late * last
 
     def _shared(self, one: Inspected) -> Iterator[Finding]:
         """Samples of an evaluation's data set that are in that of the training as well, or were before."""
@@ -116,6 +126,8 @@ class OddEvaluation:
         if seen:
             text += f", {trained:.0%} in the training"
         if all(row.get("known") for row in rows):
+            if len(rows) < self.least:  # how well the training data are answered, in the end
+                return
             yield self._finding(
                 one, rows, "evaluated-on-training-data", "evaluations use the labels of the training, one by one", text,
                 "evaluate on samples that the model is not trained on: check the split, the mask or the loader", 0.88,
@@ -148,6 +160,14 @@ class OddEvaluation:
                 "all evaluations are no better than guessing, though the training loss falls", text,
                 "check that labels belong to their inputs in both kinds of data, and that inputs are made alike", 0.82,
             )  # fmt: skip
+        elif one.has_learned and all(map(self._is_worse_than_constant, rows[-2:])):
+            yield self._finding(
+                one, rows, "worse-than-one-answer",
+                "evaluations are far worse than always naming the commonest class, though the training loss falls",
+                f"{text}; the commonest class has {last['top_label']:.0%} of the labels",
+                "look for a class that the loss leaves out, for labels that are turned round, and compare a batch of both "
+                "kinds", 0.82,
+            )  # fmt: skip
         elif trained >= self.trained and all(row["hits"] < self.far * trained for row in rows[-2:]):
             yield self._finding(
                 one, rows, "far-below-training", "evaluations are far below the training",
@@ -173,6 +193,9 @@ class OddEvaluation:
                 "compare a batch of both kinds: scale and order of inputs and targets, the mode of the model; if they "
                 "are alike the model learns its samples by heart", 0.82,
             )  # fmt: skip
+
+    def _is_worse_than_constant(self, row: dict[str, Any]) -> bool:
+        return bool(row["top_label"] >= self.several and row["hits"] < self.constant * row["top_label"])
 
     def _is_same(self, rows: list[dict[str, Any]]) -> bool:
         return all(row["top_answer"] >= self.same and row["top_label"] <= self.common for row in rows[-2:])

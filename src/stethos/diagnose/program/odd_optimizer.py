@@ -11,7 +11,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of, trainings_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import is_null
@@ -162,6 +162,7 @@ class OddOptimizer:
         rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
         is_negated = any(len(each.losses) and each.losses[0] < 0 for each in one.trainings)
         slopes = [row["slope"] for row in rows if "slope" in row and not is_negated]
+        later = rows[int(np.searchsorted(one.training["step"], last_start(one.trainings))) :]
         functions = {name for name in texts_of(one.training, "function").tolist() if name}
         is_bounded = functions and all(row.get("is_alone") for row in rows)
         for kind, is_so, title, text, advice in (
@@ -176,7 +177,7 @@ class OddOptimizer:
              "the updates by hand go up the gradient of a loss that is to be minimised",
              f"the cosine between updates and gradients is {np.mean(slopes or [0]):.2f}",
              "subtract the gradient: `weight -= rate * gradient`"),
-            ("head-frozen", all("frozen_head" in row for row in rows) and len(rows) >= 3,
+            ("head-frozen", all("frozen_head" in row for row in later) and len(later) >= 3,
              "the last layer is frozen and all others are trained", f"frozen: {last.get('frozen_head', '')}",
              "freeze the body of the model and train its head: `head.requires_grad_(True)`"),
             ("epsilon-lost", 0 < last.get("half_epsilon", 1.0) < _LEAST_HALF,

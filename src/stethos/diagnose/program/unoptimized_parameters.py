@@ -12,7 +12,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, column_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import is_null
@@ -41,6 +41,7 @@ class UnoptimizedParameters:
 
     least: int = 2
     cut_share: float = 0.25
+    looks: int = 6  # at gradients that are 0
     after: int = 20  # steps that go on so, as the next optimizer is seen at its first step
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -51,7 +52,7 @@ class UnoptimizedParameters:
             rows = one.training.where(~is_null(column_of(one.training, "unoptimized")))
             found = list(self._check(one, rows, details(rows)[-1])) if len(rows) >= self.least else []
             yield from found
-            later = rows.where(rows["step"] >= _last_start(one.trainings)) if len(rows) else rows
+            later = rows.where(rows["step"] >= last_start(one.trainings)) if len(rows) else rows
             if self.least <= len(later) < len(rows):  # one training after another, as when a model is tuned
                 known = {each.kind for each in found}
                 yield from (each for each in self._check(one, later, details(later)[-1]) if each.kind not in known)
@@ -81,7 +82,7 @@ class UnoptimizedParameters:
                 "make the optimizer after the last change to the model, or add the new parameters to it",
             )  # fmt: skip
         cut = list(self._cut_off(one, first, details(rows)))
-        yield from cut
+        yield from cut or self._silent(one, rows)
         if not any(each.detail.get("in_vain") for each in cut):  # else these layers run: they are no copy
             yield from self._idle(one, first, details(rows))
         if last.get("shared") and _take_turns(one.trainings):
@@ -98,7 +99,11 @@ class UnoptimizedParameters:
         missing = [row.get("unreached", ()) for row in rows]
         cut = [name for name in missing[-1] if all(name in names for names in missing)]
         held = rows[-1].get("optimized", 0)
-        if not cut or not held:
+        holders = rows[-1].get("cut_of")  # one that has stepped for the last time may hold a model of before
+        is_over = holders is not None and not any(
+            np.isin(training.optimizer[training.step >= first], holders).any() for training in one.trainings
+        )
+        if not cut or not held or is_over:
             return
         count = min(int(row.get("unreached_count", 0)) for row in rows)
         ran = [row["in_vain"] for row in rows if row.get("in_vain")]
@@ -114,6 +119,19 @@ class UnoptimizedParameters:
             "look for `detach()`, `item()`, `argmax`, `no_grad()` or `numpy()` between these layers and the loss",
             {"in_vain": vain},
         )  # fmt: skip
+
+    def _silent(self, one: Inspected, frame: Any) -> Iterator[Finding]:
+        """Layers that the loss reaches, but by a way on which every gradient is 0: an output that is made and not used."""
+        rows = [row["silent"] for row in details(frame) if "silent" in row]
+        names = [name for name in rows[-1] if all(name in row for row in rows)] if len(rows) >= self.looks else []
+        if names:
+            yield Finding(
+                self.code, self.name, "never-a-gradient", Severity.WARNING,
+                f"the gradient of {', '.join(names)} is 0 at every look, while others have one",
+                one.subject(float(frame["step"][0]), tuple(names[:1])), 0.85,
+                (one.evidence(f"all numbers are 0 in {len(rows)} inspected backwards", "detail"),),
+                "look whether the output of this layer is used: another layer's may be picked, or it is multiplied by 0",
+            )  # fmt: skip
 
     def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         """An optimizer steps again and again beside others, but none of its parameters has ever had a gradient."""
@@ -159,12 +177,6 @@ class UnoptimizedParameters:
             self.code, self.name, kind, severity, title, one.subject(first, tuple(names[:1])), sure,
             (one.evidence(text, "leaves, unoptimized, detail"),), advice,
         )  # fmt: skip
-
-
-def _last_start(trainings: list[Training]) -> float:
-    """The step at which the last of several trainings begins, when the others are over; else 0."""
-    spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
-    return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
 
 
 def _take_turns(trainings: list[Training]) -> bool:
