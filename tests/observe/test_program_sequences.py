@@ -372,3 +372,49 @@ def test_a_layer_whose_output_is_not_used_is_noticed(record: Record, place: int,
 
     train(model, loss, 60)
     assert bool(said(recording) & {"cut-off", "never-a-gradient", "frozen-layers"}) == is_found
+
+
+class Rebinding(torch.optim.Optimizer):
+    """Changes its weights, or only the names that it has for them."""
+
+    def __init__(self, parameters: object, *, in_place: bool) -> None:
+        super().__init__(parameters, {"lr": 0.05})  # type: ignore[arg-type]
+        self.in_place = in_place
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            if self.in_place:
+                weight -= 0.05 * weight.grad
+            else:
+                weight = weight - 0.05 * weight.grad  # noqa: PLW2901 - the bug
+
+
+@pytest.mark.parametrize(("in_place", "kinds"), [(True, set()), (False, {"changes-nothing"})])
+def test_steps_that_change_nothing_are_noticed(record: Record, in_place: bool, kinds: set[str]) -> None:
+    recording, model = record(), nn.Linear(6, 1)
+    optimizer = Rebinding(model.parameters(), in_place=in_place)
+    for _ in range(60):
+        x = torch.randn(32, 6)
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), x[:, :1]).backward()
+        optimizer.step()
+    assert said(recording) & {"changes-nothing"} == kinds
+
+
+@pytest.mark.parametrize(("ahead", "kinds"), [(0, set()), (-1, {"leaking-labels"})])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_window_that_holds_its_target_is_noticed(
+    record: Record, kind: type[nn.RNNBase], ahead: int, kinds: set[str]
+) -> None:
+    """A smooth series is nearly the same at the next place, and that is no leak."""
+    recording, model = record(), nn.ModuleList([kind(1, 8, batch_first=True), nn.Linear(8, 1)])  # type: ignore[call-arg]
+    series = (torch.arange(400) * 0.02).sin()
+
+    def loss() -> Tensor:
+        first = torch.randint(0, 380, (32, 1))
+        windows = series[first + torch.arange(12)][:, :, None]
+        return functional.mse_loss(model[1](model[0](windows)[0][:, -1]), series[first + 12 + ahead])
+
+    train(model, loss)
+    assert said(recording) & {"leaking-labels"} == kinds

@@ -65,7 +65,9 @@ class AnswerTally:
         count, sums, squares, errors = self._numbers.tolist()
         if not total:
             spread = squares - sums**2 / count if count else 0.0
-            return {"numbers": int(count), "missed": errors / spread} if spread > 0 and np.isfinite(errors) else {}
+            if not spread > 0 or not np.isfinite(errors):
+                return {}
+            return {"numbers": int(count), "missed": errors / spread, "variance": spread / count}
         return {
             "answers": int(total),
             "classes": int((self._table.sum(0) > 0).sum()),

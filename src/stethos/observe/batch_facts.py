@@ -109,7 +109,9 @@ def mask_facts(graph: LossGraph) -> Facts:
         is_seen = all(is_ahead for size, is_ahead in graph.ahead if size == length)
         is_used_elsewhere = float((is_word & ~is_padding).double().mean()) > _SELDOM
         varies = len(is_padding.sum(1).unique()) >= _LEAST_LENGTHS
-        return {"bare_padding": float(is_padding.double().mean())} if is_seen and varies and not is_used_elsewhere else {}
+        return (
+            {"bare_padding": float(is_padding.double().mean())} if is_seen and varies and not is_used_elsewhere else {}
+        )
     seen = seen.reshape(count, -1, length).any(1)
     return {
         "sees_words": float(seen[~is_padding].double().mean()),

@@ -293,7 +293,7 @@ def _has_choice(node: Any) -> bool:
     edges = [edge[0] for edge in node.next_functions if edge[0] is not None]
     if len(edges) != 1:
         return False
-    return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], 16) if depth <= 6)
+    return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], _MOST_BEHIND) if depth <= 6)
 
 
 def _leaves_behind(root: Any, but: Container[Any] = ()) -> set[int]:

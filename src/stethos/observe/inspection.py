@@ -7,6 +7,7 @@ calls only. Everything is read, nothing is computed on the graph, and no random 
 from __future__ import annotations
 
 import functools
+import weakref
 import zlib
 from collections.abc import Callable
 from time import process_time_ns, thread_time_ns
@@ -19,15 +20,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stethos.clock import monotonic_ns
 from stethos.observe.autograd_graph import unwrapped_of
 from stethos.observe.batch_facts import Facts, batch_facts, label_facts, loader_facts, mask_facts
-from stethos.observe.batch_print import is_readable
 from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
 from stethos.observe.gradient_call import GradientCalls
+from stethos.observe.gradient_facts import Stillness, left_of, silent_layers
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
-from stethos.observe.layer_name import names_under
 from stethos.observe.loss_graph import LossGraph, read_loss_graph
 from stethos.observe.mode_facts import mode_facts
 from stethos.observe.nan_origin import Owner, find_broken_weights, find_origin
@@ -68,6 +68,7 @@ class Inspector:
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
+        self._still = Stillness()
         self._parameters_of = ParameterFacts(watch, self.check)
         self._pass_facts: Facts = {}
         self._left = 0
@@ -82,6 +83,7 @@ class Inspector:
         self._is_small = False  # of the model behind the last inspected loss
         self._asked_at = 0
         self._optimizers = 0
+        self._last_roots: list[weakref.ref[torch.nn.Module]] = []
         self._is_installed = False
         self._evaluations = 0
         self._evaluated_at = -1
@@ -247,7 +249,7 @@ class Inspector:
             trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
             left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
             facts["leftover_norm"] = estimated_norm_of(left) if left else 0.0
-            facts["detail"]["left_of"] = self._left_of(graph.leaves)
+            facts["detail"]["left_of"] = left_of(graph.leaves, self._watch.optimizers.seen())
         facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)
@@ -275,7 +277,9 @@ class Inspector:
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
             self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if given is None and self._is_small:
-                facts["detail"]["silent"] = self._silent(graph.leaves)
+                facts["detail"]["silent"] = silent_layers(graph.leaves, self.roots())
+                still = self._still.note(graph.leaves, self._session.steps)
+                facts["detail"] |= {"still": still} if still is not None else {}
             put_inspection(self._session, facts, graph.remarks)
             if given is None:
                 self.hand.after_backward(graph.leaves)
@@ -284,22 +288,6 @@ class Inspector:
         if self._left <= 0:
             self._put_back()
         self._charge(start_ns, cpu_ns)
-
-    def _left_of(self, leaves: list[torch.Tensor]) -> list[int]:
-        """The optimizers, of several, that would step by gradients which are there before this backward."""
-        left = {id(leaf): leaf.grad for leaf in leaves if leaf.grad is not None}
-        seen = self._watch.optimizers.seen() if left else []
-        own = {one.number: [left[id(each)] for each in one.params if id(each) in left] for one in seen}
-        return [number for number, some in own.items() if len(seen) > 1 and some and estimated_norm_of(some) > 0]
-
-    def _silent(self, leaves: list[torch.Tensor]) -> list[str]:
-        """Weights whose gradients are 0, all of them, while others have some."""
-        known = [leaf for leaf in leaves if leaf.dim() > 1 and is_readable(leaf) and is_readable(leaf.grad)]
-        silent = [leaf for leaf in known if leaf.grad is not None and not bool(leaf.grad.any())]
-        if not silent or len(silent) == len(known):
-            return []
-        names = {key: name for root in self.roots() for key, name in names_under(root).items()}
-        return [names[id(leaf)] for leaf in silent if id(leaf) in names][:_MOST_NAMES]
 
     def _batch_of(self, graph: LossGraph) -> int:
         """How many samples the batch has: what the loader was told, or one label each; 0 if neither says."""
@@ -356,7 +344,12 @@ class Inspector:
         return any(id(parameter) in trained for parameter in module.parameters())
 
     def roots(self) -> list[torch.nn.Module]:
-        return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+        """The models that optimizers update; where all optimizers are gone, as after a function that trains, the last."""
+        found = [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+        if found:
+            self._last_roots = [weakref.ref(root) for root in found]
+            return found
+        return [root for reference in self._last_roots if (root := reference()) is not None]
 
     def last_root(self) -> torch.nn.Module | None:
         """The model of the optimizer that came last."""

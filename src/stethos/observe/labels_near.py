@@ -61,4 +61,4 @@ def _fits(value: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor) -> b
         numbers = numbers_of(value)
         return bool(numbers.min() >= 0 and numbers.max() < outputs.shape[class_axis(outputs, value) or 1])
     is_alike = value.is_floating_point() and value.numel() == outputs.numel()
-    return is_alike and (outputs.dim() <= 2 or is_zero_or_one(value))
+    return is_alike and (outputs.dim() <= 2 or value.shape == outputs.shape or is_zero_or_one(value))

@@ -80,7 +80,9 @@ def _divergence(node: Any, name: str) -> float:
             is_summed = len(getattr(one, "_saved_self_sym_sizes", ())) > 1
         elif name_of(one) != "NegBackward":
             break
-    has_exponential = is_summed and any(name_of(inner) == "ExpBackward" for inner, _ in nodes_of(one, _MOST_BETWEEN * 2))
+    has_exponential = is_summed and any(
+        name_of(inner) == "ExpBackward" for inner, _ in nodes_of(one, _MOST_BETWEEN * 2)
+    )
     has_square = is_summed and any(name_of(inner) == "PowBackward" for inner, _ in nodes_of(one, _MOST_BETWEEN * 2))
     return weight if has_exponential and has_square else 0.0
 

@@ -87,7 +87,7 @@ class ProgramCheck:
         if graph.is_plain_mean and graph.losses == 1 and not graph.check.is_scaled:
             facts |= self._prior.add(graph.function, graph.labels, graph.ignored)
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
-        if graph.check.is_policy:
+        if graph.check.is_policy or graph.policy_sign:
             facts["is_policy"] = True
         if spreads:
             facts["spread"] = min(spreads)
@@ -111,7 +111,9 @@ class ProgramCheck:
         """What is odd, after the backward: `batch` is the number of samples, 0 where it is not known."""
         remarks = graph.check.remarks_of(batch, graph.is_complete, is_stacked=bool(detail.get("is_stacked")))
         is_told = bool(detail.get("batch_size"))
-        layers = self.modules.remarks_of(batch or _count_of(graph), 1 if is_told else 2, 0 if is_told else _length_of(graph))
+        layers = self.modules.remarks_of(
+            batch or _count_of(graph), 1 if is_told else 2, 0 if is_told else _length_of(graph)
+        )
         found = [*remarks, *layers, *_stopped(graph)]
         carried = self.modules.take_carried()
         if carried and (detail.get("is_shuffled") or _has_class_each(graph, carried)):

@@ -104,7 +104,7 @@ def last_start(trainings: list[Training]) -> float:
 
 
 def is_usual(one: Inspected, steps: Array, share: float) -> bool:
-    """Whether what was seen at these steps was seen in a share of all inspected backwards, or of the last training's."""
+    """Whether a share of all inspected backwards, or of the last training's, are at these steps."""
     start = last_start(one.trainings)
     every = np.unique(one.training["step"])
     pairs = [(every, np.unique(steps)), *([(every[every >= start], np.unique(steps[steps >= start]))] if start else [])]

@@ -204,7 +204,8 @@ class OddBatch:
             yield self._finding(
                 one, "padding-seen", "attention sees the padding: no mask leaves it out",
                 f"{np.mean(bare):.0%} of the places are padding, in {len(bare)} inspected batches", "detail",
-                "pass a mask: `src_key_padding_mask=tokens == padding`, or `masked_fill(mask, -inf)` before softmax", 0.82,
+                "pass a mask: `src_key_padding_mask=tokens == padding`, or `masked_fill(mask, -inf)` before softmax",
+                0.82,
             )  # fmt: skip
         shifts = [row["shift"] for row in rows if "shift" in row]
         if len(shifts) >= self.least and set(shifts) <= {2, 3, -1} and len(set(shifts)) == 1:

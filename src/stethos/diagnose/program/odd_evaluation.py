@@ -20,7 +20,7 @@ from stethos.diagnose.program.inspected import (
     is_guess,
     merge_ranks,
 )
-from stethos.diagnose.training import STEP_COLUMNS
+from stethos.diagnose.training import STEP_COLUMNS, texts_of
 from stethos.diagnose.window import Window
 
 
@@ -165,8 +165,8 @@ class OddEvaluation:
                 one, rows, "worse-than-one-answer",
                 "evaluations are far worse than always naming the commonest class, though the training loss falls",
                 f"{text}; the commonest class has {last['top_label']:.0%} of the labels",
-                "look for a class that the loss leaves out, for labels that are turned round, and compare a batch of both "
-                "kinds", 0.82,
+                "look for a class that the loss leaves out or for labels that are turned round, and compare a batch of "
+                "both kinds", 0.82,
             )  # fmt: skip
         elif trained >= self.trained and all(row["hits"] < self.far * trained for row in rows[-2:]):
             yield self._finding(
@@ -179,6 +179,9 @@ class OddEvaluation:
         """Answers that are numbers: errors in evaluations, against what a constant would give, and in the training."""
         priors = [row["prior"] for row in details(one.training) if row.get("prior", 0) > 0]
         late = [float(np.median(each.losses[-20:])) for each in one.trainings if len(each.losses) >= 30]
+        functions = {name for name in texts_of(one.training, "function").tolist() if name}
+        if functions == {"square"} and all(row.get("is_alone") for row in details(one.training)):
+            priors = [row["variance"] for row in rows if "variance" in row] * self.least  # of what is evaluated
         if len(priors) < self.least or len(late) != 1 or any(each.has_rival for each in one.trainings):
             return
         trained, missed = late[0] / priors[-1], [row["missed"] for row in rows]

@@ -51,6 +51,7 @@ class OddOptimizer:
     again: float = 0.3  # of the steps
     frozen: float = 0.9
     rounded: float = 0.5
+    still: int = 4  # looks
     uphill: float = 0.7  # the least cosine between steps and their gradients
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -162,6 +163,8 @@ class OddOptimizer:
         rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
         is_negated = any(len(each.losses) and each.losses[0] < 0 for each in one.trainings)
         slopes = [row["slope"] for row in rows if "slope" in row and not is_negated]
+        still = [row["still"] for row in rows if "still" in row]
+        has_rate = any((each.lr > 0).any() for each in one.trainings) or not one.trainings
         later = rows[int(np.searchsorted(one.training["step"], last_start(one.trainings))) :]
         functions = {name for name in texts_of(one.training, "function").tolist() if name}
         is_bounded = functions and all(row.get("is_alone") for row in rows)
@@ -171,6 +174,9 @@ class OddOptimizer:
             ("momentum-too-high", momentum >= 1,
              f"a momentum of {momentum:g} never forgets: steps grow without end", f"momentum = {momentum:g}",
              "use a momentum of 0.9"),
+            ("changes-nothing", len(still) >= self.still and all(still) and has_rate,
+             "the optimizer steps, but no weight changes", f"the same numbers in {len(still)} inspected backwards",
+             "change weights in place: `weight.add_(...)` or `weight -= ...`, not `weight = weight - ...`"),
             ("ascends", bool(last.get("maximize")) and bool(is_bounded),
              "the optimizer maximises a loss that is to be minimised", "maximize=True", "leave out `maximize=True`"),
             ("steps-uphill", len(slopes) >= 3 and min(slopes) > self.uphill and bool(is_bounded),

@@ -121,7 +121,7 @@ class UnoptimizedParameters:
         )  # fmt: skip
 
     def _silent(self, one: Inspected, frame: Any) -> Iterator[Finding]:
-        """Layers that the loss reaches, but by a way on which every gradient is 0: an output that is made and not used."""
+        """Layers that the loss reaches by a way on which every gradient is 0: their output is not used."""
         rows = [row["silent"] for row in details(frame) if "silent" in row]
         names = [name for name in rows[-1] if all(name in row for row in rows)] if len(rows) >= self.looks else []
         if names:
@@ -130,7 +130,7 @@ class UnoptimizedParameters:
                 f"the gradient of {', '.join(names)} is 0 at every look, while others have one",
                 one.subject(float(frame["step"][0]), tuple(names[:1])), 0.85,
                 (one.evidence(f"all numbers are 0 in {len(rows)} inspected backwards", "detail"),),
-                "look whether the output of this layer is used: another layer's may be picked, or it is multiplied by 0",
+                "look whether the output of this layer is used: another's may be picked, or it is multiplied by 0",
             )  # fmt: skip
 
     def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
