@@ -75,10 +75,10 @@ def test_maps_whose_classes_are_turned_round_are_noticed(record: Record, is_turn
 
     for _ in range(3):
         train(model, maps, functional.cross_entropy, 40)
-        x, y = maps(16)
-        y = 1 - y if is_turned else y
+        x, labels = maps(16)
+        y = 1 - labels if is_turned else labels
         with torch.no_grad():
-            model(x)
+            assert len(model(x)) == len(y)
     assert said(recording) == kinds
 
 
@@ -97,7 +97,7 @@ def test_labels_of_no_and_yes_are_classes(record: Record, is_share: bool) -> Non
         train(model, batch, loss, 80)
         x, y = batch(200)
         with torch.no_grad():
-            model(x)
+            assert len(model(x)) == len(y)
 
     assert not said(recording)
 

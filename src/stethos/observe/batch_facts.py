@@ -108,7 +108,7 @@ def mask_facts(graph: LossGraph) -> Facts:
     if seen is None:
         is_seen = all(is_ahead for size, is_ahead in graph.ahead if size == length)
         is_used_elsewhere = float((is_word & ~is_padding).double().mean()) > _SELDOM
-        varies = len(is_padding.sum(1).unique()) >= _LEAST_LENGTHS
+        varies = len(set(is_padding.sum(1).tolist())) >= _LEAST_LENGTHS
         return (
             {"bare_padding": float(is_padding.double().mean())} if is_seen and varies and not is_used_elsewhere else {}
         )

@@ -93,6 +93,7 @@ def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> in
         return -1
     if len(inputs) != rows:  # the steps of sequences one after the other, each with all samples
         inputs = inputs.reshape(-1, rows, inputs[0].numel()).transpose(0, 1)
+    last = inputs.shape[-1] if inputs.dim() > 2 else inputs[0].numel()  # of a series: to recall an early step is a task
     inputs = inputs.reshape(rows, -1)
     if inputs.shape[1] > _MOST_ELEMENTS:
         return -1
@@ -106,7 +107,7 @@ def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> in
             np.einsum("rc,rc->c", centred, centred).clip(1e-24) * np.dot(target, target)
         )
         best = int(likeness.argmax())  # the first NaN, if there is one
-        return best if float(likeness[best]) > alike else -1
+        return best if float(likeness[best]) > alike and best >= table.shape[1] - last else -1
 
 
 def numbers_of(tensor: torch.Tensor) -> Array:

@@ -5,7 +5,7 @@ Only shapes and names are read, and single numbers that a node has saved; nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from stethos.observe.attention_check import AttentionCheck
 from stethos.observe.autograd_graph import is_packed, name_of, nodes_of, saved, shape_of
 from stethos.observe.batch_print import is_readable
+from stethos.observe.divergences import Divergences
 from stethos.observe.policy_sign import PICKS
 
 Remark = tuple[str, str]
@@ -66,7 +67,7 @@ class GraphCheck:
     attention: AttentionCheck = field(default_factory=AttentionCheck)
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
-    divergences: list[tuple[Any, set[int], set[int]]] = field(default_factory=list)  # a target, and ids as in `sides`
+    divergences: Divergences = field(default_factory=Divergences)
     masks: list[torch.Tensor] = field(default_factory=list)  # that losses of single places are multiplied or picked by
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     adds_constant: bool = False  # whether a term of the loss has no gradient
@@ -97,10 +98,14 @@ class GraphCheck:
 
     def _note_layer(self, node: Any, name: str, depth: int) -> None:
         self._layers += 1
-        self.attention.has_products = self.attention.has_products or name == "BmmBackward"
+        if name == "BmmBackward":
+            self.attention.note_product(node)
         edges = node.next_functions
         if name == "AddmmBackward" and len(edges) > 1 and (shape := _averaged(edges[1][0])):
             self.pooled.add(shape)
+
+    def _note_sum(self, node: Any, name: str, depth: int) -> None:
+        self.attention.note_sum(node)
 
     def _note_layer_norm(self, node: Any, name: str, depth: int) -> None:
         self._layer_norms.add((shape_of(node), len(tuple(getattr(node, "_saved_normalized_shape", ())))))
@@ -137,9 +142,9 @@ class GraphCheck:
         if depth > _NEAR_LOSS:
             return
         if sum(edge[0] is not None for edge in node.next_functions) == 1:
-            for factor in [one for kept in ("self", "other") if (one := saved(node, kept)) is not None]:
-                if not factor.requires_grad and factor.grad_fn is None:
-                    self._keep_mask(factor)
+            for mask in [one for kept in ("self", "other") if (one := saved(node, kept)) is not None]:
+                if not mask.requires_grad and mask.grad_fn is None:
+                    self._keep_mask(mask)
         for kept in ("self", "other"):
             factor = saved(node, kept)
             if factor is not None and not factor.dim() and is_readable(factor) and not bool(factor.any()):
@@ -190,26 +195,8 @@ class GraphCheck:
         )
 
     def _note_divergence(self, node: Any, name: str, depth: int) -> None:
-        """`kl_div` whose target has a history of its own: the target's entropy, and its product with the outputs."""
-        known, product = (edge[0] for edge in node.next_functions[:2])
-        if known is None or name_of(known) != "XlogyBackward" or product is None or depth > _NEAR_LOSS:
-            return
-        target = known.next_functions[0][0]
-        own = [edge[0] for edge in product.next_functions if edge[0] is not None and edge[0] is not target]
-        if target is not None and len(own) == 1 and len(self.divergences) < _MOST_STOPS:
-            reached, behind = _leaves_behind(own[0]), _leaves_behind(target)
-            if behind and not reached & behind:
-                self.divergences.append((target, reached, behind))
-
-    def keep_pure_targets(self, root: Any) -> None:
-        """Of divergences keep those whose targets are made by weights that have no other part in the loss."""
-        targets = {one[0] for one in self.divergences}
-        others = _leaves_behind(root, targets) if targets else set()
-        self.divergences = [(None, reached, behind) for _, reached, behind in self.divergences if not behind & others]
-
-    def trains_targets(self, trained: set[int]) -> bool:
-        """Whether what makes the target of a divergence is trained, too, and by that alone."""
-        return any(reached & trained and behind & trained for _, reached, behind in self.divergences)
+        if depth <= _NEAR_LOSS:
+            self.divergences.note(node)
 
     def _note_targets(self, node: Any, name: str, depth: int) -> None:
         """A goal made of the model's own best answer: it has to be a constant."""
@@ -285,6 +272,7 @@ _LOOKS: dict[str, Callable[[GraphCheck, Any, str, int], None]] = {
     "MulBackward": GraphCheck._note_factor,
     "SubBackward": GraphCheck._note_divergence,
     "IndexBackward": GraphCheck._note_picked,
+    "SumBackward": GraphCheck._note_sum,
 }
 
 
@@ -294,20 +282,6 @@ def _has_choice(node: Any) -> bool:
     if len(edges) != 1:
         return False
     return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], _MOST_BEHIND) if depth <= 6)
-
-
-def _leaves_behind(root: Any, but: Container[Any] = ()) -> set[int]:
-    """Ids of the leaves that a node depends on, but for what only these others depend on; none if they are too many."""
-    seen, waiting, leaves = {root}, [root], set[int]()
-    for node in waiting:
-        leaves |= {id(leaf)} if (leaf := _leaf(node)) is not None else set()
-        for parent, _ in node.next_functions:
-            if parent is not None and parent not in seen and parent not in but:
-                seen.add(parent)
-                waiting.append(parent)
-        if len(seen) > _MOST_BEHIND * 10:
-            return set()
-    return leaves
 
 
 def _leaf(node: Any) -> torch.Tensor | None:

@@ -344,7 +344,7 @@ class Inspector:
         return any(id(parameter) in trained for parameter in module.parameters())
 
     def roots(self) -> list[torch.nn.Module]:
-        """The models that optimizers update; where all optimizers are gone, as after a function that trains, the last."""
+        """The models that optimizers update; the last of them where all optimizers are gone."""
         found = [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
         if found:
             self._last_roots = [weakref.ref(root) for root in found]

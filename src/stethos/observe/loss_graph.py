@@ -110,7 +110,7 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.ahead.extend(filter(None, [looks_ahead(node, name)]))
             found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
-    found.check.keep_pure_targets(loss.grad_fn)
+    found.check.divergences.finish(loss.grad_fn)
     if mixed := mixed_reductions(loss.grad_fn):
         found.remarks.append(("mixed-reductions", mixed))
     if found.check.has_choice and has_rewards():

@@ -127,7 +127,7 @@ class ProgramCheck:
         came = detail.get("samples") or 0
         trained = {id(one) for watched in self._watch.optimizers.seen() for one in watched.params}
         is_pair = graph.is_alone and not graph.is_mixed and graph.check.are_apart(graph.losses, trained)
-        if is_pair or graph.check.trains_targets(trained):
+        if is_pair or graph.check.divergences.are_trained(trained):
             found.append(("target-is-trained", "the loss is the distance of two models, and both are in an optimizer"))
         source, self._source = self._source, self._watch.local.iteration.batch_source
         is_next = source == self._source  # another batch of the same pass, not one of a second loader
