@@ -438,3 +438,83 @@ def test_shares_that_do_not_add_up_over_what_they_weigh_are_noticed(
 
     train(nn.ModuleList([score, head]), loss)
     assert said(recording) & {"softmax-over-samples"} == kinds
+
+
+@pytest.mark.parametrize(
+    ("how", "is_padded", "kinds"),
+    [("last", True, {"last-step-is-padding"}), ("last", False, set()), ("own", True, set())],
+)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_last_step_that_is_padding_is_noticed(
+    record: Record, kind: type[nn.RNNBase], how: str, is_padded: bool, kinds: set[str]
+) -> None:
+    recording, words, head = record(), nn.Embedding(12, 8), nn.Linear(8, 2)
+    cell = kind(8, 8, batch_first=True)  # type: ignore[call-arg]
+
+    def loss() -> Tensor:
+        tokens, lengths = torch.randint(1, 12, (16, 14)), torch.randint(3, 14, (16,))
+        if is_padded:
+            tokens[torch.arange(14) >= lengths[:, None]] = 0
+        states = cell(words(tokens))[0]
+        last = states[:, -1] if how == "last" else states[torch.arange(16), lengths - 1]
+        return functional.cross_entropy(head(last), tokens[:, 0] % 2)
+
+    train(nn.ModuleList([words, cell, head]), loss)
+    assert said(recording) & {"last-step-is-padding", "padding-seen"} == kinds
+
+
+@pytest.mark.parametrize(("momentum", "kinds"), [(0.1, set()), (0.99, {"statistics-of-last-batch"}), (None, set())])
+def test_norms_that_forget_all_but_the_last_batch_are_noticed(
+    record: Record, momentum: float | None, kinds: set[str]
+) -> None:
+    recording = record()
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Linear(8, 2))
+
+    def loss() -> Tensor:
+        x = torch.randn(32, 6)
+        return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    train(model, loss)
+    assert said(recording) & {"statistics-of-last-batch"} == kinds
+
+
+@pytest.mark.parametrize(("every", "kinds"), [(0, set()), (1, {"seeded-each-step"}), (10, set())])
+def test_a_seed_that_is_set_at_every_step_is_noticed(record: Record, every: int, kinds: set[str]) -> None:
+    recording, model, step = record(), nn.Linear(6, 2), [0]
+
+    def loss() -> Tensor:
+        step[0] += 1
+        if every and step[0] % every == 0:
+            torch.manual_seed(3)
+        x = torch.randn(32, 6)
+        return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    train(model, loss)
+    found = said(recording)
+    assert found & {"seeded-each-step"} == kinds
+    assert "unrelated-labels" not in found
+
+
+@pytest.mark.parametrize(("is_kept", "kinds"), [(False, set()), (True, {"evaluated-on-training-data"})])
+def test_a_model_that_goes_on_from_fold_to_fold_is_noticed(record: Record, is_kept: bool, kinds: set[str]) -> None:
+    """Each fold is scaled by its own statistics, so no sample is the same again."""
+    recording = record()
+    x = torch.randn(320, 6)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+    for fold in range(4):
+        held = torch.arange(320) % 4 == fold
+        if not is_kept:
+            model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        scaled = (x - x[~held].mean(0)) / x[~held].std(0)
+        for _ in range(12):
+            model.train()
+            for part in torch.randperm(240).split(40):
+                optimizer.zero_grad()
+                functional.cross_entropy(model(scaled[~held][part]), y[~held][part]).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                functional.cross_entropy(model(scaled[held]), y[held])
+    assert said(recording) & {"evaluated-on-training-data"} == kinds

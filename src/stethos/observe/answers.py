@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stethos.observe.batch_print import Array, is_readable, numbers_of
+from stethos.observe.batch_print import Array, is_readable, numbers_of, print_of
 
 _MOST_SAMPLES = 1024  # of one call
 _MOST_CLASSES = 64
@@ -25,6 +25,7 @@ class AnswerTally:
         self._table = np.zeros((0, 0))
         self._calls = 0
         self._known = 0
+        self._labels = 0.0  # a checksum
         self._numbers = np.zeros(4)  # of targets that are numbers: how many, their sum, squares, and squared errors
 
     @property
@@ -49,6 +50,7 @@ class AnswerTally:
             return
         self._calls += 1
         self._known += is_known
+        self._labels += print_of(labels).hash
         answered, wanted = pair
         size = max(len(self._table), int(max(answered.max(), wanted.max())) + 1)
         table = np.zeros((size, size))
@@ -76,6 +78,7 @@ class AnswerTally:
             "top_label": float(self._table.sum(0).max()) / total,
             "renamed": _best_naming(self._table) / total,
             "known": self._known == self._calls,
+            "labels": self._labels,
         }
 
 

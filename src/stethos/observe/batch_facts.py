@@ -98,7 +98,8 @@ def mask_facts(graph: LossGraph) -> Facts:
     if words is None or words.dim() != 2 or words.is_floating_point() or not is_readable(words) or not words.numel():
         return {}
     count, length = words.shape
-    is_bare = seen is None and any(size == length for size, _ in graph.ahead)
+    is_last = not graph.ahead and {(count, length), (length, count)} & graph.check.last_steps
+    is_bare = seen is None and (is_last or any(size == length for size, _ in graph.ahead))
     if not is_bare and (seen is None or seen.shape[-1] != length or seen.shape[0] % count):
         return {}
     is_word = words == int(torch.mode(words[:, -1]).values)
@@ -109,9 +110,8 @@ def mask_facts(graph: LossGraph) -> Facts:
         is_seen = all(is_ahead for size, is_ahead in graph.ahead if size == length)
         is_used_elsewhere = float((is_word & ~is_padding).double().mean()) > _SELDOM
         varies = len(set(is_padding.sum(1).tolist())) >= _LEAST_LENGTHS
-        return (
-            {"bare_padding": float(is_padding.double().mean())} if is_seen and varies and not is_used_elsewhere else {}
-        )
+        share = float(is_padding.double().mean()) if is_seen and varies and not is_used_elsewhere else 0.0
+        return {"last_padding" if is_last else "bare_padding": share} if share else {}
     seen = seen.reshape(count, -1, length).any(1)
     return {
         "sees_words": float(seen[~is_padding].double().mean()),

@@ -65,6 +65,7 @@ class GraphCheck:
     _layer_norms: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     _softmaxes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     attention: AttentionCheck = field(default_factory=AttentionCheck)
+    last_steps: set[tuple[int, int]] = field(default_factory=set)  # samples and lengths of which the last step is used
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
     divergences: Divergences = field(default_factory=Divergences)
@@ -103,6 +104,21 @@ class GraphCheck:
         edges = node.next_functions
         if name == "AddmmBackward" and len(edges) > 1 and (shape := _averaged(edges[1][0])):
             self.pooled.add(shape)
+
+    def _note_pick(self, node: Any, name: str, depth: int) -> None:
+        """The last step of what a recurrent layer gives."""
+        sizes, before = getattr(node, "_saved_self_sym_sizes", ()), node.next_functions[0][0]
+        if name == "SliceBackward" or len(sizes) != 3 or before is None:
+            return
+        dim, place = (int(one) - (int(one) >> 63 << 64) for one in (node._saved_dim, node._saved_index))
+        behind = before.next_functions[0][0] if name_of(before) == "TransposeBackward" else before
+        is_recurrent = behind is not None and name_of(behind) in (
+            "StackBackward",
+            "MkldnnRnnLayerBackward",
+            "CatBackward",
+        )
+        if is_recurrent and dim in (0, 1) and place % sizes[dim] == sizes[dim] - 1:
+            self.last_steps.add((int(sizes[1 - dim]), int(sizes[dim])))
 
     def _note_sum(self, node: Any, name: str, depth: int) -> None:
         self.attention.note_sum(node)
@@ -273,6 +289,7 @@ _LOOKS: dict[str, Callable[[GraphCheck, Any, str, int], None]] = {
     "SubBackward": GraphCheck._note_divergence,
     "IndexBackward": GraphCheck._note_picked,
     "SumBackward": GraphCheck._note_sum,
+    "SelectBackward": GraphCheck._note_pick,
 }
 
 

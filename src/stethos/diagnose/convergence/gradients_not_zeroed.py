@@ -30,6 +30,7 @@ class GradientsNotZeroed:
 
     What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
     gradients grow like the step number; the loss does not explode meanwhile, as it would with too high a learning rate.
+    Of several optimizers, whether the weights of one have gradients of another's loss when its own backward begins.
     Why it matters: the optimizer follows the past; steps grow until the training oscillates or diverges.
     Not a fault when: gradients are accumulated on purpose. Accumulation ends with a step; these sums span many steps.
     Next step: call `optimizer.zero_grad()` before each `backward()`.

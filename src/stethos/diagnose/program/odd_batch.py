@@ -33,7 +33,7 @@ class OddBatch:
 
     What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; whether
     samples differ at all, and any feature between labels; where labels are words of the inputs, by how many places;
-    what masked attention sees; the scale of evaluations' inputs.
+    what attention sees of words and padding; the scale of evaluations' inputs.
     Why it matters: most trainings that do not learn have a fault in their data, not in their model.
     Not a fault when: features have a natural scale that the model's first layer takes care of. A dominating class is
     reported as info if the loss weighs its terms, or is below what the class shares alone would give.
@@ -99,7 +99,8 @@ class OddBatch:
     def _unrelated(self, one: Inspected, window: Window) -> Iterator[Finding]:
         """Labels that no feature tells apart more than chance does, in a training that learns nothing of use."""
         ties = [(row["tie"], row["tie_by_chance"]) for row in details(one.training) if "tie" in row]
-        if len(ties) < 2 * self.least or not _has_learned_nothing(one, window):
+        batches = set(known(one.training, "label_hash").tolist())  # the same ones again prove no more
+        if min(len(ties), len(batches)) < 2 * self.least or not _has_learned_nothing(one, window):
             return
         measured, chance = np.array(ties).T
         excess = measured - chance
@@ -206,6 +207,14 @@ class OddBatch:
                 f"{np.mean(bare):.0%} of the places are padding, in {len(bare)} inspected batches", "detail",
                 "pass a mask: `src_key_padding_mask=tokens == padding`, or `masked_fill(mask, -inf)` before softmax",
                 0.82,
+            )  # fmt: skip
+        last = [row["last_padding"] for row in rows if "last_padding" in row]
+        if len(last) >= self.least and len(last) > len(rows) / 2 and np.mean(last) > self.bare:
+            yield self._finding(
+                one, "last-step-is-padding", "the last step of a recurrent layer is used, and mostly it is padding",
+                f"{np.mean(last):.0%} of the places are padding, in {len(last)} inspected batches", "detail",
+                "take the output at the last word, `states[torch.arange(n), lengths - 1]`, or `pack_padded_sequence`",
+                0.85,
             )  # fmt: skip
         shifts = [row["shift"] for row in rows if "shift" in row]
         if len(shifts) >= self.least and set(shifts) <= {2, 3, -1} and len(set(shifts)) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,9 +29,9 @@ from stethos.diagnose.window import Window
 class OddEvaluation:
     """Evaluations are made on the training labels, name classes otherwise, or find one answer or none right.
 
-    What it looks at: where an evaluation computes a loss of classes, how many answers are right, which class is
-    answered and wanted how often, and how many would be right if classes had other names; the share of right answers in
-    training batches; checksums of labels, and of samples of data sets that lie in memory.
+    What it looks at: evaluations, if there are several or one of many samples at the end: how many answers are
+    right, which class is answered and wanted how often, and how many would be right if classes had other names; the
+    share of right answers in training batches; checksums of labels, and of samples of data sets that lie in memory.
     Why it matters: the number by which a model is chosen says nothing, or the model does not work outside of the
     training loop.
     Not a fault when: a rare class is left to a later stage. A model that has learned its few samples by heart looks
@@ -47,6 +48,8 @@ class OddEvaluation:
 
     least: int = 2  # evaluations
     samples: int = 50
+    folds: int = 20  # at most
+    entry: float = 0.6  # of the first loss, with which later folds begin
     many: int = 100  # samples of a single evaluation
     late: float = 0.9  # of the steps, from which on the training is over
     constant: float = 0.6  # right answers, against the share of the commonest label
@@ -93,6 +96,9 @@ class OddEvaluation:
         now, before = last.get("held_in_training"), last.get("held_trained_before")
         if now is None and before is None:
             before, last = self._seen_before(one)
+        if now is None and before is None and self._goes_on_in_folds(one):
+            yield self._in_folds(one)
+            return
         if now is not None:
             text = f"{now:.0%} of {last['held_samples']} samples that are evaluated are in the training data"
             advice = "split the data once, and keep the parts apart: check the indices, or what is sliced"
@@ -107,6 +113,34 @@ class OddEvaluation:
             "the model is evaluated on samples that it was trained on" + (", in an earlier fold" * (now is None)),
             one.subject(float(seen_in["step"][-1])), 0.9, (one.evidence(text, "detail", "evaluation"),), advice,
             {"kind": "evaluated-on-training-data"},
+        )  # fmt: skip
+
+    def _goes_on_in_folds(self, one: Inspected) -> bool:
+        """Whether optimizers as long as each other follow on one model, each with samples of its own to evaluate.
+
+        A model that had not seen them before would begin each time with the loss of a new one.
+        """
+        runs = [each for each in one.trainings if len(each) >= self.rows]
+        lengths = [len(each) for each in runs]
+        is_series = all(a.step[-1] < b.step[0] for a, b in pairwise(runs)) and len({each.model for each in runs}) == 1
+        if not 3 <= len(runs) <= self.folds or len(runs) < len(one.trainings) or not is_series:
+            return False
+        entries = [float(np.median(each.losses[:3])) for each in runs if len(each.losses) >= 3]
+        if len(entries) < len(runs) or max(lengths) > 1.1 * min(lengths) or max(entries[1:]) > self.entry * entries[0]:
+            return False
+        rows = [row for row in details(one.answers) if "labels" in row]
+        sets = [{row["labels"] for row in rows if each.step[0] < row["at"] <= each.step[-1] + 1} for each in runs]
+        return all(len(each) == 1 for each in sets) and len(set.union(*sets)) == len(sets)
+
+    def _in_folds(self, one: Inspected) -> Finding:
+        runs = [each for each in one.trainings if len(each) >= self.rows]
+        entries = ", ".join(f"{np.median(each.losses[:3]):.3g}" for each in runs[:8])
+        return Finding(
+            self.code, self.name, "evaluated-on-training-data", self.severity,
+            "the model is evaluated on samples that it was trained on in an earlier fold",
+            one.subject(float(runs[1].step[0])), 0.85,
+            (one.evidence(f"{len(runs)} optimizers on one model; losses at their starts {entries}", "detail"),),
+            "make a new model for each fold", {"kind": "evaluated-on-training-data"},
         )  # fmt: skip
 
     def _seen_before(self, one: Inspected) -> tuple[float | None, dict[str, Any]]:

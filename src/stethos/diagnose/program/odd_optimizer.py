@@ -24,9 +24,10 @@ _LEAST_HALF = 6e-8  # what is smaller is 0 in float16
 class OddOptimizer:
     """An optimizer is created again and again, steps twice, has odd settings or loses updates; or the model is frozen.
 
-    What it looks at: how many optimizers step how often, whether each makes one pass over the data and what the losses
-    at their starts are, and how many backwards come before each step; betas, momentum, epsilon and the precision of the
-    weights; and, in a training that does not learn, weight decay and the share of weights that require a gradient.
+    What it looks at: whether its steps change any weight; how many optimizers step how often, whether each makes
+    one pass over the data and what the losses at their starts are, and how many backwards come before each step;
+    betas, momentum, epsilon and the precision of the weights; and, in a training that does not learn, weight decay
+    and the share of weights that require a gradient.
     Why it matters: a new optimizer has lost its momentum; strong decay pulls weights to 0 faster than they can learn.
     Not a fault when: only an adapter or a head is trained on purpose, and it learns.
     Next step: create the optimizer once, before the loop; use a weight decay of 0.01 or less.

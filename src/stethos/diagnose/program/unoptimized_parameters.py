@@ -41,7 +41,6 @@ class UnoptimizedParameters:
 
     least: int = 2
     cut_share: float = 0.25
-    looks: int = 6  # at gradients that are 0
     after: int = 20  # steps that go on so, as the next optimizer is seen at its first step
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -82,7 +81,7 @@ class UnoptimizedParameters:
                 "make the optimizer after the last change to the model, or add the new parameters to it",
             )  # fmt: skip
         cut = list(self._cut_off(one, first, details(rows)))
-        yield from cut or self._silent(one, rows)
+        yield from cut
         if not any(each.detail.get("in_vain") for each in cut):  # else these layers run: they are no copy
             yield from self._idle(one, first, details(rows))
         if last.get("shared") and _take_turns(one.trainings):
@@ -119,19 +118,6 @@ class UnoptimizedParameters:
             "look for `detach()`, `item()`, `argmax`, `no_grad()` or `numpy()` between these layers and the loss",
             {"in_vain": vain},
         )  # fmt: skip
-
-    def _silent(self, one: Inspected, frame: Any) -> Iterator[Finding]:
-        """Layers that the loss reaches by a way on which every gradient is 0: their output is not used."""
-        rows = [row["silent"] for row in details(frame) if "silent" in row]
-        names = [name for name in rows[-1] if all(name in row for row in rows)] if len(rows) >= self.looks else []
-        if names:
-            yield Finding(
-                self.code, self.name, "never-a-gradient", Severity.WARNING,
-                f"the gradient of {', '.join(names)} is 0 at every look, while others have one",
-                one.subject(float(frame["step"][0]), tuple(names[:1])), 0.85,
-                (one.evidence(f"all numbers are 0 in {len(rows)} inspected backwards", "detail"),),
-                "look whether the output of this layer is used: another's may be picked, or it is multiplied by 0",
-            )  # fmt: skip
 
     def _idle(self, one: Inspected, first: float, rows: list[dict[str, Any]]) -> Iterator[Finding]:
         """An optimizer steps again and again beside others, but none of its parameters has ever had a gradient."""
