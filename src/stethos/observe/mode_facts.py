@@ -35,7 +35,7 @@ def mode_details(roots: list[torch.nn.Module]) -> Facts:
         "untouched": sum(map(_is_untouched, norms)),
         "drifting": sum(map(_is_drifting, norms)),
         "norms": len(norms),
-        "norm_momentum": max((one.momentum for one in norms if _learns_statistics(one)), default=0.0),
+        "norm_momentum": max((one.momentum or 0.0 for one in norms if _learns_statistics(one)), default=0.0),
         "dropout": max((module.p for module in modules if isinstance(module, _DropoutNd)), default=0.0),
     }
 
@@ -48,7 +48,7 @@ def _is_untouched(module: torch.nn.Module) -> bool:
 
 def _learns_statistics(module: _NormBase) -> bool:
     """Whether each batch moves its statistics by a share, the momentum."""
-    return module.training and module.track_running_stats and module.momentum is not None
+    return module.training and module.track_running_stats
 
 
 def _is_drifting(module: _NormBase) -> bool:

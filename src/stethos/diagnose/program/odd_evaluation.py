@@ -23,6 +23,7 @@ from stethos.diagnose.program.inspected import (
 )
 from stethos.diagnose.training import STEP_COLUMNS, texts_of
 from stethos.diagnose.window import Window
+from stethos.store.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +121,27 @@ class OddEvaluation:
 
         A model that had not seen them before would begin each time with the loss of a new one.
         """
-        runs = [each for each in one.trainings if len(each) >= self.rows]
-        lengths = [len(each) for each in runs]
-        is_series = all(a.step[-1] < b.step[0] for a, b in pairwise(runs)) and len({each.model for each in runs}) == 1
-        if not 3 <= len(runs) <= self.folds or len(runs) < len(one.trainings) or not is_series:
+        runs = _runs_of(one)
+        lengths = [len(steps) for steps, _ in runs]
+        is_series = (
+            all(a[-1] < b[0] for (a, _), (b, _) in pairwise(runs)) and len({e.model for e in one.trainings}) == 1
+        )
+        if not 3 <= len(runs) <= self.folds or not is_series or not self.rows <= max(lengths) <= 1.1 * min(lengths):
             return False
-        entries = [float(np.median(each.losses[:3])) for each in runs if len(each.losses) >= 3]
-        if len(entries) < len(runs) or max(lengths) > 1.1 * min(lengths) or max(entries[1:]) > self.entry * entries[0]:
+        entries = [float(np.nanmedian(losses[:3])) for _, losses in runs]
+        if not np.isfinite(entries).all() or max(entries[1:]) > self.entry * entries[0]:
             return False
         rows = [row for row in details(one.answers) if "labels" in row]
-        sets = [{row["labels"] for row in rows if each.step[0] < row["at"] <= each.step[-1] + 1} for each in runs]
+        sets = [{row["labels"] for row in rows if steps[0] < row["at"] <= steps[-1] + 1} for steps, _ in runs]
         return all(len(each) == 1 for each in sets) and len(set.union(*sets)) == len(sets)
 
     def _in_folds(self, one: Inspected) -> Finding:
-        runs = [each for each in one.trainings if len(each) >= self.rows]
-        entries = ", ".join(f"{np.median(each.losses[:3]):.3g}" for each in runs[:8])
+        runs = _runs_of(one)
+        entries = ", ".join(f"{np.nanmedian(losses[:3]):.3g}" for _, losses in runs[:8])
         return Finding(
             self.code, self.name, "evaluated-on-training-data", self.severity,
             "the model is evaluated on samples that it was trained on in an earlier fold",
-            one.subject(float(runs[1].step[0])), 0.85,
+            one.subject(float(runs[1][0][0])), 0.85,
             (one.evidence(f"{len(runs)} optimizers on one model; losses at their starts {entries}", "detail"),),
             "make a new model for each fold", {"kind": "evaluated-on-training-data"},
         )  # fmt: skip
@@ -244,3 +247,13 @@ class OddEvaluation:
             self.code, self.name, kind, self.severity, title, one.subject(float(rows[0].get("at", 0))), sure,
             (one.evidence(text, "detail", "evaluation answers"),), advice, {"kind": kind},
         )  # fmt: skip
+
+
+def _runs_of(one: Inspected) -> list[tuple[Array, Array]]:
+    """The steps and losses of each optimizer, in the order of their first steps."""
+    found = []
+    for each in one.trainings:
+        for number in np.unique(each.optimizer):
+            mine = each.optimizer == number
+            found.append((each.step[mine], np.where(np.isfinite(each.loss[mine]), each.loss[mine], np.nan)))
+    return sorted(found, key=lambda run: float(run[0][0]))

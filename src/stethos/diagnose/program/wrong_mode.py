@@ -141,7 +141,7 @@ class WrongMode:
                 (one.evidence(f"p = {share:g}", "detail"),),
                 "`p` is the share that is dropped, not the one that is kept: use 0.1 to 0.5",
             )  # fmt: skip
-        momentum = min(float(row.get("norm_momentum", 0.0)) for row in rows)
+        momentum = float(rows[-1].get("norm_momentum", 0.0))
         if momentum >= self.momentum:
             yield Finding(
                 self.code, self.name, "statistics-of-last-batch", self.severity,
