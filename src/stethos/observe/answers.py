@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from stethos.observe.batch_print import Array, is_readable, numbers_of
+from stethos.observe.batch_print import Array, is_readable, numbers_of, print_of
 
 _MOST_SAMPLES = 1024  # of one call
 _MOST_CLASSES = 64
+_MOST_NUMBERS = 1 << 18  # of outputs that are looked at
+_SHARES = (-0.25, 1.25)  # outputs in there are no logits, or tell nothing yet
 _MOST_CALLS = 64  # of one evaluation
 _LEAST_LABELS = 30  # that must be alike for two batches to be the same
 _LEAST_CHANGES = 0.1  # between neighbouring labels, else they are sorted and alike in any set
@@ -23,6 +25,7 @@ class AnswerTally:
         self._table = np.zeros((0, 0))
         self._calls = 0
         self._known = 0
+        self._labels = 0.0  # a checksum
         self._numbers = np.zeros(4)  # of targets that are numbers: how many, their sum, squares, and squared errors
 
     @property
@@ -47,6 +50,7 @@ class AnswerTally:
             return
         self._calls += 1
         self._known += is_known
+        self._labels += print_of(labels).hash
         answered, wanted = pair
         size = max(len(self._table), int(max(answered.max(), wanted.max())) + 1)
         table = np.zeros((size, size))
@@ -63,7 +67,9 @@ class AnswerTally:
         count, sums, squares, errors = self._numbers.tolist()
         if not total:
             spread = squares - sums**2 / count if count else 0.0
-            return {"numbers": int(count), "missed": errors / spread} if spread > 0 and np.isfinite(errors) else {}
+            if not spread > 0 or not np.isfinite(errors):
+                return {}
+            return {"numbers": int(count), "missed": errors / spread, "variance": spread / count}
         return {
             "answers": int(total),
             "classes": int((self._table.sum(0) > 0).sum()),
@@ -72,6 +78,7 @@ class AnswerTally:
             "top_label": float(self._table.sum(0).max()) / total,
             "renamed": _best_naming(self._table) / total,
             "known": self._known == self._calls,
+            "labels": self._labels,
         }
 
 
@@ -85,23 +92,45 @@ def answers_of(outputs: Any, labels: Any) -> tuple[Array, Array] | None:
     if labels.is_floating_point():
         if labels.numel() != outputs.numel() or (outputs.dim() > 1 and outputs.shape[1] > 1):
             return None
-        answered = numbers_of((outputs.reshape(-1)[:_MOST_SAMPLES] > 0).long())
-        wanted = numbers_of(labels.reshape(-1)[:_MOST_SAMPLES])
+        given, wanted = _some(outputs), _some(labels)
+        are_shares = float(given.min()) >= _SHARES[0] and float(given.max()) <= _SHARES[1]
+        answered = (given > (0.5 if are_shares else 0.0)).astype(np.int64)
         if not bool(((wanted == 0) | (wanted == 1)).all()):
             return None
         return answered, wanted.astype(np.int64)
-    if outputs.dim() != 2 or labels.dim() != 1 or len(labels) != len(outputs):
+    axis = class_axis(outputs, labels)
+    if axis is None or not 1 < outputs.shape[axis] <= _MOST_CLASSES:
         return None
-    if not 1 < outputs.shape[1] <= _MOST_CLASSES:
-        return None
-    answered, wanted = numbers_of(outputs[:_MOST_SAMPLES].argmax(1)), numbers_of(labels[:_MOST_SAMPLES])
-    meant = (wanted >= 0) & (wanted < outputs.shape[1])
+    classes, count = outputs.shape[axis], max(1, _MOST_NUMBERS // (outputs.numel() // len(outputs)))
+    answered, wanted = _some(outputs[:count].argmax(axis)), _some(labels[:count])
+    meant = (wanted >= 0) & (wanted < classes)
     return (answered[meant], wanted[meant]) if bool(meant.any()) else None
+
+
+def is_zero_or_one(labels: torch.Tensor) -> bool:
+    """Whether labels that are numbers are no or yes."""
+    values = _some(labels.detach())
+    return bool(((values == 0) | (values == 1)).all())
+
+
+def class_axis(outputs: torch.Tensor, labels: torch.Tensor) -> int | None:
+    """The dimension of outputs that holds the classes, where there is a label for each sample, place or word."""
+    if outputs.dim() != labels.dim() + 1 or not labels.dim():
+        return None
+    if labels.shape == (outputs.shape[0], *outputs.shape[2:]):
+        return 1
+    return labels.dim() if labels.shape == outputs.shape[:-1] else None
+
+
+def _some(tensor: torch.Tensor) -> Array:
+    """Numbers spread over a tensor, the same places of any tensor of that size."""
+    flat = tensor.reshape(-1)
+    return numbers_of(flat[:: max(1, flat.numel() // _MOST_SAMPLES)][:_MOST_SAMPLES])
 
 
 def hits_of(function: str, outputs: torch.Tensor | None, labels: torch.Tensor | None) -> dict[str, float]:
     """The share of right answers in a batch, where the loss is one of classes."""
-    if function not in ("NllLoss", "BinaryCrossEntropyWithLogits"):
+    if function not in ("NllLoss", "NllLoss2D", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
         return {}
     pair = answers_of(outputs, labels)
     return {"hits": float((pair[0] == pair[1]).mean())} if pair is not None and len(pair[0]) >= 8 else {}

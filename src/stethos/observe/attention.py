@@ -43,9 +43,15 @@ def looks_ahead(node: Any, name: str) -> tuple[int, bool] | None:
 def keys_seen(node: Any, name: str) -> torch.Tensor | None:
     """Of each sequence (and perhaps head) which places are seen from anywhere; None where nothing is masked."""
     table = saved(node, "result") if name in SOFTMAXES else saved(node, "attn_mask")
-    if table is None or not is_readable(table) or table.dim() < 3 or table.numel() > _MOST_ELEMENTS:
+    if table is None or not is_readable(table) or table.dim() < 2 or table.numel() > _MOST_ELEMENTS:
         return None
     table = table.detach()
+    if name in SOFTMAXES and table.shape[-1] == 1:  # one weight for each place, over which a mean is taken
+        table = table.squeeze(-1)
+    if table.dim() < 3:
+        if name not in SOFTMAXES or table.dim() < 2:
+            return None
+        table = table.unsqueeze(1)
     is_seen = table if table.dtype == torch.bool else table > (0 if name in SOFTMAXES else -1e4)
     seen = is_seen.flatten(1, -2).any(1)
     return None if bool(seen.all()) else seen

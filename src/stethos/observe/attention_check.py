@@ -56,6 +56,38 @@ class AttentionCheck:
         if spread is not None:
             self._spreads.append((size, spread))
 
+    def note_product(self, node: Any) -> None:
+        """A product of shares and what they weigh: it adds up over the last dimension of the shares."""
+        self.has_products = True
+        self._note_shares(node.next_functions[0][0], 1)
+
+    def note_sum(self, node: Any) -> None:
+        """A sum over the second dimension of three, perhaps of shares times what they weigh."""
+        dims = [int(dim) - (int(dim) >> 63 << 64) for dim in getattr(node, "_saved_dim", None) or ()]
+        product = node.next_functions[0][0]
+        sizes = tuple(getattr(node, "_saved_self_sym_sizes", ()))
+        if len(sizes) == 3 and dims in ([1], [-2]) and product is not None and name_of(product) == "MulBackward":
+            for edge, _ in product.next_functions:
+                self._note_shares(edge, 1)
+
+    def _note_shares(self, node: Any, dim: int) -> None:
+        """Shares of places by samples that are added up over another dimension than that in which they add up to 1."""
+        if node is None or name_of(node) not in ("UnsqueezeBackward", "ExpandBackward"):
+            return
+        for _ in range(3):
+            if node is None or name_of(node) not in ("UnsqueezeBackward", "ExpandBackward"):
+                break
+            node = node.next_functions[0][0]
+        if node is None or name_of(node) != "SoftmaxBackward":
+            return
+        shape, given = shape_of(node), int(node._saved_dim)
+        given = given - (given >> 63 << 64)
+        if len(shape) == 2 and min(shape) > 1 and given % 2 != dim:
+            self._found.append((
+                "softmax-over-samples",
+                f"softmax over dimension 0 of shape {shape}, whose dimension 1 is then added up",
+            ))  # fmt: skip
+
     def remarks(self, views: set[tuple[Shape, Shape]]) -> Iterator[Remark]:
         """`views` are shapes before and after a view."""
         yield from dict.fromkeys(self._found)

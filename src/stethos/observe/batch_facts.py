@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, WeightedRandomSampler, default_collate
 
@@ -11,6 +12,9 @@ from stethos.guard import attempt
 from stethos.observe.batch_print import class_counts, equal_column, is_readable, numbers_of, print_of
 from stethos.observe.loss_graph import LossGraph
 
+_MOST_LABELS = 1 << 16
+_MOST_CLASSES = 4
+_SELDOM, _LEAST_LENGTHS = 0.005, 3
 _PIECES = 4  # at least, that a tensor of data has
 _SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)  # torch's own
 Facts = dict[str, Any]  # columns of `inspections` by name; `detail` as a dict
@@ -49,8 +53,8 @@ def label_facts(graph: LossGraph) -> Facts:
         facts["ignored"] = float((numbers_of(labels) == graph.ignored).mean())
         inputs = graph.inputs
         is_picture = inputs is not None and inputs.dim() >= 3 and inputs.is_floating_point()
-        if is_picture and labels.dim() >= 3 and graph.ignored >= 0:
-            facts["left_out"] = graph.ignored
+        if is_picture and labels.dim() >= 3:
+            facts |= _left_out(graph, labels)
         if inputs is not None and is_readable(inputs) and not inputs.is_floating_point() and inputs.numel():
             word = int(torch.mode(labels.reshape(-1)[:4096]).values)
             is_both = word == int(torch.mode(inputs.reshape(-1)[:4096]).values) and word != graph.ignored
@@ -60,6 +64,25 @@ def label_facts(graph: LossGraph) -> Facts:
                 for words in [one for one in graph.words if one is not inputs]:
                     facts = _joined(facts, _order_facts(graph, words, labels))
     return facts
+
+
+def _left_out(graph: LossGraph, labels: torch.Tensor) -> Facts:
+    """The class of a picture that the loss ignores, gives no weight, or masks; and its share of all labels."""
+    counts = class_counts(labels)
+    if graph.ignored is not None and graph.ignored >= 0:
+        return {"left_out": graph.ignored}
+    if counts is None or labels.is_floating_point():
+        return {}
+    own = labels.detach().reshape(-1)[:_MOST_LABELS]
+    masks = [one.reshape(-1)[:_MOST_LABELS] for one in graph.check.masks if one.shape == labels.shape]
+    for label in np.argsort(counts)[::-1][:_MOST_CLASSES].tolist():
+        if not counts[label]:
+            break
+        is_own = own == label
+        is_hidden = any(bool((mask[is_own] == 0).all()) and bool((mask[~is_own] != 0).all()) for mask in masks)
+        if label in graph.unweighed or (is_hidden and not bool(is_own.all())):
+            return {"left_out": label, "ignored": float(is_own.double().mean())}
+    return {}
 
 
 def _joined(facts: Facts, other: Facts) -> Facts:
@@ -72,15 +95,23 @@ def _joined(facts: Facts, other: Facts) -> Facts:
 def mask_facts(graph: LossGraph) -> Facts:
     """Of attention over words that end with padding: the share of words, and that of padding, which is seen."""
     words, seen = graph.inputs, graph.keys
-    if words is None or seen is None or words.dim() != 2 or words.is_floating_point() or not is_readable(words):
+    if words is None or words.dim() != 2 or words.is_floating_point() or not is_readable(words) or not words.numel():
         return {}
     count, length = words.shape
-    if seen.shape[-1] != length or seen.shape[0] % count:
+    is_last = not graph.ahead and {(count, length), (length, count)} & graph.check.last_steps
+    is_bare = seen is None and (is_last or any(size == length for size, _ in graph.ahead))
+    if not is_bare and (seen is None or seen.shape[-1] != length or seen.shape[0] % count):
         return {}
-    is_padding = words == int(torch.mode(words[:, -1]).values)
-    is_padding = is_padding.flip(1).long().cumprod(1).flip(1).bool()  # what follows the last word
+    is_word = words == int(torch.mode(words[:, -1]).values)
+    is_padding = is_word.flip(1).long().cumprod(1).flip(1).bool()  # what follows the last word
     if not 0.05 < float(is_padding.double().mean()) < 0.95:
         return {}
+    if seen is None:
+        is_seen = all(is_ahead for size, is_ahead in graph.ahead if size == length)
+        is_used_elsewhere = float((is_word & ~is_padding).double().mean()) > _SELDOM
+        varies = len(set(is_padding.sum(1).tolist())) >= _LEAST_LENGTHS
+        share = float(is_padding.double().mean()) if is_seen and varies and not is_used_elsewhere else 0.0
+        return {"last_padding" if is_last else "bare_padding": share} if share else {}
     seen = seen.reshape(count, -1, length).any(1)
     return {
         "sees_words": float(seen[~is_padding].double().mean()),

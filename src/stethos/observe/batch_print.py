@@ -15,6 +15,7 @@ from stethos.schema import NULL_F64
 
 _MOST_ELEMENTS = 4096
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_ALIKE, _SAME = 0.9999, 1 - 1e-6  # of a column, and of a place in a series, whose neighbours are alike
 _MOST_ROWS = 256  # of a table that is searched for its labels
 ONLY_TORCH = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -85,10 +86,16 @@ def class_counts(labels: torch.Tensor | None) -> list[int] | None:
 
 def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> int:
     """The column of a table of inputs that equals the labels, -1 if none does: the answer is among the questions."""
-    if inputs is None or labels is None or not is_readable(inputs) or not is_readable(labels) or inputs.dim() != 2:
+    if inputs is None or labels is None or not is_readable(inputs) or not is_readable(labels) or inputs.dim() < 2:
         return -1
-    rows, columns = inputs.shape
-    if labels.numel() != rows or rows < 8 or columns > _MOST_ELEMENTS or not inputs.is_floating_point():
+    rows, alike = labels.numel(), _ALIKE if inputs.dim() == 2 and len(inputs) == labels.numel() else _SAME
+    if rows < 8 or len(inputs) % rows or not len(inputs) or not inputs.is_floating_point():
+        return -1
+    if len(inputs) != rows:  # the steps of sequences one after the other, each with all samples
+        inputs = inputs.reshape(-1, rows, inputs[0].numel()).transpose(0, 1)
+    last = inputs.shape[-1] if inputs.dim() > 2 else inputs[0].numel()  # of a series: to recall an early step is a task
+    inputs = inputs.reshape(rows, -1)
+    if inputs.shape[1] > _MOST_ELEMENTS:
         return -1
     target = numbers_of(labels.detach().reshape(-1)[:_MOST_ROWS]).astype(np.float64)
     if bool((target == target[0]).all()):
@@ -100,7 +107,7 @@ def equal_column(inputs: torch.Tensor | None, labels: torch.Tensor | None) -> in
             np.einsum("rc,rc->c", centred, centred).clip(1e-24) * np.dot(target, target)
         )
         best = int(likeness.argmax())  # the first NaN, if there is one
-        return best if float(likeness[best]) > 0.9999 else -1
+        return best if float(likeness[best]) > alike and best >= table.shape[1] - last else -1
 
 
 def numbers_of(tensor: torch.Tensor) -> Array:

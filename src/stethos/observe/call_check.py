@@ -50,6 +50,7 @@ class CallCheck:
         self._odd: Counter[str] = Counter()
         self._seen: dict[str, str] = {}
         self._is_new = False
+        self._seeded: tuple[object, int] = (None, -1)  # the last seed, and the steps made before
 
     def install(self) -> None:
         for name, check in _CHECKS.items():
@@ -61,6 +62,7 @@ class CallCheck:
         self._watch_calls(torch, "load", self._on_checkpoint)
         self._watch_calls(torch.autograd, "grad", self._on_gradients)
         self._watch_calls(torch.optim.Optimizer, "load_state_dict", self._on_resuming)
+        self._watch_calls(torch.random, "manual_seed", self._on_seed)
 
     def uninstall(self) -> None:
         """Give torch's functions their own code back."""
@@ -129,6 +131,14 @@ class CallCheck:
         if isinstance(first, torch.Tensor) and not isinstance(first, torch.nn.Parameter) and not call["create_graph"]:
             self.graphless_at = self._watch.session.steps
         return iter(())
+
+    def _on_seed(self, call: dict[str, Any]) -> Iterator[Remark]:
+        """Random numbers that begin anew at each step."""
+        steps, (seed, before) = self._watch.session.steps, self._seeded
+        is_again = seed == call["seed"] and steps == before + 1
+        self._seeded = call["seed"], steps
+        if is_again:
+            yield "seeded-each-step", f"`manual_seed({call['seed']})` at step {steps}, as at the step before"
 
     def _on_checkpoint(self, call: dict[str, Any]) -> Iterator[Remark]:
         self.checkpoints.checkpoint_loaded(call["result"])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from stethos.observe.answers import AnswerTally, is_telling
+from stethos.observe.answers import AnswerTally, is_telling, is_zero_or_one
 from stethos.observe.batch_print import is_readable, print_of
 from stethos.observe.helper_model import HelperModels
 from stethos.observe.inspection_row import put_inspection
@@ -61,7 +61,7 @@ class Evaluations:
         self._losses: list[float] = []
         self._at = 0  # the step of these losses
         self._answers: AnswerTally | None = None
-        self._has_loss = False  # whether evaluations compute a loss of classes, which is given the labels
+        self._has_loss = False  # whether evaluations compute a loss, which is given the labels
         self._root_ids: set[int] = set()
         self._answers_at = 0  # the step at which answers are counted next: ever more seldom
         self.functional_dropouts = 0
@@ -139,7 +139,7 @@ class Evaluations:
         labels = labels_near(given, outputs)
         if labels is not None:
             answers = self._tally()
-            if labels.is_floating_point():
+            if labels.is_floating_point() and not is_zero_or_one(labels):
                 answers.note_numbers(outputs, labels)
             else:
                 answers.note(outputs, labels, False)
@@ -219,10 +219,14 @@ class Evaluations:
         labels = args[1] if len(args) > 1 else kwargs.get("target")
         is_sum = kwargs.get("reduction") == "sum" and isinstance(labels, torch.Tensor) and labels.numel()
         self._losses.append(float(result) / (labels.numel() if is_sum else 1))
-        if name in _CLASSES and (self._answers is not None or self._at >= self._answers_at):
+        is_table = isinstance(outputs, torch.Tensor) and isinstance(labels, torch.Tensor)
+        if is_table and (self._answers is not None or self._at >= self._answers_at):
             if not self._has_loss:
                 self._has_loss, self._answers = True, None
-            self._tally().note(outputs, labels, self._is_trained_on(labels))
+            if name in _CLASSES:
+                self._tally().note(outputs, labels, self._is_trained_on(labels))
+            elif outputs.shape == labels.shape and is_readable(outputs) and is_readable(labels) and labels.numel():
+                self._tally().note_numbers(outputs, labels)
 
     def _is_trained_on(self, labels: Any) -> bool:
         """Whether these are the labels, one by one, of a batch that was trained on."""

@@ -15,6 +15,7 @@ import torch
 from stethos.observe.attention_check import AttentionCheck
 from stethos.observe.autograd_graph import is_packed, name_of, nodes_of, saved, shape_of
 from stethos.observe.batch_print import is_readable
+from stethos.observe.divergences import Divergences
 from stethos.observe.policy_sign import PICKS
 
 Remark = tuple[str, str]
@@ -64,8 +65,11 @@ class GraphCheck:
     _layer_norms: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     _softmaxes: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     attention: AttentionCheck = field(default_factory=AttentionCheck)
+    last_steps: set[tuple[int, int]] = field(default_factory=set)  # samples and lengths of which the last step is used
     pooled: set[tuple[int, ...]] = field(default_factory=set)  # shapes whose first dimension is averaged, in the model
     sides: list[tuple[set[int], set[int]]] = field(default_factory=list)  # ids of leaves behind a loss's two arguments
+    divergences: Divergences = field(default_factory=Divergences)
+    masks: list[torch.Tensor] = field(default_factory=list)  # that losses of single places are multiplied or picked by
     is_policy: bool = False  # whether chosen log-probabilities are weighed by numbers of either sign
     adds_constant: bool = False  # whether a term of the loss has no gradient
     has_choice: bool = False  # whether single entries of a table are picked, as those of actions are
@@ -95,10 +99,29 @@ class GraphCheck:
 
     def _note_layer(self, node: Any, name: str, depth: int) -> None:
         self._layers += 1
-        self.attention.has_products = self.attention.has_products or name == "BmmBackward"
+        if name == "BmmBackward":
+            self.attention.note_product(node)
         edges = node.next_functions
         if name == "AddmmBackward" and len(edges) > 1 and (shape := _averaged(edges[1][0])):
             self.pooled.add(shape)
+
+    def _note_pick(self, node: Any, name: str, depth: int) -> None:
+        """The last step of what a recurrent layer gives."""
+        sizes, before = getattr(node, "_saved_self_sym_sizes", ()), node.next_functions[0][0]
+        if name == "SliceBackward" or len(sizes) != 3 or before is None:
+            return
+        dim, place = (int(one) - (int(one) >> 63 << 64) for one in (node._saved_dim, node._saved_index))
+        behind = before.next_functions[0][0] if name_of(before) == "TransposeBackward" else before
+        is_recurrent = behind is not None and name_of(behind) in (
+            "StackBackward",
+            "MkldnnRnnLayerBackward",
+            "CatBackward",
+        )
+        if is_recurrent and dim in (0, 1) and place % sizes[dim] == sizes[dim] - 1:
+            self.last_steps.add((int(sizes[1 - dim]), int(sizes[dim])))
+
+    def _note_sum(self, node: Any, name: str, depth: int) -> None:
+        self.attention.note_sum(node)
 
     def _note_layer_norm(self, node: Any, name: str, depth: int) -> None:
         self._layer_norms.add((shape_of(node), len(tuple(getattr(node, "_saved_normalized_shape", ())))))
@@ -121,9 +144,23 @@ class GraphCheck:
         if share > _MOST_OUTSIDE:
             self.found.append(("clamped-outputs", f"{share:.0%} of {values.numel()} numbers lie outside of the bounds"))
 
+    def _note_picked(self, node: Any, name: str, depth: int) -> None:
+        indices = getattr(node, "_saved_indices", None) if depth <= _NEAR_LOSS else None
+        for one in indices if isinstance(indices, list | tuple) else ():
+            if isinstance(one, torch.Tensor) and one.dtype is torch.bool:
+                self._keep_mask(one)
+
+    def _keep_mask(self, mask: torch.Tensor) -> None:
+        if mask.dim() > 1 and len(self.masks) < _MOST_STOPS and is_readable(mask):
+            self.masks.append(mask.detach())
+
     def _note_factor(self, node: Any, name: str, depth: int) -> None:
         if depth > _NEAR_LOSS:
             return
+        if sum(edge[0] is not None for edge in node.next_functions) == 1:
+            for mask in [one for kept in ("self", "other") if (one := saved(node, kept)) is not None]:
+                if not mask.requires_grad and mask.grad_fn is None:
+                    self._keep_mask(mask)
         for kept in ("self", "other"):
             factor = saved(node, kept)
             if factor is not None and not factor.dim() and is_readable(factor) and not bool(factor.any()):
@@ -172,6 +209,10 @@ class GraphCheck:
             and not set(first) & set(second)
             and all(left & trained and right & trained for left, right in self.sides)
         )
+
+    def _note_divergence(self, node: Any, name: str, depth: int) -> None:
+        if depth <= _NEAR_LOSS:
+            self.divergences.note(node)
 
     def _note_targets(self, node: Any, name: str, depth: int) -> None:
         """A goal made of the model's own best answer: it has to be a constant."""
@@ -245,6 +286,10 @@ _LOOKS: dict[str, Callable[[GraphCheck, Any, str, int], None]] = {
     "NativeBatchNormBackward": GraphCheck._note_norm,
     "NativeLayerNormBackward": GraphCheck._note_layer_norm,
     "MulBackward": GraphCheck._note_factor,
+    "SubBackward": GraphCheck._note_divergence,
+    "IndexBackward": GraphCheck._note_picked,
+    "SumBackward": GraphCheck._note_sum,
+    "SelectBackward": GraphCheck._note_pick,
 }
 
 
@@ -253,7 +298,7 @@ def _has_choice(node: Any) -> bool:
     edges = [edge[0] for edge in node.next_functions if edge[0] is not None]
     if len(edges) != 1:
         return False
-    return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], 16) if depth <= 6)
+    return any(name_of(behind) == "GatherBackward" for behind, depth in nodes_of(edges[0], _MOST_BEHIND) if depth <= 6)
 
 
 def _leaf(node: Any) -> torch.Tensor | None:

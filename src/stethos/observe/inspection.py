@@ -7,6 +7,7 @@ calls only. Everything is read, nothing is computed on the graph, and no random 
 from __future__ import annotations
 
 import functools
+import weakref
 import zlib
 from collections.abc import Callable
 from time import process_time_ns, thread_time_ns
@@ -23,6 +24,7 @@ from stethos.observe.budget import NEVER
 from stethos.observe.checksum import checksums_of, crc_of
 from stethos.observe.evaluation import Evaluations
 from stethos.observe.gradient_call import GradientCalls
+from stethos.observe.gradient_facts import Stillness, left_of, silent_layers
 from stethos.observe.hand_step import HandSteps
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.kept_graph import KeptGraphs
@@ -42,6 +44,7 @@ _FIRST_BACKWARDS = 8  # inspected in any case
 _FIRST_PASSES = 4  # over the data, of which the first backward is inspected in any case
 _PER_LOOK = 2  # backwards inspected in a row, so that neighbours can be compared; 1 where that takes too long
 _MOST_EVALUATIONS = 64
+_MOST_OPTIMIZERS = 4  # whose first backwards are inspected, beside those of the first
 _FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
 _MOST_CHANGES = 8
@@ -65,6 +68,7 @@ class Inspector:
         self.check = ProgramCheck(watch)
         self.evaluations = Evaluations(watch.session, self)
         self._last_weights: tuple[Any, ...] = ()  # behind the last inspected loss, where it left gradients
+        self._still = Stillness()
         self._parameters_of = ParameterFacts(watch, self.check)
         self._pass_facts: Facts = {}
         self._left = 0
@@ -78,6 +82,9 @@ class Inspector:
         self._passes = 0
         self._is_small = False  # of the model behind the last inspected loss
         self._asked_at = 0
+        self._optimizers = 0
+        self._last_roots: list[weakref.ref[torch.nn.Module]] = []
+        self._is_installed = False
         self._evaluations = 0
         self._evaluated_at = -1
         self._explained = 0
@@ -87,6 +94,7 @@ class Inspector:
     # When ------------------------------------------------------------------------------------------
 
     def install(self) -> None:
+        self._is_installed = True
         self._session.on_pass = self.pass_began
         if not self._session.steps:
             self._arm(_FIRST_BACKWARDS)
@@ -101,7 +109,7 @@ class Inspector:
 
     def uninstall(self) -> None:
         """Give torch its own function back."""
-        self.hand.is_needed = False
+        self._is_installed = self.hand.is_needed = False
         self._left, self._look_at = 0, NEVER
         self._put_back()
         self.gradients.uninstall()
@@ -128,6 +136,12 @@ class Inspector:
             self._arm(_PER_LOOK)
         elif self._passes <= _FIRST_PASSES:
             self._arm(1)
+
+    def optimizer_came(self) -> None:
+        """Another optimizer has made its first step: another training may have begun."""
+        if self._is_installed and self._session.steps and self._optimizers < _MOST_OPTIMIZERS:
+            self._optimizers += 1
+            self._arm(_PER_LOOK)
 
     def account(self) -> None:
         """Now and then: get ready for the next look, shortly before it comes: four while the steps double."""
@@ -235,6 +249,7 @@ class Inspector:
             trained = set(map(id, self._parameters()))  # gradients of others are nobody's to clear
             left = [leaf.grad for leaf in graph.leaves if id(leaf) in trained and leaf.grad is not None]
             facts["leftover_norm"] = estimated_norm_of(left) if left else 0.0
+            facts["detail"]["left_of"] = left_of(graph.leaves, self._watch.optimizers.seen())
         facts["random_hash"] = _random_hash(loss.device)
         self._pass_at = -1
         self._charge(start_ns, cpu_ns)
@@ -260,10 +275,14 @@ class Inspector:
                     crc_of(checksums_of(gradients, map(str, range(len(gradients)))).values())
                 )
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
+            self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
+            if given is None and self._is_small:
+                facts["detail"]["silent"] = silent_layers(graph.leaves, self.roots())
+                still = self._still.note(graph.leaves, self._session.steps)
+                facts["detail"] |= {"still": still} if still is not None else {}
             put_inspection(self._session, facts, graph.remarks)
             if given is None:
                 self.hand.after_backward(graph.leaves)
-            self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if self._is_small or "weights" in facts["detail"] or self._can_afford():
                 self._spent_ns += int(self._watch.sampler.want_norm())
         if self._left <= 0:
@@ -325,7 +344,12 @@ class Inspector:
         return any(id(parameter) in trained for parameter in module.parameters())
 
     def roots(self) -> list[torch.nn.Module]:
-        return [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+        """The models that optimizers update; the last of them where all optimizers are gone."""
+        found = [root for watched in self._watch.optimizers.seen() if (root := _root_of(watched.named)) is not None]
+        if found:
+            self._last_roots = [weakref.ref(root) for root in found]
+            return found
+        return [root for reference in self._last_roots if (root := reference()) is not None]
 
     def last_root(self) -> torch.nn.Module | None:
         """The model of the optimizer that came last."""

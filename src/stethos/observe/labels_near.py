@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
 
+from stethos.observe.answers import class_axis, is_zero_or_one
 from stethos.observe.batch_print import is_readable, numbers_of
 
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[1])
+_NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), str(Path(__file__).parents[1]))
 _MOST_FRAMES, _MOST_NAMES, _FURTHER_UP = 40, 400, 2
 _LIKELY = re.compile(r"^_?(y|t|tgt|target|label|lab|gt|truth|answer|wanted)", re.IGNORECASE)
 
@@ -28,7 +29,7 @@ def labels_near(inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor | N
     for _ in range(_MOST_FRAMES):
         if frame is None or further > _FURTHER_UP:
             return None
-        if not frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
             further += 1
             found = _in_frame(frame, inputs, outputs)
             if found is not None:
@@ -54,9 +55,10 @@ def _fits(value: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor) -> b
         return False
     if not value.numel() or value.data_ptr() in (inputs.data_ptr(), outputs.data_ptr()):
         return False
-    if outputs.dim() == 2 and outputs.shape[1] > 1 and not value.is_floating_point():
-        if value.dim() != 1 or value.dtype is torch.bool:
+    if outputs.dim() >= 2 and outputs.shape[1] > 1 and not value.is_floating_point():
+        if value.dtype is torch.bool or class_axis(outputs, value) is None:
             return False
         numbers = numbers_of(value)
-        return bool(numbers.min() >= 0 and numbers.max() < outputs.shape[1])
-    return value.is_floating_point() and value.numel() == outputs.numel() and outputs.dim() <= 2
+        return bool(numbers.min() >= 0 and numbers.max() < outputs.shape[class_axis(outputs, value) or 1])
+    is_alike = value.is_floating_point() and value.numel() == outputs.numel()
+    return is_alike and (outputs.dim() <= 2 or value.shape == outputs.shape or is_zero_or_one(value))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stethos.observe.attention import FUSED, SOFTMAXES, keys_seen, looks_ahead
-from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved, unwrapped_of
+from stethos.observe.autograd_graph import is_count, name_of, nodes_of, saved, shape_of, unwrapped_of
 from stethos.observe.batch_print import is_readable
 from stethos.observe.graph_check import GraphCheck, saved_rows
 from stethos.observe.loss_terms import mixed_reductions
@@ -34,6 +34,7 @@ _LOSSES = (*_CLASSES, *_SQUARES, *_BINARY, *_LOGITS, *_DIVERGENCE)
 _NEVER_NEGATIVE = ("PowBackward", "AbsBackward", "LinalgVectorNormBackward", "NormBackward")
 _SUMS = ("MeanBackward", "SumBackward", "AddBackward", "StackBackward", "CatBackward")
 _MOST_FEATURES = 6
+_MOST_ROWS = 256
 _MOST_TERMS = 256  # of a sum of losses
 # Operations that hand values on as they are, in another shape or dtype.
 _SHAPES = (
@@ -46,7 +47,7 @@ _BOUNDED = {"SigmoidBackward": "sigmoid", "SoftmaxBackward": "softmax", "ReluBac
 # Operations on the data of a batch: the place of the data among what feeds them, and the name under which it is saved.
 _FIRST = {
     "AddmmBackward": (1, "mat1"), "MmBackward": (0, "self"), "ConvolutionBackward": (0, "input"),
-    "EmbeddingBackward": (1, "indices"), "LinearBackward": (0, "input"),
+    "EmbeddingBackward": (1, "indices"), "LinearBackward": (0, "input"), "MkldnnRnnLayerBackward": (0, "input"),
 }  # fmt: skip
 
 
@@ -61,6 +62,7 @@ class LossGraph:
     outputs: torch.Tensor | None = None  # of the model, as the loss function got them
     inputs: torch.Tensor | None = None
     ignored: int | None = None  # the label that the loss leaves out
+    unweighed: tuple[int, ...] = ()  # classes to which the loss gives a weight of 0
     losses: int = 0  # loss functions that are added up in it; labels and outputs are of the first found
     ahead: list[tuple[int, bool]] = field(default_factory=list)  # of attention: its length, whether it looks ahead
     keys: torch.Tensor | None = None  # of masked attention: which places of each sequence are seen
@@ -72,6 +74,7 @@ class LossGraph:
     is_complete: bool = True
     check: GraphCheck = field(default_factory=GraphCheck)
     features: list[torch.Tensor] = field(default_factory=list)  # what some layers were given, a row for each sample
+    rows: int = 0  # of the differences that a loss written out squares, one each
     first_weight: int = 0  # the id of the weight that `inputs` meet
     words: list[torch.Tensor] = field(default_factory=list)  # tables of words that are embedded, as of two languages
 
@@ -107,6 +110,7 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
             found.ahead.extend(filter(None, [looks_ahead(node, name)]))
             found.keys = keys_seen(node, name) if found.keys is None else found.keys
     found.is_complete = found.nodes < _MOST_NODES
+    found.check.divergences.finish(loss.grad_fn)
     if mixed := mixed_reductions(loss.grad_fn):
         found.remarks.append(("mixed-reductions", mixed))
     if found.check.has_choice and has_rewards():
@@ -114,6 +118,8 @@ def read_loss_graph(loss: torch.Tensor) -> LossGraph:
     terms = _terms(loss.grad_fn)
     found.is_alone = bool(found.function and terms)
     found.is_mixed = len(terms) > 1
+    if not found.is_alone and not _is_all(loss.grad_fn):
+        found.remarks = [one for one in found.remarks if one[0] != "loss-of-means"]
     return found
 
 
@@ -133,6 +139,12 @@ def _terms(root: Any) -> set[str]:
             return set()
         waiting.extend(parents)
     return terms
+
+
+def _is_all(root: Any) -> bool:
+    """Whether the loss is a square, an absolute number or an error of one number, and nothing else."""
+    node = root if name_of(root) not in ("MeanBackward", "SumBackward") else root.next_functions[0][0]
+    return node is not None and name_of(node) in ("PowBackward", "AbsBackward", *_SQUARES)
 
 
 def _behind(node: Any, place: int = 0) -> Any:
@@ -164,6 +176,9 @@ def _note_loss(found: LossGraph, node: Any, name: str) -> None:
             getattr(node, f"_saved_{one}", None) is not None for one in ("weight", "pos_weight")
         )
         found.ignored = _signed(node._saved_ignore_index) if name in _CLASSES else None
+        weight = saved(node, "weight") if name in _CLASSES else None
+        if weight is not None and is_readable(weight):
+            found.unweighed = tuple((weight == 0).nonzero().reshape(-1)[:_MOST_TABLES].tolist())
     if getattr(node, "_saved_reduction", None) == _SUM:
         found.remarks.append(("summed-loss", f"`{name.removesuffix('Backward')}` with reduction='sum'"))
     remarks = _remarks_on(node, name)
@@ -185,6 +200,8 @@ def _remarks_on(node: Any, name: str) -> Iterator[tuple[str, str]]:
     elif name in _SQUARES:
         yield from _on_shapes(node)
         yield from _on_range(node)
+        if not shape_of(node) and saved(node, "self") is not None and not saved(node, "self").dim():  # type: ignore[union-attr]
+            yield from _on_means(node)
     elif name in _DIVERGENCE:
         values = saved(node, "self")
         if values is not None and is_readable(values) and bool((values > 0).any()):
@@ -202,6 +219,8 @@ def _on_classes(node: Any) -> Iterator[tuple[str, str]]:
                 yield "softmax-over-batch", f"log_softmax(dim=0) over outputs of shape {tuple(result.shape)}"
             elif result.shape[dim] == 1:
                 yield "one-class", f"cross entropy over one class: outputs of shape {tuple(result.shape)}"
+            elif result.dim() > 2 and _adds_up_elsewhere(node):
+                yield "softmax-over-places", f"log_softmax(dim={dim}) over outputs of shape {tuple(result.shape)}"
         yield from _on_reshape(behind, result)
         before = _behind(behind)
         activation = _BOUNDED.get(name_of(before)) if before is not None else None
@@ -219,6 +238,14 @@ def _on_classes(node: Any) -> Iterator[tuple[str, str]]:
             sums = values.detach().exp().sum(1)
             if bool(((sums - 1).abs() > 0.05).float().mean() > 0.5):
                 yield "no-log-probabilities", "`nll_loss` is given values that are not log-probabilities"
+
+
+def _adds_up_elsewhere(node: Any) -> bool:
+    """Whether the shares of the classes of a place do not add up to 1, though a softmax has made them."""
+    values = saved(node, "self")
+    if values is None or not is_readable(values) or values.dim() != 2 or not values.shape[1] > 1:
+        return False
+    return bool(((values.detach()[:_MOST_ROWS].exp().sum(1) - 1).abs() > 0.05).float().mean() > 0.5)
 
 
 def _on_reshape(node: Any, result: torch.Tensor | None) -> Iterator[tuple[str, str]]:
@@ -292,7 +319,13 @@ def _on_range(node: Any) -> Iterator[tuple[str, str]]:
 def _note_hand_made(found: LossGraph, node: Any) -> None:
     """A squared or absolute difference written out: a row of N targets against a column of N outputs gives N x N."""
     difference, values = _behind(node), saved(node, "self")
-    if difference is None or values is None or name_of(difference) != "SubBackward" or values.dim() < 2:
+    if difference is None or values is None or name_of(difference) != "SubBackward":
+        return
+    if not values.dim():
+        found.remarks.extend(_on_means(difference))
+        return
+    found.rows = len(values) if values.numel() == len(values) else 0
+    if values.dim() < 2:
         return
     found.function = "square" if name_of(node) == "PowBackward" else "absolute difference"
     count = values.shape[0]
@@ -302,6 +335,14 @@ def _note_hand_made(found: LossGraph, node: Any) -> None:
         if layer is not None and _output_size(layer) == count:
             detail = f"{count} outputs less {count} targets make {tuple(values.shape)} differences"
             found.remarks.append(("broadcast-loss", detail))
+
+
+def _on_means(difference: Any) -> Iterator[tuple[str, str]]:
+    """The error of one number, the mean of a batch, is taken for the mean of the errors."""
+    for one, _ in difference.next_functions:
+        sizes = tuple(int(size) for size in getattr(one, "_saved_self_sym_sizes", ())) if one is not None else ()
+        if sizes and name_of(one) == "MeanBackward" and sizes[0] > 1:
+            yield "loss-of-means", f"the mean of outputs of shape {sizes} is compared with one number"
 
 
 def _output_size(node: Any) -> int:
@@ -323,7 +364,7 @@ def _note_data(found: LossGraph, node: Any, name: str) -> None:
     if tensor is not None and tensor.dim() and not is_places:
         if found.inputs is not None and is_readable(tensor) and not bool(tensor.any()):
             return  # the first state of a recurrent layer
-        found.inputs = tensor
+        found.inputs = tensor.transpose(0, 1) if name.startswith("Mkldnn") and tensor.dim() == 3 else tensor
         if name == "EmbeddingBackward" and tensor.dim() == 2 and len(found.words) < _MOST_TABLES:
             found.words.append(tensor)
         weights = [leaf for edge, _ in edges for leaf in _leaves_at(edge) if leaf.dim() > 1]

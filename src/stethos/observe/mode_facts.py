@@ -35,6 +35,7 @@ def mode_details(roots: list[torch.nn.Module]) -> Facts:
         "untouched": sum(map(_is_untouched, norms)),
         "drifting": sum(map(_is_drifting, norms)),
         "norms": len(norms),
+        "norm_momentum": max((one.momentum or 0.0 for one in norms if _learns_statistics(one)), default=0.0),
         "dropout": max((module.p for module in modules if isinstance(module, _DropoutNd)), default=0.0),
     }
 
@@ -43,6 +44,11 @@ def _is_untouched(module: torch.nn.Module) -> bool:
     """Whether a norm uses running statistics that no batch has ever changed."""
     counter = getattr(module, "num_batches_tracked", None)
     return not module.training and is_readable(counter) and counter is not None and not int(counter)
+
+
+def _learns_statistics(module: _NormBase) -> bool:
+    """Whether each batch moves its statistics by a share, the momentum."""
+    return module.training and module.track_running_stats
 
 
 def _is_drifting(module: _NormBase) -> bool:

@@ -26,7 +26,7 @@ class ModuleCheck:
         self._handle: Any = None
         self._after: Any = None
         self._ends: dict[int, float] = {}  # by layer: a checksum of the state that it ended with
-        self._carried = False
+        self._carried = 0  # samples of a state that was given again
         self._seen: set[tuple[str, tuple[int, ...], bool]] = set()
         self._ran: set[int] = set()  # ids of layers that ran with gradients since the last inspected backward
         self._calls = 0  # of modules since the hooks came
@@ -65,7 +65,7 @@ class ModuleCheck:
             state = _state_in(inputs[1])
             is_data = state is not None and state.grad_fn is None and not state.requires_grad
             if is_data and _print_of(state) == self._ends.get(id(module), NULL_F64):
-                self._carried = True
+                self._carried = int(state.shape[-2]) if state is not None and state.dim() > 1 else 0
         if isinstance(given, torch.Tensor) and given.dim() == 3 and len(self._seen) < _MOST_SEEN:
             self._seen.add((type(module).__name__, tuple(given.shape), bool(module.batch_first)))
 
@@ -79,9 +79,9 @@ class ModuleCheck:
         ):
             self._ends[id(module)] = _print_of(_state_in(outputs[1]))
 
-    def take_carried(self) -> bool:
-        """Whether a recurrent layer was given, as data, the state that it had ended its last run with."""
-        was, self._carried = self._carried, False
+    def take_carried(self) -> int:
+        """Of how many samples a recurrent layer was given, as data, the state that it had ended its last run with."""
+        was, self._carried = self._carried, 0
         return was
 
     def ran_in_vain(self, roots: list[torch.nn.Module], cut: set[int]) -> list[str]:
@@ -93,11 +93,15 @@ class ModuleCheck:
             if id(module) in self._ran and any(id(one) in cut for one in module._parameters.values())
         ]
 
-    def remarks_of(self, batch: int) -> Iterator[tuple[str, str]]:
-        """Layers that take the samples of a batch for the steps of a sequence."""
+    def remarks_of(self, batch: int, least: int, length: int) -> Iterator[tuple[str, str]]:
+        """Layers that take the samples of a batch for the steps of a sequence, with so many samples at least.
+
+        A single sequence whose steps have a label each looks like that, too, unless its loader tells the batch; so do
+        sequences that come with their steps first: the second size of the labels, `length`, is then their number.
+        """
         for name, shape, is_first in sorted(self._seen):
             steps, samples = (shape[1], shape[0]) if is_first else (shape[0], shape[1])
-            if batch > 1 and steps == batch != samples:
+            if batch > 1 and steps == batch != samples and samples >= least and samples != length:
                 said = f"`{name}(batch_first={is_first})` is given {shape}"
                 yield "samples-as-sequence", f"{said}: it takes the {batch} samples of a batch for a sequence"
         self._seen.clear()

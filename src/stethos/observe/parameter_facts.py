@@ -86,6 +86,7 @@ class ParameterFacts:
         cut = [key for key, (_, is_trained) in owners.items() if is_trained and key in names and key not in reached]
         if cut and graph.is_complete:
             detail["unreached"] = [names[key] for key in cut[:_MOST_NAMES]]
+            detail["cut_of"] = [one.number for one in seen if not set(cut).isdisjoint(map(id, one.params))]
             detail |= {"unreached_count": len(cut), "optimized": len(owners)}
             detail["in_vain"] = self._check.modules.ran_in_vain(list(roots.values()), set(cut))[:_MOST_NAMES]
         facts |= {"unoptimized": float(len(alone)), "unused": float(len(lost)) if graph.is_complete else NULL_F64}

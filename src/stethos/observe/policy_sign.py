@@ -8,13 +8,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from stethos.observe.autograd_graph import name_of, nodes_of, saved
 from stethos.observe.batch_print import is_readable
 
 _MOST_VISITED = 512
-_TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+_NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), str(Path(__file__).parents[1]))
 _PASSED = frozenset((
     "MeanBackward", "SumBackward", "AddBackward", "ViewBackward", "ReshapeAliasBackward", "UnsafeViewBackward",
     "SelectBackward", "SliceBackward", "IndexBackward", "GatherBackward", "StackBackward", "CatBackward",
@@ -60,7 +61,7 @@ def policy_sign(root: Any) -> int:
 def has_rewards() -> bool:
     """Whether the program speaks of rewards or returns where it calls for gradients, and not of costs."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THEIRS):
         frame = frame.f_back
     names = [*frame.f_code.co_varnames, *frame.f_code.co_names] if frame is not None else []
     return any(map(_REWARDED.search, names)) and not any(map(_COSTLY.search, names))

@@ -26,7 +26,7 @@ class Prior:
 
     def add(self, function: str, labels: torch.Tensor | None, ignored: int | None) -> dict[str, float]:
         """Note the labels of a batch: `prior` is the mean loss of the best constant, where that is known."""
-        if labels is None or not is_readable(labels) or not labels.numel() or labels.is_complex():
+        if labels is None or not is_readable(labels) or labels.is_complex() or not labels.numel() or not labels.dim():
             return {}
         if function in _CLASSES:
             self._add_classes(labels, ignored)

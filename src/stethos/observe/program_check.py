@@ -30,6 +30,7 @@ _FIRST_LOOKS = 3  # in which shapes given to layers are noted
 _MOST_ROWS, _MOST_COLUMNS = 64, 256
 _MOST_LEAVES = 4
 _MOST_EMPTY = 4
+_LEAST_SEQUENCES = 4
 _MOST_LABELS = 4096  # checksums of the labels of batches
 _STEADY = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Lion")  # their steps are as long as the rate
 
@@ -89,7 +90,7 @@ class ProgramCheck:
         if graph.is_plain_mean and graph.losses == 1 and not graph.check.is_scaled:
             facts |= self._prior.add(graph.function, graph.labels, graph.ignored)
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
-        if graph.check.is_policy:
+        if graph.check.is_policy or graph.policy_sign:
             facts["is_policy"] = True
         if spreads:
             facts["spread"] = min(spreads)
@@ -112,8 +113,13 @@ class ProgramCheck:
     def remarks(self, graph: LossGraph, batch: int, detail: Facts) -> list[tuple[str, str]]:
         """What is odd, after the backward: `batch` is the number of samples, 0 where it is not known."""
         remarks = graph.check.remarks_of(batch, graph.is_complete, is_stacked=bool(detail.get("is_stacked")))
-        found = [*remarks, *self.modules.remarks_of(batch or _count_of(graph)), *_stopped(graph)]
-        if self.modules.take_carried() and detail.get("is_shuffled"):
+        is_told = bool(detail.get("batch_size"))
+        layers = self.modules.remarks_of(
+            batch or _count_of(graph), 1 if is_told else 2, 0 if is_told else _length_of(graph)
+        )
+        found = [*remarks, *layers, *_stopped(graph)]
+        carried = self.modules.take_carried()
+        if carried and (detail.get("is_shuffled") or _has_class_each(graph, carried)):
             found.append(
                 ("state-carried-over", "a recurrent layer is given the state that it ended the last batch with")
             )
@@ -123,7 +129,8 @@ class ProgramCheck:
             found.append(("policy-sign", "the loss falls as actions with a high reward become rarer"))
         came = detail.get("samples") or 0
         trained = {id(one) for watched in self._watch.optimizers.seen() for one in watched.params}
-        if graph.is_alone and not graph.is_mixed and graph.check.are_apart(graph.losses, trained):
+        is_pair = graph.is_alone and not graph.is_mixed and graph.check.are_apart(graph.losses, trained)
+        if is_pair or graph.check.divergences.are_trained(trained):
             found.append(("target-is-trained", "the loss is the distance of two models, and both are in an optimizer"))
         source, self._source = self._source, self._watch.local.iteration.batch_source
         is_next = source == self._source  # another batch of the same pass, not one of a second loader
@@ -162,8 +169,21 @@ class ProgramCheck:
 def _count_of(graph: LossGraph) -> int:
     """How many samples labels and outputs have in common; 0: they do not say."""
     labels, outputs = graph.labels, graph.outputs
-    has_both = labels is not None and outputs is not None and labels.dim() > 0 and outputs.dim() > 0
-    return len(labels) if has_both and len(labels) == len(outputs) else 0  # type: ignore[arg-type]
+    if labels is None or outputs is None:
+        return graph.rows
+    return len(labels) if labels.dim() and outputs.dim() and len(labels) == len(outputs) else 0
+
+
+def _length_of(graph: LossGraph) -> int:
+    """The second size of labels that are a table."""
+    return int(graph.labels.shape[1]) if graph.labels is not None and graph.labels.dim() > 1 else 0
+
+
+def _has_class_each(graph: LossGraph, samples: int) -> bool:
+    """Whether each of so many sequences has one class, so that none goes on in the next batch."""
+    labels = graph.labels
+    is_class = graph.function == "NllLoss" and not graph.check.is_policy and graph.losses == 1
+    return is_class and labels is not None and labels.dim() == 1 and len(labels) == samples >= _LEAST_SEQUENCES
 
 
 def _lost(weight: torch.Tensor, rate: float, is_steady: bool) -> float | None:

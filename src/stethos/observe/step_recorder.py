@@ -326,6 +326,7 @@ class StepRecorder(RecorderFields):
             watched = self.optimizers.meet(optimizer)
             if watched.is_new_structure:
                 self.sample_at = 0
+                self.session.guard.run("inspection", self.inspector.optimizer_came)
             if iteration.has_stepped and not iteration.in_backward:  # the last loss has been another optimizer's
                 watched.backwards_seen = iteration.backwards_ever
         iteration.owner = id(optimizer)

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, inspected_of
+from stethos.diagnose.program.inspected import COLUMNS, details, inspected_of
 from stethos.diagnose.training import (
     STEP_COLUMNS,
     Training,
@@ -30,6 +30,7 @@ class GradientsNotZeroed:
 
     What it looks at: the gradient norm from an optimizer's first step to its peak, in logarithms of both. Sums of
     gradients grow like the step number; the loss does not explode meanwhile, as it would with too high a learning rate.
+    Of several optimizers, whether the weights of one have gradients of another's loss when its own backward begins.
     Why it matters: the optimizer follows the past; steps grow until the training oscillates or diverges.
     Not a fault when: gradients are accumulated on purpose. Accumulation ends with a step; these sums span many steps.
     Next step: call `optimizer.zero_grad()` before each `backward()`.
@@ -61,8 +62,37 @@ class GradientsNotZeroed:
             left = _left_over(inspected[one.process], one) if one.process in inspected else np.array([])
             if len(left) >= self.seen and (left > 0).all() and not one.has_rival:
                 yield self._left_over(one, left)
+            elif one.has_rival and one.process in inspected and self._is_given(inspected[one.process], one):
+                yield self._of_another(one)
             elif (left > 0).all():  # seen too seldom, or never
                 yield from self._check(one)
+
+    def _is_given(self, rows: Frame, one: Training) -> bool:
+        """Whether, before the backwards of its steps, an optimizer's weights have gradients of another one's loss."""
+        mine = rows.where(np.isin(rows["step"], one.step[1:]))
+        numbers = dict(zip(one.step.tolist(), one.optimizer.tolist(), strict=True))
+        seen = [
+            numbers[step] in row["left_of"]
+            for step, row in zip(mine["step"].tolist(), details(mine), strict=True)
+            if "left_of" in row
+        ]
+        return len(seen) >= self.seen and all(seen)
+
+    def _of_another(self, one: Training) -> Finding:
+        name = one.model or "one model"
+        return Finding(
+            self.code, self.name, "gradients-of-another-loss", Severity.WARNING,
+            f"{name} also steps by gradients that the loss of another optimizer has left in it", one.subject(0), 0.88,
+            (
+                Evidence(
+                    "before each inspected backward of its own loss it had gradients already",
+                    "SELECT step, leftover_norm, detail FROM inspections WHERE phase = 'training'",
+                ),
+            ),
+            "call `zero_grad()` of this optimizer just before its own `backward()`, or `detach()` what the other loss "
+            "gets from it",
+            {"optimizer": int(one.optimizer[0])},
+        )  # fmt: skip
 
     def _left_over(self, one: Training, left: Array) -> Finding:
         """The gradients of the step before are still there when the next backward begins."""

@@ -97,6 +97,20 @@ def are_guesses(one: Inspected) -> bool:
     return len(rows) >= _EVALUATIONS and all(map(is_guess, rows))
 
 
+def last_start(trainings: list[Training]) -> float:
+    """The step at which the last of several trainings begins, when the others are over; else 0."""
+    spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
+    return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
+
+
+def is_usual(one: Inspected, steps: Array, share: float) -> bool:
+    """Whether a share of all inspected backwards, or of the last training's, are at these steps."""
+    start = last_start(one.trainings)
+    every = np.unique(one.training["step"])
+    pairs = [(every, np.unique(steps)), *([(every[every >= start], np.unique(steps[steps >= start]))] if start else [])]
+    return any(len(seen) >= share * len(looked) and len(seen) > 0 for looked, seen in pairs)
+
+
 def merge_ranks(findings: Iterable[Finding]) -> Iterator[Finding]:
     """One finding for a mistake that several ranks share: they run the same program."""
     first: dict[str, Finding] = {}

@@ -21,7 +21,7 @@ class LostGradients:
     """Backward makes gradients, but they are gone when the optimizer steps; or they stop coming at some step.
 
     What it looks at: gradients right after backward against those at the optimizer's step; sampled gradients of all
-    layers over time; backwards without any step.
+    layers over time; backwards without any step; weights whose gradients are 0 at every look.
     Why it matters: the loop runs and prints a loss, but nothing is learned any more.
     Not a fault when: the whole model is frozen on purpose from some step on. Where the loss is 0, as with a margin that
     is kept, no gradient is expected, and nothing is reported.
@@ -43,6 +43,7 @@ class LostGradients:
     least_backwards: int = 5
     least_samples: int = 3
     shrunk: float = 1e-4
+    looks: int = 6
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -53,6 +54,7 @@ class LostGradients:
                 yield from self._without_step(one)
             else:
                 yield from self._started_anew(one)
+                yield from self._never_any(one)
             for training in one.trainings:
                 yield from self._emptied(one, training)
         inspected = {one.process for one in inspected_of(window) if len(one.training)}
@@ -71,6 +73,19 @@ class LostGradients:
             (one.evidence(f"{backwards} inspected backwards, 0 steps", "gradient_norm, leaves"),),
             "call `optimizer.step()` after `backward()`",
         )  # fmt: skip
+
+    def _never_any(self, one: Inspected) -> Iterator[Finding]:
+        """Layers that the loss reaches by a way on which every gradient is 0: their output is not used."""
+        rows = [row["silent"] for row in details(one.training) if "silent" in row]
+        names = [name for name in rows[-1] if all(name in row for row in rows)] if len(rows) >= self.looks else []
+        if names and not one.is_federated:
+            yield Finding(
+                self.code, self.name, "never-a-gradient", Severity.WARNING,
+                f"the gradient of {', '.join(names)} is 0 at every look, while others have one",
+                one.subject(float(one.training["step"][0]), tuple(names[:1])), 0.85,
+                (one.evidence(f"all numbers are 0 in {len(rows)} inspected backwards", "detail"),),
+                "look whether the output of this layer is used: another's may be picked, or it is multiplied by 0",
+            )  # fmt: skip
 
     def _without_backward(self, one: Training) -> Iterator[Finding]:
         """Steps without any loss or gradient; `inspections` would have the backwards."""

@@ -33,7 +33,7 @@ class OddBatch:
 
     What it looks at: scale, zeros and NaN of the inputs and the classes of the labels, of inspected batches; whether
     samples differ at all, and any feature between labels; where labels are words of the inputs, by how many places;
-    what masked attention sees; the scale of evaluations' inputs.
+    what attention sees of words and padding; the scale of evaluations' inputs.
     Why it matters: most trainings that do not learn have a fault in their data, not in their model.
     Not a fault when: features have a natural scale that the model's first layer takes care of. A dominating class is
     reported as info if the loss weighs its terms, or is below what the class shares alone would give.
@@ -61,6 +61,7 @@ class OddBatch:
     top_share: float = 0.95
     padding: float = 0.4
     left_out: float = 0.2
+    bare: float = 0.2  # of the places of sequences
     written: float = 0.8  # of the pairs of neighbouring looks
     least_batch: int = 8
     fixed: float = 0.1  # of the level of guessing
@@ -98,7 +99,8 @@ class OddBatch:
     def _unrelated(self, one: Inspected, window: Window) -> Iterator[Finding]:
         """Labels that no feature tells apart more than chance does, in a training that learns nothing of use."""
         ties = [(row["tie"], row["tie_by_chance"]) for row in details(one.training) if "tie" in row]
-        if len(ties) < 2 * self.least or not _has_learned_nothing(one, window):
+        batches = set(known(one.training, "label_hash").tolist())  # the same ones again prove no more
+        if min(len(ties), len(batches)) < 2 * self.least or not _has_learned_nothing(one, window):
             return
         measured, chance = np.array(ties).T
         excess = measured - chance
@@ -198,6 +200,22 @@ class OddBatch:
                 f"{np.mean([padding for _, padding in seen]):.0%} of the padding are seen", "detail",
                 "invert the mask: in `key_padding_mask` True means that a place is left out", 0.95,
             )  # fmt: skip
+        bare = [row["bare_padding"] for row in rows if "bare_padding" in row]
+        if len(bare) >= self.least and len(bare) > len(rows) / 2 and np.mean(bare) > self.bare:
+            yield self._finding(
+                one, "padding-seen", "attention sees the padding: no mask leaves it out",
+                f"{np.mean(bare):.0%} of the places are padding, in {len(bare)} inspected batches", "detail",
+                "pass a mask: `src_key_padding_mask=tokens == padding`, or `masked_fill(mask, -inf)` before softmax",
+                0.82,
+            )  # fmt: skip
+        last = [row["last_padding"] for row in rows if "last_padding" in row]
+        if len(last) >= self.least and len(last) > len(rows) / 2 and np.mean(last) > self.bare:
+            yield self._finding(
+                one, "last-step-is-padding", "the last step of a recurrent layer is used, and mostly it is padding",
+                f"{np.mean(last):.0%} of the places are padding, in {len(last)} inspected batches", "detail",
+                "take the output at the last word, `states[torch.arange(n), lengths - 1]`, or `pack_padded_sequence`",
+                0.85,
+            )  # fmt: skip
         shifts = [row["shift"] for row in rows if "shift" in row]
         if len(shifts) >= self.least and set(shifts) <= {2, 3, -1} and len(set(shifts)) == 1:
             ahead_by = f"{shifts[0]} places ahead" if shifts[0] > 0 else "one place behind"
@@ -233,7 +251,7 @@ class OddBatch:
             if len(known_outputs) and label < known_outputs.min():
                 yield self._finding(
                     one, "class-left-out", f"the loss leaves out class {label}, {share:.0%} of all labels, though the "
-                    "model has an output for it", f"ignore_index={label} in {len(left_out)} inspected batches",
+                    "model has an output for it", f"in {len(left_out)} inspected batches",
                     "detail", "leave out only what is no class, such as 255; to give the background less weight use "
                     "`weight=`", 0.87,
                 )  # fmt: skip

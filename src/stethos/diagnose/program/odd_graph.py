@@ -10,7 +10,16 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, known, merge_ranks
+from stethos.diagnose.program.inspected import (
+    COLUMNS,
+    NEEDS,
+    Inspected,
+    details,
+    inspected_of,
+    is_usual,
+    known,
+    merge_ranks,
+)
 from stethos.diagnose.training import STEP_COLUMNS, texts_of
 from stethos.diagnose.window import Window
 
@@ -144,7 +153,8 @@ class OddGraph:
             if kind == "accumulated-sum":  # the first backward of each step adds to nothing
                 seen, backwards = len(places), adding
             least = 1 if kind == "state-carried-over" else self.least  # the same numbers are no chance
-            if seen < least or (seen < self.share * backwards and kind not in _EARLY):
+            is_seldom = seen < self.share * backwards and not is_usual(one, steps[places], self.share)
+            if seen < least or (is_seldom and kind not in _EARLY):
                 continue
             if kind == "factor-of-zero" and (known(one.training, "gradient_norm") != 0).any():
                 continue  # one term of several, switched off

@@ -11,7 +11,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of, trainings_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import is_null
@@ -24,9 +24,10 @@ _LEAST_HALF = 6e-8  # what is smaller is 0 in float16
 class OddOptimizer:
     """An optimizer is created again and again, steps twice, has odd settings or loses updates; or the model is frozen.
 
-    What it looks at: how many optimizers step how often, whether each makes one pass over the data and what the losses
-    at their starts are, and how many backwards come before each step; betas, momentum, epsilon and the precision of the
-    weights; and, in a training that does not learn, weight decay and the share of weights that require a gradient.
+    What it looks at: whether its steps change any weight; how many optimizers step how often, whether each makes
+    one pass over the data and what the losses at their starts are, and how many backwards come before each step;
+    betas, momentum, epsilon and the precision of the weights; and, in a training that does not learn, weight decay
+    and the share of weights that require a gradient.
     Why it matters: a new optimizer has lost its momentum; strong decay pulls weights to 0 faster than they can learn.
     Not a fault when: only an adapter or a head is trained on purpose, and it learns.
     Next step: create the optimizer once, before the loop; use a weight decay of 0.01 or less.
@@ -51,6 +52,7 @@ class OddOptimizer:
     again: float = 0.3  # of the steps
     frozen: float = 0.9
     rounded: float = 0.5
+    still: int = 4  # looks
     uphill: float = 0.7  # the least cosine between steps and their gradients
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -162,6 +164,9 @@ class OddOptimizer:
         rounded = [row["rounded_away"] for row in rows if "rounded_away" in row]
         is_negated = any(len(each.losses) and each.losses[0] < 0 for each in one.trainings)
         slopes = [row["slope"] for row in rows if "slope" in row and not is_negated]
+        still = [row["still"] for row in rows if "still" in row]
+        has_rate = any((each.lr > 0).any() for each in one.trainings) or not one.trainings
+        later = rows[int(np.searchsorted(one.training["step"], last_start(one.trainings))) :]
         functions = {name for name in texts_of(one.training, "function").tolist() if name}
         is_bounded = functions and all(row.get("is_alone") for row in rows)
         for kind, is_so, title, text, advice in (
@@ -170,13 +175,16 @@ class OddOptimizer:
             ("momentum-too-high", momentum >= 1,
              f"a momentum of {momentum:g} never forgets: steps grow without end", f"momentum = {momentum:g}",
              "use a momentum of 0.9"),
+            ("changes-nothing", len(still) >= self.still and all(still) and has_rate,
+             "the optimizer steps, but no weight changes", f"the same numbers in {len(still)} inspected backwards",
+             "change weights in place: `weight.add_(...)` or `weight -= ...`, not `weight = weight - ...`"),
             ("ascends", bool(last.get("maximize")) and bool(is_bounded),
              "the optimizer maximises a loss that is to be minimised", "maximize=True", "leave out `maximize=True`"),
             ("steps-uphill", len(slopes) >= 3 and min(slopes) > self.uphill and bool(is_bounded),
              "the updates by hand go up the gradient of a loss that is to be minimised",
              f"the cosine between updates and gradients is {np.mean(slopes or [0]):.2f}",
              "subtract the gradient: `weight -= rate * gradient`"),
-            ("head-frozen", all("frozen_head" in row for row in rows) and len(rows) >= 3,
+            ("head-frozen", all("frozen_head" in row for row in later) and len(later) >= 3,
              "the last layer is frozen and all others are trained", f"frozen: {last.get('frozen_head', '')}",
              "freeze the body of the model and train its head: `head.requires_grad_(True)`"),
             ("epsilon-lost", 0 < last.get("half_epsilon", 1.0) < _LEAST_HALF,

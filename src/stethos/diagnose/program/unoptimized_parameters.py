@@ -12,7 +12,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, column_of
 from stethos.diagnose.window import Window
 from stethos.store.frame import is_null
@@ -51,7 +51,7 @@ class UnoptimizedParameters:
             rows = one.training.where(~is_null(column_of(one.training, "unoptimized")))
             found = list(self._check(one, rows, details(rows)[-1])) if len(rows) >= self.least else []
             yield from found
-            later = rows.where(rows["step"] >= _last_start(one.trainings)) if len(rows) else rows
+            later = rows.where(rows["step"] >= last_start(one.trainings)) if len(rows) else rows
             if self.least <= len(later) < len(rows):  # one training after another, as when a model is tuned
                 known = {each.kind for each in found}
                 yield from (each for each in self._check(one, later, details(later)[-1]) if each.kind not in known)
@@ -98,7 +98,11 @@ class UnoptimizedParameters:
         missing = [row.get("unreached", ()) for row in rows]
         cut = [name for name in missing[-1] if all(name in names for names in missing)]
         held = rows[-1].get("optimized", 0)
-        if not cut or not held:
+        holders = rows[-1].get("cut_of")  # one that has stepped for the last time may hold a model of before
+        is_over = holders is not None and not any(
+            np.isin(training.optimizer[training.step >= first], holders).any() for training in one.trainings
+        )
+        if not cut or not held or is_over:
             return
         count = min(int(row.get("unreached_count", 0)) for row in rows)
         ran = [row["in_vain"] for row in rows if row.get("in_vain")]
@@ -159,12 +163,6 @@ class UnoptimizedParameters:
             self.code, self.name, kind, severity, title, one.subject(first, tuple(names[:1])), sure,
             (one.evidence(text, "leaves, unoptimized, detail"),), advice,
         )  # fmt: skip
-
-
-def _last_start(trainings: list[Training]) -> float:
-    """The step at which the last of several trainings begins, when the others are over; else 0."""
-    spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
-    return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
 
 
 def _take_turns(trainings: list[Training]) -> bool:

@@ -63,6 +63,9 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
         "a training goes on from a checkpoint without the state of its optimizer: momentum and schedule begin anew",
         "load all that the checkpoint holds: `optimizer.load_state_dict(...)`, `scheduler.load_state_dict(...)`",
         0.0, 0.85),
+    "seeded-each-step": (
+        "the same seed is set again at every step: random numbers, and what is drawn by them, repeat",
+        "call `manual_seed` once, before the training", 0.5, 0.93),
     "empty-loader": (
         "a data loader gives no batch at all, so nothing is trained in its loop",
         "use a smaller `batch_size`, or `drop_last=False`", 0.0, 0.93),

@@ -10,7 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs
 from stethos.diagnose.finding import Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
+from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, is_usual, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, texts_of
 from stethos.diagnose.window import Window
 
@@ -31,12 +31,17 @@ KINDS: dict[str, tuple[str, str, Severity, float]] = {
         "apply `log_softmax` first, or use `cross_entropy` on the raw outputs", Severity.ERROR, 0.95),
     "softmax-over-batch": (
         "softmax runs over the batch instead of the classes", "use dim=1 (or -1)", Severity.ERROR, 0.97),
+    "softmax-over-places": (
+        "softmax runs over the places of a sequence instead of its classes", "use dim=-1", Severity.ERROR, 0.95),
     "one-class": (
         "cross entropy over a single class is always 0",
         "use `binary_cross_entropy_with_logits`, or two outputs", Severity.ERROR, 0.98),
     "broadcast-loss": (
         "outputs and targets have different shapes: the loss compares every output with every target",
         "give both the same shape, for example `outputs.squeeze(1)`", Severity.ERROR, 0.97),
+    "loss-of-means": (
+        "the loss compares the mean of the outputs with the mean of the targets, not each output with its target",
+        "take the error of each sample first, and the mean of the errors", Severity.WARNING, 0.87),
     "loss-is-a-leaf": (
         "the loss has no history: backward reaches no parameter",
         "do not rebuild the loss with `torch.tensor(...)` or from `.item()`, `.detach()` or `argmax`",
@@ -93,7 +98,7 @@ class WrongLoss:
         backwards = len(np.unique(steps))
         for kind, (title, advice, severity, sure) in KINDS.items():
             places = np.flatnonzero(remarks == kind)
-            if not len(places) or len(np.unique(steps[places])) < self.share * backwards:
+            if not len(places) or not is_usual(one, steps[places], self.share):
                 continue
             seen = details(one.training)[places[0]].get("seen", "")
             text = f"{seen}; in {len(np.unique(steps[places]))} of {backwards} inspected backwards"

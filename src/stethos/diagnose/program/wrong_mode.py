@@ -39,6 +39,7 @@ class WrongMode:
     least: int = 2
     apart: int = 4  # steps between evaluations
     dropped: float = 0.9
+    momentum: float = 0.9  # of norms
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
@@ -139,6 +140,15 @@ class WrongMode:
                 f"dropout drops {share:.0%} of a layer", one.subject(0), 0.85,
                 (one.evidence(f"p = {share:g}", "detail"),),
                 "`p` is the share that is dropped, not the one that is kept: use 0.1 to 0.5",
+            )  # fmt: skip
+        momentum = float(rows[-1].get("norm_momentum", 0.0))
+        if momentum >= self.momentum:
+            yield Finding(
+                self.code, self.name, "statistics-of-last-batch", self.severity,
+                f"norms with a momentum of {momentum:g} keep the statistics of the last batch alone", one.subject(0),
+                0.88,
+                (one.evidence(f"each batch replaces {momentum:.0%} of the running statistics", "detail"),),
+                "torch's momentum is the share of the new batch: use 0.1, or 0.01 where another framework has 0.99",
             )  # fmt: skip
         if drifting:
             yield Finding(
