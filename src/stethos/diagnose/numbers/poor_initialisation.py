@@ -118,7 +118,7 @@ class PoorInitialisation:
 def _is_standard_normal(track: LayerTrack) -> bool:
     error = max(0.1, 4 / float(2 * track.size) ** 0.5)  # of the deviation of so few numbers
     off = abs(float(track["mean"][0])), abs(float(track["std"][0]) - 1)
-    return off[0] < max(0.1, 4 / float(track.size) ** 0.5) and off[1] < error
+    return bool(off[0] < max(0.1, 4 / float(track.size) ** 0.5) and off[1] < error)
 
 
 def _is_embedding(track: LayerTrack, gradient: LayerTrack | None) -> bool:
