@@ -25,7 +25,8 @@ NEW_ABILITIES: dict[str, tuple[str, ...]] = {
         "collect/", "cli/collect.py", "cli/enroll.py", "cli/policy.py", "adapters/remote_site.py",
     ),
     "archives, and questions to many runs": (
-        "archive/", "cluster.py", "store/narrowing.py", "cli/archive.py", "cli/screen/fleet.py", "cli/task/on_cluster.py",
+        "archive/", "cluster.py", "store/narrowing.py", "cli/archive.py", "cli/screen/fleet.py",
+        "cli/task/on_cluster.py",
     ),
     "what a training program does wrong": (
         "diagnose/program/", "diagnose/moving_goal.py", "observe/answers.py", "observe/attention",

@@ -459,3 +459,13 @@ def test_what_follows_is_folded_into_the_learning_rate() -> None:
     assert [one.name for one in found.findings if one.severity >= Severity.WARNING] == ["learning-rate-too-high"]
     assert {"divergence", "weight-explosion"} <= {one.name for one in found.findings[0].consequences}
     assert "lower lr from 50" in found.findings[0].next_step
+
+
+@pytest.mark.parametrize(("length", "severity"), [(1, Severity.WARNING), (40, Severity.INFO)])
+def test_a_jump_that_is_learned_down_again_is_a_remark(length: int, severity: Severity) -> None:
+    """Other data, as the next stage of a curriculum, keep the loss up for a while; a broken batch does not."""
+    loss = np.concatenate([2 * np.exp(-np.arange(300) / 30), 2 * np.exp(-np.arange(300) / 30)]) + 0.01
+    loss[300:] = 0.01
+    loss[300 : 300 + length] = np.linspace(8.0, 2.0, length) if length > 1 else 8.0
+    (found,) = SeriesAnomaly().check(made.window(steps=made.steps(loss)))
+    assert (found.kind, found.severity) == ("spike", severity)

@@ -117,8 +117,8 @@ class PoorInitialisation:
 
 def _is_standard_normal(track: LayerTrack) -> bool:
     error = max(0.1, 4 / float(2 * track.size) ** 0.5)  # of the deviation of so few numbers
-    is_centred = abs(float(track["mean"][0])) < max(0.1, 4 / float(track.size) ** 0.5)
-    return abs(float(track["std"][0]) - 1) < error and is_centred
+    off = abs(float(track["mean"][0])), abs(float(track["std"][0]) - 1)
+    return bool(off[0] < max(0.1, 4 / float(track.size) ** 0.5) and off[1] < error)
 
 
 def _is_embedding(track: LayerTrack, gradient: LayerTrack | None) -> bool:

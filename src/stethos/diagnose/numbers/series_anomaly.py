@@ -24,6 +24,7 @@ from stethos.diagnose.window import Window
 from stethos.store.frame import Array, is_null
 from stethos.store.literal import literal
 
+_A_WHILE = 10  # steps
 _MOST_SPIKES = 3
 _STILL = 0.8  # of the values are as the one before: a setting, such as a learning rate or an epoch
 
@@ -87,7 +88,8 @@ class SeriesAnomaly:
         if not kind:
             return
         yield Finding(
-            self.code, self.name, kind, self._severity(kind), f"the loss {words} at step {int(one.step[known[place]])}",
+            self.code, self.name, kind, Severity.INFO if kind == "spike" and _learns_anew(losses, place, first)
+            else self._severity(kind), f"the loss {words} at step {int(one.step[known[place]])}",
             one.subject(int(known[place])),
             sureness(margin),
             (Evidence(words, sql, thinned(losses), names=("loss",)),),
@@ -215,6 +217,13 @@ def _is_setting(values: Array) -> bool:
     """Whether a number was set or counted, not measured: it goes one way only, or hardly ever changes."""
     steps = np.diff(values)
     return bool((steps >= 0).all() or (steps <= 0).all() or float((steps == 0).mean()) > _STILL)
+
+
+def _learns_anew(losses: Array, place: int, first: float) -> bool:
+    """Whether a loss that has jumped stays there for a while and is learned down again, as when other data come."""
+    after, end = losses[place + 1 : place + 1 + _A_WHILE], losses[-max(_A_WHILE, len(losses) // 20) :]
+    is_long = len(losses) - place > 4 * _A_WHILE and len(after) == _A_WHILE
+    return is_long and float(np.median(after)) > 0.5 * abs(first) > float(np.median(end)) + 0.2 * abs(first)
 
 
 def _break_of(values: Array, margin: int) -> tuple[int | None, float]:
