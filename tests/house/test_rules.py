@@ -109,7 +109,6 @@ OPENS = {
     "live/permission.py": "/proc",
     "live/profiler_trace.py": "its own temporary file",
     "live/pulse.py": "/proc",
-    "live/registry.py": "the registry",
     "live/sampling.py": "its own temporary files",
     "live/stack.py": "/proc",
     "live/steer.py": "/proc",
