@@ -18,7 +18,7 @@ from stethos import wiring
 ROOT = Path(stethos.__file__).resolve().parent
 BASE = frozenset(
     {"errors", "schema", "settings", "clock", "guard", "native", "nearest", "outlier", "redact", "secret_forms"}
-    | {"toml_text", "turn_facts", "wiring", "cluster"}
+    | {"toml_text", "turn_facts", "unseen", "wiring", "cluster"}
 )
 
 # Each package and those it may import, beside the base modules and itself.
