@@ -131,7 +131,8 @@ def before():
         left = int(file.read())
     dies = left > 0
     if dies:  # Ray would keep the connection for half a minute
-        frame.f_back.f_locals["self"].reconnect_grace_periods.clear()
+        grace = frame.f_back.f_locals["self"].reconnect_grace_periods
+        grace.update(dict.fromkeys(grace, 2))
     proxier.CHECK_CHANNEL_TIMEOUT_S = 0.1 if dies else 120.0
     if dies:
         with open({path!r}, "w") as file:
