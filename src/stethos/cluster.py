@@ -102,7 +102,7 @@ def _initialize(ray: Any, options: dict[str, Any]) -> Exception | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the caller says it
             _, error = tried(ray.init, **options)
-        if not isinstance(error, ConnectionAbortedError):
+        if not isinstance(error, ConnectionError):
             return error
         tried(ray.shutdown)  # half a connection would count as one
         if attempt == _TRIES - 1 or time.monotonic() - began > _TRYING_S:
