@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from stethos.diagnose.api import diagnose
 from stethos.diagnose.finding import Severity
+from stethos.observe.gradient_facts import Stillness
 
 Record = Callable[..., Recording]
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -518,3 +519,14 @@ def test_a_model_that_goes_on_from_fold_to_fold_is_noticed(record: Record, is_ke
             with torch.no_grad():
                 functional.cross_entropy(model(scaled[held]), y[held])
     assert said(recording) & {"evaluated-on-training-data"} == kinds
+
+
+def test_only_a_weight_of_the_same_size_is_taken_for_itself() -> None:
+    """An id may be another weight's, once the first one is gone."""
+    still, weight = Stillness(), torch.zeros(16, requires_grad=True)
+    weight.grad = torch.ones(16)
+    assert (still.note([], 0), still.note([weight], 1), still.note([weight], 2)) == (None, None, True)
+    still._known = {id(weight): still._known[id(weight)][:4]}
+    assert still.note([weight], 3) is None
+    weight.data += 1
+    assert still.note([weight], 4) is False

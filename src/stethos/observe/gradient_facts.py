@@ -46,12 +46,13 @@ class Stillness:
         """Whether nothing has moved although steps were made; None where that cannot be told."""
         now = {id(leaf): _numbers(leaf) for leaf in leaves if is_readable(leaf)}
         before, self._known = self._known, {}
-        pairs = [(before[key], values) for key, values in now.items() if key in before]
+        none = np.zeros(0)  # an id may be another weight's by now
+        pairs = [(before[key], values) for key, values in now.items() if len(before.get(key, none)) == len(values) > 0]
         has_stepped, self._steps = 0 <= self._steps < steps, steps
         for leaf in leaves:
             if len(self._known) < _PROBES and id(leaf) in now and is_readable(leaf.grad) and leaf.grad is not None:
                 pulled = numbers_of(leaf.grad.reshape(-1)[:_NUMBERS]) != 0
-                if bool(pulled.any()):
+                if len(pulled) == len(now[id(leaf)]) and bool(pulled.any()):
                     self._known[id(leaf)] = np.where(pulled, now[id(leaf)], np.nan)
         if not pairs or not has_stepped:
             return None
