@@ -75,8 +75,9 @@ def test_maps_whose_classes_are_turned_round_are_noticed(record: Record, is_turn
 
     for _ in range(3):
         train(model, maps, functional.cross_entropy, 40)
-        x, labels = maps(16)
-        y = 1 - labels if is_turned else labels
+        x, y = maps(16)
+        if is_turned:
+            y = 1 - y
         with torch.no_grad():
             assert len(model(x)) == len(y)
     assert said(recording) == kinds

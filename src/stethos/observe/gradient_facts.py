@@ -44,7 +44,7 @@ class Stillness:
 
     def note(self, leaves: list[torch.Tensor], steps: int) -> bool | None:
         """Whether nothing has moved although steps were made; None where that cannot be told."""
-        now = {id(leaf): _numbers(leaf) for leaf in leaves if is_readable(leaf)}
+        now = {id(leaf): _numbers(leaf) for leaf in leaves if is_readable(leaf) and not leaf.is_complex()}
         before, self._known = self._known, {}
         none = np.zeros(0)  # an id may be another weight's by now
         pairs = [(before[key], values) for key, values in now.items() if len(before.get(key, none)) == len(values) > 0]

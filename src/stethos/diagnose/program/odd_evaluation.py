@@ -132,8 +132,9 @@ class OddEvaluation:
         if not np.isfinite(entries).all() or max(entries[1:]) > self.entry * entries[0]:
             return False
         rows = [row for row in details(one.answers) if "labels" in row]
-        sets = [{row["labels"] for row in rows if steps[0] < row["at"] <= steps[-1] + 1} for steps, _ in runs]
-        return all(len(each) == 1 for each in sets) and len(set.union(*sets)) == len(sets)
+        sets = [[row["labels"] for row in rows if steps[0] < row["at"] <= steps[-1] + 1] for steps, _ in runs]
+        is_kept = all(len(each) >= self.least and len(set(each)) == 1 for each in sets)  # not drawn anew each time
+        return is_kept and len({each[0] for each in sets}) == len(sets)
 
     def _in_folds(self, one: Inspected) -> Finding:
         runs = _runs_of(one)
