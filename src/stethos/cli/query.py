@@ -10,7 +10,7 @@ The SQL is DuckDB's. `stethos tables` lists the tables. Queries only read, and s
 With `all`, the first columns are rank and host. A query that does not mention `rank` runs for each rank separately;
 one that does runs over all ranks at once and can join them. A rank that has recorded nothing is named on stderr.
 
-    stethos query --over /archive "SELECT run, max(step) FROM steps GROUP BY 1"
+    stethos query --over s3://b/p "SELECT run, max(step) FROM steps GROUP BY 1"
 
 With `--over` a query is about all runs of an archive: every table has a first column `run`. `--engine daft` runs it
 on Daft, `--engine ray://HOST:PORT` on Daft on a Ray cluster (`ray` starts one here). The rows are the same; what Daft
