@@ -223,10 +223,14 @@ def detector_page(code: str) -> str:
         parts += _real_example(EXAMPLES[code])
     parts.append("## Settings\n")
     if page.thresholds:
-        parts.append("| threshold | default |\n|---|---|")
-        parts += [f"| `{name}` | {value:g} |" for name, value in page.thresholds.items()]
+        parts.append("| threshold | default | what it is |\n|---|---|---|")
+        parts += [
+            f"| `{name}` | {value:g} | {_cell(page.meanings.get(name, ''))} |"
+            for name, value in page.thresholds.items()
+        ]
         name, value = next(iter(page.thresholds.items()))
-        parts.append(f"\nSet one with `--set {page.name}.{name}={value:g}` or in `stethos.toml`. ")
+        parts.append("\nWhere nothing else is said, a number is the least that is needed.")
+        parts.append(f"Set one with `--set {page.name}.{name}={value:g}` or in `stethos.toml`. ")
     parts.append(f"Leave the detector out with `--silence {page.name}`.\n")
     tables = {**page.reads, **page.needs}
     needed = [f"`{table}.{column}`" for table, columns in page.needs.items() for column in columns]

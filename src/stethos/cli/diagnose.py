@@ -222,6 +222,8 @@ def _explain(key: str, *, as_json: bool) -> int:
     needs = [f"{table} ({', '.join(columns)})" for table, columns in page.needs.items()]
     print(textwrap.fill(f"Needs: {'; '.join(needs) or 'nothing'}.", width, break_on_hyphens=False))
     if page.thresholds:
-        listed = ", ".join(f"{name}={value:g}" for name, value in page.thresholds.items())
-        print(textwrap.fill(f"Thresholds: {listed}; set one with --set {page.name}.NAME=VALUE.", width))
+        print(f"Thresholds; set one with --set {page.name}.NAME=VALUE:")
+        for name, value in page.thresholds.items():
+            line = f"  {name}={value:g}  {page.meanings.get(name, '')}".rstrip()
+            print(textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False))
     return 0

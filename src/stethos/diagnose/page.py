@@ -25,6 +25,7 @@ class Page:
     summary: str
     paragraphs: tuple[str, ...]
     thresholds: Mapping[str, Any]
+    meanings: Mapping[str, str]  # of the thresholds that have one
     needs: Mapping[str, list[str]]
     reads: Mapping[str, list[str]]
     explains: tuple[str, ...]
@@ -41,6 +42,7 @@ def page_named(key: str) -> Page:
 
 def page_of(detector: type[Detector]) -> Page:
     """The page of a detector, from its docstring and fields."""
+    thresholds = fields(detector)  # type: ignore[arg-type]
     parts = [" ".join(part.split()) for part in _PARAGRAPH.split(inspect.cleandoc(detector.__doc__ or ""))]
     return Page(
         detector.code,
@@ -48,7 +50,8 @@ def page_of(detector: type[Detector]) -> Page:
         detector.severity.word,
         parts[0],
         tuple(part for part in parts[1:] if part),
-        {field.name: field.default for field in fields(detector)},  # type: ignore[arg-type]
+        {field.name: field.default for field in thresholds},
+        {field.name: field.metadata["meaning"] for field in thresholds if "meaning" in field.metadata},
         {table: sorted(columns) for table, columns in detector.needs.items()},
         {table: sorted(columns) for table, columns in detector.reads.items() if columns},
         tuple(sorted(detector.explains)),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.system.straggler import Straggler
 from stethos.diagnose.time_parts import ROUNDS_READ, STEPS_READ, rounds_in, steps_in
@@ -79,10 +79,10 @@ class ComputeBound(_Bottleneck):
         "memory": frozenset({"process", "device"}),
     }
 
-    share: float = 0.9
-    at_least_ms: float = 50.0
-    steps: int = 100
-    inside: float = 0.5
+    share: float = threshold(0.9, "share of a step that is forward and backward")
+    at_least_ms: float = threshold(50.0, "milliseconds of a step")
+    steps: int = threshold(100, "steps")
+    inside: float = threshold(0.5, "share of forward that is spent inside of the model")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in steps_in(window):
@@ -137,9 +137,9 @@ class CommunicationBound(_Bottleneck):
     }
     reads: ClassVar[Needs] = {**ROUNDS_READ, "updates": frozenset({"client", "layer", "size", "round"})}
 
-    share: float = 0.6
-    at_least_ms: float = 20.0
-    rounds: int = 3
+    share: float = threshold(0.6, "share of a round that is transfer")
+    at_least_ms: float = threshold(20.0, "milliseconds of it")
+    rounds: int = threshold(3, "rounds")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in rounds_in(window):
@@ -186,9 +186,9 @@ class AggregationBound(_Bottleneck):
     needs: ClassVar[Needs] = {"rounds": frozenset({"round", "duration_ms"})}
     reads: ClassVar[Needs] = ROUNDS_READ
 
-    share: float = 0.3
-    at_least_ms: float = 50.0
-    rounds: int = 3
+    share: float = threshold(0.3, "share of a round that is the server's own work")
+    at_least_ms: float = threshold(50.0, "milliseconds of it")
+    rounds: int = threshold(3, "rounds")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in rounds_in(window):
@@ -224,10 +224,10 @@ class CriticalClient(_Bottleneck):
     }
     reads: ClassVar[Needs] = ROUNDS_READ
 
-    times: float = 1.8
-    share: float = 0.15
-    rounds: int = 3
-    at_least_ms: float = 50.0
+    times: float = threshold(1.8, "times the usual duration of a turn")
+    share: float = threshold(0.15, "share of the rounds' time that would be saved")
+    rounds: int = threshold(3, "rounds")
+    at_least_ms: float = threshold(50.0, "milliseconds beyond the usual turn")
 
     def check(self, window: Window) -> Iterator[Finding]:
         named = {client for finding in Straggler().check(window) for client in finding.subject.clients}
@@ -258,8 +258,8 @@ class SmallBatches(_Bottleneck):
     needs: ClassVar[Needs] = {"steps": frozenset({"process", "step_ms", "samples", "optimizer_ms"})}
     reads: ClassVar[Needs] = STEPS_READ
 
-    samples: int = 8
-    share: float = 0.4
+    samples: int = threshold(8, "samples of a step, at most")
+    share: float = threshold(0.4, "share of a step that its fixed cost takes")
 
     def check(self, window: Window) -> Iterator[Finding]:
         found = batch_bottleneck(steps_in(window), self.samples, self.share)
@@ -289,9 +289,9 @@ class LaunchBound(_Bottleneck):
     }
     reads: ClassVar[Needs] = STEPS_READ
 
-    busy: float = 0.5
-    step_ms: float = 50.0
-    samples: int = 10
+    busy: float = threshold(0.5, "share of the time that the GPU is busy")
+    step_ms: float = threshold(50.0, "milliseconds of a step, at most")
+    samples: int = threshold(10, "samples of the GPU")
 
     def check(self, window: Window) -> Iterator[Finding]:
         frame = window.frame("gpu")
@@ -324,8 +324,8 @@ class UnevenRanks(_Bottleneck):
     needs: ClassVar[Needs] = {"steps": frozenset({"process", "rank", "samples", "step_ms"})}
     reads: ClassVar[Needs] = STEPS_READ
 
-    times: float = 1.3
-    steps: int = 20
+    times: float = threshold(1.3, "times as many samples per step")
+    steps: int = threshold(20, "steps")
 
     def check(self, window: Window) -> Iterator[Finding]:
         known = {one.rank: one for one in steps_in(window) if one.rank is not None and one.samples}

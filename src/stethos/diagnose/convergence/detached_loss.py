@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -39,7 +39,7 @@ class DetachedLoss:
          "vanishing-gradients", "dead-units"}
     )  # fmt: skip
 
-    least_steps: int = 5
+    least_steps: int = threshold(5, "losses given to backward")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_of, curves_to_judge
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, inspected_of
 from stethos.diagnose.training import Training, sureness, thinned, trainings_of
@@ -40,10 +40,10 @@ class Divergence:
          "non-finite-gradients", "non-finite-weights"}
     )  # fmt: skip
 
-    lost_share: float = 0.5
-    of_first_loss: float = 0.25
-    noise_times: float = 6.0
-    least: int = 5
+    lost_share: float = threshold(0.5, "share of what was gained that is lost again")
+    of_first_loss: float = threshold(0.25, "share of the first loss by which it has risen, at least")
+    noise_times: float = threshold(6.0, "times the noise of the loss that is allowed on top")
+    least: int = threshold(5, "values of the loss")
 
     def check(self, window: Window) -> Iterator[Finding]:
         growing = {one.process for one in inspected_of(window) if one.has_fixed_place()}

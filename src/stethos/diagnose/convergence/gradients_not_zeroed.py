@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, details, inspected_of
 from stethos.diagnose.training import (
@@ -46,15 +46,15 @@ class GradientsNotZeroed:
          "update-to-weight-ratio", "series-anomaly", "non-finite-loss", "plateau", "saturated-units"}
     )  # fmt: skip
 
-    growth: float = 5.0
-    slope_least: float = 0.55
-    slope_most: float = 1.6
-    fit: float = 0.85
-    rising: float = 0.8
-    within: int = 60
-    least: int = 6
-    sparse: int = 4
-    seen: int = 3
+    growth: float = threshold(5.0, "times the first norm of the gradients")
+    slope_least: float = threshold(0.55, "slope of the norm over the steps, both in logarithms")
+    slope_most: float = threshold(1.6, "the same, at most")
+    fit: float = threshold(0.85, "correlation of both")
+    rising: float = threshold(0.8, "share of steps at which the norm rises")
+    within: int = threshold(60, "first steps that are looked at")
+    least: int = threshold(6, "norms among them")
+    sparse: int = threshold(4, "norms among three times as many steps, where there are fewer")
+    seen: int = threshold(3, "inspected backwards that begin with gradients of earlier steps")
 
     def check(self, window: Window) -> Iterator[Finding]:
         inspected = {one.process: one.training for one in inspected_of(window)}

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, inspected_of
 from stethos.diagnose.training import (
@@ -51,12 +51,12 @@ class LearningRateTooHigh:
          "series-anomaly", "frozen-layers", "vanishing-gradients", "constant-outputs", "implausible-loss"}
     )  # fmt: skip
 
-    jump: float = 3.0
-    recovered: float = 0.7
-    falling: float = 0.2
-    ratio: float = 0.1
-    raised: float = 3.0
-    least: int = 5
+    jump: float = threshold(3.0, "times the first loss")
+    recovered: float = threshold(0.7, "share of the first loss above which the training has not recovered")
+    falling: float = threshold(0.2, "fall over the second half, as a share, that shows that it still learns")
+    ratio: float = threshold(0.1, "share of its norm that a layer moves per step")
+    raised: float = threshold(3.0, "times the rate before, where the rate was raised")
+    least: int = threshold(5, "steps")
 
     def check(self, window: Window) -> Iterator[Finding]:
         growing = {one.process for one in inspected_of(window) if one.has_fixed_place()}

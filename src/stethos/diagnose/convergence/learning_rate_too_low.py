@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, thinned, trainings_to_judge
 from stethos.diagnose.window import Window
@@ -34,11 +34,11 @@ class LearningRateTooLow:
         {"plateau", "slow-progress", "update-to-weight-ratio", "frozen-layers"}
     )
 
-    moved: float = 1e-4
-    fallen: float = 0.1
-    tiny_rate: float = 1e-7
-    least: int = 50
-    floor: float = 0.2
+    moved: float = threshold(1e-4, "share of their norm that the weights move, at the farthest")
+    fallen: float = threshold(0.1, "fall of the loss, as a share, below which it stays where it was")
+    tiny_rate: float = threshold(1e-7, "learning rate that is too low where moves are unknown")
+    least: int = threshold(50, "steps")
+    floor: float = threshold(0.2, "loss below which nothing is said")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_to_judge(window, self.least):

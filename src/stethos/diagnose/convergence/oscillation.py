@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
-from stethos.diagnose.detector import CannotTell, Needs
+from stethos.diagnose.detector import CannotTell, Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
@@ -38,14 +38,14 @@ class Oscillation:
     reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
-    likeness: float = 0.45
-    repeat: float = 0.5
-    large: float = 0.2
-    swing: float = 0.1
-    of_first_loss: float = 0.05
-    beyond_chance: float = 3.0
-    turns: int = 6
-    least: int = 12
+    likeness: float = threshold(0.45, "correlation of neighbouring values, on either side of 0")
+    repeat: float = threshold(0.5, "correlation after a period, for swings that take longer")
+    large: float = threshold(0.2, "swing, as a share of the first loss, from which on any correlation is looked for")
+    swing: float = threshold(0.1, "swing as a share of the level")
+    of_first_loss: float = threshold(0.05, "swing as a share of the first loss")
+    beyond_chance: float = threshold(3.0, "standard errors that a correlation has to lie beyond chance")
+    turns: int = threshold(6, "times that the loss turns round")
+    least: int = threshold(12, "values of the loss")
 
     def check(self, window: Window) -> Iterator[Finding]:
         curves = list(curves_to_judge(window, self.least))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import (
     STEP_COLUMNS,
@@ -49,11 +49,11 @@ class Overfitting:
     }
     explains: ClassVar[frozenset[str]] = frozenset({"series-anomaly", "divergence"})
 
-    rise: float = 0.2
-    gap: float = 1.5
-    patience: int = 4
-    never: float = 0.9  # of the first training loss
-    far: float = 3.0  # times the training loss
+    rise: float = threshold(0.2, "rise of the held-out loss, as a share of its best")
+    gap: float = threshold(1.5, "times the training loss")
+    patience: int = threshold(4, "evaluations after the best one")
+    never: float = threshold(0.9, "share of the first training loss that the held-out loss never falls below")
+    far: float = threshold(3.0, "times the training loss, where the held-out loss never fell")
 
     def check(self, window: Window) -> Iterator[Finding]:
         trainings = [one for one in trainings_of(window) if len(one.losses) >= 10]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from stethos.diagnose.convergence.slow_progress import slope_of
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
@@ -34,11 +34,11 @@ class Plateau:
     reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    gained: float = 0.1
-    half_way: float = 0.5
-    least_steps: int = 100
-    least_rounds: int = 10
-    floor: float = 0.2
+    gained: float = threshold(0.1, "fall of the loss, as a share, below which it never moved")
+    half_way: float = threshold(0.5, "share of the first loss that is left where it stopped half-way")
+    least_steps: int = threshold(100, "steps")
+    least_rounds: int = threshold(10, "rounds, for a federation")
+    floor: float = threshold(0.2, "loss below which nothing is said")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for curve in curves_to_judge(window, self.least_steps, self.least_rounds):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
@@ -33,14 +33,14 @@ class SlowProgress:
     reads: ClassVar[Needs] = CURVE_READS
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
-    gained: float = 0.2
-    hardly: float = 0.1
-    learned: float = 0.5
-    surely: float = 5.0
-    still: float = 0.3
-    least_steps: int = 100
-    least_rounds: int = 30
-    floor: float = 0.2
+    gained: float = threshold(0.2, "fall of the loss, as a share, below which progress is slow")
+    hardly: float = threshold(0.1, "the same, below which it is a warning")
+    learned: float = threshold(0.5, "fall from which on a training counts as one that learns, in a search for settings")
+    surely: float = threshold(5.0, "standard errors by which the loss falls")
+    still: float = threshold(0.3, "share of the first third's fall that the last third still makes")
+    least_steps: int = threshold(100, "steps")
+    least_rounds: int = threshold(30, "rounds, for a federation")
+    floor: float = threshold(0.2, "loss below which nothing is said")
 
     def check(self, window: Window) -> Iterator[Finding]:
         curves = list(curves_to_judge(window, self.least_steps, self.least_rounds))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -34,11 +34,11 @@ class DeadUnits:
         {"frozen-layers", "plateau", "vanishing-gradients", "update-to-weight-ratio", "slow-progress"}
     )
 
-    of_outputs: float = 0.97
-    of_biases: float = 0.9
-    learned: float = 0.5
-    nearly_all: float = 0.95
-    least: int = 2
+    of_outputs: float = threshold(0.97, "share of a layer's outputs that are 0")
+    of_biases: float = threshold(0.9, "share of a layer's biases whose gradient is 0, where outputs are unknown")
+    learned: float = threshold(0.5, "fall of the loss, as a share, from which on it is info")
+    nearly_all: float = threshold(0.95, "share of dead units from which on it is a warning whatever the loss does")
+    least: int = threshold(2, "samples of a layer")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -36,11 +36,11 @@ class ExplodingGradients:
          "dead-units", "saturated-units", "update-to-weight-ratio", "series-anomaly", "oscillation"}
     )  # fmt: skip
 
-    times_before: float = 30.0
-    times_first: float = 10.0
-    in_a_row: int = 3
-    by_depth: float = 1e3
-    least: int = 5
+    times_before: float = threshold(30.0, "times the median norm of the last 200 steps")
+    times_first: float = threshold(10.0, "times the largest norm of the first steps")
+    in_a_row: int = threshold(3, "steps in a row with such a norm")
+    by_depth: float = threshold(1e3, "times from the last layer to the first")
+    least: int = threshold(5, "first steps that tell what is usual")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, sureness, trainings_of
 from stethos.diagnose.window import Window
@@ -34,7 +34,7 @@ class FrozenLayers:
     reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"update-to-weight-ratio"})
 
-    least: int = 3
+    least: int = threshold(3, "samples of a layer, all with a gradient of 0")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -45,11 +45,11 @@ class PoorInitialisation:
          "learning-rate-too-high", "constant-outputs", "implausible-loss"}
     )  # fmt: skip
 
-    large: float = 12.0
-    small: float = 1e-3
-    share: float = 0.5
-    learned: float = 0.5
-    begun: float = 0.1
+    large: float = threshold(12.0, "a layer's first variance, times the root of its size (about 1 is usual)")
+    small: float = threshold(1e-3, "the same, below which weights are too small")
+    share: float = threshold(0.5, "share of the layers that are so")
+    learned: float = threshold(0.5, "fall of the loss, as a share, from which on it is info")
+    begun: float = threshold(0.1, "the same where all layers may be embeddings")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

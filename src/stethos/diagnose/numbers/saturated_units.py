@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -33,9 +33,9 @@ class SaturatedUnits:
     reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"vanishing-gradients", "plateau", "slow-progress", "frozen-layers"})
 
-    inside: float = 0.08
-    learned: float = 0.5
-    least: int = 2
+    inside: float = threshold(0.08, "share of outputs that lie inside of the range")
+    learned: float = threshold(0.5, "fall of the loss, as a share, from which on it is info")
+    least: int = threshold(2, "samples of a layer")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.training import (
     STEP_COLUMNS,
@@ -53,13 +53,13 @@ class SeriesAnomaly:
     }
     explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "exploding-gradients", "plateau", "divergence"})
 
-    spike: float = 3.0
-    spread: float = 4.0
-    shift: float = 3.0
-    metric_spike: float = 5.0
-    metric_spread: float = 8.0
-    least: int = 60
-    most: int = 20_000
+    spike: float = threshold(3.0, "times the first loss")
+    spread: float = threshold(4.0, "times the spread of the loss before")
+    shift: float = threshold(3.0, "standard deviations between two levels of the loss")
+    metric_spike: float = threshold(5.0, "times the range of the logged number so far")
+    metric_spread: float = threshold(8.0, "times the spread of the logged number before")
+    least: int = threshold(60, "values of a series")
+    most: int = threshold(20_000, "values of a series that are looked at; longer ones are thinned out")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -32,10 +32,10 @@ class UpdateToWeightRatio:
     reads: ClassVar[Needs] = {"steps": STEP_COLUMNS, "layers": LAYER_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "saturated-units", "plateau"})
 
-    large: float = 0.2
-    small: float = 1e-8
-    times_less: float = 1e-3
-    learned: float = 0.5
+    large: float = threshold(0.2, "share of its norm that a layer moves per step")
+    small: float = threshold(1e-8, "the same share, where it is too small in any case")
+    times_less: float = threshold(1e-3, "times the median layer's share, where it is too small beside the others")
+    learned: float = threshold(0.5, "fall of the loss, as a share, from which on it is info")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -35,12 +35,12 @@ class VanishingGradients:
         {"plateau", "slow-progress", "update-to-weight-ratio", "learning-rate-too-low"}
     )
 
-    below: float = 1e-4
-    of_start: float = 1e-5
-    share: float = 0.25
-    learned: float = 0.5
-    least_steps: int = 50
-    moves: float = 1e-5
+    below: float = threshold(1e-4, "share of the largest layer's gradient per element")
+    of_start: float = threshold(1e-5, "share of the layer's own first gradients")
+    share: float = threshold(0.25, "share of the weight matrices whose gradients vanish")
+    learned: float = threshold(0.5, "fall of the loss, as a share, from which on it is info")
+    least_steps: int = threshold(50, "steps before it is more than info")
+    moves: float = threshold(1e-5, "share of its norm that a layer may move per step without harm")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

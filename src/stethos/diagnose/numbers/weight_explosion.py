@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, LayerTrack, Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -35,8 +35,8 @@ class WeightExplosion:
          "exploding-gradients", "dead-units", "series-anomaly"}
     )  # fmt: skip
 
-    times: float = 10.0
-    large: float = 2.0
+    times: float = threshold(10.0, "times the size of the layer's elements at its first sample")
+    large: float = threshold(2.0, "size of an element (root mean square) below which no layer counts")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, details
 from stethos.diagnose.ranks.rank_steps import ByRank, Numbers, RankSteps, by_rank, differs, minority
@@ -61,8 +61,8 @@ class ReplicaDivergence:
         {"overfitting", "oscillation", "implausible-loss", "plateau", "slow-progress", "learning-rate-too-low"}
     )
 
-    least: int = 2
-    least_steps: int = 4
+    least: int = threshold(2, "layers and steps that differ, where no majority tells who is wrong")
+    least_steps: int = threshold(4, "inspected steps at which buffers differ")
 
     def check(self, window: Window) -> Iterator[Finding]:
         inspections = window.frame("inspections")

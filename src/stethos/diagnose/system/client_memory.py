@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, numbers, others_median, turns_of
 from stethos.diagnose.window import Window
@@ -37,12 +37,12 @@ class ClientMemory:
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns", "status"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    times: float = 3.0
-    at_least_bytes: float = 1e9
-    rounds: int = 2
-    growth: float = 1.5
-    growing_rounds: int = 8
-    rising: float = 0.8
+    times: float = threshold(3.0, "times the median of the others")
+    at_least_bytes: float = threshold(1e9, "bytes beyond the others; a quarter of it where it grows")
+    rounds: int = threshold(2, "rounds")
+    growth: float = threshold(1.5, "times the first round's memory, where it grows")
+    growing_rounds: int = threshold(8, "rounds, where it grows")
+    rising: float = threshold(0.8, "share of the later rounds in which it grows")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

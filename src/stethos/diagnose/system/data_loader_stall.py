@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import numbers
 from stethos.diagnose.window import Window
@@ -35,10 +35,10 @@ class DataLoaderStall:
     reads: ClassVar[Needs] = {"steps": frozenset({"step", "rank"})}
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation", "rank-straggler"})
 
-    share: float = 0.4
-    at_least_ms: float = 5.0
-    steps: int = 30
-    skip: int = 5
+    share: float = threshold(0.4, "share of the time that is spent waiting")
+    at_least_ms: float = threshold(5.0, "milliseconds of waiting per step")
+    steps: int = threshold(30, "steps")
+    skip: int = threshold(5, "first steps that are left out")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for process, frame in window.frame("steps").groups("process").items():

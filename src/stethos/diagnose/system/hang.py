@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
@@ -75,8 +75,8 @@ class Hang:
         {"stalled-process", "low-utilisation", "process-failure", "rank-straggler"}
     )
 
-    at_least_s: float = 30.0
-    times: float = 30.0
+    at_least_s: float = threshold(30.0, "seconds without progress; `stethos run` reads it from `stethos.toml`")
+    times: float = threshold(30.0, "times the usual step; read in the same way")
 
     def check(self, window: Window) -> Iterator[Finding]:
         hangs, steps = window.frame("hangs"), window.frame("steps")

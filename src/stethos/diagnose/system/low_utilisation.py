@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import numbers
 from stethos.diagnose.window import Window
@@ -43,9 +43,9 @@ class LowUtilisation:
     reads: ClassVar[Needs] = {"host": frozenset({"machine_cpu_share"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    cores: float = 0.3
-    samples: int = 30
-    machine: float = 0.7
+    cores: float = threshold(0.3, "processor cores that it uses")
+    samples: int = threshold(30, "samples of the processor")
+    machine: float = threshold(0.7, "share of the machine's processor from which on others take it")
 
     def check(self, window: Window) -> Iterator[Finding]:
         steps = window.frame("steps").groups("process")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.system.kept_memory import KEPT_COLUMNS, LEAST_SAMPLES, KeptMemory, kept_in
 from stethos.diagnose.system.trend import Trend, trend_of
@@ -50,10 +50,10 @@ class MemoryGrowth:
     }
     explains: ClassVar[frozenset[str]] = frozenset({"out-of-memory-risk"})
 
-    samples: int = 60
-    growth: float = 0.1
-    at_least_bytes: float = 200e6
-    rising: float = 0.8
+    samples: int = threshold(60, "samples of the memory")
+    growth: float = threshold(0.1, "growth since the start, as a share")
+    at_least_bytes: float = threshold(200e6, "bytes by which it has grown; a tenth where the growing line is known")
+    rising: float = threshold(0.8, "share of the samples that are higher than those before")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for process, whole in window.frame("host").groups("process").items():

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Turns, listed, turns_of
 from stethos.diagnose.window import Window
@@ -116,9 +116,9 @@ class MissingUpdate:
     explains: ClassVar[frozenset[str]] = frozenset()
     kinds: ClassVar[tuple[str, ...]] = tuple(_KINDS)
 
-    rounds: int = 2
-    share: float = 0.2
-    wide: float = 0.5  # most of the clients
+    rounds: int = threshold(2, "rounds without an update")
+    share: float = threshold(0.2, "share of the rounds in which it was asked")
+    wide: float = threshold(0.5, "share of the clients from which on all are named together")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.system.trend import trend_of
 from stethos.diagnose.turn import numbers
@@ -41,11 +41,11 @@ class OutOfMemoryRisk:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    samples: int = 60
-    free_share: float = 0.05
-    within_s: float = 3600.0
-    growth: float = 0.1
-    rising: float = 0.8
+    samples: int = threshold(60, "samples of the memory")
+    free_share: float = threshold(0.05, "share of the memory that is free")
+    within_s: float = threshold(3600.0, "seconds until it runs out, at the current rate")
+    growth: float = threshold(0.1, "growth since the start, as a share")
+    rising: float = threshold(0.8, "share of the samples that are higher than those before")
 
     def check(self, window: Window) -> Iterator[Finding]:
         worst: Finding | None = None

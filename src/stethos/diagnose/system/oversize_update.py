@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Grid, Turns, bytes_words, column_medians, numbers, others_median, turns_of
 from stethos.diagnose.window import Window
@@ -38,8 +38,8 @@ class OversizeUpdate:
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns", "status", "raw_bytes", "sent_bytes"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    times: float = 1.9
-    rounds: int = 2
+    times: float = threshold(1.9, "times the bytes of the median other client")
+    rounds: int = threshold(2, "rounds")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.training import column_of, texts_of
 from stethos.diagnose.turn import numbers
@@ -65,11 +65,11 @@ class RankStraggler:
     }
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation"})
 
-    share: float = 0.1
-    steps: int = 20
-    last: float = 0.7  # of its calls, in which a rank that is late is the last to arrive
-    least_ms: float = 5.0  # what ranks of short steps may differ by, as on a busy machine,
-    short_share: float = 0.3  # unless it is that much of a step
+    share: float = threshold(0.1, "share of a step by which a rank is late")
+    steps: int = threshold(20, "steps")
+    last: float = threshold(0.7, "share of the collectives at which a late rank arrives last")
+    least_ms: float = threshold(5.0, "milliseconds that ranks of short steps may differ by, as on a busy machine")
+    short_share: float = threshold(0.3, "share of a short step by which a rank is late in any case")
 
     def check(self, window: Window) -> Iterator[Finding]:
         ranks = {int(rank): _in_order(frame) for rank, frame in window.frame("steps").groups("rank").items()}

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
@@ -36,7 +36,7 @@ class RowLoss:
     reads: ClassVar[Needs] = {"processes": frozenset({"drops"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    share: float = 0.01
+    share: float = threshold(0.01, "share of the rows from which on it is more than info")
 
     def check(self, window: Window) -> Iterator[Finding]:
         processes = window.frame("processes")

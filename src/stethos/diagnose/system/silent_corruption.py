@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, details
 from stethos.diagnose.training import column_of, texts_of
@@ -59,8 +59,10 @@ class SilentCorruption:
     reads: ClassVar[Needs] = {"inspections": COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"replica-divergence"})
 
-    least_equal: int = 3
-    most_share: float = 0.1
+    least_equal: int = threshold(3, "repeated steps that gave the same bits")
+    most_share: float = threshold(
+        0.1, "share of repeated steps that differ, at most: else the program varies by itself"
+    )
 
     def check(self, window: Window) -> Iterator[Finding]:
         checks = _checks_of(window)

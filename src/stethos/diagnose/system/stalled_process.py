@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import numbers
 from stethos.diagnose.window import Window
@@ -42,9 +42,9 @@ class StalledProcess:
     }
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation"})
 
-    at_least_s: float = 60.0
-    times: float = 5.0
-    step_times: float = 50.0
+    at_least_s: float = threshold(60.0, "seconds without a step")
+    times: float = threshold(5.0, "times the longest pause so far")
+    step_times: float = threshold(50.0, "times the median step")
 
     def check(self, window: Window) -> Iterator[Finding]:
         processes = window.frame("processes")

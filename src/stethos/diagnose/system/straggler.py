@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.time_parts import ROUNDS_READ, rounds_in
 from stethos.diagnose.turn import Grid, Turns, column_medians, numbers, others_median, turns_of
@@ -42,10 +42,10 @@ class Straggler:
     reads: ClassVar[Needs] = ROUNDS_READ
     explains: ClassVar[frozenset[str]] = frozenset({"low-utilisation"})
 
-    times: float = 2.5
-    rounds: int = 3
-    share: float = 0.5
-    at_least_ms: float = 50.0
+    times: float = threshold(2.5, "times the expected duration of a turn")
+    rounds: int = threshold(3, "rounds in which it is late")
+    share: float = threshold(0.5, "share of its rounds in which it is late")
+    at_least_ms: float = threshold(50.0, "milliseconds that it takes longer than the others")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):
