@@ -144,7 +144,7 @@ def test_ranks_that_wait_for_each_other_are_named_together(tmp_path: Path) -> No
     torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", "--standalone"]
     job = start_command(
         "run", "--dir", tmp_path / "runs", "--name", "both", "--hang-after", "2", *torchrun,
-        PROGRAMS / "two_receives.py", env=environment(XDG_RUNTIME_DIR=str(tmp_path)), stderr=subprocess.PIPE,
+        PROGRAMS / "two_receives.py", env=environment(), stderr=subprocess.PIPE,
     )  # fmt: skip
     run = tmp_path / "runs" / "both"
     try:
