@@ -199,7 +199,8 @@ def test_a_site_is_not_made_into_another_by_mistake(collector: CollectorProcess,
     token.write_text(collector.enrolment.invite("hospital-b", collector.keys.fingerprint).line())
     address = command("enroll", f"https://{collector.address}", "--token-file", token, "--site", tmp_path / "new")
     assert address.returncode == 2 and "HOST:PORT" in address.stderr and not (tmp_path / "new").exists()
-    assert command("enroll", collector.address, "--token-file", token, "--site", tmp_path / "new").returncode == 0
+    enrolled = command("enroll", collector.address, "--token-file", token, "--site", tmp_path / "new")
+    assert f"its key is {collector.enrolment.clients()['hospital-b'].key[:16]}..." in enrolled.stdout
     again = command("enroll", collector.address, "--token-file", token, "--site", site.path)
     assert again.returncode != 0 and "is the site of hospital-a already" in again.stderr
     assert open_site(site.path) == site

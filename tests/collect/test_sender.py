@@ -75,6 +75,22 @@ def test_rows_that_are_refused_for_good_are_no_lack_of_room_and_the_site_reads_w
         collector.stop()
 
 
+def test_a_collector_with_other_keys_gets_nothing_and_the_site_reads_what_to_do(tmp_path: Path) -> None:
+    collector = CollectorProcess(tmp_path)
+    collector.start()
+    try:
+        site = make_site(tmp_path / "site", "a", collector.address, "0" * 64)
+        owner = OneSpool(tmp_path / "spool")
+        sender = Sender(site, owner)
+        owner.add(1, HandMadeClient(collector.enrolment, "a").batch(1, [1]))
+        wait_until(site.last_failure, "a line in the audit")
+        sender.leave(0.1, 0.1)
+        assert "enrol again with a new token" in site.last_failure() and "hint" not in site.last_failure()
+        assert not owner.spool.acked[1] and not collector.runs.joinpath("r").exists()
+    finally:
+        collector.stop()
+
+
 def test_a_batch_is_small_enough_for_a_slow_line(tmp_path: Path) -> None:
     """The collector waits ten seconds for the whole of a request, so that nobody holds it up by dripping."""
     site = make_site(tmp_path / "site", "a", "127.0.0.1:9", "0" * 64)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from collecting import HandMadeClient
@@ -15,8 +17,10 @@ from stethos.collect.answer import read_answer
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.forward import Forwarder
 from stethos.collect.policy import NOTHING
+from stethos.collect.ride import own_policy
 from stethos.collect.sender import Sender
 from stethos.collect.site import make_site
+from stethos.collect.site_policy import SitePolicy
 from stethos.collect.spool import ACKS_FILE, FILE_BYTES, Spool, peek, read_spool
 from stethos.record.place import RunPlace
 
@@ -140,7 +144,23 @@ def test_nothing_leaves_while_the_policy_cannot_be_read(tmp_path: Path) -> None:
     assert forwarder.policy() == NOTHING and "nothing leaves" in (site.path / "audit.jsonl").read_text()
     site.policy_path.write_text('level = "L1"\n')
     os.utime(site.policy_path, ns=(1, 1))
-    assert forwarder.policy().level == "L1"
+    assert forwarder.policy().level == "L1" == own_policy(site).level
+    site.policy_path.unlink()  # it may have said L0
+    assert forwarder.policy() == NOTHING == own_policy(site)
+
+
+def test_a_clock_that_is_put_back_makes_no_grant_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site(tmp_path / "site", "a")
+    now, passed_s = [time.time()], [1000.0]
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now[0] + 3600))
+    site.policy_path.write_text(f"grant_until = {until}\n")
+    monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr("stethos.collect.site_policy.time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+    policy = SitePolicy(site)
+    assert policy.current().level == "L4"
+    now[0] -= 30 * 3600
+    passed_s[0] += 61
+    assert policy.current() == NOTHING  # 31 hours are more than any grant
 
 
 def test_the_account_of_what_left_is_bounded_and_survives_a_torn_line(

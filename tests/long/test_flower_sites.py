@@ -11,7 +11,6 @@ from collecting import CollectorProcess, everything
 from flower_runs import DEADLINE_S, Rows, deployment
 from processes import command, drainers_of, wait_until
 
-from stethos.collect.enrol_client import write_default_policy
 from stethos.collect.site import make_site
 from stethos.errors import StethosError
 from stethos.store.run import open_run
@@ -50,7 +49,6 @@ def rows(directory: Path, live: list[Any]) -> Iterator[Rows]:
     collector.runs = directory  # where the server records
     collector.start()
     riding = make_site(directory / "riding", "riding")
-    write_default_policy(riding)
     sending = collector.enrol(directory / "sending", "sending", everything())
     settings = {"rounds": 3, "fault_round": 3, "clients": 2, "evaluates": False, "parts": ["observed"]}
     try:

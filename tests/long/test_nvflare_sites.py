@@ -15,7 +15,6 @@ from collecting import CollectorProcess, everything
 from flower_runs import DEADLINE_S, Rows
 from processes import PROGRAMS, command, drainers_of, environment, wait_until
 
-from stethos.collect.enrol_client import write_default_policy
 from stethos.collect.site import make_site
 from stethos.store.run import open_run
 
@@ -42,7 +41,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory, live: list[Any]) -> Iterator[
     collector.runs = observed.parent  # where the server records
     collector.start()
     riding = make_site(directory / "riding", "riding")
-    write_default_policy(riding)
     sending = collector.enrol(directory / "sending", "sending", everything())
     own = environment(
         NVFLARE_SITES=json.dumps({"site-1": str(riding.path), "site-2": str(sending.path)}), HOME=str(directory),

@@ -73,7 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     directory = (arguments.dir or default_runs_dir()).absolute()
     listener = listen(host.strip("[]"), int(port), most_unknown=2048)
     enrolment = Enrolment(keys.directory)
-    receiver = _receiver(arguments, directory, enrolment)
+    try:
+        receiver = _receiver(arguments, directory, enrolment, keys.fingerprint)
+    except BaseException:
+        listener.close()
+        raise
 
     def ready(url: str) -> None:
         address = f"{host}:{listener.getsockname()[1]}"
@@ -91,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _receiver(arguments: argparse.Namespace, directory: Path, enrolment: Enrolment) -> Receiver | Relay:
+def _receiver(
+    arguments: argparse.Namespace, directory: Path, enrolment: Enrolment, fingerprint: str
+) -> Receiver | Relay:
     from stethos.collect.receiver import Receiver
     from stethos.collect.relay import Relay
     from stethos.collect.site import open_site
@@ -105,6 +111,8 @@ def _receiver(arguments: argparse.Namespace, directory: Path, enrolment: Enrolme
     site = open_site(arguments.upstream)
     if not site.address:
         raise UsageError(f"{arguments.upstream} has no collector", hint="enrol it: `stethos enroll HOST:PORT`")
+    if site.fingerprint == fingerprint:
+        raise UsageError("this relay has the keys of its own upstream", hint="give it others: --keys DIR")
     return Relay(site, enrolment)
 
 

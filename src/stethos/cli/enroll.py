@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _enrol_here(arguments: argparse.Namespace) -> int:
-    from stethos.collect.enrol_client import enrol_site, write_default_policy
-    from stethos.collect.site import known_site, make_site, own_key
+    from stethos.collect.enrol_client import enrol_site
+    from stethos.collect.site import known_site, make_site, own_key, public_hex
 
     if arguments.site is None:
         raise UsageError("a client needs a directory", hint="say where with --site DIR")
@@ -79,13 +79,15 @@ def _enrol_here(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{path} is the site of {known.name} already", hint="choose another directory")
         site = make_site(path, arguments.local)
         own_key(path)
-        write_default_policy(site)
     else:
         if arguments.token_file is None:
             raise UsageError("an enrolment needs a token", hint="--token-file FILE, from `stethos enroll --new NAME`")
         own = (arguments.own_key, arguments.own_cert) if arguments.own_key is not None else None
         site = enrol_site(path, arguments.address, _token_of(arguments.token_file), own)
     sys.stdout.write(f"this site is {site.name}; what leaves is decided by {site.policy_path}\n")
+    if site.address:  # a relay on the way could have shown another
+        said = f"its key is {public_hex(own_key(path))[:16]}...; `stethos enroll --list` at the collector has to say so"
+        sys.stdout.write(f"{said}\n")
     sys.stdout.write(f"record with: stethos run --site {shlex.quote(str(arguments.site))} train.py\n")
     return 0
 
@@ -108,6 +110,9 @@ def _at_collector(arguments: argparse.Namespace) -> int:
     keys = open_keys(keys_dir(arguments.keys))
     enrolment = Enrolment(keys.directory)
     if arguments.new is not None:
+        known = enrolment.clients().get(arguments.new)
+        if known is not None and not known.is_revoked:
+            sys.stdout.write(f"{known.name} is enrolled already: whoever uses this token takes its place\n")
         token = enrolment.invite(arguments.new, keys.fingerprint, tuple(arguments.aliases), _bound(arguments))
         path = Path(f"{arguments.new}.token").absolute()
         with whole_file(path) as file:

@@ -158,6 +158,8 @@ def _show(
         lines.append(f"noise: {run_name}: epsilon {epsilon:.3f} of {policy.noise.epsilon:g} spent")
     lines += _left_lines(left or {})
     for process, one in books.items():
+        if not one["waiting_bytes"]:  # its drainer is about to let it go
+            continue
         lines.append(f"waiting: {process}: {one['waiting_rows']:,} rows, {one['waiting_bytes']:,} bytes")
     if failure:
         lines.append(f"a batch was not taken, the last time: {clean(failure)}")

@@ -7,20 +7,15 @@ import json
 from pathlib import Path
 
 from stethos.collect.enrolment import EnrolmentToken
-from stethos.collect.policy import DEFAULT_LEVEL
 from stethos.collect.proof import Proof, prove
 from stethos.collect.site import SiteHome, check_address, known_site, make_site, own_key, public_hex
 from stethos.errors import LiveError
 from stethos.record.border import make_directory
-from stethos.record.whole_file import whole_file
 from stethos.web.remote import PinnedConnection, headers_for
 
 ENROL_PATH = "/api/collect/enrol"
 _HINT = "ask for a new token; one that is bound to a key needs --own-key FILE, and --own-cert FILE for a certificate"
 _MOST_ANSWER_BYTES = 4096
-_POLICY = f"""# What may leave this site; see docs/privacy.md. `stethos policy --site DIR` shows what comes of it.
-level = "{DEFAULT_LEVEL}"
-"""
 
 
 def enrol_site(
@@ -42,9 +37,7 @@ def enrol_site(
             raise
         hint = f"{path} is the site of {known.name} already; {error.hint}"
         raise LiveError(error.message, hint=hint) from None
-    site = make_site(path, name, address, token.fingerprint)
-    write_default_policy(site)
-    return site
+    return make_site(path, name, address, token.fingerprint)
 
 
 def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str, proof: Proof | None = None) -> str:
@@ -66,10 +59,3 @@ def ask_to_enrol(address: str, fingerprint: str, secret: str, key: str, proof: P
         why = answer.get("error") if isinstance(answer, dict) else None
         raise LiveError(f"the collector refuses: {why or reply.status}", hint=_HINT)
     return str(answer.get("name"))
-
-
-def write_default_policy(site: SiteHome) -> None:
-    """A policy to begin with, unless the site has one."""
-    if not site.policy_path.exists():
-        with whole_file(site.policy_path) as file:
-            file.write(_POLICY.encode())

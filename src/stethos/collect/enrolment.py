@@ -102,7 +102,7 @@ class Enrolment:
         try:
             self._keys[name].verify(batch.signature, batch.signed)
         except InvalidSignature:
-            raise NotEnrolledError(f"the batch is not signed by client {name!r}") from None
+            raise NotEnrolledError(f"the batch is not signed by the key that is enrolled for {name!r}") from None
         return client
 
     # Changing ----------------------------------------------------------------------------------------

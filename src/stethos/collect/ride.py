@@ -41,11 +41,9 @@ def own_site() -> SiteHome | None:
 
 
 def own_policy(site: SiteHome) -> Policy:
-    """What the site's file says; nothing leaves where it cannot be understood."""
+    """What the site's file says; nothing leaves where it is gone or cannot be understood."""
     try:
         return parse_policy(read_file(site.policy_path, _MOST_POLICY_BYTES).decode())
-    except FileNotFoundError:
-        return parse_policy("")
     except (UsageError, OSError, ValueError):
         return NOTHING
 

@@ -29,6 +29,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 30.0
 IDLE_S = 0.2
 SAVE_S = 1.0
 REFUSED = (400, 413, 422)  # this batch, for good
+_OTHER_KEYS = "enrol again with a new token, unless its old keys come back: what waits here is then sent"
 
 
 class SpoolOwner(Protocol):
@@ -97,7 +98,7 @@ class Sender:
             answer = self._post(entry.data)
         except (OSError, http.client.HTTPException, LiveError) as error:
             self._drop_connection()
-            self._note_once(str(error))
+            self._note_once(f"{error.message}; {_OTHER_KEYS}" if isinstance(error, LiveError) else str(error))
             return self._failed()
         if answer.beyond:
             self.site.note(what="collector", outcome="refused", asked=answer.beyond)

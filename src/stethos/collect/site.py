@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stethos.collect.batch import CLIENT_NAME
+from stethos.collect.policy import DEFAULT_LEVEL
 from stethos.errors import UsageError
 from stethos.record.border import append_file, make_directory, open_file, read_file, read_json
 from stethos.record.place import write_json
+from stethos.record.whole_file import whole_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,6 +35,9 @@ _SITE_FILE, _KEY_FILE, POLICY_FILE, _AUDIT_FILE = "site.json", "key.pem", "polic
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _MOST_AUDIT_BYTES = 4 << 20
+_POLICY = f"""# What may leave this site; see docs/privacy.md. `stethos policy --site DIR` shows what comes of it.
+level = "{DEFAULT_LEVEL}"
+"""
 NEEDS_CRYPTOGRAPHY = "pip install 'stethos[gateway]'"
 
 
@@ -114,7 +119,7 @@ def check_address(address: str) -> None:
 
 
 def make_site(path: Path, name: str, address: str = "", fingerprint: str = "") -> SiteHome:
-    """Write a site's directory, readable by this user alone."""
+    """Write a site's directory, readable by this user alone, with a policy to begin with unless it has one."""
     if CLIENT_NAME.fullmatch(name) is None:
         raise UsageError(f"{name!r} cannot be a client's name", hint="use letters, digits, '.', '_' and '-'")
     if address:
@@ -123,7 +128,11 @@ def make_site(path: Path, name: str, address: str = "", fingerprint: str = "") -
     if os.lstat(path).st_uid != os.geteuid() or os.lstat(path).st_mode & 0o077:
         raise UsageError(f"other users can read {path}", hint=f"choose a directory of its own, or chmod 700 {path}")
     write_json(path / _SITE_FILE, {"name": name, "address": address, "fingerprint": fingerprint})
-    return SiteHome(path.absolute(), name, address, fingerprint)
+    site = SiteHome(path.absolute(), name, address, fingerprint)
+    if not site.policy_path.exists():
+        with whole_file(site.policy_path) as file:
+            file.write(_POLICY.encode())
+    return site
 
 
 def own_key(path: Path) -> Ed25519PrivateKey:

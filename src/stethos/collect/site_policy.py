@@ -23,14 +23,13 @@ class SitePolicy:
         self._until = 0.0
 
     def current(self) -> Policy:
-        """Nothing leaves while the file cannot be understood."""
-        path, now = self._site.policy_path, time.time()
+        """Nothing leaves while the file is gone or cannot be understood."""
+        path, now = self._site.policy_path, time.monotonic()  # a clock that is put back makes no grant longer
         version = version_of(path)
         if version != self._version or now >= self._until:
             self._version, self._until = version, now + _AGAIN_S
             try:
-                text = read_file(path, _MOST_BYTES).decode() if version else ""
-                self._policy = parse_policy(text)
+                self._policy = parse_policy(read_file(path, _MOST_BYTES).decode())
             except (UsageError, OSError, ValueError) as error:
                 self._policy = NOTHING
                 self._site.note(what="policy", outcome="nothing leaves", why=str(error))

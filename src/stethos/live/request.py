@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from stethos.errors import LiveError, UsageError
 from stethos.live.boundary import Boundary
 from stethos.observe.boot import Recording
 from stethos.observe.session import Session
+from stethos.record.border import has_input
 
 if TYPE_CHECKING:
     from stethos.live.steer import Steering
@@ -76,7 +76,6 @@ class Request:
         if self.connection is None:
             return False
         try:
-            readable, _, _ = select.select([self.connection], [], [], 0)
-            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+            return has_input(self.connection, 0.0) and not self.connection.recv(1, socket.MSG_PEEK)
         except (OSError, ValueError):
             return True

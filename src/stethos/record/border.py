@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import re
+import select
 import stat
 import zlib
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ LARGEST_LINES = 64 << 20
 NOT_MAPPED = (errno.ENODEV, errno.EOPNOTSUPP)  # what a file system says that cannot map files
 _PIECE_BYTES = 1 << 16
 _MOST_REASONS = 100
+_LONGEST_POLL_MS = 2**31 - 1
 _SAFELY = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
 _KEY_FILE, _KEY_BYTES = "origin.key", 32
 _SCRATCH_NAME = re.compile(r"ring|[0-9]{6,9}\.seg")
@@ -111,6 +113,16 @@ def version_of(path: Path) -> tuple[int, ...]:
     except (OSError, ValueError):
         return ()
     return (facts.st_ino, facts.st_size, facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else ()
+
+
+def has_input(source: Any, timeout_s: float) -> bool:
+    """Whether a pipe or socket can be read, or has ended, within that time.
+
+    `select.select` knows no descriptor beyond 1,023: a collector has thousands of files open, a trainer may, too.
+    """
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(min(timeout_s * 1000.0, _LONGEST_POLL_MS)))
 
 
 # Directories -----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from stethos.errors import QueryError, StethosError
+from stethos.record.border import has_input
 from stethos.record.place import RunPlace, is_alive, start_ticks
 from stethos.settings import clean_environment
 from stethos.store.limit import STUCK, bound_memory, memory_bytes
@@ -95,7 +95,7 @@ class Asker:
     def _read(self, size: int, deadline: float) -> bytes:
         parts: list[bytes] = []
         while size:
-            if not select.select([self._answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not has_input(self._answer, max(0.0, deadline - time.monotonic())):
                 raise QueryError(STUCK, hint="narrow it, or allow more time")
             parts.append(os.read(self._answer, min(size, 1 << 20)))
             if not parts[-1]:

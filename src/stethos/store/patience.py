@@ -9,13 +9,13 @@ the query, and Python then raises KeyboardInterrupt by itself.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from stethos.record.border import has_input
 from stethos.store.limit import GRACE_S
 
 _DONE = 0  # no signal has this number
@@ -38,7 +38,7 @@ def limited(
     previous = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False) if is_main else -1
 
     def listen() -> None:
-        while select.select([read_end], [], [], timeout_s)[0]:
+        while has_input(read_end, timeout_s):
             numbers = os.read(read_end, 64)
             if _DONE in numbers:
                 return
@@ -48,7 +48,7 @@ def limited(
                 break
         stuck_at = time.monotonic() + GRACE_S
         while interrupt():  # one that comes just before the query begins is lost, so go on until it ends
-            if select.select([read_end], [], [], _AGAIN_S)[0] and _DONE in os.read(read_end, 64):
+            if has_input(read_end, _AGAIN_S) and _DONE in os.read(read_end, 64):
                 return
             if when_stuck is not None and time.monotonic() > stuck_at:
                 when_stuck()

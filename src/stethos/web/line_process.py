@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import psutil
 
 from stethos import errors
 from stethos.errors import QueryError, StethosError
+from stethos.record.border import has_input
 from stethos.settings import clean_environment
 from stethos.web.encode import encode
 from stethos.wiring import PYTHON
@@ -83,7 +83,7 @@ class LineProcess:
         deadline = time.monotonic() + limit_s
         seen = psutil.Process(process.pid)
         while not (parts and parts[-1].endswith(b"\n")):
-            if select.select([process.stdout], [], [], _LOOK_S)[0]:
+            if has_input(process.stdout, _LOOK_S):
                 parts.append(os.read(process.stdout.fileno(), 1 << 20))
                 if not parts[-1]:
                     raise QueryError("the query ended its process", hint="ask for less at a time")
