@@ -31,6 +31,7 @@ _TRYING_S = 180.0
 _PAUSE_S = 1.0
 _SILENT, _SLOW = "connection timeout", "timed out"  # in Ray's words, in lower case
 _NOT_SERVED = "Starting Ray client server failed", "Proxy failed to Connect to backend"
+_NO_RAY = f"is it one of Ray's, and its port for clients, by default {_CLIENT_PORT}?"
 _START_IT_SO = "what it starts for a client dies; start the cluster with GRPC_ENABLE_FORK_SUPPORT=0, or "
 
 
@@ -93,7 +94,8 @@ def connect(where: str) -> Any:
         lines = str(error).strip().splitlines()
         reason = lines[-1] if lines else type(error).__name__
         forked = any(words in str(error) for words in _NOT_SERVED)
-        hint = f"{_START_IT_SO if forked else ''}see the logs of its head node"
+        is_silent = _SILENT in str(error).lower()
+        hint = _NO_RAY if is_silent else f"{_START_IT_SO if forked else ''}see the logs of its head node"
         raise ClusterError(f"cannot use the Ray cluster at {where}: {reason}", hint=hint)
     return ray
 

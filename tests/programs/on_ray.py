@@ -69,6 +69,7 @@ class Door:
                 reason = "RuntimeError: Starting Ray client server failed. See ray_client_server_23000.err"
                 init = ray_client_pb2.InitResponse(ok=False, msg=f"Traceback:\n{reason}")
                 yield ray_client_pb2.DataResponse(init=init, req_id=first.req_id)
+                next(requests, None)  # the client has read it and leaves; else it may find the connection gone
             else:
                 yield from serves(servicer, itertools.chain([first], requests), context)
 
