@@ -29,7 +29,9 @@ _REACH_S = 5.0
 _TRIES = 5
 _TRYING_S = 180.0
 _PAUSE_S = 1.0
+_SILENT, _SLOW = "connection timeout", "timed out"  # in Ray's words, in lower case
 _NOT_SERVED = "Starting Ray client server failed", "Proxy failed to Connect to backend"
+_NO_RAY = f"is it one of Ray's, and its port for clients, by default {_CLIENT_PORT}?"
 _START_IT_SO = "what it starts for a client dies; start the cluster with GRPC_ENABLE_FORK_SUPPORT=0, or "
 
 
@@ -81,34 +83,46 @@ def connect(where: str) -> Any:
         place = check_place(where)
         # A Ray of our own has our environment. With a `runtime_env` it would start its workers a second time.
         elsewhere = {"address": place, "runtime_env": {"env_vars": worker_variables()}}
-        options: dict[str, Any] = {"include_dashboard": False} if place == LOCAL else elsewhere
+        # Without an address Ray joins the cluster that RAY_ADDRESS names, or that was last started on this machine.
+        own = {"address": "local", "include_dashboard": False}
+        options: dict[str, Any] = own if place == LOCAL else elsewhere
         error = _reach(place)
         if error is not None:
             raise ClusterError(f"cannot reach the Ray cluster at {where}: {error}", hint="check the address; is it up?")
-        error = _initialize(ray, options | quiet)
+        error = _initialize(ray, place, options | quiet)
     if error is not None:
         lines = str(error).strip().splitlines()
         reason = lines[-1] if lines else type(error).__name__
         forked = any(words in str(error) for words in _NOT_SERVED)
-        hint = f"{_START_IT_SO if forked else ''}see the logs of its head node"
+        is_silent = _SILENT in str(error).lower()
+        hint = _NO_RAY if is_silent else f"{_START_IT_SO if forked else ''}see the logs of its head node"
         raise ClusterError(f"cannot use the Ray cluster at {where}: {reason}", hint=hint)
     return ray
 
 
-def _initialize(ray: Any, options: dict[str, Any]) -> Exception | None:
-    """Join or start a cluster; why it failed. A server that is there but cannot serve us is asked again."""
+def _initialize(ray: Any, place: str, options: dict[str, Any]) -> Exception | None:
+    """Join or start a cluster; why it failed. What may go better is tried again."""
     began = time.monotonic()
     for attempt in range(_TRIES):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the caller says it
             _, error = tried(ray.init, **options)
-        if not isinstance(error, ConnectionError):
+        if error is None or not _may_pass(place, error):
             return error
         tried(ray.shutdown)  # half a connection would count as one
         if attempt == _TRIES - 1 or time.monotonic() - began > _TRYING_S:
             break
         time.sleep(_PAUSE_S)
     return error
+
+
+def _may_pass(place: str, error: Exception) -> bool:
+    """Whether it is a server that is there and cannot serve us, or a start that a busy machine was too slow for."""
+    text = str(error).lower()
+    if place == LOCAL:
+        return _SLOW in text
+    # Of one that says nothing, Ray has asked three times within half a minute.
+    return place.startswith("ray://") and isinstance(error, ConnectionError) and _SILENT not in text
 
 
 def _called(variables: dict[str, str], function: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:

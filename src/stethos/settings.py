@@ -217,12 +217,14 @@ class ObjectStoreSettings(NamedTuple):
 
     endpoint: str | None
     region: str | None
+    has_key: bool  # whether a key is in the variables, not in AWS's files or from the machine
 
 
 def object_store_settings() -> ObjectStoreSettings:
-    """Endpoint and region from AWS's own variables."""
+    """What AWS's own variables say."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return ObjectStoreSettings(endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"))
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return ObjectStoreSettings(endpoint, region, bool(os.environ.get("AWS_ACCESS_KEY_ID")))
 
 
 @contextmanager

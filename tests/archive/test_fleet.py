@@ -81,6 +81,12 @@ def test_an_engine_that_is_not_there_is_named(archive: Path, monkeypatch: pytest
         stethos.archive(archive).sql("SELECT 1 AS one FROM steps", engine="spark")
 
 
+def test_a_time_limit_that_daft_does_not_know_is_refused(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["query", "--over", str(archive), "SELECT run FROM runs", "--timeout", "5"]
+    assert main(words) == 0 and main([*words, "--engine", "daft"]) == 2
+    assert "leave --timeout away" in capsys.readouterr().err
+
+
 def test_the_command_asks_all_runs(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "query",

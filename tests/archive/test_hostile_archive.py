@@ -54,6 +54,66 @@ def test_a_mistyped_address_makes_no_directory(
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    "words", [["archive", "--all", "--to"], ["ls"], ["query", "SELECT 1", "--over"], ["diagnose", "--over"]]
+)
+def test_an_address_that_is_empty_is_not_the_directory_one_is_in(
+    ended: RunBuilder, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*")}
+    for text in ("", " "):
+        assert main([*words, text]) == 2
+    assert {*tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/demo", "runs/demo/inside"])
+def test_an_archive_where_its_runs_were_recorded_is_refused(
+    ended: RunBuilder, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their files would be those of the run, and `stethos rm` of the one would delete the other."""
+    (tmp_path / "train.py").write_text("")
+    before = {*tmp_path.rglob("*")}
+    assert main(["archive", "--all", "--to", str(tmp_path / place)]) == 2
+    assert {*tmp_path.rglob("*")} == before
+    run = ["run", "--name", "second", "--archive", str(tmp_path / "runs"), str(tmp_path / "train.py")]
+    assert main(run) == 2
+    assert capsys.readouterr().err.count("cannot be where its runs were recorded") == 2
+    assert not (tmp_path / "runs" / "second").exists()
+
+
+@pytest.mark.parametrize("target", ["s3://bucket", "s3://bucket/", "file:///", "s3://bucket/_catalogue"])
+def test_what_is_no_run_is_not_deleted(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rm", target, "--yes"]) == 2
+    assert "which run?" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_in_words(
+    ended: RunBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_run(ended.place, parse_address(tmp_path / "a"))
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", Path("/proc/nowhere")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+        for words in (["-t", str(tmp_path / "a" / "demo"), "query"], ["query", "--over", str(tmp_path / "a")]):
+            assert main([*words, "SELECT count(*) FROM steps"]) == 8
+            said = capsys.readouterr().err
+            assert f"cannot be kept in {place}" in said and "XDG_CACHE_HOME" in said
+
+
+def test_runs_are_archived_before_old_ones_are_deleted_and_those_not_again(
+    ended: RunBuilder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command for every night."""
+    words = ["archive", "--all", "--to", str(tmp_path / "a"), "--retain"]
+    assert main([*words, "900000d"]) == 0
+    assert "archived demo" in capsys.readouterr().out and count_in(tmp_path / "a" / "demo") == 7
+    assert main([*words, "0s"]) == 0
+    assert capsys.readouterr().out.startswith("deleted demo")
+    assert main([*words, "0s"]) == 0
+    assert capsys.readouterr().out == "no run ended longer than 0s ago\n"
+
+
 @pytest.mark.parametrize("name", ["../out", "_catalogue", "a/b", "..", "/abs", "a b"])
 def test_a_run_that_says_an_odd_name_of_itself_is_not_archived(ended: RunBuilder, tmp_path: Path, name: str) -> None:
     write_facts(ended.path / "run.json", {**ended.place.facts(), "run": name})

@@ -244,6 +244,24 @@ def test_missing_credentials_are_an_error_in_words(
     assert "AWS_ACCESS_KEY_ID" in capsys.readouterr().err
 
 
+def test_credentials_may_be_in_the_files_of_aws(
+    bucket: str, ended: RunBuilder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name)
+    wrong, right = (
+        "aws_access_key_id = nobody\naws_secret_access_key = none\n",
+        "[team]\naws_access_key_id = testing\n",
+    )
+    (tmp_path / "credentials").write_text(f"[default]\n{wrong}{right}aws_secret_access_key = {SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    assert main(["archive", "-t", str(ended.path), "--to", bucket]) == 8
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    assert main(["archive", "-t", str(ended.path), "--to", bucket]) == 0
+    assert count_in(bucket) == 20
+    assert stethos.archive(bucket).sql("SELECT count(*) AS n FROM steps", engine="daft").to_pylist() == [{"n": 20}]
+
+
 def test_a_bucket_that_vanishes_is_an_error_in_words(
     bucket: str, server: str, ended: RunBuilder, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ class Address:
 
     def __str__(self) -> str:
         if self.scheme == "file":
-            return self.path
+            return self.path or "/"
         given = {name: value for name in _PARAMETERS if (value := getattr(self, name)) is not None}
         return f"s3://{self.path}" + (f"?{urlencode(given, safe=':/')}" if given else "")
 
@@ -93,12 +93,16 @@ class Address:
         endpoint = self.endpoint_url()
         if endpoint is not None:
             options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http:")).lower()}
+            if not object_store_settings().has_key:  # with an endpoint it would not look into AWS's own files
+                options["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
         return f"s3://{self.path}", options
 
 
 def parse_address(text: str | Path) -> Address:
     """The place that is meant; UsageError, which does not repeat the text, if it is none."""
     text = str(text)
+    if not text.strip():  # of a variable of the shell that is not set: not the directory one is in
+        raise UsageError("the address is empty", hint="write s3://BUCKET/PATH or a directory")
     if _MISTYPED.match(text) and not Path(text).exists():
         raise UsageError("an address has two slashes after its scheme", hint="write s3://BUCKET/PATH")
     address = _parsed(text)

@@ -53,7 +53,7 @@ class Archive:
     ) -> pa.Table:
         """One reading statement over all runs, whose tables have a column `run` in front; the result as Arrow.
 
-        `engine` is `duckdb`, `daft` (on this machine), or the address of a Ray cluster on which Daft works:
+        `engine` is `duckdb`, `daft` (on this machine; it knows no `timeout_s`), or a Ray cluster on which Daft works:
         `ray://HOST:PORT`, or `ray` for one on this machine. QueryError, before anything is read, if the statement is
         wrong, would write, or is one that the engine cannot run.
         """
@@ -63,6 +63,8 @@ class Archive:
 
             if engine not in _ENGINES and not engine.startswith("ray://"):  # what it says may be a secret
                 raise UsageError("no such engine", hint="use duckdb, daft, ray, or ray://HOST:PORT for a Ray cluster")
+            if timeout_s is not None:
+                raise UsageError("Daft has no time limit for a query", hint="leave --timeout away, or --engine")
             where = None if engine == "daft" else check_place(engine)
             found = ask_daft(self.address, rows, query, named, where)
             return found if limit_rows is None else found.slice(0, limit_rows)

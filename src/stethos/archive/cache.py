@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.archive.address import Address, parse_address
-from stethos.archive.cached_files import Away, cache_root, fetch, room_for
+from stethos.archive.cached_files import Away, cache_root, fetch, keeping, room_for
 from stethos.archive.objects import Objects
 from stethos.archive.place import ArchivedRun
 from stethos.archive.snapshot import Snapshot, written_manifest
@@ -47,7 +47,7 @@ def open_archived(address: Address) -> RunPlace:
     place = RunPlace(path)
     source = read_json(path / ARCHIVE_SOURCE)
     if source.get("sequence") != snapshot.sequence or source.get("identity") != snapshot.identity or not place.exists():
-        with room_for(len(snapshot.to_json()), {path}):
+        with keeping(), room_for(len(snapshot.to_json()), {path}):
             _write(path, address, snapshot)
     _touch(path / ARCHIVE_SOURCE)
     return place

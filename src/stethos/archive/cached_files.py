@@ -78,9 +78,21 @@ def fetch(objects: Objects, away: Sequence[Away], kept: set[Path]) -> Sequence[A
     with ThreadPoolExecutor(FETCHES) as pool:
         copied = [one for one, is_linked in zip(away, pool.map(link, away), strict=True) if not is_linked]
         if copied:
-            with room_for(sum(one.bytes for one in copied), kept):
+            with keeping(), room_for(sum(one.bytes for one in copied), kept):
                 list(pool.map(copy, copied))
     return copied
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """ArchiveError if this machine cannot keep files."""
+    try:
+        yield
+    except OSError as error:
+        raise ArchiveError(
+            f"archived files cannot be kept in {cache_root()}: {error.strerror or error}",
+            hint="make room there, or set XDG_CACHE_HOME to a directory that can be written to",
+        ) from None
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
         )
     name = check_name(str(place.facts().get("run") or place.path.resolve().name))  # somebody else may have made it
     address = archive / name
+    check_apart(place, archive)
     with alone(address):
         there = ArchivedRun(address)
         before = there.snapshot(is_needed=False)
@@ -92,6 +93,15 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
         name, str(address), len(new), sum(file.bytes for file in new), len(snapshot.files), snapshot.rows,
         snapshot.bytes, snapshot.is_complete,
     )  # fmt: skip
+
+
+def check_apart(place: RunPlace, archive: Address) -> None:
+    """UsageError if the archive is where the run was recorded, or inside it: both would have one directory."""
+    if not archive.is_local:
+        return
+    run, directory = place.path.resolve(), Path(archive.path).resolve()
+    if directory == run.parent or directory.is_relative_to(run):
+        raise UsageError("an archive cannot be where its runs were recorded", hint="choose another directory")
 
 
 def _uploaded(

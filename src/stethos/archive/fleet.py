@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stethos.archive.address import Address
 from stethos.archive.cache import directory_of
-from stethos.archive.cached_files import FETCHES, Away, fetch
+from stethos.archive.cached_files import FETCHES, Away, fetch, keeping
 from stethos.archive.catalogue import Row, nested
 from stethos.archive.objects import Objects
 from stethos.archive.place import ArchivedRun
@@ -116,8 +116,9 @@ def fetched(archive: Address, files: Sequence[FleetFile]) -> list[Path]:
     here = [root / file.run / file.path for file in files]
     away = [Away(file.object, path, file.bytes) for file, path in zip(files, here, strict=True) if not version_of(path)]
     if away:
-        for directory in {one.path.parent for one in away}:
-            make_directory(directory)
+        with keeping():
+            for directory in {one.path.parent for one in away}:
+                make_directory(directory)
         fetch(Objects(archive), away, set(here))
     return here
 
@@ -131,7 +132,8 @@ class Fleet:
 
         self.archive = archive
         self._rows = [] if is_empty else rows
-        make_directory(directory_of(archive))
+        with keeping():
+            make_directory(directory_of(archive))
         self.engine: Engine = Engine(directory_of(archive))
 
     def __enter__(self) -> Fleet:

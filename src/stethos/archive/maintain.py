@@ -188,7 +188,7 @@ def remove_run(address: Address) -> int:
 
     Files below it that no archiver has made are left; return how many.
     """
-    if address.name in ("", CATALOGUE):
+    if address.name in ("", CATALOGUE) or "/" not in address.path:  # a bucket
         raise UsageError("which run?", hint="name one: stethos rm ADDRESS/RUN")
     with alone(address):
         there = ArchivedRun(address)

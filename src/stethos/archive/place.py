@@ -98,6 +98,8 @@ class ArchivedRun:
         """Where runs are, if none is here."""
         if self.objects.listed(CATALOGUE, deep=False):
             return f"it is an archive: name a run in it, see `stethos ls {self.address}`"
+        if "/" not in self.address.path:
+            return f"name a run in it: {self.address}/PATH/RUN"
         return f"list runs with `stethos ls {self.address.parent}`"
 
     def commit(self, snapshot: Snapshot) -> None:

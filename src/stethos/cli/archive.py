@@ -11,6 +11,8 @@ are archived; the newest rows of a run that is still going follow later. Capture
     stethos archive --to s3://bucket/path --compact        merge small files; list what is missing
     stethos archive --to s3://bucket/path --retain 90d     delete archived runs that ended longer ago
 
+With --all or a target, runs are archived first, but those that --retain would delete.
+
 Credentials come from AWS's own variables and files (AWS_ACCESS_KEY_ID, AWS_PROFILE ...), the endpoint from
 AWS_ENDPOINT_URL. Needs `pip install 'stethos[archive]'`.
 """
@@ -69,13 +71,22 @@ def run(arguments: argparse.Namespace) -> int:
     need_deltalake()
     archive = parse_address(arguments.to)
     age_s = _age_s(arguments.retain)
-    if arguments.compact or age_s is not None:
-        return _maintain(arguments, archive, age_s)
     if arguments.all and arguments.follow:
         raise UsageError("--all and --follow cannot go together", hint="follow one run; start a command for each")
+    is_maintained = arguments.compact or age_s is not None
+    status = 0
+    if not is_maintained or arguments.all or arguments.target is not None:
+        status = _archive_all(arguments, archive, age_s)
+    return (_maintain(arguments, archive, age_s) or status) if is_maintained else status
+
+
+def _archive_all(arguments: argparse.Namespace, archive: Address, age_s: float | None) -> int:
+    """Archive the runs that are meant, but those that would be deleted for their age."""
     status = 0
     for place in _places(arguments):
         try:
+            if age_s is not None and _is_old(place, age_s):
+                continue
             _archive(arguments, place, archive)
         except StethosError as error:
             if not arguments.all:
@@ -83,6 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write(f"{clean(place.name)}: {clean(str(error), keep_lines=True)}\n")
             status = error.exit_code
     return status
+
+
+def _is_old(place: RunPlace, age_s: float) -> bool:
+    """Whether a run has ended longer ago."""
+    from stethos.store.run import Run
+
+    with Run(place) as run:
+        ended_ns = run.rows("SELECT ended_ns FROM runs").values[0][0]
+    return ended_ns is not None and time.time_ns() - ended_ns > age_s * 1e9
 
 
 def _places(arguments: argparse.Namespace) -> list[RunPlace]:
@@ -178,5 +198,5 @@ def _age_s(text: str | None) -> float | None:
     except (ValueError, KeyError):
         age = -1
     if not 0 <= age < 1e12:
-        raise UsageError(f"--retain {text}", hint="write a number and s, m, h, d or w: 90d")
+        raise UsageError(f"--retain {text} is no time", hint="write a number and s, m, h, d or w: 90d")
     return age

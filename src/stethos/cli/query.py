@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit: int | None = arguments.limit
     if limit is None:
         limit = _PRINTED_ROWS if arguments.json or arguments.csv else _SHOWN_ROWS
-    result, missing = _over(arguments, sql, limit) if arguments.over else _in_run(arguments, sql, limit)
+    result, missing = _over(arguments, sql, limit) if arguments.over is not None else _in_run(arguments, sql, limit)
     if arguments.json:
         print_json_table(result.columns, result.values)
     elif arguments.csv:

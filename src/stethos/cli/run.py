@@ -114,10 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
         read_alerts(arguments.alerts)  # a mistake in it is better known now
     if arguments.archive is not None:
         from stethos.archive.address import parse_address
+        from stethos.archive.committer import check_apart
         from stethos.archive.delta import need_deltalake
 
         need_deltalake()
-        arguments.archive = str(parse_address(arguments.archive))
+        archive = parse_address(arguments.archive)
+        check_apart(place, archive)
+        arguments.archive = str(archive)
     _say_if_a_command(place.name)
     new_paths = [path for path in (place.path, place.path.parent) if not path.exists()]
     is_recording = _prepare(place, command, settings)
