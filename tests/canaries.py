@@ -138,7 +138,7 @@ def canaries(seed: int = 1) -> dict[str, tuple[str, str]]:
         "npmrc": (f"//host.example/:_authToken={word}", word),
         "docker": (f'{{"auths":{{"r.io":{{"auth":"{login}"}}}}}}', login),
     }  # fmt: skip
-    found |= _shown(word, "ghp_" + some(36))
+    found |= _shown(word, "ghp_" + some(36)) | _elsewhere(word, some)
     return {name: (text, secret or max(_runs(text), key=len)) for name, (text, secret) in found.items()}
 
 
@@ -210,6 +210,51 @@ def _shown(word: str, key: str) -> dict[str, tuple[str, str]]:
     }  # fmt: skip
     secrets = {name: key if key in text else word for name, text in texts.items()}
     return {name: (text, "abandon" if name == "mnemonic" else secrets[name]) for name, text in texts.items()}
+
+
+def _elsewhere(word: str, some: Callable[..., str]) -> dict[str, tuple[str, str]]:
+    """Secrets in other languages, formats and commands, in addresses whose parameters say nothing, without a frame."""
+    long, pem = some(40), "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC"
+    packed = base64.b64encode(f"-----BEGIN RSA PRIVATE KEY-----\nMIIE{some(60)}".encode()).decode()
+    coin = "".join(letter for letter in some(160) if letter not in "0OIl_")
+    texts = {
+        "environment of an image": f"ENV DB_PASSWORD {word}", "shell of old": f"setenv API_TOKEN {word}",
+        "defined in C": f'#define API_KEY "{word}"', "user of a database": f"CREATE USER me IDENTIFIED BY '{word}'",
+        "role of a database": f"ALTER ROLE me WITH PASSWORD '{word}'", "DuckDB": f"(TYPE s3, SECRET '{word}')",
+        "spanish": f"contrase\u00f1a: {word}", "french": f"mot de passe : {word}", "german too": f"Kennwort: {word}",
+        "chinese": f"\u5bc6\u7801: {word}", "russian": f"\u043f\u0430\u0440\u043e\u043b\u044c: {word}",
+        "japanese": f"\u30d1\u30b9\u30ef\u30fc\u30c9: {word}", "korean": f"\ube44\ubc00\ubc88\ud638={word}",
+        "login call": f"smtp.login('me@x.org', '{word}')", "mqtt": f"client.username_pw_set('me', '{word}')",
+        "quoted pass": f"{{'db': {{'pass': '{word}'}}}}", "quoted pw": f'{{"pw": "{word}"}}', "pw": f"pw: {word}",
+        "pw in Python": f"pw = '{word}'", "name of pw": f"db_pw={word}", "option with a dot": f"--db.pass={word}",
+        "store of keys": f"keytool -storepass {word}", "ssh-keygen": f"ssh-keygen -N {word} -f x",
+        "openssl": f"openssl enc -aes-256-cbc -k {word}", "ldap": f"ldapsearch -D cn=x -w {word} h",
+        "samba": f"smbclient //h/s -U me%{word}", "azure login": f"az login --service-principal -u x -p {word}",
+        "piped": f"echo {word} | sudo -S ls", "piped elsewhere": f"echo {word} | gh auth login --with-token",
+        "sshpass quoted": f"sshpass -p'{word}' ssh h", "tag with a space": f"<w:Password Type='x'>{word}</w:Password>",
+        "property list": f"<key>password</key><string>{word}</string>", "tag": f"<token>{word},a b</token>",
+        "kubernetes": f"- name: DB_PASSWORD\n  value: {word}",
+        "value before name": f'{{"value": "{word}", "name": "PASSWORD"}}',
+        "session": f"PHPSESSID={word}", "session elsewhere": f"jsessionid: {word}", "ticket": f"https://h/login?ticket={word}",
+        "invitation": f"https://h/?invite={word}", "hook": f"https://h.example/hooks/{word}{word}",
+        "reset": f"https://h/reset-password/{word}{word}", "conda": f"https://conda.anaconda.org/t/{word}{word}/channel",
+        "unknown parameter": f"https://h/x?hdnts={long}Aa1", "slashes escaped": f'"https:\\/\\/me:{word}@h.example"',
+        "arrow in a table": f"password \u2192 {word}", "entity": f"password&#61;{word}",
+        "entities": f"&quot;password&quot;:&quot;{word}&quot;", "quoted twice": f"password%253D{word}",
+        "next line": f"password=\\\n{word}", "two parts": f"password = 'abc' '{word}'",
+        "digest said": f'Digest username="me", response="{word}"',
+        "spark": f"fs.azure.account.key.x.dfs.core.windows.net={long}==", "key without a frame": f"{pem}{long}{long}",
+        "key of ssh without a frame": f"b3BlbnNzaC1rZXktdjEAAAAA{long}{long}", "packed key": f"key {packed}",
+        "line of a key": f"{some(64)}", "wallet": f"xprv9s21{coin[:104]}", "escaped quote": f"password='a\\'b{word}'",
+        "comma in it": f"password=ab1,{word}", "short and said": "the password is hunt4r2",
+    }  # fmt: skip
+    secrets = {
+        "packed key": packed[30:60],
+        "wallet": coin[:60],
+        "line of a key": texts["line of a key"],
+        "short and said": "hunt4r2",
+    }
+    return {name: (text, secrets.get(name, word if word in text else long)) for name, text in texts.items()}
 
 
 def _runs(text: str) -> list[str]:

@@ -39,7 +39,9 @@ _PLACES = (
         rf"\1{MASK}",
     ),
     (
-        re.compile(r"(?i)\b((?!(?:ssh|sftp|git|git\+ssh)://[a-z]{1,12}@)[a-z][a-z0-9+.-]{0,20}://)[^\s/]+@"),
+        re.compile(
+            r"(?i)\b((?!(?:ssh|sftp|git|git\+ssh)://[a-z]{1,12}@)[a-z][a-z0-9+.-]{0,20}:\\{0,3}/\\{0,3}/)[^\s/]+@"
+        ),
         rf"\1{MASK}@",
     ),
     (
@@ -60,7 +62,8 @@ _PLACES = (
     ),  # .pgpass
     (
         re.compile(
-            r"(?i)((?:Basic|Digest|Proxy|Ntlm)Auth\(\s*[\"'][^\"'\n]{0,99}[\"'],\s*[\"']|\bFernet\(b?[\"'])[^\"'\n]+"
+            r"(?i)((?:(?:Basic|Digest|Proxy|Ntlm|basic_)Auth|\blogin|username_pw_set|\bauthenticate)\(\s*[\"'][^\"'\n]{0,99}[\"'],"
+            r"\s*[\"']|\bFernet\(b?[\"'])[^\"'\n]+"
         ),
         rf"\1{MASK}",
     ),
@@ -77,12 +80,51 @@ _PLACES = (
     (
         re.compile(
             r"(?i)(\blogin\s+\S{1,99}\s+password\s+"
-            rf"|\bsshpass{_APART}-p(?:{_APART})?"
+            rf"|\bsshpass{_APART}-p(?:{_APART})?[\"']?"
             r"|\b(?:mysql(?:dump|admin)?|mariadb|7z[az]?)\b[^|;\n]{0,99}?[\s\"']-p"
             rf"|\b(?:docker|podman|helm|oras|skopeo)\b[^|;\n]{{0,40}}?\blogin\b[^|;\n]{{0,99}}?[\s\"']-p{_APART}"
             rf"|\b(?:redis-cli|zip)\b[^|;\n]{{0,99}}?[\s\"'](?-i:-a|-P){_APART}|--from-literal(?:=|{_APART})[\w.-]{{1,60}}="
             rf"|\bhtpasswd{_APART}-\w{{0,5}}b\w{{0,5}}{_APART}[^\s\"']{{1,99}}{_APART}[^\s\"']{{1,99}}{_APART}"
-            rf"|\B-pass(?:in|out)?{_APART}pass:)[^\s\"'-][^\s\"']*"
+            rf"|\B-pass(?:in|out)?{_APART}pass:"
+            rf"|\b(?:ssh-keygen\b[^|;\n]{{0,99}}?(?-i:-N)|openssl\b[^|;\n]{{0,99}}?-k|ldap\w{{3,8}}\b[^|;\n]{{0,99}}?-w"
+            rf"|az\b[^|;\n]{{0,40}}?\blogin\b[^|;\n]{{0,99}}?-p){_APART}"
+            r"|\b(?:smb|rpc)client\b[^|;\n]{0,99}?-U[\s\"']*[^\s%]{1,60}%)[\"']?[^\s\"'-][^\s\"']*"
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(\becho\s+[\"']?)[^\s\"'|]+(?=[\"']?\s*\|[^\n]{0,99}(?:\bsudo -S|--with-token|--password-stdin|--stdin))"
+        ),
+        rf"\1{MASK}",
+    ),
+    (re.compile(r"(\bDigest username=)[^\r\n]+"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"(?i)(://[^\s\"'<>]{1,200}?/(?:(?:web)?hooks?|t|tokens?|invit\w{1,6}|reset[\w-]{0,20}|share|verify|confirm"
+            r"|activate|magic\w{0,6}|(?:api[_-]?)?keys?|secrets?|unsubscribe)/)"
+            r"(?=[^\s/?#\"']{0,99}[0-9])(?=[^\s/?#\"']{0,99}[A-Za-z])[\w.~=-]{20,}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(?i)([?&;#](?:[\w.-]{0,40}(?:ticket|invit\w{1,6}|sess(?:ion)?(?:id)?|otp|jwt|hmac|assertion)|sid|sas|saml\w{1,9})"
+            r"=)[^\s&;\"'<>]{8,}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (  # what no word or number looks like, whatever the name
+        re.compile(
+            r"(://[^\s\"'<>]{1,200}?[?&#](?!(?i:[\w.-]{0,20}(?:sha|md5|hash|sum|rev|commit|etag|version|digest|name|run)))"
+            r"[\w.-]{1,40}=)(?=[\w+=~-]{0,99}[0-9])(?=[\w+=~-]{0,99}[a-z])(?=[\w+=~-]{0,99}[A-Z])[\w+=~-]{24,}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (  # a line of a key, logged by itself
+        re.compile(
+            r"(?m)(^[ \t]{0,20}|[\"'])(?=[A-Za-z+/]{0,76}[0-9])(?=[A-Z0-9+/]{0,76}[a-z])(?=[a-z0-9+/]{0,76}[A-Z])"
+            r"(?:[A-Za-z0-9+/]{64}|[A-Za-z0-9+/]{70}|[A-Za-z0-9+/]{76})(?=[ \t\r]*$|(?:\\{1,4}n)?\\{0,4}[\"'])"
         ),
         rf"\1{MASK}",
     ),
@@ -100,26 +142,48 @@ _PLACES = (
     (re.compile(r"(\"(?:d|p|q|dp|dq|qi|k)\\*\"\s*:\s*\\*\")[\w-]{20,}"), rf"\1{MASK}"),  # JSON Web Key
 )
 
+_FOREIGN = (  # words for a password, in Spanish, Russian, Chinese, Japanese and Korean
+    "contrase\u00f1a", "\u043f\u0430\u0440\u043e\u043b\u044c", "\u043f\u0430\u0440\u043e\u043b\u044f",
+    "\u5bc6\u7801", "\u5bc6\u78bc", "\u30d1\u30b9\u30ef\u30fc\u30c9", "\ube44\ubc00\ubc88\ud638",
+)  # fmt: skip
+
+
+def _either(word: str) -> str:
+    """A pattern for a word, and for how JSON writes it."""
+    return f"{word}|" + "".join(letter if letter.isascii() else rf"\\{{1,4}}u{ord(letter):04x}" for letter in word)
+
+
 # Names: always those of a secret, or of one if the value looks like it.
 _WORD = (
     r"(?:secret|token(?!i[sz]|_?(?:type|emb|id|len|dim|level|class))|pass[ _-]?w(?:or)?[dt]"
-    r"|passwort|pass[_-]?(?:phrase|code)|pwd"
-    r"|credentials?|auth(?:orization)?(?!or)|cookie|[cx]srf"
+    r"|passwort|kennwort|wachtwoord|mot de passe|pass[_-]?(?:phrase|code)|pwd|"
+    + "|".join(map(_either, _FOREIGN))
+    + r"|credentials?|auth(?:orization)?(?!or)|cookie|[cx]srf"
     r"|(?:api|access|account|private|secret|shared|master|signing|encryption|session|license|service|client|storage"
     r"|deploy|ssh|wandb|comet|neptune|mlflow|openai|anthropic|hf|hugging_?face|aws|azure|gcp|google)[ _.-]?key"
     r"|(?<![a-z])(?:db|database|user|admin|root|smtp|mail|ftp|redis|pg|mysql|postgres|mongo|rabbit(?:mq)?|proxy|login"
-    r"|registry|docker|ldap|sudo|ssh|vnc|become|bind|keystore|truststore|cert)[_-]?pass(?![a-z]))"
+    r"|registry|docker|ldap|sudo|ssh|vnc|become|bind|key|store|keystore|truststore|cert|my|app|web|http|imap|wifi)[_.-]?pass(?![a-z])"
+    r"|(?<![a-z])(?:db|database|user|my|admin|root|smtp|mail|ftp|redis|pg|mysql|ldap|sudo|ssh)[_.-]pw(?![a-z]))"
 )
-_MAYBE = r"(?:[_-]key|\bkey|(?<![a-z])pat)"
+_MAYBE = r"(?:[_-]key|\bkey|(?<![a-z])pat|sess(?:ion)?[_-]?id|\baccount\.key[\w.]{0,60})"
 _TYPE = r"(?::\s*(?:str|bytes|[\w.]{0,40}Secret\w{0,20}|Optional\[str\]|str \| None)\s*(?==))?"
 _COLOR = r"(?:(?:\x1b|\\{1,4}(?:u001b|x1b|033))\[[0-9;]{0,20}m){0,4}"
-_SIGN = r"(?:[=-]>|%3[aAdD]|[!=]=(?=\s?\\*[\"'])|:=|::|=(?!=)|[:\uff1a\uff1d]|\\{1,4}uff1[ad]|>(?=\S))"
-_OPERATOR = rf"(?:\\*[\"']|%2[27])?{_COLOR}\s*{_TYPE}{_SIGN}(?:\s|%2[027]|\\{{1,4}}[nt](?=[\s-]))*{_COLOR}"
+_SIGN = (
+    r"(?:[=-]>|\u2192|%(?:25)?3[aAdD]|&#(?:6[01]|58);"
+    r"|[!=]=(?=\s?\\*[\"'])|:=|::|=(?!=)|[:\uff1a\uff1d]|\\{1,4}u(?:ff1[ad]|2192))"
+)
+_ENTITY = r"&(?:quot|apos|#3[49]|#x2[27]);"
+_OPERATOR = (
+    rf"(?:\\*[\"']|%(?:25)?2[27]|{_ENTITY})?{_COLOR}\s*{_TYPE}{_SIGN}"
+    rf"(?:\s|%2[027]|%252[027]|\\{{1,4}}[nt](?=[\s-])|\\\n|{_ENTITY})*{_COLOR}"
+)
 _VALUE = (
     r"([|>][+-]?[ \t]*(?:\n|\\{1,4}n)[ \t]+[^\n\\\"]+"
     r"|-[ \t]+[^\n\\\"]+(?:(?:\n|\\{1,4}n)[ \t]*-[ \t]+[^\n\\\"]+)*"
     r"|\[(?!redacted\])[^\]\n]{0,999}\]|\{[^}\n]{0,999}\}|[\w.]{0,60}\([^)\n]{0,999}\)"
-    r"|(?:[brfu]{1,2}(?=\\*[\"']))?(?:\\*\"[^\"]*\"|\\*'[^']*')|[^\s,;&\"'}\]<\x1b]+)"
+    r"|(?:[brfu]{1,2}(?=\\*[\"']))?(?:\"(?:[^\"\\]|\\{1,4}[^\\])*\"|'(?:[^'\\]|\\{1,4}[^\\])*'|\\*\"[^\"]*\"|\\*'[^']*')"
+    r"(?:\s{1,9}(?:\"[^\"]*\"|'[^']*'))*"
+    r"|[^\s,;&\"'}\]<\x1b]+(?:[,;&](?![\w.-]{0,60}\s{0,9}[=:]|\s|$)[^\s,;&\"'}\]<\x1b]+){0,99})"
 )
 _ASSIGNED = re.compile(
     rf"(?i)({_WORD}(?!s?_?(?:count|size|len))(?:[\w-]|(?<=secrets)\.|(?<=credentials)\.){{0,60}}(?: for \S{{1,60}})?"
@@ -134,6 +198,22 @@ _GIVEN = re.compile(
     rf"(?i)(?<![a-z])((?:{'|'.join(GIVERS)})(?:[_.-][\w.-]{{0,40}}| (?:api |access )?(?:key|token|id))?{_OPERATOR})"
     r"(\\*[\"']?)(?:(?=[a-z]*[0-9][a-z]*[0-9][a-z]*[0-9])[a-z0-9]{16,}[\w=+/-]*|[0-9]{5,20}-[a-z0-9]{20,}"
     r"|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})(?![\w])"
+)
+_TAGGED = re.compile(  # `<Password Type="...">...</`, `<key>password</key><string>...</`
+    rf"(?i)(<[\w:.-]{{0,40}}{_WORD}[\w-]{{0,40}}(?:\s[^<>]{{0,99}})?>|<key>[\w.-]{{0,40}}{_WORD}[\w.-]{{0,40}}</key>\s*<string>)"
+    r"()([^<\s][^<]{0,9999})(?=<\\?/)"
+)
+_DECLARED = re.compile(  # `#define API_KEY "..."`, `ENV PASSWORD ...`, `IDENTIFIED BY '...'`
+    rf"((?:#define|\b(?:ENV|ARG|setenv|set -x))\s+[\w.]{{0,40}}(?i:{_WORD})\w{{0,40}}\s+"
+    r"|\b(?:PASSWORD|SECRET|IDENTIFIED (?:WITH \S{1,40} )?BY)\s+(?=[\"']))()(\"[^\"]*\"|'[^']*'|\S+)"
+)
+_LISTED = re.compile(  # `name: DB_PASSWORD` and then its value in YAML, or before it in JSON
+    rf"(?i)((?:\bname|\bkey):\s*[\"']?[\w.-]{{0,40}}{_WORD}[\w.-]{{0,40}}[\"']?\s{{0,9}}(?:\n|\\{{1,4}}n)\s{{0,40}}value:\s*)()"
+    r"(\"[^\"]*\"|'[^']*'|\S+)"
+)
+_BEFORE = re.compile(
+    r"(?i)(\\*[\"']value\\*[\"']\s*:\s*)()(\\*\"[^\"]*\"|'[^']*')"
+    rf"(?=\s*,\s*\\*[\"'](?:name|key)\\*[\"']\s*:\s*\\*[\"'][\w.-]{{0,40}}{_WORD})"
 )
 _VALUED = re.compile(  # `<add key="Password" value="...">`, `{"name": "PASSWORD", "value": "..."}`
     rf"(?i)({_WORD}[\w-]{{0,40}}\\{{0,9}}[\"'](?:\s|,\s{{0,9}})\\*[\"']?value\\*[\"']?\s*[=:]\s*)()"
@@ -151,12 +231,13 @@ _TABLED = re.compile(  # a row of a table that is drawn
     rf"(?i)({_WORD}[\w-]{{0,40}}\s{{0,40}}(?:[|\u2502\u2503]|\\{{1,4}}u250[23])\s{{0,40}})()(?=[^\s|]{{0,60}}[0-9])(?=[^\s|]{{0,60}}[a-z])([^\s|]{{8,}})"
 )
 _SHORTLY = re.compile(  # what is said like this about a pass over the data has no letters and digits
-    r"((?<![A-Za-z_-])(?:PASS|PW|pw)=[\"']?|(?<![\w -])pass = (?=\w{20}))()"
+    r"((?<![A-Za-z_-])(?:PASS|PW|pw)=[\"']?|(?<![\w -])pass = (?=\w{20})|(?<![\w-])pw\s{0,9}[:=]\s{0,9}[\"']"
+    r"|(?<![\w-])pw: (?=\w{8,}(?:[\s\"'\\]|$))|\\*[\"']p(?:ass|w)\\*[\"']\s*:\s*\\*[\"'])()"
     r"(?=[^\s]{0,60}[0-9])(?=[^\s]{0,60}[A-Za-z])([^\s\"',;&]{6,})"
 )
-_FLAGGED = re.compile(rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}\s+)()(?!-)(\S+)")  # in one text
+_FLAGGED = re.compile(rf"(?i)((?<![\w-])--?[\w.-]{{0,40}}{_WORD}[\w-]{{0,40}}[^\S\n]+)()(?!-)(\S+)")  # in one text
 _PASSWORD_SAID = re.compile(
-    r"(?i)(\bpass(?:word|wort|phrase|code)\s+(?:is\s+|was\s+)?)(?=[^\s\d]{0,60}\d)(?=[^\sa-z]{0,60}[a-z])[^\s\"'=:]{8,}"
+    r"(?i)(\bpass(?:word|wort|phrase|code)\s+(?:is\s+|was\s+)?)(?!\\)(?=[^\s\d]{0,60}\d)(?=[^\sa-z]{0,60}[a-z])[^\s\"'=:]{6,}"
 )
 _NAMED = re.compile(rf"(?i)[\w.-]*{_WORD}[\w.-]*|pass|pw")
 _MAYBE_NAMED = re.compile(rf"(?i)[\w.-]*{_MAYBE}")
@@ -168,19 +249,46 @@ _NUMBER = re.compile(r"[\"']?[0-9][0-9_,.]{0,14}[kKMGBT]?[\"']?|[\[(][0-9_,.\s]*
 # Cheap first looks: most of what is said has none of these.
 _LONG = re.compile(r"[\w+/=.~:-]{18}")
 _HANDED = re.compile(r"(?:[=:>]|%3[dD])\s*\\*[\"']?[A-Za-z0-9-]{16}")
-_PLACED = re.compile(
-    r"(?i)://|bearer|basic|authorization|BEGIN|[?&;](?:sig|x-|code)|-u[\s\"']|--user|:[^\s:@/]{8,99}@"
-    r"|cookie:|Private-L|login[\s\"']|sshpass|mysql|\"(?:[dpqk]|d[pq]|qi)\\*\"\s*:"
-    r"|fernet|jdbc:|sqlplus|:[0-9]{4,5}:[\w*-]{1,60}:|:\*:|resourcekey|mariadb|7z|redis-cli|zip -|zip'|from-literal"
-    r"|mnemonic|phrase"
-)
-_TELLING = re.compile(r"(?i)key|secret|token|pass|pwd|credential|auth|cookie|[cx]srf|\bpat\b|\bpw=")
+_TELLING = (
+    "key", "secret", "token", "pass", "pwd", "credential", "auth", "cookie", "csrf", "xsrf", "pw", "sess", "kennwort",
+    "wachtw", "identified",
+    *(part for word in _FOREIGN for part in (word, "u" + format(ord(max(word)), "04x"))),
+)  # fmt: skip
+_PLACED = (
+    "://", ":\\", "bearer", "basic", "authorization", "begin", "?sig", "&sig", ";sig", "?x-", "&x-", ";x-", "?code",
+    "&code", ";code", "sid=", "sas=", "saml", "invit", "ticket=", "otp=", "jwt=", "hmac=", "assertion=", "-u ", "-u'",
+    '-u"', "-u\t", "-u=", "--user", "cookie:", "private-l", "login", "sshpass", "mysql",
+    '"d"', '"p"', '"q"', '"k"', '"dp"',
+    '"dq"', '"qi"', '"d\\', '"p\\', '"q\\', '"k\\', "fernet", "jdbc:", "sqlplus", "resourcekey", "mariadb", "7z",
+    "redis-cli", "zip ", "zip'", "from-literal", "mnemonic", "phrase", "keygen", "openssl", "ldap", "client ",
+    "client'",
+    "echo ", "digest", "_set(", "authenticate(", "az ", "az'",
+)  # fmt: skip
+_PATTERN = re.compile(r"\bpat\b")
+_AT = re.compile(r":[^\s:@/]{8,99}@")
+_COLONS = re.compile(r":(?:[0-9]{4,5}|\*):[\w*-]{1,60}:")
+_LINE = re.compile(r"(?:^[ \t]{0,20}|[\"'])[A-Za-z0-9+/]{64}")
+
+
+def _is_telling(folded: str) -> bool:
+    """Whether any name of a secret may be in a text, without its case."""
+    return any(map(folded.__contains__, _TELLING)) or ("pat" in folded and _PATTERN.search(folded) is not None)
+
+
+def _is_placed(folded: str) -> bool:
+    """Whether any place where a secret stands may be in a text, without its case."""
+    if any(map(folded.__contains__, _PLACED)):
+        return True
+    has_at = "@" in folded and _AT.search(folded)
+    has_colons = folded.count(":") > 3 and _COLONS.search(folded)
+    return bool(has_at or has_colons or (len(folded) >= 64 and _LINE.search(folded)))
 
 
 def redact(text: str) -> str:
     """The text with anything that looks like a secret masked."""
-    is_telling = _TELLING.search(text)
-    if is_telling or _PLACED.search(text):
+    folded = text.casefold()
+    is_telling = _is_telling(folded)
+    if is_telling or _is_placed(folded):
         for place, instead in _PLACES:
             text = place.sub(instead, text)
     is_long = _LONG.search(text)
@@ -191,7 +299,7 @@ def redact(text: str) -> str:
     if is_long and is_telling:
         text = _SAID.sub(rf"\1{MASK}", text)
     if is_telling:
-        for form in (_VALUED, _PAIRED, _REFUSED, _TABLED, _SHORTLY, _FLAGGED):
+        for form in (_VALUED, _TAGGED, _DECLARED, _LISTED, _BEFORE, _PAIRED, _REFUSED, _TABLED, _SHORTLY, _FLAGGED):
             text = form.sub(_masked, text)
         text = _PASSWORD_SAID.sub(rf"\1{MASK}", text)
         text = _PERHAPS.sub(_masked_mixed, _ASSIGNED.sub(_masked, text))
@@ -221,7 +329,11 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
         is_value = not argument.startswith("-") or (not argument.startswith("--") and _MIXED.fullmatch(argument))
         is_secret = flag and is_value and names_secret(flag.lstrip("-"), argument)
         is_login = flag in ("-u", "--user") and ":" in argument
-        masked.append(MASK if is_secret or is_login else redact(argument))
+        name, sign, value = argument.partition("=")
+        if sign and _FLAG.fullmatch(f"-{name.lstrip('+-')}") and value and names_secret(name.lstrip("+-"), value):
+            masked.append(f"{name}={MASK}")  # all of it, whatever its letters
+        else:
+            masked.append(MASK if is_secret or is_login else redact(argument))
         flag = argument if _FLAG.fullmatch(argument.rstrip(" \r\n:")) else ""
     return masked
 

@@ -156,6 +156,11 @@ FORMS = (
     (r"[A-Za-z0-9]{14}\.atlasv1\.", r"[\w=-]{20,}"),  # Terraform
     (r"AT(?:ATT|CTT|STT)3", r"[\w=-]{20,}"),  # Atlassian
     (r"AT(?:BB|TA)", r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{32,64}(?![A-Za-z0-9])"),  # Bitbucket, Trello
+    (r"LS0tLS1CRUdJTi(?!BDRVJU|BQVUJM)", r"[A-Za-z0-9+/_-]{20,}={0,2}"),  # "-----BEGIN ", but no certificate
+    (r"MII[A-Za-z0-9+/]{3}IBA", r"[A-Za-z0-9+/]{24,}={0,2}"),  # a private key without its first line
+    (r"(?:M[EGH][A-Za-z0-9+/]{1,3}AgE[AB]|MC4CAQAw|b3BlbnNzaC1rZXktdjE)", r"[A-Za-z0-9+/]{24,}={0,2}"),
+    (r"[xyztuv]prv", r"[A-HJ-NP-Za-km-z1-9]{100,}"),  # wallets
+    (r"(?:5[HJK]|[KL][A-HJ-NP-Za-km-z1-9])", r"(?=[A-Za-z]{0,40}[0-9])[A-HJ-NP-Za-km-z1-9]{49,50}(?![\w/+=-])"),
     (r"AGE-SECRET-KEY-1", r"[A-Z0-9]{20,}"),
     (r"ey[A-Z]", r"[\w-]{10,2000}\.[\w/-]{10,}(?:\.[\w/-]*)*"),  # JSON Web Token
     (r"\$(?:2[abxy]?|5|6|y|apr1|argon2(?:id|i|d)|scrypt)\$", r"[\w./$,=+-]{30,}"),  # what a password is checked by

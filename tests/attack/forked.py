@@ -26,6 +26,8 @@ Try = TypeVar("Try")
 MOST_CPU_S = 10.0
 MOST_MB = 1024.0
 LONGEST_S = 300.0  # of waiting, where other processes have the processor
+MOST_STILL_S = 120.0  # without any CPU time of its own: it waits for what never comes
+_LOOK_S = 5.0
 _BE_PARENT = 36  # PR_SET_CHILD_SUBREAPER
 _SHOWN = 600
 _TELL_EVERY = 200
@@ -49,19 +51,23 @@ class Forked:
 
     def _wait(self, child: int, reader: int, longest_s: float) -> None:
         told, ends = b"", time.monotonic() + longest_s
-        watched = os.pidfd_open(child)
+        seen_s, since = -1.0, time.monotonic()
+        watched, heard = os.pidfd_open(child), [reader]
         try:
             while not select.select([watched], [], [], 0)[0]:
-                left_s = ends - time.monotonic()
-                if left_s <= 0:
+                used_s, now = _cpu_s(child), time.monotonic()
+                if used_s != seen_s:
+                    seen_s, since = used_s, now
+                if now > ends or now - since > MOST_STILL_S:
                     os.kill(child, signal.SIGKILL)
-                    self.wrong.append(f"not at its end after {longest_s:.0f} s")
+                    stands = f", still for {now - since:.0f} s" if now - since > MOST_STILL_S else ""
+                    self.wrong.append(f"not at its end after {longest_s - (ends - now):.0f} s{stands}")
                     break
-                if reader in select.select([watched, reader], [], [], left_s)[0]:
+                if reader in select.select([watched, *heard], [], [], min(ends - now, _LOOK_S))[0]:
                     piece = os.read(reader, 1 << 16)
                     told += piece
                     if not piece:
-                        select.select([watched], [], [], max(ends - time.monotonic(), 0))
+                        heard = []
         finally:
             os.close(watched)
         os.set_blocking(reader, False)
@@ -110,6 +116,12 @@ def _work(work: Callable[[], str | None], writer: int, limit_s: int) -> None:
         os.write(writer, traceback.format_exc()[-_SHOWN:].encode("utf-8", "replace"))
     finally:
         os._exit(9)
+
+
+def _cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def do_together(outcome: Outcome, tries: Sequence[Try], do: Callable[[Try], str | None]) -> None:

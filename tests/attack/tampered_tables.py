@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,12 @@ def make_bombs(directory: Path, count: int = 12, size: int = 32 << 20) -> None:
         (directory / f"{order[-1]}.packed").write_bytes(packed)
         bases = [(order[-1], file)]
     (directory / "order").write_text("\n".join(order), encoding="ascii")
-    if kept is not None:
-        shutil.copytree(directory, kept)
+    if kept is not None:  # another piece may do so at the same time
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        shutil.copytree(directory, part)
+        with suppress(OSError):
+            part.rename(kept)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _sealed(victim: Path, chance: random.Random) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:

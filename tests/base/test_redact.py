@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import namedtuple
 
 import pytest
 from canaries import canaries
@@ -77,18 +78,20 @@ def test_numbers_and_switches_of_a_command_stay() -> None:
 
 
 CANARIES = canaries()
+Login = namedtuple("Login", "user password")
 
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_every_known_form_is_masked_and_nothing_else_of_the_line(name: str) -> None:
     text, secret = CANARIES[name]
-    masked = redact(f"before {text} \nafter")
-    assert secret not in masked and "[redacted]" in masked and masked.startswith("before ")
+    start = "" if name == "line of a key" else "before "
+    masked = redact(f"{start}{text} \nafter")
+    assert secret not in masked and "[redacted]" in masked and masked.startswith(start)
     assert name == "pem cut off" or masked.endswith("after")
 
 
 def test_there_are_many_forms() -> None:
-    assert len(CANARIES) > 260
+    assert len(CANARIES) > 320
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,14 @@ def test_there_are_many_forms() -> None:
         "ssh://git@host/repo", "tokenizer=gpt2", "token_type_ids: [0, 1]", "model.layers.0.self_attn.q_proj.weight",
         "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", "key-value store", "pass 3 of 7",
         "0123456789abcdef0123456789abcdef", "checkpoint-1000/optimizer.pt", "https://host/path?page=2",
+        "1 < unk_token > 2", "<pad_token>the cat<eos>", "PW of conv_pw: Conv2d(32, 64)", "pw=12", "pass: 3",
+        "first_pass: 3", "{'pass': 10, 'fail': 2}", "echo 12 | wc", "client says hello", "openssl 3.0.2", "az -p 3",
+        "session 12 of 30",
+        "https://host/t/page", "https://host/hooks/readme", "https://host/x?rev=0a1B2c3D4e5F6a7B8c9D0e1F2a3B",
+        "login(x)",
+        "https://host/resolve/main/model.safetensors?download=true", "a ticket=3", "the password is required", "5Head",
+        "SECRET sauce", "PASSWORD reset", "name: token\n  count: 3", "digest of sha256", "key pass 3",
+        "pass = optimizer.step()",
         "twitter_dataset=sentiment140-cleaned-2013", "linear: 0123456789abcdef0123", "facebook: opt-125m",
         "forward_pass=12.3", "backward_pass: 3 ms", "login page", "password is wrong", "model.layers.11.self_attn",
         "s.layer_norm.weight",
@@ -124,7 +135,7 @@ def test_configurations_are_masked_by_name_by_form_and_in_lists() -> None:
         "wandb_key": word, "lr": 0.1, "tokens": 4096, "password": 1234, "run": {"hf_token": word},
         "args": ["--token", word, "--lr", "0.1"], "urls": [f"https://{word}@host"], "vocabulary_size": 32_000,
         "secrets": {"db": word}, "api_keys": [{"for": "x", "value": word}], f"https://{word}@host": 1,
-        "PASSWORD ": word,
+        "PASSWORD ": word, b"password": word, "login": Login("me", word), "db_pw": word,
         "env": [{"name": "DB_PASSWORD", "value": word}], "headers": [["Authorization", word]], "pass": word,
         "line": f"--password {word} --lr 1", "layers": [{"name": "a", "value": "b"}],
     }  # fmt: skip
@@ -133,6 +144,13 @@ def test_configurations_are_masked_by_name_by_form_and_in_lists() -> None:
     assert (plain["lr"], plain["tokens"], plain["vocabulary_size"]) == (0.1, 4096, 32_000)
     assert plain["line"] == "--password [redacted] --lr 1" and plain["layers"] == [{"name": "a", "value": "b"}]
     assert plain["args"] == ["--token", "[redacted]", "--lr", "0.1"]
+
+
+def test_an_assigned_secret_in_a_command_goes_whatever_its_letters() -> None:
+    line = ["train.py", "--password=a b,c'd;e", "db.api_key=x y", "--lr=0.1", "--max-tokens=12", "--note=a b"]
+    assert redact_command(line) == [
+        "train.py", "--password=[redacted]", "db.api_key=[redacted]", "--lr=0.1", "--max-tokens=12", "--note=a b",
+    ]  # fmt: skip
 
 
 LATER = ["?sig=", "--token ", "password is ", "login a ", "mysql ", "cookie: ", '"d":']
@@ -151,6 +169,17 @@ LATER += [
 ]
 LATER += ["7z", "Fernet('", "%3D", "\\n", "jdbc:oracle:a:", "htpasswd -b a ", "BasicAuth('"]
 LATER += ['name","value', 'token\\"', "sumo_.-", "%22"]
+LATER += ["://h/t/", "://a?b=", "&sid=", "echo a|", "openssl ", "smbclient ", "<password a", "<key>token", "ENV token"]
+LATER += [
+    "name: token\n",
+    "\"value\":'a',",
+    "pw='",
+    "&quot;",
+    "login('a',",
+    "A1b" * 30 + "\n",
+    "token='a' ",
+    "token=a,",
+]
 
 
 def test_long_texts_take_time_in_proportion() -> None:

@@ -71,9 +71,12 @@ with stethos.federation(url, model=model, run='named', capture='all', config=con
                 stethos.log({key: 1.0, url: 2.0})
                 with stethos.span(key, field=url, password=word): pass
                 site.update(local.state_dict(), samples=len(x))
+        rnd.evaluate(**{key: 0.5})
         model.load_state_dict(rnd.aggregate())
     threading.Thread(target=lambda: logging.getLogger(key).warning('x %s', url), name=key).start()
     logging.error('%s', {'password': word})
+    for line in ['-----BEGIN PRIVATE KEY-----', 'MIIEvQIBADANBgkqhkiG9w0BAQEFAASC' + 32 * 'q', 16 * word[:4], 'end']:
+        logging.error(line)
     def inner(token=word): raise ValueError(f'token={token!r} {url}')
     inner()
 """
@@ -95,5 +98,5 @@ def test_no_name_that_a_program_gives_keeps_a_secret(here: Path) -> None:
     files = [file for place in (run.path, here / "out") for file in place.rglob("*") if file.is_file()]
     assert {"r.html", "r.md", "csv", "settings.json"} <= {part for file in files for part in file.parts}
     content = "\n".join([*read, *(file.read_bytes().decode("latin-1") for file in files)])
-    assert key[:20] not in content and word not in content
+    assert key[:20] not in content and word not in content and 16 * word[:4] not in content and 32 * "q" not in content
     assert "https://[redacted]@site-2" in content and "the cat sat" in content

@@ -216,12 +216,14 @@ def test_a_rank_whose_steps_take_long_is_waited_for_and_one_that_stands_is_not(r
 def test_kept_stacks_are_rows(run: RunBuilder, tmp_path: Path) -> None:
     process = run.process()
     process.steps(3)
-    keep_stacks(run.path, [{"t_ns": 5, "reason": "hang", "thread": "MainThread", "depth": 0, "func": "f", "lineno": 3}])
+    frame = {"t_ns": 5, "reason": "hang", "thread": "ghp_" + "a1" * 18, "depth": 0, "func": "f", "lineno": 3}
+    keep_stacks(run.path, [frame])
     with (run.path / "stacks.jsonl").open("ab") as file:
         file.write(b'{"torn')
     assert len(read_stacks(run.path)) == 1
     with Run(run.place) as reader:
-        assert reader.rows("SELECT reason, func, lineno, rank FROM stacks").values == [("hang", "f", 3, None)]
+        found = reader.rows("SELECT reason, thread, func, lineno, rank FROM stacks").values
+        assert found == [("hang", "[redacted]", "f", 3, None)]
         assert reader.rows("SELECT count(*) FROM python.backtrace").values == [(0,)]
         assert reader.tables()["stacks"] == 1
 

@@ -34,7 +34,10 @@ from typing import Any
 
 from stethos.diagnose.finding import Severity
 from stethos.errors import UsageError
+from stethos.record.border import open_named
 from stethos.toml_text import toml_in
+
+_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,18 @@ class Alerts:
     group_s: float = 2.0
 
 
+def _text_of(path: Path) -> str:
+    with open_named(path) as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise ValueError(f"it is larger than {_LARGEST:,} bytes")
+    return text.decode()
+
+
 def read_alerts(path: Path) -> Alerts:
     """The file, checked; UsageError says what is wrong with it and where."""
     try:
-        content = toml_in(path.read_text(encoding="utf-8"))
+        content = toml_in(_text_of(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="docs/alerts.md shows one") from None
     except ValueError as error:

@@ -22,6 +22,7 @@ from stethos.cli.screen.text import clean
 from stethos.cli.task.target import open_target
 from stethos.cli.task.trainer import add_cluster_arguments, add_trainer_arguments, trainer_for
 from stethos.errors import UsageError
+from stethos.record.border import open_named
 
 if TYPE_CHECKING:
     from stethos.replay.provenance import Provenance
@@ -81,7 +82,11 @@ def _given(text: str) -> Any:
     try:
         if path.suffix == ".safetensors":
             return _in_safetensors(path)
-        return np.load(path, allow_pickle=False)
+        with open_named(path):  # nothing that would make us wait
+            found = np.load(path, mmap_mode="r", allow_pickle=False)  # takes no memory for what a header claims
+        if not isinstance(found, np.ndarray):
+            raise ValueError("several arrays in one file")
+        return np.array(found)
     except FileNotFoundError:
         raise UsageError(f"no file {clean(text)}", hint="a .npy or .safetensors file, or a number") from None
     except (OSError, ValueError, EOFError) as error:

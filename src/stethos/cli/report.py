@@ -24,6 +24,7 @@ from stethos.cli.screen.text import bytes_text, clean, count_text
 from stethos.cli.task.target import add_target, open_target
 from stethos.cli.task.value import size_bytes
 from stethos.errors import UsageError
+from stethos.record.border import open_named
 
 if TYPE_CHECKING:
     from stethos.diagnose.diagnosis import Diagnosis
@@ -104,7 +105,8 @@ def _markdown(one: Run, diagnosis: Diagnosis) -> tuple[bytes, tuple[str, ...]]:
 def _words(file: Path) -> str:
     """What somebody wrote for the report."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with open_named(file) as opened:
+            text = opened.read(4 * _MOST_WORDS + 1).decode()  # a character has at most four bytes
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file}: {error}", hint="--text names a file of UTF-8 text") from None
     if len(text) > _MOST_WORDS:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stethos.errors import StethosError, UsageError
+from stethos.record.border import open_named
 from stethos.toml_text import toml_in
 
 FILE = "stethos.toml"
@@ -56,7 +57,7 @@ def find_configuration() -> Configuration:
 def read_configuration(path: Path) -> Configuration:
     """The `diagnose` table of a file, checked; UsageError says what is wrong with it."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"it is larger than {_LARGEST:,} bytes")

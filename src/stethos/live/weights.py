@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from stethos.errors import RecordingError
+from stethos.record.border import open_named
 
 _LARGEST_HEADER = 100 << 20
 _LARGEST_PICKLE = 512 << 20
@@ -81,13 +82,13 @@ class WeightsFile:
 def read_weights(path: Path) -> WeightsFile:
     """Look into a file; RecordingError if it is none of a kind we know, or damaged."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             start = file.read(10)
             file.seek(0)
             if start[:4] == b"PK\x03\x04":
                 return _read_zip(file)
             if start[8:9] == b"{":
-                return _read_safetensors(file, path.stat().st_size)
+                return _read_safetensors(file, os.fstat(file.fileno()).st_size)
             if start[:1] == b"\x80":
                 return _read_legacy(file)
     except OSError as error:

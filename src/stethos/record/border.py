@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stethos.settings import config_dir, registry_dir
 
@@ -81,6 +81,18 @@ def read_file(path: Path, most_bytes: int, *, parts: int = 1) -> bytes:
             pieces.append(piece)
             left -= len(piece)
         return b"".join(pieces)
+
+
+def open_named(path: Path) -> BinaryIO:
+    """A file that the user names, or that lies where commands look, to be read: perhaps through a link, never waiting.
+
+    OSError if it is not a regular file: a pipe that a stranger has put in its place would hold the reader up for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
 
 
 def map_file(path: Path, *, parts: int = 1) -> memoryview:

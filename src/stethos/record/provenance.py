@@ -47,6 +47,7 @@ def plain_facts(facts: Mapping[Any, Any], depth: int = 0) -> dict[str, Any]:
 
     What lies too deep, as in a mapping that holds itself, is left out.
     """
+    facts = {key.decode("utf-8", "replace") if isinstance(key, bytes) else key: value for key, value in facts.items()}
     named = next((facts[key] for key in _NAMING if isinstance(facts.get(key), str)), "") if "value" in facts else ""
     return {
         redact(str(key)): _plain(value, named if named and key == "value" else str(key), depth + 1)
@@ -68,6 +69,8 @@ def _plain(value: Any, key: str, depth: int) -> Any:
             return {redact(str(part)): _plain(each, key, depth + 1) for part, each in value.items()}
         case Mapping():
             return plain_facts(value, depth)
+        case tuple() if hasattr(value, "_asdict"):  # whose items have names
+            return _plain(value._asdict(), key, depth)
         case [str() as name, str() as text] if names_secret(name, text):
             return [name, MASK]
         case list() | tuple() | set() | frozenset():

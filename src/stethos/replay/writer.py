@@ -30,7 +30,6 @@ from stethos.replay.tensorfile import Buffer
 WAITING_BYTES = 512 << 20
 _FLUSH_BYTES = 8 << 20
 _MOST_RANGES = 1000
-_SAID = ("client", "label", "error")  # words of the program about a client's turn
 
 
 @dataclass(eq=False, slots=True)
@@ -276,13 +275,16 @@ class Writer:
         write_json(self._place.finished, {})
 
 
-def _without_secrets(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Clients are called as in the tables, where names that hold a secret are masked."""
-    turns = [
-        {**turn, **{key: redact(turn[key]) for key in _SAID if isinstance(turn.get(key), str)}}
-        for turn in manifest.get("clients") or ()
-    ]
-    return {**manifest, "clients": turns, "suspects": [redact(str(each)) for each in manifest.get("suspects") or ()]}
+def _without_secrets(value: Any) -> Any:
+    """Clients, metrics and all that the program has words for are called as in the tables, with secrets masked."""
+    if isinstance(value, dict):
+        return {
+            redact(str(key)): each if key == "parts" else _without_secrets(each)  # digests of objects
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(each) for each in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def digests_in(manifest: Any) -> set[str]:
@@ -302,5 +304,5 @@ def _plain(digests: set[str], value: Any) -> Any:
         digests.update(value.parts)
         return value.to_json()
     if callable(value):
-        return value()
-    return value.item() if hasattr(value, "item") else str(value)
+        return _without_secrets(value())
+    return value.item() if hasattr(value, "item") else redact(str(value))

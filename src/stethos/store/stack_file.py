@@ -9,6 +9,7 @@ from typing import Any
 
 from stethos.errors import RecordingError
 from stethos.record.border import LARGEST_LINES, append_file, read_file
+from stethos.redact import redact
 from stethos.schema import STACKS
 
 FILE = "stacks.jsonl"
@@ -17,8 +18,11 @@ _NAMES = tuple(column.name for column in STACKS.all_columns)
 
 
 def keep_stacks(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows of `stacks` to a run, all in one write."""
-    text = "".join(json.dumps({name: row.get(name) for name in _NAMES}) + "\n" for row in rows)
+    """Add rows of `stacks` to a run, all in one write; secrets in the names of threads, say, are masked."""
+    told = (
+        {name: redact(value) if isinstance(value := row.get(name), str) else value for name in _NAMES} for row in rows
+    )
+    text = "".join(json.dumps(row) + "\n" for row in told)
     try:
         append_file(directory / FILE, text.encode())
     except OSError as error:

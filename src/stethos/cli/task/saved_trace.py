@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from stethos.cli.screen.jsontext import print_json
 from stethos.cli.screen.text import clean, count_text, cut
 from stethos.errors import UsageError
 from stethos.live.device_time import IdleCause, device_times
+from stethos.record.border import open_named
 
 _LARGEST_TRACE = 2 << 30
 _MOST_TIMES = 100
@@ -35,11 +37,12 @@ def show_trace(arguments: argparse.Namespace) -> int:
 def read_trace(path: Path) -> dict[str, Any]:
     """A trace of torch's profiler, packed or plain; UsageError if it is not one."""
     try:
-        with path.open("rb") as file:
+        with open_named(path) as file:
             start = file.read(2)
-        with gzip.open(path) if start == b"\x1f\x8b" else path.open("rb") as file:
-            most = min(_LARGEST_TRACE, _MOST_TIMES * path.stat().st_size)  # JSON packs to a tenth or so
-            text = file.read(most + 1)
+            file.seek(0)
+            most = min(_LARGEST_TRACE, _MOST_TIMES * os.fstat(file.fileno()).st_size)  # JSON packs to a tenth or so
+            with gzip.open(file) if start == b"\x1f\x8b" else file as unpacked:
+                text = unpacked.read(most + 1)
         trace = json.loads(text) if len(text) <= most else None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
