@@ -178,13 +178,23 @@ def test_settings_are_compared_by_value() -> None:
     assert Difference("data.seed", (0, 1)).is_seed and not Difference("seedling", (0, 1)).is_seed
 
 
+def test_an_option_that_the_program_has_as_a_setting_is_one_setting(tmp_path: Path) -> None:
+    command = shlex.split("python train.py --lr 3e-1 --batch-size=64 --epochs 9")
+    config = {"lr": 0.3, "batch_size": 64, "epochs": 10}
+    with RunBuilder(tmp_path / "a") as run:
+        run.process(is_alive=False, command=command, config=config).finish()
+    with open_run(tmp_path / "a") as opened:
+        settings = read_settings(opened)
+    assert {name for name in settings if name[:1] == "-"} == {"--epochs"}  # whose value is another one
+
+
 @pytest.mark.parametrize(
     "command",
     ["python -P -X dev -m lab.demo --dir runs --lr 0.1", "/usr/bin/python3.11 -u lab.demo --name a --lr=0.1"],
 )
 def test_options_of_the_interpreter_are_no_settings(tmp_path: Path, command: str) -> None:
     with RunBuilder(tmp_path / "a") as run:
-        run.process(is_alive=False, command=shlex.split(command)).finish()
+        run.process(is_alive=False, command=shlex.split(command), config={}).finish()
     with open_run(tmp_path / "a") as opened:
         settings = read_settings(opened)
     assert {name: settings[name] for name in settings if name[:1] == "-" or name == "command"} == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import struct
@@ -10,6 +11,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from stethos.cli.main import main
 from stethos.store.foreign import wandb_file
@@ -60,6 +62,16 @@ def test_an_event_with_a_number_where_a_text_belongs_is_left_out(tmp_path: Path)
     crcs = [struct.pack("<I", _masked_crc(one)) for one in (head, event)]
     (tmp_path / "x.tfevents.1").write_bytes(head + crcs[0] + event + crcs[1])
     assert list(foreign_runs(tmp_path)[0].read(damage)) == [] and damage.records == 1
+
+
+def test_hyperparameters_of_event_files_are_imported(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path / "logs")) as writer:
+        given = {"lr": 0.03, "layers": 4, "optimizer": "adam", "nesterov": True, "bias": False}
+        writer.add_hparams(given, {"hparam/accuracy": 0.9}, run_name=".")
+    assert main(["import", str(tmp_path / "logs"), "--dir", str(tmp_path / "runs"), "--name", "x"]) == 0
+    with open_run(tmp_path / "runs" / "x") as run:
+        assert json.loads(run.processes()[0]["config"]) == given
+        assert run.rows("SELECT name, value FROM metrics").values == [("hparam/accuracy", pytest.approx(0.9))]
 
 
 def test_a_record_that_is_too_large_is_passed_over_without_reading_it(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def test_every_metric_has_a_panel_that_is_searched_zoomed_and_saved(window: Wind
     panel.get_by_text("y axis").click()
     panel.get_by_label("from").fill("5")
     panel.get_by_label("from").press("Enter")
-    page.get_by_role("checkbox", name="log scale").check()
+    page.get_by_label("scale").select_option("logarithmic")
     slider = page.get_by_role("slider", name="smoothing")
     assert slider.evaluate("one => getComputedStyle(one).paddingLeft") == "0px"  # 0 is at the very left
     slider.fill("0.6")

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from processes import wait_until
 from served import PATIENCE_MS, Served
 
-from stethos.schema import CLIENT_REPORTS, UPDATES
+from stethos.schema import CLIENT_REPORTS, ROUNDS, UPDATES
 from stethos.store.foreign.run_writer import write_run
 from stethos.store.foreign.value import LoggedMedia, LoggedNumber
 
@@ -123,6 +123,78 @@ def test_a_metric_is_drawn_by_step_round_time_clock_and_samples(page: Page, serv
         expect(page).to_have_url(re.compile("x=" + axis if axis != "step" else r"metrics\?like=[^&]*$"))
         expect(page.locator("[data-metric] canvas")).to_be_visible()
         wait_until(lambda shape=shape: any(re.fullmatch(shape, one) for one in page.evaluate(seen)), axis)  # type: ignore[misc]
+
+
+def test_metrics_of_a_server_that_makes_no_step_are_drawn_by_round(page: Page, server: Served) -> None:
+    with RunBuilder(server.directory / "served") as run:
+        process = run.process(is_alive=False)
+        for number in range(1, 41):
+            put_row(process, ROUNDS, T0_NS + number * 10**9, round=number, federation="w", loss=2.0 / number)
+        process.drain()
+        process.finish()
+    opened(page, server, "/run/served/metrics")
+    panel = page.locator("[data-metric='rounds/loss']")
+    expect(panel).to_contain_text("last 0.05")  # not any of those that share a step
+    expect(page.get_by_role("radio", name="round", exact=True)).to_be_checked()
+    (path,) = paths_of(svg_of(page, panel), 'stroke-width="1.8"')
+    assert len(set(re.findall(r"[ML]([-\d.]+) ", path))) == 40
+    page.get_by_role("radio", name="step", exact=True).click()
+    expect(page).to_have_url(re.compile("x=step"))
+    expect(page.get_by_role("radio", name="step", exact=True)).to_be_checked()
+
+
+def test_a_metric_that_diverges_is_drawn_on_a_logarithmic_scale_that_is_told(page: Page, server: Served) -> None:
+    told = [LoggedNumber("lost", step, T0_NS + step * 10**9, 1e12 if step == 39 else 0.5) for step in range(40)]
+    told += [LoggedNumber("tokens", step, T0_NS + step * 10**9, 6000.0 * step) for step in range(40)]
+    write_run(server.directory / "diverged", Path("logs"), told)
+    opened(page, server, "/run/diverged/metrics")
+    note = page.get_by_text("Logarithmic scale")
+    expect(note).to_have_count(1)
+    expect(page.locator("[data-metric=lost]")).to_contain_text("Logarithmic scale")
+    labels = (
+        "() => window.drawn.texts.filter(([, , , , one]) => one.closest('[data-metric=tokens]')).map(([one]) => one)"
+    )
+    wait_until(lambda: {"50,000", "100,000", "200,000"} <= set(page.evaluate(labels)), "labels that are written alike")
+    page.get_by_label("scale").select_option("linear")
+    expect(note).to_have_count(0)
+    expect(page).to_have_url(re.compile("log=0"))
+    opened(page, server, "/runs?metric=lost")
+    expect(page.locator("[data-panel=curves]")).to_contain_text("Logarithmic scale")
+
+
+def test_a_panel_alone_in_its_row_fills_it_and_an_empty_page_says_so(page: Page, server: Served) -> None:
+    with RunBuilder(server.directory / "nothing") as run:
+        run.process(is_alive=False).finish()
+    opened(page, server, "/run/first/layers")
+    whole, alone = page.locator("[data-panel=gradient-flow]"), page.locator("[data-panel=layer-series]")
+    boxes = [one.bounding_box() for one in (whole, alone)]
+    assert boxes[0] is not None and boxes[1] is not None and abs(boxes[0]["width"] - boxes[1]["width"]) < 2
+    expect(page.get_by_text("Nothing recorded.")).to_be_hidden()
+    page.goto(server.page("/run/nothing/time"))
+    expect(page.get_by_text("Nothing was timed in this run")).to_be_visible()
+
+
+def test_thin_bars_have_the_colours_of_their_names(page: Page, server: Served) -> None:
+    opened(page, server, "/run/first/time")
+    panel = page.locator("[data-panel=step-time]")
+    named = panel.locator(".legend-steps i").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).backgroundColor)"
+    )
+    count = """one => {
+      const { data } = one.getContext('2d').getImageData(0, 0, one.width, one.height);
+      const found = {};
+      for (let at = 0; at < data.length; at += 4) {
+        const colour = `rgb(${data[at]}, ${data[at + 1]}, ${data[at + 2]})`;
+        found[colour] = (found[colour] ?? 0) + 1;
+      }
+      return found;
+    }"""
+
+    def filled() -> list[str]:
+        pixels = panel.locator("canvas").evaluate(count)
+        return [colour for colour in named if pixels.get(colour, 0) > 5000]
+
+    wait_until(lambda: len(filled()) >= 2, "two areas, of 4 ns each, in the very colours of their names", 60)
 
 
 def test_a_zoom_stays_while_the_run_goes_on(page: Page, server: Served) -> None:

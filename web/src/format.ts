@@ -88,7 +88,10 @@ export function short(value: number, name: string, unit = ""): string {
 
 /** The labels of an axis: with as many digits as tell neighbours apart. */
 export function tickLabels(ticks: (number | null)[], name: string, unit = ""): string[] {
-  const labels = ticks.map((tick) => (tick === null ? "" : short(tick, name, unit)));
+  const known = ticks.filter((tick) => tick !== null && tick !== 0).map((tick) => Math.abs(tick as number));
+  const isEven = Math.max(...known) / Math.min(...known) < 1e3; // of a linear scale: all are written alike
+  const isWhole = isEven && Math.max(...known) < 1e6;
+  const labels = ticks.map((tick) => (tick === null ? "" : isWhole && Number.isInteger(tick) ? measured(tick, name, unit) : short(tick, name, unit)));
   const shown = labels.filter((text) => text !== "");
   const isBytes = name.endsWith("_bytes") || unit === "bytes";
   if (!isBytes || new Set(shown).size === shown.length) return labels;

@@ -6,6 +6,7 @@ import { curvesOf, type Range } from "./charts/series";
 import { svgOfBars, svgOfHeat, svgOfTurns } from "./charts/picture";
 import { svgOf } from "./charts/lines_svg";
 import { csvOf, savePng, saveText } from "./charts/save";
+import { isLeaping } from "./charts/smooth";
 import { Bars, DataTable, Tiles } from "./charts/small";
 import { Tree } from "./charts/tree";
 import { Waterfall } from "./charts/waterfall";
@@ -90,13 +91,14 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
       return <Tiles columns={columns} />;
     case "line":
     case "stack": {
-      const { shown, data, isSampled, sampled, steps } = linesOf(panel, columns, given);
+      const { shown, data, isFitted, isSampled, sampled, steps } = linesOf(panel, columns, given);
       const pick = selecting("round") === undefined ? undefined : (x: number) => choose({ round: String(x) });
       if (data.curves.length === 0 && data.broken.length === 0) return <p class="nothing">Nothing recorded.</p>;
       const zoom = (range: Range | null): void => go({ ...route, given: zoomed(route.given, panel.x, range) }, true);
       return (
         <>
         {isSampled && <Sampled points={sampled} steps={steps} columns={columns} />}
+        {isFitted && <LogNote />}
         <Plot
           panel={shown} data={data} findings={findings} theme={theme} onPick={pick} label={`${panel.title}: ${columns.rows} points`}
           zoom={zoomOf(route.given, panel.x)} onZoom={zoom}
@@ -143,13 +145,19 @@ function Drawing({ panel, columns, given, route, findings, choose }: Drawable) {
 /** The curves of a panel as they are drawn: on a fitting scale, and as dots where only some of the steps were sampled. */
 function linesOf(panel: Panel, columns: Columns, given: Given) {
   const names = { client: given.client ?? "client", layer: given.layer ?? "layer", others: "the others", middle: "all layers" };
-  const scale = panel.chart === "line" ? fitting(scaleOf(panel, given).scale, columns, panel) : "linear";
+  const told = panel.chart === "line" ? scaleOf(panel, given).scale : "linear";
+  const scale = panel.chart === "line" ? fitting(told, columns, panel) : told;
   const shown = { ...panel, scale };
   const found = curvesOf(shown, columns, names);
   const [sampled, steps] = [column(columns, "sampled").reduce<number>((sum, value) => sum + (number(value) ?? 0), 0), number(column(columns, "of_steps")[0]) ?? 0];
   const isSampled = sampled < steps / 2;
   const data = isSampled ? { ...found, curves: found.curves.map(({ name, values }) => ({ name, values, isDots: true })), ...(panel.x === "step" ? { reach: steps } : {}) } : found;
-  return { shown, data, isSampled, sampled, steps };
+  return { shown, data, isFitted: scale !== told, isSampled, sampled, steps };
+}
+
+/** Why a drawing is not linear though nobody asked for that. */
+export function LogNote() {
+  return <p class="note">Logarithmic scale: some values are more than 1,000 times the usual one.</p>;
 }
 
 /** How many of the steps were sampled, and what decides that. */
@@ -165,10 +173,7 @@ export function Sampled({ points, steps, columns }: { points: number; steps: num
 /** A curve that leaps by orders of magnitude, as a loss that diverges, is only seen on a logarithmic scale. */
 function fitting(scale: Panel["scale"], columns: Columns, panel: Panel): Panel["scale"] {
   if (scale !== "linear") return scale;
-  const values = panel.y.flatMap((name) => column(columns, name).map(number)).filter((value): value is number => value !== null && Number.isFinite(value));
-  if (values.length < 4 || values.some((value) => value <= 0)) return scale;
-  const sorted = values.sort((a, b) => a - b);
-  return (sorted.at(-1) ?? 1) / (sorted[sorted.length >> 1] ?? 1) > 1e3 ? "log" : scale;
+  return isLeaping(panel.y.flatMap((name) => column(columns, name).map(number))) ? "log" : scale;
 }
 
 /** How the values are scaled: the option that says something about it, else the panel. */

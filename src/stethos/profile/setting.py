@@ -63,7 +63,8 @@ def read_settings(run: Run) -> dict[str, Any]:
         found[name.replace("_", " ")] = first.get(name)
     found.update(_flat("", _parsed(config)))
     found.update({f"{_VERSION}{name}": value for name, value in _parsed(first.get("versions")).items()})
-    found.update(_options(first.get("command") or about["command"] or ""))
+    options = _options(first.get("command") or about["command"] or "")
+    found.update({name: value for name, value in options.items() if not _is_known(found, name, value)})
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -120,6 +121,19 @@ def _options(command: str) -> dict[str, Any]:
                 found[name] = value
         place += 1
     return {**found, "command": " ".join(rest)} if rest else found
+
+
+def _is_known(found: Mapping[str, Any], name: str, value: str) -> bool:
+    """Whether the program's own configuration has this option of its command, with the same value."""
+    own = found.get(name.lstrip("-").replace("-", "_")) if name.startswith("-") else None
+    return own is not None and (str(own) == value or _number(own) == _number(value) is not None)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _without_python(words: list[str]) -> list[str]:

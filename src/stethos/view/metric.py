@@ -60,7 +60,7 @@ points AS (
   GROUP BY name, series, if(total <= room.points, row, (row - first) * room.points // (last - first + 1)))
 SELECT name, series, value, low_end, high_end, broken, points, of_steps, names,
        (SELECT max(overhead_budget) FROM processes) AS budget, $x
-ORDER BY {_OURS}, name, series, x""",
+ORDER BY {_OURS}, name, series, x, t_ns""",
     (_X, Parameter("like", "Name contains"), Parameter("from", "From", "number")),
 )
 MEDIA = Query(

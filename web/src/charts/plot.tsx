@@ -194,7 +194,7 @@ function optionsOf(
         label: one.name,
         stroke: colour,
         width: few ? 0 : 1,
-        fill: few ? colour : faded(colour, 0.8),
+        fill: colour, // opaque: what stands behind would mix into it, and no colour be that of its name
         paths: few ? (uPlot.paths.bars?.({ size: [0.82, 40], radius: 0.12 }) as uPlot.Series.PathBuilder) : (uPlot.paths.stepped?.({ align: 1 }) as uPlot.Series.PathBuilder),
         points: { show: false },
       });

@@ -14,6 +14,17 @@ export interface Line {
   high?: (number | null)[];
 }
 
+const LEAP = 1e3;
+const FEWEST = 4;
+
+/** Whether values leap by orders of magnitude, as a loss that diverges: that is seen on a logarithmic scale only. */
+export function isLeaping(values: (number | null)[]): boolean {
+  const known = values.filter((value): value is number => value !== null && Number.isFinite(value));
+  if (known.length < FEWEST || known.some((value) => value <= 0)) return false;
+  const sorted = known.sort((a, b) => a - b);
+  return (sorted.at(-1) ?? 1) / (sorted[sorted.length >> 1] ?? 1) > LEAP;
+}
+
 /** The mean that forgets: each value weighs `weight` times as much as the one after it, without leaning towards 0. */
 export function smoothed(values: (number | null | undefined)[], weight: number): (number | null | undefined)[] {
   let last = 0;

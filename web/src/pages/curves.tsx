@@ -8,8 +8,9 @@ import { seriesColour } from "../colour";
 import { courseOf, useAround, useAsked } from "../context";
 import { label, plain } from "../format";
 import type { Columns, Given, RunRow } from "../model";
+import { LogNote } from "../panel";
 import { zoomed, zoomOf } from "../route";
-import { Across, axisName, LogScale, metricsOf, Save, Smoothing } from "./metrics";
+import { Across, axisName, logOf, LogScale, metricsOf, Save, Smoothing } from "./metrics";
 import { groupsOf, titleOf } from "./run_rows";
 
 const MOST = 50;
@@ -42,7 +43,6 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
   };
   const { answer, isAsking } = useAsked(() => Promise.all(metric === "" ? [] : asked.map(curveOf)), key, courseOf(asked));
   const weight = Math.min(0.99, Math.max(0, Number(given.smooth) || 0));
-  const isLog = given.log === "1";
   const lines = useMemo(() => {
     const each = (answer ?? []).map((columns, index) => {
       const found = columns === null ? undefined : metricsOf(columns).find((one) => one.name === exact);
@@ -52,6 +52,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
     const found: Line[] = group === "" ? each.map(({ name, x, y }, index) => ({ name, x, y, colour: seriesColour(index) })) : means(each, group);
     return found.map(withGaps);
   }, [answer, group, theme]);
+  const { isLog, isChosen } = useMemo(() => logOf(given, lines.map((line) => line.y)), [lines, given.log]);
   const inPlace = useMemo(() => placed(lines, isLog), [lines, isLog]);
   const data = useMemo(() => together(inPlace, weight), [inPlace, weight]);
   return (
@@ -72,6 +73,7 @@ export function RunCurves({ given, rows, group, isFew, set }: { given: Given; ro
         </div>
       </header>
       {metric !== "" && having.length > most && <p class="note">The first {most} of {plain(having.length)} runs in the order of the table; filter or tick runs to draw others{most < MOST && `, choose a metric to draw ${MOST}`}.</p>}
+      {isLog && !isChosen && <LogNote />}
       {metric === "" ? <p class="nothing">Choose a metric to draw it for {plain(Math.min(MOST, rows.length))} {rows.length > MOST ? `of ${plain(rows.length)} ` : ""}runs; tick runs to draw only those.</p> : having.length === 0 ? <p class="nothing">No run is known to have this metric.</p> : data.x.length === 0 ? answer === null || isAsking ? <div class="skeleton" /> : <p class="nothing">Of these runs none has it by {x || "step"}.</p> : (
         <Plot panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: "", chart: "line" }} data={data} theme={theme} height={340} label={`${label(metric)} of ${asked.length} runs`} isNamed zoom={zoomOf(given, name)} onZoom={(range) => set(zoomed({}, name, range))} />
       )}

@@ -5,12 +5,12 @@ import type { Curves, Range } from "../charts/series";
 import { svgOf, type Look } from "../charts/lines_svg";
 import { csvOf, savePng, saveText, tableOfCurves } from "../charts/save";
 import { DataTable } from "../charts/small";
-import { placed, together, withGaps, type Line } from "../charts/smooth";
+import { isLeaping, placed, together, withGaps, type Line } from "../charts/smooth";
 import { seriesColour } from "../colour";
-import { useAround, usePanel } from "../context";
+import { useAround, useAsked, usePanel, type Asked } from "../context";
 import { label, plain } from "../format";
 import { column, number, type Columns, type Given, type Panel } from "../model";
-import { Behind, Sampled, Segments, Trouble } from "../panel";
+import { Behind, LogNote, Sampled, Segments, Trouble } from "../panel";
 import { address, go, zoomed, zoomOf, type Route } from "../route";
 import { Media } from "./media";
 
@@ -84,6 +84,26 @@ function isSame(lines: Line[], others: Line[]): boolean {
   return one.y.length === other.y.length && one.y.every((value, row) => Object.is(value, other.y[row]) && one.x[row] === other.x[row]);
 }
 
+interface Axed extends Asked<Columns> {
+  metrics: Metric[];
+  /** What was asked for in the end, and the axis that is drawn over where nobody chose one. */
+  asked: Given;
+  usual: "step" | "round";
+}
+
+/** The metrics of a run: over its rounds where nobody chose an axis and all would stand at one step, as in a server that trains nothing. */
+function useMetrics(run: string, wanted: Given, version: string): Axed {
+  const { source } = useAround();
+  const first = usePanel(run, "metrics", wanted, version);
+  const found = useMemo(() => (first.answer === null ? [] : metricsOf(first.answer)), [first.answer]);
+  const isStill = !wanted.x && !source.isReport && found.some((one) => one.lines.some((line) => line.x.length > 1)) && found.every((one) => one.lines.every((line) => line.x.every((x) => x === line.x[0])));
+  const byRound = { ...wanted, x: "round" };
+  const second = useAsked(() => (isStill ? source.panel(run, "metrics", byRound) : Promise.resolve(null)), JSON.stringify([run, byRound, isStill]), version);
+  const moved = useMemo(() => (isStill && second.answer !== null ? metricsOf(second.answer) : []), [isStill, second.answer]);
+  if (moved.length === 0 || second.answer === null) return { ...first, metrics: found, asked: wanted, usual: "step" };
+  return { ...first, answer: second.answer, metrics: moved, asked: byRound, usual: "round" };
+}
+
 export function groupOf(name: string): string {
   const end = name.lastIndexOf("/");
   return end > 0 ? name.slice(0, end) : "";
@@ -92,10 +112,10 @@ export function groupOf(name: string): string {
 export function MetricsPage({ route, version }: { route: Route; version: string }) {
   const { catalogue, source } = useAround();
   const panel = catalogue.panels.find((one) => one.name === "metrics") as Panel;
-  const { x = "step", like = "", from = "" } = route.given;
-  const asked: Given = source.isReport ? {} : { x: route.given.x ?? "", like, from };
-  const { answer, complaint } = usePanel(route.run, "metrics", asked, version);
-  const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
+  const { like = "", from = "" } = route.given;
+  const wanted: Given = source.isReport ? {} : { x: route.given.x ?? "", like, from };
+  const { answer, complaint, metrics, asked, usual } = useMetrics(route.run, wanted, version);
+  const x = asked.x || "step";
   const set = (changes: Given): void => go({ ...route, given: { ...route.given, ...changes } }, true);
   const twice = useMemo(() => repeated(metrics).map(([, ofRounds]) => ofRounds), [metrics]);
   const shown = metrics.filter((one) => one.name.toLowerCase().includes(like.toLowerCase()) && !twice.includes(one));
@@ -109,7 +129,7 @@ export function MetricsPage({ route, version }: { route: Route; version: string 
           <span class="sr-only">Search metrics</span>
           <input type="search" placeholder={answer === null ? "search metrics" : `search ${plain(all - twice.length)} metrics`} value={like} onInput={(event) => set({ like: event.currentTarget.value, from: "" })} />
         </label>
-        {!source.isReport && <Across given={route.given} set={set} />}
+        {!source.isReport && <Across given={route.given} set={set} usual={usual} />}
         <Smoothing given={route.given} set={set} />
         <LogScale given={route.given} set={set} />
         <span class="muted">Drag to zoom, double-click to show all.</span>
@@ -155,9 +175,9 @@ export function Smoothing({ given, set }: { given: Given; set: (changes: Given) 
 }
 
 /** Over what curves are drawn: steps, rounds, time or samples. */
-export function Across({ given, set }: { given: Given; set: (changes: Given) => void }) {
+export function Across({ given, set, usual = "step" }: { given: Given; set: (changes: Given) => void; usual?: string }) {
   const options = useAround().catalogue.panels.find((one) => one.name === "metrics")?.parameters[0]?.options ?? {};
-  return <Segments title="x axis" names={Object.keys(options)} chosen={given.x || "step"} choose={(value) => set({ x: value === "step" ? "" : value })} />;
+  return <Segments title="x axis" names={Object.keys(options)} chosen={given.x || usual} choose={(value) => set({ x: value === usual ? "" : value })} />;
 }
 
 /** The column of an x axis, which says how its values are written. */
@@ -165,12 +185,24 @@ export function axisName(x = ""): string {
   return x === "clock" ? "t_ns" : x || "step";
 }
 
+/** Linear or logarithmic; unless it is chosen each drawing decides, and says so. */
 export function LogScale({ given, set }: { given: Given; set: (changes: Given) => void }) {
   return (
     <label>
-      <input type="checkbox" checked={given.log === "1"} onChange={(event) => set({ log: event.currentTarget.checked ? "1" : "" })} /> log scale
+      scale{" "}
+      <select value={given.log === "1" || given.log === "0" ? given.log : ""} onChange={(event) => set({ log: event.currentTarget.value })}>
+        <option value="">automatic</option>
+        <option value="0">linear</option>
+        <option value="1">logarithmic</option>
+      </select>
     </label>
   );
+}
+
+/** Whether values are drawn on a logarithmic scale: as chosen, else where nearly all would lie on one line. */
+export function logOf(given: Given, values: (number | null)[][]): { isLog: boolean; isChosen: boolean } {
+  const isChosen = given.log === "1" || given.log === "0";
+  return { isChosen, isLog: isChosen ? given.log === "1" : isLeaping(values.flat()) };
 }
 
 /** A panel for each metric, grouped by the part of the name before the last "/". */
@@ -200,7 +232,7 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
   const [isTable, setTable] = useState(false);
   const [isLarge, setLarge] = useState(false);
   const weight = Math.min(0.99, Math.max(0, Number(route.given.smooth) || 0));
-  const isLog = route.given.log === "1";
+  const { isLog, isChosen } = useMemo(() => logOf(route.given, metric.lines.map((line) => line.y)), [metric, route.given.log]);
   const lines = useMemo(() => metric.lines.map(withGaps), [metric]);
   const inPlace = useMemo(() => placed(lines, isLog), [lines, isLog, theme]);
   const data = useMemo(() => together(inPlace, weight), [inPlace, weight]);
@@ -220,6 +252,7 @@ export function MetricCard({ metric, route, x, set }: { metric: Metric; route: R
       {isSampled && (
         <Sampled points={metric.points} steps={metric.steps ?? 1} columns={metric.columns} />
       )}
+      {isLog && !isChosen && <LogNote />}
       <Plot
         panel={{ x: name, y: ["value"], unit: "", scale: isLog ? "log" : "linear", marks: x === "step" || x === "round" ? x : "", chart: "line" }}
         data={shown} theme={theme} height={isLarge ? 460 : 230} label={`${title}: ${plain(metric.points)} points${last == null ? "" : `, last ${plain(last)}`}`}
@@ -265,8 +298,7 @@ export function Save({ title, x, data, columns, isLog = false, look = {} }: { ti
 
 /** The first few metrics, on the overview. */
 export function MetricsPreview({ route, version }: { route: Route; version: string }) {
-  const { answer } = usePanel(route.run, "metrics", {}, version);
-  const metrics = useMemo(() => (answer === null ? [] : metricsOf(answer)), [answer]);
+  const { answer, metrics, usual } = useMetrics(route.run, {}, version);
   const twice = useMemo(() => repeated(metrics).map(([logged]) => logged), [metrics]);
   const logged = metrics.filter((one) => !OURS.test(groupOf(one.name)) && !twice.includes(one));
   if (logged.length === 0) return null;
@@ -279,7 +311,7 @@ export function MetricsPreview({ route, version }: { route: Route; version: stri
       </header>
       <div class="grid">
         {logged.slice(0, PREVIEWED).map((one) => (
-          <MetricCard key={one.name} metric={one} route={{ ...route, given: {} }} x="step" />
+          <MetricCard key={one.name} metric={one} route={{ ...route, given: {} }} x={usual} />
         ))}
       </div>
     </section>

@@ -24,7 +24,8 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
   const needsClient = (name: string): boolean => isAboutOne && name.startsWith("client-") && !["client-map", "client-table"].includes(name);
   const hasClient = (route.given.client ?? "") !== "";
   return (
-    <div class="grid">
+    <>
+    <div class="grid is-page">
       {route.page === "overview" && (diagnosis.answer !== null || diagnosis.complaint?.status !== 0) && <Verdict diagnosis={diagnosis.answer} run={route.run} />}
       {route.page === "overview" && source instanceof Report && <Made report={source} />}
       {route.page === "findings" && <Findings diagnosis={diagnosis} run={route.run} />}
@@ -44,8 +45,16 @@ export function RunPage({ route, version, state, diagnosis }: Shown) {
         );
       })}
     </div>
+    <p class="card nothing">{EMPTY[route.page] ?? "Nothing recorded."}</p>
+    </>
   );
 }
+
+/** What a page says that has nothing to show. */
+const EMPTY: Record<string, string> = {
+  time: "Nothing was timed in this run: no step, no round and no span.",
+  memory: "No memory and no traffic was recorded in this run.",
+};
 
 /** When a report was made, and what it leaves out. */
 function Made({ report }: { report: Report }) {

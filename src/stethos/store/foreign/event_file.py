@@ -1,4 +1,4 @@
-"""TensorBoard's event files: records with a checksum each, of scalars, texts and images."""
+"""TensorBoard's event files: records with a checksum each, of scalars, texts, images and hyperparameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stethos.record.border import map_file
 from stethos.store.foreign.protobuf import Fields, fields_of, last, real, text
-from stethos.store.foreign.value import Damage, Logged, LoggedMedia, LoggedNumber
+from stethos.store.foreign.value import Damage, Logged, LoggedMedia, LoggedNumber, LoggedSetting
 
 _CHECKED_BYTES = 4096  # larger records are taken as they are: a checksum in Python is slow
 _LARGEST_RECORD = 64 << 20
@@ -47,6 +47,25 @@ def _logged(value: Fields, step: int, t_ns: int) -> Iterator[Logged]:
             yield LoggedMedia(name, "image", step, t_ns, base64.b64encode(image).decode())
     elif 8 in value:
         yield from _tensor(name.removesuffix("/text_summary"), fields_of(value[8][-1]), step, t_ns)
+    elif 9 in value:
+        plugin = fields_of(last(fields_of(value[9][-1]), 1, bytes, b""))
+        if text(plugin, 1) == "hparams":
+            yield from _settings(fields_of(last(plugin, 2, bytes, b"")))
+
+
+def _settings(told: Fields) -> Iterator[LoggedSetting]:
+    """What `add_hparams` wrote: a message for the start of a session has the values, by name."""
+    for start in told.get(3, []):
+        for entry in fields_of(start).get(1, []):
+            pair = fields_of(entry)
+            value = fields_of(last(pair, 2, bytes, b""))
+            number, flag = real(value, 2), last(value, 4, int)
+            if number is not None:  # the format has no whole numbers
+                yield LoggedSetting(text(pair, 1), int(number) if number.is_integer() else number)
+            elif flag is not None:
+                yield LoggedSetting(text(pair, 1), bool(flag))
+            elif 3 in value:
+                yield LoggedSetting(text(pair, 1), text(value, 3)[:8000])
 
 
 def _tensor(name: str, tensor: Fields, step: int, t_ns: int) -> Iterator[Logged]:
