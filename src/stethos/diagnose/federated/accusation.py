@@ -211,8 +211,8 @@ def _without_suspects(cohort: Cohort, chances: Array, inside: InsideEvidence | N
         left = sorted(set(range(len(likely))) - set([one for one in order if one in others][:most]))
         if inside is None or not others or len(left) < FEWEST_CLIENTS + 1:
             continue
-        known = tuple(cohort.clients[one] for one in left)
-        rest = replace(inside, clients=tuple(one for one in inside.clients if one in known))
+        known = {cohort.clients[one] for one in left}
+        rest = inside.only([at for at, one in enumerate(inside.clients) if one in known])
         numbers = numbers_of(_only(cohort, left), chances[left], rest)
         found[place] = max(found[place], load_weights("inside").probabilities(numbers)[left.index(place)])
     return found
