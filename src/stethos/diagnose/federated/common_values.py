@@ -69,7 +69,7 @@ def _novel(
     is_novel = (own * mine.n >= 5) & ((usual < 0.04) | (is_far & (usual < own / 4))) & (often < own / 3)
     is_novel &= is_far | (own >= _NOVEL_INSIDE)
     if mine.kind == "tokens":  # shorter texts are filled up as others' are
-        is_novel &= ~np.isin(mine.atoms[rank], np.unique(np.delete(values.atoms[:, 0, -1], at)))
+        is_novel &= ~np.isin(values.atoms[at, rank], np.unique(np.delete(values.atoms[:, 0, -1], at)))
     if is_novel.any():
         is_novel &= ~_is_renamed(mine, np.delete(values.atoms, at, 0), np.delete(values.shares, at, 0), own)
     is_novel |= is_marked
@@ -155,7 +155,7 @@ def grain_margins(clients: Sequence[Sketch | None]) -> Array:
             if not is_rarer.any():
                 continue
             others = np.delete(values, at, 0)
-            is_same = ((mine.atoms[0] == others) | (mine.atoms[1] == others)).mean(0) >= 0.5
+            is_same = ((known.atoms[at, 0] == others) | (known.atoms[at, 1] == others)).mean(0) >= 0.5
             is_agreed = is_common & (np.array([np.unique(one, return_counts=True)[1].max() for one in others.T])
                                      >= 0.6 * len(others))  # fmt: skip
             is_other = not is_agreed.any() or float(is_same[is_agreed].mean()) < _HARDLY_ANY

@@ -26,6 +26,7 @@ _ROOM = 0.25  # of a range, beyond it
 _HARDLY_VARIES, _OF_PIXELS = 0.05, 0.5  # of what the median column varies; pixels have one unit, also those at the edge
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
+_RARE_WORDS = 0.05  # of what buckets of words vary by on average: one sample with a rare word is no noise
 
 
 def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
@@ -183,7 +184,9 @@ def _residuals_of(
         reference, precision = others.covariance[: mine.inputs, : mine.inputs], others.precision(mine.inputs)
         own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
         residual = ((precision @ own) * precision).sum(1) / np.diag(precision)
-        is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
+        varies = np.diag(reference)
+        least = 1e-2 * np.median(varies) if mine.kind == "numbers" else _RARE_WORDS * varies.mean()
+        is_used = varies > least
         ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
         spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
         worse[place] = float(np.mean(np.clip(ratio, -2, 2)))

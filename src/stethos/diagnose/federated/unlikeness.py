@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
-from stethos.diagnose.federated.inside_update import unlike_facts
+from stethos.diagnose.federated.inside_update import steps_and_passes, unlike_facts
 from stethos.diagnose.federated.repeated_samples import distinct_in_batches, fewer_than_said
 from stethos.diagnose.federated.standing_out import margins, margins_of_rows
 
@@ -25,6 +25,7 @@ AT_TIMES = "_at_times"
 MOST = 16.0  # times as far as what stands out; more says nothing new
 _ANY = 1e-12  # nothing is too small to count, if all others differ by less
 _DEVIATIONS = 3.5
+_SOME_MORE = 0.15  # powers of two: what rounding up to whole batches does
 _LEAST_REST, _LEAST_BEGIN, _LEAST_SENT = 1e-3, 1e-3, 1e-6  # of what the optimizer did
 # Of each number: 1 or -1 where only more or less of it is odd, 0 where both are; and what honest clients differ by.
 _UPDATES = {
@@ -61,13 +62,23 @@ def update_unlikeness(cohort: Cohort) -> dict[str, Array]:
 
 
 def turn_unlikeness(inside: InsideEvidence) -> dict[str, Array]:
-    """The same of what clients' turns show from inside; `fewer`: samples than it says; `other`: loss or optimizer."""
+    """The same of what clients' turns show from inside; `fewer`: samples than it says; `other`: loss or optimizer.
+
+    `more`: steps, and passes over its samples, too, where the others agree on the number of either.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         found = _over_rounds({**_sending(inside), **_stepping(inside), **_answering(inside)}, _TURNS)
         found["fewer"] = relative(fewer_than_said(inside, for_its_steps=False), 0.1)
+        found["more"] = _more(inside)
     found["other"] = np.max([unlike_facts(inside, name) for name in ("loss", "setup", "graph")], axis=0).astype(float)
     return found
+
+
+def _more(inside: InsideEvidence) -> Array:
+    if not inside.rounds:
+        return np.zeros(len(inside.clients))
+    return np.minimum.reduce([relative(one, _SOME_MORE) for one in steps_and_passes(inside)])
 
 
 def _sending(inside: InsideEvidence) -> dict[str, Array]:

@@ -88,7 +88,7 @@ _OF_UPDATES = {
 UPDATES = (*(one + end for one in _OF_UPDATES for end in ("", AT_TIMES)), "judged")
 INSIDE = (
     *(one + end for one in _OVER_ROUNDS for end in ("", AT_TIMES)), *_OF_DATA, *_OF_LABELS,
-    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "copies", "other", "mix", "judged",
+    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "copies", "more", "other", "mix", "judged",
 )  # fmt: skip
 
 
@@ -143,7 +143,12 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     }
     found |= _grouped({**unlike, **shown}, _OVER_ROUNDS)
     found |= {group: _farthest(shown, names) for group, names in (*_OF_DATA.items(), *_OF_LABELS.items())}
-    found |= {"other": shown["other"], "elsewhere": shown["elsewhere"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
+    found |= {
+        "other": shown["other"],
+        "more": shown["more"],
+        "elsewhere": shown["elsewhere"],
+        "mix": np.minimum(shown["mix"], _MOST_OF_MIX),
+    }
     has_fewer = (found["fewer"] >= EXPLAINS) & (shown["has_words"] > 0)
     found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
     repeats = np.maximum(found["repeats"], found[f"repeats{AT_TIMES}"])
