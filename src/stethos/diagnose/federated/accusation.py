@@ -51,7 +51,9 @@ _ALONE = {
 }
 _STRICTER = {"labels": 1.05}  # times as far as is told: sites with doubtful cases look alike
 _SUPPORTED = {"labels": 0.18}  # probability by all that is weighed: of a class that few have, two may look like another
-_NEEDS_USUAL_INPUTS = ("labels",)  # wrong labels move no column; where columns lie elsewhere, classes may do so, too
+# Wrong labels move no column; where columns lie elsewhere, classes may do so, too. Nor do wrong targets, and whose inputs
+# lie elsewhere has another part of a curved relation, or another series.
+_NEEDS_USUAL = {"labels": "scale", "targets": "place"}
 _TWICE = 2.0  # as likely, where two faulty clients may hide each other
 # Numbers that accuse alone from so far on, what they are called, and the number that must be 1 beside them. No honest
 # client of 383 federations came nearer than two thirds of that, where its samples lie where the others' do.
@@ -135,7 +137,7 @@ class Weighed:
 
     def _is_supported(self, place: int, rule: str) -> bool:
         """Whether enough else is odd about a client, beside all others or beside those who are not suspected."""
-        if rule in _NEEDS_USUAL_INPUTS and self.numbers and self.numbers["scale"][place] >= EXPLAINS:
+        if rule in _NEEDS_USUAL and self.numbers and self.numbers[_NEEDS_USUAL[rule]][place] >= EXPLAINS:
             return False
         least = _SUPPORTED.get(rule, 0.0)
         return bool(self.beside_all[place] >= least or self.probabilities[place] >= _TWICE * least)
