@@ -35,7 +35,7 @@ _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees 
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _ALL_OF_ONE = 2.4  # one input that never changes
-_NO_OTHER_ORDER = 0.5
+_NO_OTHER_ORDER, _SURELY_ANOTHER = 0.5, 2.0
 _LOST_WORDS = 0.2  # of all words
 _HALF_AGAIN = 0.25  # of a text's words: where half of it is a copy
 _FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
@@ -52,18 +52,19 @@ _STRICTER = {
     "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
 }  # fmt: skip
 
-# What stands out, the surest to be named first: the kind of fault that it means.
+# What stands out, the surest to be named first: the kind of fault that it means. What comes first explains what comes
+# after: who trains from another model sends other updates, whose loss is another gets other answers, and wrong labels
+# spread classes, where noise would not look like other classes.
 KINDS = {
-    "nan": "nan", "free-rider": "free-rider", "sign-flip": "sign-flip", "scaling": "scaling",
-    "update-noise": "update-noise", "stale": "stale", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
+    "nan": "nan", "free-rider": "free-rider", "stale": "stale", "sign-flip": "sign-flip", "scaling": "scaling",
+    "otherwise": "unknown", "update-noise": "update-noise", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
-    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
-    "targets": "target-fault", "order": "feature-fault", "fixed": "feature-fault", "column": "feature-fault",
-    "unknown-words": "feature-fault",
-    "again": "feature-fault", "labels": "label-noise", "relabelled": "label-noise", "in-order": "unknown",
-    "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
-    "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
+    "imputed": "feature-fault", "order": "feature-fault", "atoms": "backdoor", "labels": "label-noise",
+    "noise": "feature-fault", "grain": "feature-fault", "targets": "target-fault", "fixed": "feature-fault",
+    "column": "feature-fault", "unknown-words": "feature-fault", "again": "feature-fault", "relabelled": "label-noise",
+    "in-order": "unknown", "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
+    "uncleared": "unknown", "training": "unknown", "early": "unknown",
 }  # fmt: skip
 
 
@@ -144,7 +145,8 @@ def _compared(
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     if "order" in kinds:  # wrong labels mix up which inputs tell classes
-        kinds["order"] = np.where(kinds["labels"] >= 1, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
+        is_mixed_up = (kinds["labels"] >= 1) & (kinds["order"] < _SURELY_ANOTHER)
+        kinds["order"] = np.where(is_mixed_up, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
     kinds["relabelled"] = _relabelled(inside)
     kinds["in-order"] = _in_order(inside)
     above = np.array([harm.get(client, np.nan) for client in clients])

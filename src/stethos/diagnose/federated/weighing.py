@@ -173,6 +173,8 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     harm = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) in _HARM], axis=0)
     turned = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) == "direction"], axis=0)
     is_asked = np.isfinite(cohort.entry_loss).any(0)
+    has_other_words = (shown["has_words"] > 0) & is_moved & (harm < 1.0)  # which come together as others do
+    found["following"] = np.where(has_other_words, _IN_ONE_WAY * found["following"], found["following"])
     for name, harms in (("lost", harm), ("following", np.maximum(harm, turned))):  # other words turn updates anyway
         is_harmless = is_asked & (harms < _HARMS)
         found[name] = np.where(is_harmless, np.minimum(found[name], _MOST_WITHOUT_HARM), found[name])
