@@ -52,8 +52,8 @@ _ALONE = {
 }
 _STRICTER = {"labels": 1.05}  # times as far as is told: sites with doubtful cases look alike
 _SUPPORTED = {"labels": 0.18}  # probability by all that is weighed: of a class that few have, two may look like another
-# Wrong labels move no column; where columns lie elsewhere, classes may do so, too. Nor do wrong targets: whose inputs lie
-# elsewhere has another part of a curved relation, or another series.
+# Wrong labels move no column; where columns lie elsewhere, classes may do so, too. Nor do wrong targets: whose inputs
+# lie elsewhere has another part of a curved relation, or another series.
 _NEEDS_USUAL = {"labels": "scale", "targets": "place"}
 _OF_TRAINING = ("update-noise", "labels")  # rules that another loss or optimizer explains
 _TWICE = 2.0  # as likely, where two faulty clients may hide each other

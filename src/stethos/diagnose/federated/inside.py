@@ -62,9 +62,10 @@ KINDS = {
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
     "imputed": "feature-fault", "order": "feature-fault", "atoms": "backdoor", "labels": "label-noise",
     "noise": "feature-fault", "grain": "feature-fault", "targets": "target-fault", "fixed": "feature-fault",
-    "column": "feature-fault", "unknown-words": "feature-fault", "again": "feature-fault", "relabelled": "label-noise",
-    "in-order": "unknown", "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
-    "uncleared": "unknown", "training": "unknown", "early": "unknown",
+    "column": "feature-fault", "unknown-words": "feature-fault", "again": "feature-fault",
+    "relabelled": "label-noise", "in-order": "unknown", "partly": "unknown", "untrained": "unknown",
+    "turned": "unknown", "between": "unknown", "ascent": "unknown", "uncleared": "unknown",
+    "training": "unknown", "early": "unknown",
 }  # fmt: skip
 
 
