@@ -150,10 +150,13 @@ class Weighed:
 
     def _is_supported(self, place: int, rule: str) -> bool:
         """Whether enough else is odd about a client, beside all others or beside those who are not suspected."""
-        if rule in _NEEDS_USUAL and self.numbers and self.numbers[_NEEDS_USUAL[rule]][place] >= EXPLAINS:
+        if rule in _NEEDS_USUAL and self._number(_NEEDS_USUAL[rule], place) >= EXPLAINS:
             return False
         least = _SUPPORTED.get(rule, 0.0)
         return bool(self.beside_all[place] >= least or self.probabilities[place] >= _TWICE * least)
+
+    def _number(self, name: str, place: int) -> float:
+        return float(self.numbers[name][place]) if name in self.numbers else 0.0
 
     def _by_numbers(self) -> Iterator[ClientVerdict]:
         for place in range(len(self.cohort.clients)):
@@ -196,7 +199,7 @@ class Weighed:
         if (named := named_in(self.margins, client)) is None:
             kind = self._far_alone(place) or self._kind_by_numbers(place)
             return ClientVerdict(client, kind, sure, self.cohort.rounds[0], None, guilt="buggy")
-        if named.rule in _OF_TRAINING and self.numbers and self.numbers["other"][place] >= 1.0:
+        if named.rule in _OF_TRAINING and self._number("other", place) >= 1.0:
             return ClientVerdict(client, "unknown", sure, self.cohort.rounds[0], None, guilt="buggy")
         first, last = span_of(self.inside, client, named.rule)
         target, source = named.pair or (None, None)

@@ -74,7 +74,7 @@ _INPUTS = ("place", "scale", "shape")
 # Whose inputs lie elsewhere has some that hang together a little differently, and that shows in one way: in how large
 # the residuals are, or in where they point. Noise and mixed up columns show in both. Its targets, which may be the next
 # of the same series, then follow differently as well.
-_IN_ONE_WAY = 0.5
+_FOLLOWING, _IN_ONE_WAY = _OF_DATA["following"], 0.5
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
 _MOST_OF_MIX = 2.0
@@ -160,11 +160,11 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     has_other_inputs = is_elsewhere | (np.max([found[name] for name in _INPUTS], axis=0) >= EXPLAINS)
     left_over = np.minimum(found["relation"], shown["unrelated"])
     found["relation"] = np.where(has_other_inputs, left_over, found["relation"])
-    residuals, tilt = np.maximum(shown["worse"], shown["unexplained"]), shown["tilt"]
-    in_two_ways = np.maximum(np.minimum(residuals, tilt), _IN_ONE_WAY * np.maximum(residuals, tilt))
+    second, first = np.sort([shown[name] for name in _FOLLOWING], axis=0)[-2:]
+    in_two_ways = np.where(shown["tilt"] >= EXPLAINS, np.maximum(second, _IN_ONE_WAY * first), _IN_ONE_WAY * first)
     is_moved = is_elsewhere | (np.maximum(found["place"], found["scale"]) >= EXPLAINS)
     found["following"] = np.where(is_moved, in_two_ways, found["following"])
-    is_another = is_moved & (residuals >= EXPLAINS)
+    is_another = is_moved & (np.minimum(shown["worse"], shown["unexplained"]) >= EXPLAINS)
     found["relation"] = np.where(is_another, np.minimum(found["relation"], in_two_ways), found["relation"])
     is_small = shown["has_few"] > 0
     by_data = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= EXPLAINS
