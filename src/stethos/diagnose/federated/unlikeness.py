@@ -49,6 +49,10 @@ _TURNS = {
 }  # fmt: skip
 
 
+# With momentum, or scaled by their size, steps follow the gradient by more in some rounds than in others, at everybody.
+_BY_GRADIENT = ("stretch", "downhill", "given")
+
+
 def relative(values: Array, floor: float, errors: Array | float = 0.0) -> Array:
     """How far each client stands out upwards: 1 at 3.5 deviations and twice the second farthest of the others."""
     return np.clip(np.nan_to_num(margins(values, _ANY, _DEVIATIONS, floor, errors)), 0.0, MOST)
@@ -151,7 +155,11 @@ def _over_rounds(matrices: Mapping[str, Array], sides: Mapping[str, tuple[int, f
             (place, way) for place, (side, _) in enumerate(sides.values()) for way in ((side,) if side else (1, -1))
         ]
         turned = np.array([way * apart[place] for place, way in ways])
-        floors = np.array([floor for _, floor in sides.values()])[[place for place, _ in ways] * 2]
+        floors = np.repeat([[floor for _, floor in sides.values()]], 2, axis=0)
+        varies = [place for place, name in enumerate(sides) if name in _BY_GRADIENT]
+        own = np.nan_to_num(np.nanmedian(np.nanstd(apart[varies], axis=1), axis=1))
+        floors[:, varies] = np.hypot(floors[:, varies], [own / np.sqrt(max(apart.shape[1], 1)), own])
+        floors = floors[:, [place for place, _ in ways]].reshape(-1)
         over = np.concatenate([_mean_of_known(turned), _at_times(turned)])
         far = margins_of_rows(over, np.full(len(over), _ANY), _DEVIATIONS, floors)
         far = np.clip(np.nan_to_num(far), 0.0, MOST).reshape(2, len(ways), clients)
