@@ -82,7 +82,8 @@ def turn_unlikeness(inside: InsideEvidence) -> dict[str, Array]:
 def _more(inside: InsideEvidence) -> Array:
     if not inside.rounds:
         return np.zeros(len(inside.clients))
-    return np.minimum.reduce([relative(one, _SOME_MORE) for one in steps_and_passes(inside)])
+    steps, passes = steps_and_passes(inside)
+    return np.minimum(relative(steps, _SOME_MORE), relative(passes, _SOME_MORE))
 
 
 def _sending(inside: InsideEvidence) -> dict[str, Array]:
