@@ -47,6 +47,7 @@ _AS_SET = {
     "fixed": (4.5, 2.5, 0.5, 0.3),
     "copies": (2.0, 4.0, 1.0, 0.3), "again": (1.5, 2.0, 1.5, 0.5), "redundant": (1.0, 1.0, 1.0, 0.3),
     "in_order": (1.0, 1.75, 1.75, 0.5),
+    "more": (0.0, 2.5, 2.5, 0.5),
     "unknown": (2.0, 3.0, 2.0, 0.5), "rescaled": (1.5, 2.5, 2.0, 0.5), "order": (2.0, 3.0, 2.0, 0.5),
 }  # fmt: skip
 _FROM_THE_FIRST = ("lost",)  # knot on: honest clients hardly ever get there

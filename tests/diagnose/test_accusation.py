@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -12,6 +14,7 @@ from stethos.diagnose.federated.data_sketch import Sketch, sketch_in
 from stethos.diagnose.federated.inside import InsideMargins
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
 from stethos.diagnose.federated.unlikeness import turn_unlikeness
+from stethos.diagnose.federated.verdict import certain_on
 from stethos.federate.batch_rows import BatchRows
 from stethos.federate.data_sketch import DataSketch
 
@@ -99,3 +102,72 @@ def test_nan_that_training_made_is_no_fault_of_sending() -> None:
     rest = {name: {number: {"steps": 4} for number in (1, 2, 3)} for name in NAMES if name not in turns}
     found = turn_unlikeness(InsideEvidence(NAMES, {**turns, **rest}, {}))["odd"]
     assert found[3] > 1 and np.delete(found, 3).max() == 0
+
+
+def test_the_last_update_once_more_is_exact_unless_all_do_so() -> None:
+    rounds = np.repeat(np.arange(1.0, 7), len(NAMES))
+    chance = np.random.default_rng(1)
+    norm, cosine = 1 + 0.1 * chance.random((6, len(NAMES))), 0.5 + 0.1 * chance.random((6, len(NAMES)))
+    norm[2:, 0], cosine[3:, 0] = norm[2, 0], 1.0
+    found = cohort_of([{
+        "round": rounds, "client": np.tile(NAMES, 6), "norm": norm.ravel(), "norm_ratio": norm.ravel(),
+        "cos_self": cosine.ravel(),
+    }])  # fmt: skip
+    assert [(one.client, one.kind, one.first) for one in certain_on(found)] == [("c0", "free-rider", 4)]
+    norm[:, 0] *= 1 + 1e-3 * np.arange(6)  # as near as a training may come
+    assert list(certain_on(cohort_of([{
+        "round": rounds, "client": np.tile(NAMES, 6), "norm": norm.ravel(), "norm_ratio": norm.ravel(),
+        "cos_self": cosine.ravel(),
+    }]))) == []  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "samples", "is_more"), [(48, 128, True), (48, 768, False), (8, 16, False)])
+def test_more_steps_and_more_passes_over_its_samples_count_together(steps: int, samples: int, is_more: bool) -> None:
+    turns = {
+        name: {number: {"steps": 8, "batch": 16, "samples": 128} for number in range(1, 5)} for name in NAMES
+    }  # fmt: skip
+    turns["c0"] = {number: {"steps": steps, "batch": 16, "samples": samples} for number in range(1, 5)}
+    found = turn_unlikeness(InsideEvidence(NAMES, turns, {}))["more"]
+    assert (found[0] > 2) == is_more and found[1:].max() == 0
+
+
+def test_steps_that_follow_gradients_unevenly_at_everybody_are_no_deviation() -> None:
+    chance = np.random.default_rng(2)
+
+    def found(varies: float) -> Array:
+        turns = {
+            name: {
+                number: {
+                    "steps": 8, "lr": 0.1, "gradient": 1.0,
+                    "stretch": 0.1 * float(np.exp(varies * chance.normal() + (0.5 if name == "c0" else 0.0))),
+                }
+                for number in range(1, 9)
+            }
+            for name in NAMES
+        }  # fmt: skip
+        return turn_unlikeness(InsideEvidence(NAMES, turns, {}))["stretch_at_times"]
+
+    assert found(0.0)[0] > 5 and found(0.5)[0] < 1.5
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ({"level": 5.0, "level_at_times": 5.0, "direction": 6.0}, "target-fault"),
+        ({"joint": 3.0, "direction": 2.0}, "feature-fault"),
+        ({"relation": 2.0, "joint": 1.5}, "unknown"),  # either may be the cause
+        ({"direction": 6.0, "loss": 4.0}, "unknown"),  # symptoms
+    ],
+)
+def test_without_a_rule_the_kind_is_that_of_most_that_shows_a_cause(numbers: dict[str, float], kind: str) -> None:
+    one = weighed(likely=0.95)
+    told = {name: np.array([value, *[0.0] * (len(NAMES) - 1)]) for name, value in numbers.items()}
+    (verdict,) = replace(one, numbers={**one.numbers, **told}).accused()
+    assert (verdict.client, verdict.kind) == ("c0", kind)
+
+
+def test_another_loss_explains_labels_that_look_wrong() -> None:
+    one = weighed(margin=1.3, likely=0.95)
+    assert [verdict.kind for verdict in one.accused()] == ["label-noise"]
+    other = {"other": np.array([1.0, *[0.0] * (len(NAMES) - 1)])}
+    assert [verdict.kind for verdict in replace(one, numbers={**one.numbers, **other}).accused()] == ["unknown"]

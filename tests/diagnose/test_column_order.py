@@ -110,3 +110,17 @@ def test_how_many_samples_are_few_is_told_by_the_federation() -> None:
     small, large = tables(lambda x, y: (x, y), size=13), tables(lambda x, y: (x[:9], y[:9]))
     assert fewest_samples(small, 15) < 13
     assert fewest_samples(large, 15) == 15
+
+
+def test_negatives_of_pictures_stand_out_and_darker_ones_do_not() -> None:
+    chance = np.random.default_rng(3)
+    shapes = chance.random((3, 64)) ** 3
+
+    def pictures(change: Callable[[Array], Array]) -> Sketch:
+        y = chance.integers(0, 3, 100)
+        x = np.clip(shapes[y] + chance.normal(0, 0.05, (100, 64)), 0, 1)
+        return sketch_of(np.arcsinh(change(x)), y)
+
+    usual = [pictures(lambda x: x) for _ in range(CLIENTS - 1)]
+    assert column_order((pictures(lambda x: 1 - x), *usual))[0] > 1
+    assert column_order((pictures(lambda x: 0.6 * x), *usual))[0] < 0.7

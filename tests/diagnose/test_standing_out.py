@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stethos.diagnose.federated.standing_out import deviations, margins
+from stethos.diagnose.federated.standing_out import around_others, deviations, margins, second_of_others
 
 
 def plain_margin(values: np.ndarray, place: int, least: float, floor: float) -> float:
@@ -31,3 +31,16 @@ def test_numbers_are_those_of_a_plain_twin(count: int) -> None:
 def test_too_few_to_compare_is_not_known() -> None:
     assert margins(np.array([1.0, 2.0, 90.0]), 0.1).tolist() == [0.0, 0.0, 0.0]
     assert np.isnan(deviations(np.array([1.0, 2.0, 90.0]), 0.1)).all()
+
+
+def test_what_the_others_have_is_the_same_for_all_clients_at_once_as_one_after_the_other() -> None:
+    draw = np.random.default_rng(0)
+    for count in (4, 5, 8, 9):
+        values = np.round(draw.normal(size=(count, 6)), 1)  # with equal ones
+        middles, differ = around_others(values)
+        second = second_of_others(values)
+        for place in range(count):
+            others = np.delete(values, place, axis=0)
+            assert np.allclose(middles[place], np.median(others, axis=0))
+            assert np.allclose(differ[place], np.median(np.abs(others - np.median(others, axis=0)), axis=0))
+            assert (second[place] == np.sort(others, axis=0)[-2]).all()

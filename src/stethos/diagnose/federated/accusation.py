@@ -17,6 +17,7 @@ from stethos.diagnose.federated.cohort import Cohort, cohorts_of, only_federatio
 from stethos.diagnose.federated.inside import InsideMargins, inside_margins, loss_above_others, named_in, span_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence, inside_of
 from stethos.diagnose.federated.inside_update import trains_otherwise
+from stethos.diagnose.federated.unlikeness import AT_TIMES
 from stethos.diagnose.federated.verdict import (
     FEWEST_CLIENTS,
     SURE,
@@ -28,7 +29,7 @@ from stethos.diagnose.federated.verdict import (
     verdicts_and_split,
     verdicts_on,
 )
-from stethos.diagnose.federated.weighing import EXPLAINS, OF_DATA, load_weights, numbers_of
+from stethos.diagnose.federated.weighing import EXPLAINS, OF_DATA, load_weights, numbers_of, terms_of
 from stethos.diagnose.window import Window
 
 Array = npt.NDArray[np.float64]
@@ -51,7 +52,10 @@ _ALONE = {
 }
 _STRICTER = {"labels": 1.05}  # times as far as is told: sites with doubtful cases look alike
 _SUPPORTED = {"labels": 0.18}  # probability by all that is weighed: of a class that few have, two may look like another
-_NEEDS_USUAL_INPUTS = ("labels",)  # wrong labels move no column; where columns lie elsewhere, classes may do so, too
+# Wrong labels move no column; where columns lie elsewhere, classes may do so, too. Nor do wrong targets: whose inputs
+# lie elsewhere has another part of a curved relation, or another series.
+_NEEDS_USUAL = {"labels": "scale", "targets": "place"}
+_OF_TRAINING = ("update-noise", "labels")  # rules that another loss or optimizer explains
 _TWICE = 2.0  # as likely, where two faulty clients may hide each other
 # Numbers that accuse alone from so far on, what they are called, and the number that must be 1 beside them. No honest
 # client of 383 federations came nearer than two thirds of that, where its samples lie where the others' do.
@@ -60,6 +64,17 @@ _FAR_ALONE = {
     "relabelled_at_times": (1.3, "label-noise", None),
 }  # fmt: skip
 _SURE_OF_NUMBERS = 0.9
+# Numbers that show what is wrong, not what it does to training.
+_KIND_OF = {
+    "target-fault": ("relation", "level"), "label-noise": ("labels", "labels_once", "mixed", "relabelled"),
+    "feature-fault": (
+        "scale", "rescaled", "following", "joint", "link", "spread", "fixed", "order", "unknown", "lost",
+    ),
+    "duplicates": ("copies", "fewer", "repeats"), "wrong-lr": ("rate",), "stale": ("begin",), "nan": ("odd",),
+    "unknown": ("rest", "sent", "by_gradient", "around_steps", "uncleared", "trained", "other", "more", "again"),
+}  # fmt: skip
+_KIND_OF_NUMBER = {name: kind for kind, names in _KIND_OF.items() for name in names}
+_WORTH_A_NAME, _MOSTLY = 2.0, 0.7  # of the logarithm of the odds; of all that shows what is wrong
 _SUSPECTED, _SURE_ALREADY, _MOST_COMPARED_AGAIN = 0.1, 0.9, 3  # probability; clients
 
 
@@ -135,10 +150,13 @@ class Weighed:
 
     def _is_supported(self, place: int, rule: str) -> bool:
         """Whether enough else is odd about a client, beside all others or beside those who are not suspected."""
-        if rule in _NEEDS_USUAL_INPUTS and self.numbers and self.numbers["scale"][place] >= EXPLAINS:
+        if rule in _NEEDS_USUAL and self._number(_NEEDS_USUAL[rule], place) >= EXPLAINS:
             return False
         least = _SUPPORTED.get(rule, 0.0)
         return bool(self.beside_all[place] >= least or self.probabilities[place] >= _TWICE * least)
+
+    def _number(self, name: str, place: int) -> float:
+        return float(self.numbers[name][place]) if name in self.numbers else 0.0
 
     def _by_numbers(self) -> Iterator[ClientVerdict]:
         for place in range(len(self.cohort.clients)):
@@ -155,6 +173,17 @@ class Weighed:
                 return kind
         return None
 
+    def _kind_by_numbers(self, place: int) -> str:
+        """The kind that most of what weighs against a client is of, where no rule sees any; symptoms say none."""
+        weighs = dict.fromkeys(_KIND_OF, 0.0)
+        for name, slopes in load_weights("inside").slopes.items():
+            kind = _KIND_OF_NUMBER.get(name.removesuffix(AT_TIMES))
+            if kind is not None and name in self.numbers:
+                weighs[kind] += max(float((terms_of(name, self.numbers[name][[place]]) @ slopes)[0]), 0.0)
+        most = max(weighs, key=lambda kind: weighs[kind])
+        is_plain = weighs[most] >= _WORTH_A_NAME and weighs[most] >= _MOSTLY * sum(weighs.values())
+        return most if is_plain else "unknown"
+
     def _from(self, limit: float) -> Iterator[ClientVerdict]:
         for place in np.argsort(-self.probabilities):
             if self.probabilities[place] >= limit:
@@ -168,8 +197,10 @@ class Weighed:
             kind = self.kinds[place] if is_judged else "unknown"
             return ClientVerdict(client, kind, sure, self.cohort.rounds[0], None)
         if (named := named_in(self.margins, client)) is None:
-            kind = self._far_alone(place) or "unknown"
+            kind = self._far_alone(place) or self._kind_by_numbers(place)
             return ClientVerdict(client, kind, sure, self.cohort.rounds[0], None, guilt="buggy")
+        if named.rule in _OF_TRAINING and self._number("other", place) >= 1.0:
+            return ClientVerdict(client, "unknown", sure, self.cohort.rounds[0], None, guilt="buggy")
         first, last = span_of(self.inside, client, named.rule)
         target, source = named.pair or (None, None)
         return ClientVerdict(client, named.kind, sure, first, last, source, target, guilt="buggy")
@@ -211,8 +242,8 @@ def _without_suspects(cohort: Cohort, chances: Array, inside: InsideEvidence | N
         left = sorted(set(range(len(likely))) - set([one for one in order if one in others][:most]))
         if inside is None or not others or len(left) < FEWEST_CLIENTS + 1:
             continue
-        known = tuple(cohort.clients[one] for one in left)
-        rest = replace(inside, clients=tuple(one for one in inside.clients if one in known))
+        known = {cohort.clients[one] for one in left}
+        rest = inside.only([at for at, one in enumerate(inside.clients) if one in known])
         numbers = numbers_of(_only(cohort, left), chances[left], rest)
         found[place] = max(found[place], load_weights("inside").probabilities(numbers)[left.index(place)])
     return found

@@ -1,7 +1,7 @@
-"""Inputs in another order: columns that are swapped, shifted by one or reversed, pictures that are turned.
+"""Inputs in another order: columns that are swapped, shifted by one or reversed, pictures that are turned or negatives.
 
 Inputs of other people, or of another sensor, lie elsewhere in whatever order they are read. Columns in another order
-lie where the others' do once they are put back, classes and relations between them included.
+lie where the others' do once they are put back, classes and relations between them included. So do dark for bright.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.common_values import TABLE
 from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.reference import references_of
 from stethos.diagnose.federated.standing_out import middle_of
@@ -49,7 +50,8 @@ def column_order(clients: tuple[Sketch | None, ...]) -> Array:
     usual, spread = _usual(now, moments)
     far = np.flatnonzero(now > usual + spread)
     best = now.copy()
-    best[far] = [moments[place].least(precision, now[place]) for place in far.tolist()]
+    ends = _ends([one for place in places.tolist() if (one := clients[place]) is not None])
+    best[far] = [moments[place].least(precision, now[place], ends) for place in far.tolist()]
     found[places] = np.minimum(np.maximum(now - usual, spread) / np.maximum(best - usual, spread) / _TIMES, MOST)
     return found
 
@@ -62,20 +64,39 @@ class _Moments(NamedTuple):
     others: Array
     within: Array  # of its samples around where its own of their class lie, a sum
     samples: float
+    mean: Array  # of its samples, and of the others' of their classes
+    usual: Array
 
     def distance(self, precision: Array) -> float:
         """The mean squared distance from where the others' samples of the same class lie."""
         return float((precision * (self.own - 2 * self.across + self.others)).sum())
 
-    def least(self, precision: Array, now: float) -> float:
-        """The same in the best of other orders."""
+    def least(self, precision: Array, now: float, ends: float | None) -> float:
+        """The same in the best of other orders, or as a negative: `ends` are the smallest and the largest input."""
         size, across = len(self.own), self.across @ precision
         rest = now - float((precision * self.own).sum()) + 2 * float(np.trace(across))
         found = [now + float(_swaps(self.own, across, precision).min())]
         for order in _orders(size):
             along = 2 * float(across[order, np.arange(size)].sum())
             found.append(float((precision * self.own[np.ix_(order, order)]).sum()) - along + rest)
+        if ends is not None:
+            found.append(self._negative(precision, ends))
         return min(now, *found)
+
+    def _negative(self, precision: Array, ends: float) -> float:
+        whole = np.full(len(self.own), ends)
+        turned = np.outer(whole, whole - self.mean)
+        own, across = self.own + turned - np.outer(self.mean, whole), np.outer(whole, self.usual) - self.across
+        return float((precision * (own - 2 * across + self.others)).sum())
+
+
+def _ends(clients: Sequence[Sketch]) -> float | None:
+    """The sum of the smallest and the largest input, as features are; None but for pictures.
+
+    A table that is around 0 is its own negative, more or less.
+    """
+    ranges = [one.range for one in clients if one.range is not None]
+    return float(np.arcsinh(middle_of(np.array(ranges))).sum()) if ranges and clients[0].width > TABLE else None
 
 
 def _moments(mine: Sketch, whole: Sketch) -> _Moments | None:
@@ -89,8 +110,9 @@ def _moments(mine: Sketch, whole: Sketch) -> _Moments | None:
     within = mine.scatter[:size, :size]
     turned = (weight[:, None] * own).T
     return _Moments(
-        within / mine.n + turned @ own, turned @ theirs, (weight[:, None] * theirs).T @ theirs, within, mine.n
-    )
+        within / mine.n + turned @ own, turned @ theirs, (weight[:, None] * theirs).T @ theirs, within, mine.n,
+        weight @ own, weight @ theirs,
+    )  # fmt: skip
 
 
 def _precision(moments: Sequence[_Moments]) -> Array:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stethos.diagnose.federated.column_order import column_order
 from stethos.diagnose.federated.column_unlikeness import column_unlikeness
+from stethos.diagnose.federated.column_values import scales_of
 from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.inside_data import residuals_of
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
@@ -53,6 +54,8 @@ def data_unlikeness(clients: Sequence[Sketch | None]) -> dict[str, Array]:
             unrelated[place], unrelated_error[place] = _left_over(mine, whole)[1], _OF_ONE / np.sqrt(mine.n)
         lost[place], lost_error[place] = _lost_words(mine, others)
         elsewhere[place], elsewhere_error[place] = _displacement(mine, whole)
+    is_compared = np.array([one is not None and one.n >= _FEWEST_SAMPLES for one in clients])
+    raw["scale"], raw["rescaled"] = np.where(is_compared, _scale_distances(clients), np.nan)
     mixes = raw["mix"].copy()
     for place, distance, error in _mixes_put_right(clients):
         usual = np.delete(mixes, place)
@@ -163,8 +166,6 @@ def _differences(mine: Sketch, others: Sequence[Sketch], whole: Sketch) -> dict[
         found["relation"] = _left_over(mine, whole)[0]
     if mine.tokens:
         found["words"] = _word_distance(mine.tokens, [one.tokens for one in others if one.tokens])
-    if (scales := _scale_distance(mine, others)) is not None:
-        found["scale"], found["rescaled"] = scales
     return found
 
 
@@ -270,20 +271,17 @@ def repeated_words(clients: Sequence[Sketch | None]) -> tuple[Array, Array]:
     return share, spread / np.sqrt(count)
 
 
-def _scale_distance(mine: Sketch, others: Sequence[Sketch]) -> tuple[float, float] | None:
+def _scale_distances(clients: Sequence[Sketch | None]) -> Array:
     """How far the columns' middles and deviations lie from the others', on average; how far the deviations of most do.
 
-    Other people differ in some columns, another scaler in nearly all of them. None where columns are not known.
+    Other people differ in some columns, another scaler in nearly all of them. NaN where columns are not known.
     """
-    if mine.deviation is None or mine.middle is None:
-        return None
-    known = [one for one in others if one.deviation is not None and one.deviation.shape == mine.deviation.shape]
-    if len(known) < 3:
-        return None
-    usual = middle_of(np.array([one.deviation for one in known if one.deviation is not None]))
-    middle = middle_of(np.array([one.middle for one in known if one.middle is not None]))
-    scale = np.maximum(usual, 0.05 * float(np.median(usual)) + 1e-9)
-    wider = np.minimum(np.abs(np.log(np.maximum(mine.deviation, scale / 20) / scale)), 3.0)
-    varies = usual >= scale
-    rescaled = abs(float(np.median(np.log(np.maximum(mine.deviation, scale / 20) / scale)[varies])))
-    return float(np.mean(wider + np.minimum(np.abs(mine.middle - middle) / scale, 5.0))), rescaled
+    found = np.full((2, len(clients)), np.nan)
+    for known in scales_of(tuple(clients)):
+        usual = known.usual_deviation
+        scale = np.maximum(usual, 0.05 * np.median(usual, axis=1, keepdims=True) + 1e-9)
+        wider = np.log(np.maximum(known.deviation, scale / 20) / scale)
+        moved = np.minimum(np.abs(known.middle - known.usual_middle) / scale, 5.0)
+        found[0, known.places] = (np.minimum(np.abs(wider), 3.0) + moved).mean(1)
+        found[1, known.places] = np.abs(np.nanmedian(np.where(usual >= scale, wider, np.nan), axis=1))
+    return found

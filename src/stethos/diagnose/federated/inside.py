@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -29,12 +29,13 @@ _CHANGED = 0.05  # share of samples that have other labels than before
 _PASSED = 3  # rounds without a sign of it, until a fault is over
 _EXPLAINED = 0.7
 _SURE, _FEWEST_LEFT = 1.2, 5
+_STANDS_OUT = 0.5  # of the margin that accuses: who does not hides nobody
 _OTHER_DATA = 0.4  # of the margin that accuses: then its training may differ, too
 _DENIED, _TWICE_AS_SURE = 0.75, 1.2  # standard deviations: a witness that sees less denies it; the other must see more
 _KNOWS = 0.7  # a model that knows less has learnt wrong labels of few clients as well as right ones
 _FAR_LESS, _ALONE = 0.4, 1.3  # of the share that the other sees: that denies it, too; one witness alone must see more
 _ALL_OF_ONE = 2.4  # one input that never changes
-_NO_OTHER_ORDER = 0.5
+_NO_OTHER_ORDER, _SURELY_ANOTHER = 0.5, 2.0
 _LOST_WORDS = 0.2  # of all words
 _HALF_AGAIN = 0.25  # of a text's words: where half of it is a copy
 _FAR_JOINT, _FAR_LINK = 1.5, 2.0  # times as far as what stands out: no honest client got farther than half of that
@@ -51,18 +52,20 @@ _STRICTER = {
     "atoms": 2.6, "wrong-lr": 2.5, "scaling": 2.3, "partly": 3.1, "constant": 1.25, "duplicates": 1.35,
 }  # fmt: skip
 
-# What stands out, the surest to be named first: the kind of fault that it means.
+# What stands out, the surest to be named first: the kind of fault that it means. What comes first explains what comes
+# after: who trains from another model sends other updates, whose loss is another gets other answers, and wrong labels
+# spread classes, where noise would not look like other classes.
 KINDS = {
-    "nan": "nan", "free-rider": "free-rider", "sign-flip": "sign-flip", "scaling": "scaling",
-    "update-noise": "update-noise", "stale": "stale", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
+    "nan": "nan", "free-rider": "free-rider", "stale": "stale", "sign-flip": "sign-flip", "scaling": "scaling",
+    "otherwise": "unknown", "update-noise": "update-noise", "wrong-lr": "wrong-lr", "duplicates": "duplicates",
     "not-finite": "feature-fault", "target-units": "target-fault", "units": "feature-fault",
     "unnormalised": "feature-fault", "constant": "feature-fault", "fewer-words": "feature-fault",
-    "imputed": "feature-fault", "atoms": "backdoor", "noise": "feature-fault", "grain": "feature-fault",
-    "targets": "target-fault", "order": "feature-fault", "fixed": "feature-fault", "column": "feature-fault",
-    "unknown-words": "feature-fault",
-    "again": "feature-fault", "labels": "label-noise", "relabelled": "label-noise", "in-order": "unknown",
-    "partly": "unknown", "untrained": "unknown", "turned": "unknown", "between": "unknown", "ascent": "unknown",
-    "uncleared": "unknown", "otherwise": "unknown", "training": "unknown", "early": "unknown",
+    "imputed": "feature-fault", "order": "feature-fault", "atoms": "backdoor", "labels": "label-noise",
+    "noise": "feature-fault", "grain": "feature-fault", "targets": "target-fault", "fixed": "feature-fault",
+    "column": "feature-fault", "unknown-words": "feature-fault", "again": "feature-fault",
+    "relabelled": "label-noise", "in-order": "unknown", "partly": "unknown", "untrained": "unknown",
+    "turned": "unknown", "between": "unknown", "ascent": "unknown", "uncleared": "unknown",
+    "training": "unknown", "early": "unknown",
 }  # fmt: skip
 
 
@@ -81,33 +84,55 @@ def inside_margins(inside: InsideEvidence, harm: Mapping[str, float] = MappingPr
     `harm` says by which share the incoming model's loss on a client's data lies above the others', where it is known.
 
     Those who surely stand out are what the others are no longer compared with: they make each other look ordinary, and
-    innocent clients look odd.
+    innocent clients look odd. Where none of them stands out in how it trains, or in its data, that is not asked again.
     """
-    first = _compared(inside, harm)
+    whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in inside.clients]
+    training, data = _of_training(inside), _of_data(whole)
+    first = _compared(inside, whole, training, data, harm)
     most = np.max(list(first.kinds.values()), axis=0, initial=0.0)
     is_sure = most >= _SURE
     if not is_sure.any() or (~is_sure).sum() < max(_FEWEST_LEFT, 0.6 * len(most)):
         return first
-    left = tuple(client for client, sure in zip(inside.clients, is_sure, strict=True) if not sure)
-    again = _compared(replace(inside, clients=left), harm, is_misled=True)
+    left = np.flatnonzero(~is_sure)
+    inside, whole = inside.only(left), [whole[place] for place in left]
+    training = _without(training, is_sure, lambda: _of_training(inside))
+    data = _without(data, is_sure, lambda: _of_data(whole))
+    again = _compared(inside, whole, training, data, harm, is_misled=True)
     kinds = {name: values.copy() for name, values in first.kinds.items()}
     pairs = list(first.pairs)
-    for place, at in enumerate(np.flatnonzero(~is_sure)):
+    for place, at in enumerate(left):
         for name in kinds:
             kinds[name][at] = again.kinds[name][place] if name in again.kinds else 0.0
         pairs[at] = again.pairs[place]
-    return InsideMargins(inside.clients, kinds, pairs)
+    return InsideMargins(first.clients, kinds, pairs)
 
 
-def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: bool = False) -> InsideMargins:
+def _without(
+    kinds: dict[str, Array], is_sure: npt.NDArray[np.bool_], compared_again: Callable[[], dict[str, Array]]
+) -> dict[str, Array]:  # fmt: skip
+    """The same of the others, compared without those who are sure if any of these stands out here at all."""
+    if any(values[is_sure].max() >= _STANDS_OUT for values in kinds.values()):
+        return compared_again()
+    return {name: values[~is_sure] for name, values in kinds.items()}
+
+
+def _of_training(inside: InsideEvidence) -> dict[str, Array]:
+    return {
+        **update_margins(inside), "duplicates": duplicate_margins(inside), "not-finite": _not_finite(inside),
+    }  # fmt: skip
+
+
+def _of_data(whole: Sequence[Sketch | None]) -> dict[str, Array]:
+    return {**data_margins(whole), **_single_inputs(whole)}
+
+
+def _compared(
+    inside: InsideEvidence, whole: Sequence[Sketch | None], training: Mapping[str, Array], data: Mapping[str, Array],
+    harm: Mapping[str, float], *, is_misled: bool = False,
+) -> InsideMargins:  # fmt: skip
     """`is_misled` says that the global model learnt from others, who are faulty: its answers alone accuse nobody."""
     clients = inside.clients
-    whole = [joined(inside.data[client]) if inside.data.get(client) else None for client in clients]
-    kinds = dict(update_margins(inside))
-    kinds["duplicates"] = duplicate_margins(inside)
-    kinds["not-finite"] = _not_finite(inside)
-    kinds |= data_margins(whole)
-    kinds |= _single_inputs(whole)
+    kinds = {**training, **data}
     odd = (
         np.max([kinds[name] for name in kinds if name not in ("training",)], axis=0)
         if kinds
@@ -121,7 +146,8 @@ def _compared(inside: InsideEvidence, harm: Mapping[str, float], *, is_misled: b
     if is_misled and np.isfinite(witnesses[0].share).any():
         kinds["labels"] = np.minimum(kinds["labels"], _labels(witnesses[:1], len(clients))[0])
     if "order" in kinds:  # wrong labels mix up which inputs tell classes
-        kinds["order"] = np.where(kinds["labels"] >= 1, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
+        is_mixed_up = (kinds["labels"] >= 1) & (kinds["order"] < _SURELY_ANOTHER)
+        kinds["order"] = np.where(is_mixed_up, np.minimum(kinds["order"], _NO_OTHER_ORDER), kinds["order"])
     kinds["relabelled"] = _relabelled(inside)
     kinds["in-order"] = _in_order(inside)
     above = np.array([harm.get(client, np.nan) for client in clients])

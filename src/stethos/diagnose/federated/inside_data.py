@@ -8,10 +8,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from stethos.diagnose.federated.column_values import Scales, scales_of
 from stethos.diagnose.federated.common_values import TABLE, grain_margins, novel_margins, others_of
 from stethos.diagnose.federated.data_sketch import Sketch, fewest_samples
 from stethos.diagnose.federated.reference import references_of
-from stethos.diagnose.federated.standing_out import margins, middle_of
+from stethos.diagnose.federated.standing_out import around_others, margins, second_of_others
 
 Array = npt.NDArray[np.float64]
 FEWEST_SAMPLES = 15
@@ -25,6 +26,7 @@ _ROOM = 0.25  # of a range, beyond it
 _HARDLY_VARIES, _OF_PIXELS = 0.05, 0.5  # of what the median column varies; pixels have one unit, also those at the edge
 _FAR_ALONE = 3.0  # times as much, where the share of the variance does not show it
 _OWN_WORDS = 0.6
+_RARE_WORDS = 0.05  # of what buckets of words vary by on average: one sample with a rare word is no noise
 
 
 def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
@@ -59,64 +61,52 @@ def data_margins(clients: Sequence[Sketch | None]) -> dict[str, Array]:
 
 def _scales(clients: Sequence[Sketch | None]) -> tuple[Array, Array, Array]:
     """One input in other units; many inputs on another scale or place; inputs that never change."""
-    largest, shifted, constant = (np.full(len(clients), np.nan) for _ in range(3))
-    for place, mine in enumerate(clients):
-        others = [one for one in others_of(clients, place) if one.deviation is not None]
-        if mine is None or mine.deviation is None or mine.middle is None or len(others) < 3:
-            continue
-        sizes = {one.deviation.shape for one in others if one.deviation is not None}
-        if sizes != {mine.deviation.shape}:
-            continue
-        usual = middle_of(np.array([one.deviation for one in others if one.deviation is not None]))
-        middle = middle_of(np.array([one.middle for one in others if one.middle is not None]))
-        spread = middle_of(np.array([np.abs(one.middle - middle) for one in others if one.middle is not None]))
-        floor = max((_HARDLY_VARIES if mine.width <= TABLE else _OF_PIXELS) * float(np.median(usual)), 1e-9)
+    found = np.full((3, len(clients)), np.nan)
+    for known in scales_of(tuple(clients)):
+        is_pixel = known.sketches[0].width > TABLE
+        usual = known.usual_deviation
+        least = (_OF_PIXELS if is_pixel else _HARDLY_VARIES) * np.median(usual, axis=1, keepdims=True)
+        floor = np.maximum(least, 1e-9)
         scale = np.maximum(usual, floor)
-        ratio, widest = np.log10(np.maximum(mine.deviation, floor / 10) / scale), _second_widest(others, scale)
-        moved = np.abs(mine.middle - middle) / (scale + 3 * spread)
+        ratio = np.log10(np.maximum(known.deviation, floor / 10) / scale)
+        widest = np.log10(np.maximum(second_of_others(known.deviation) / scale, 1.0))  # one other may be faulty, too
+        moved = np.abs(known.middle - known.usual_middle) / (scale + 3 * known.differ)
         is_usual = usual > floor / 5  # what is always the same at all others may be another value elsewhere
-        if not is_usual.any():
-            continue
-        ratio, moved, widest = ratio[is_usual], moved[is_usual], widest[is_usual]
-        if not _is_same_range(mine, others):
-            largest[place] = max(float((ratio - widest).max()), float(np.log10(1 + moved.max())))
-        else:
-            largest[place] = 0.0
-        shifted[place] = float(((np.abs(ratio) > 0.6) | (moved > 4)).mean())
-        varies = is_usual & _must_vary(mine, others)
-        constant[place] = float((mine.deviation[varies] < 1e-6).mean()) if varies.any() else 0.0
+        farthest = np.where(is_usual, ratio - widest, -np.inf).max(1), np.where(is_usual, moved, 0.0).max(1)
+        largest = np.where(_is_same_range(known.sketches), 0.0, np.maximum(farthest[0], np.log10(1 + farthest[1])))
+        is_shifted = ((np.abs(ratio) > 0.6) | (moved > 4)) & is_usual
+        varies = is_usual & _must_vary(known)
+        is_fixed = (known.deviation < 1e-6) & varies
+        count = is_usual.sum(1)
+        shares = largest, is_shifted.sum(1) / np.maximum(count, 1), is_fixed.sum(1) / np.maximum(varies.sum(1), 1)
+        found[:, known.places] = np.where(count > 0, shares, np.nan)
     return (
-        margins(largest, 1.5, 4.0, 0.1), margins(shifted, _MOST_COLUMNS, 4.0, 0.05),
-        margins(constant, 0.25, 4.0, 0.05),
+        margins(found[0], 1.5, 4.0, 0.1), margins(found[1], _MOST_COLUMNS, 4.0, 0.05),
+        margins(found[2], 0.25, 4.0, 0.05),
     )  # fmt: skip
 
 
-def _is_same_range(mine: Sketch, others: Sequence[Sketch]) -> bool:
+def _is_same_range(clients: Sequence[Sketch]) -> npt.NDArray[np.bool_]:
     """Whether all inputs lie between the others' smallest and largest: pixels have one unit, tables one per column."""
-    known = [one.range for one in others if one.range is not None]
-    if mine.width <= TABLE or mine.range is None or len(known) < 3:
-        return False
-    low, high = sorted(low for low, _ in known)[1], sorted(high for _, high in known)[-2]  # one may be faulty, too
-    room = _ROOM * (high - low)
-    return mine.range[0] >= low - room and mine.range[1] <= high + room
+    ranges = [one.range for one in clients if one.range is not None]
+    if clients[0].width <= TABLE or len(ranges) < len(clients):
+        return np.zeros(len(clients), bool)
+    low, high = np.array(ranges).T
+    lowest, highest = -second_of_others(-low), second_of_others(high)
+    room = _ROOM * (highest - lowest)
+    return np.asarray((low >= lowest - room) & (high <= highest + room))
 
 
-def _second_widest(others: Sequence[Sketch], scale: Array) -> Array:
-    """How many powers of ten wider than usual each input is elsewhere, too: one other may be faulty, too."""
-    wide = np.sort([one.deviation for one in others if one.deviation is not None], axis=0)[-2]
-    return np.asarray(np.log10(np.maximum(wide / scale, 1.0)))
-
-
-def _must_vary(mine: Sketch, others: Sequence[Sketch]) -> npt.NDArray[np.bool_]:
+def _must_vary(known: Scales) -> npt.NDArray[np.bool_]:
     """Inputs that so many samples hardly have all alike by chance: what is rare at the others may be missing here."""
-    assert mine.deviation is not None
-    known = [one.atom_shares[0] for one in others if one.atom_shares is not None]
-    if not known or len({len(one) for one in known}) != 1:
-        return np.ones(len(mine.deviation), bool)
-    common = middle_of(np.array(known))[:: -(-len(known[0]) // len(mine.deviation))]
-    if len(common) != len(mine.deviation):
-        return np.ones(len(mine.deviation), bool)
-    return np.asarray(common**mine.n < _BY_CHANCE)
+    shares = [one.atom_shares[0] for one in known.sketches if one.atom_shares is not None]
+    columns = known.deviation.shape[1]
+    if len(shares) < len(known.sketches) or len({len(one) for one in shares}) > 1:
+        return np.ones(known.deviation.shape, bool)
+    common = around_others(np.array(shares))[0][:, :: -(-len(shares[0]) // columns)]
+    if common.shape[1] != columns:
+        return np.ones(known.deviation.shape, bool)
+    return np.asarray(common ** np.array([one.n for one in known.sketches])[:, None] < _BY_CHANCE)
 
 
 def _words(clients: Sequence[Sketch | None]) -> Array:
@@ -194,7 +184,9 @@ def _residuals_of(
         reference, precision = others.covariance[: mine.inputs, : mine.inputs], others.precision(mine.inputs)
         own = mine.scatter[: mine.inputs, : mine.inputs] / max(mine.n - len(mine.counts), 1)
         residual = ((precision @ own) * precision).sum(1) / np.diag(precision)
-        is_used = np.diag(reference) > 1e-2 * np.median(np.diag(reference))
+        varies = np.diag(reference)
+        least = 1e-2 * np.median(varies) if mine.kind == "numbers" else _RARE_WORDS * varies.mean()
+        is_used = varies > least
         ratio = 0.5 * np.log10(np.maximum(residual[is_used], 1e-4))
         spread = 0.5 * np.log10(np.maximum(np.diag(own)[is_used] / np.diag(reference)[is_used], 1e-4))
         worse[place] = float(np.mean(np.clip(ratio, -2, 2)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,14 @@ class InsideEvidence:
     @cached_property
     def _matrices(self) -> dict[str, Array]:
         return {}
+
+    def only(self, places: Sequence[int] | npt.NDArray[np.intp]) -> InsideEvidence:
+        """The same of some of the clients."""
+        found = replace(self, clients=tuple(self.clients[place] for place in places))
+        for name, values in self._matrices.items():
+            found._matrices[name] = values[:, places]
+            found._matrices[name].flags.writeable = False
+        return found
 
     def _matrix(self, name: str) -> Array:
         found = np.full((len(self.rounds), len(self.clients)), np.nan)

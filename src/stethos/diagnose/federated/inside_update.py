@@ -258,7 +258,17 @@ def _has_steps(inside: InsideEvidence) -> npt.NDArray[np.bool_]:
 
 
 def _early(inside: InsideEvidence) -> Array:
-    """How many times fewer, or more, steps and passes over its samples a client makes than the others.
+    """How many times fewer, or more, steps and passes over its samples a client makes than the others."""
+    made, passes = steps_and_passes(inside)
+    fewer, more = (
+        np.minimum(margins(way * made, _TIMES, 4.0, 0.15), margins(way * passes, _TIMES, 4.0, 0.15))
+        for way in (-1.0, 1.0)
+    )
+    return np.maximum(fewer, more)
+
+
+def steps_and_passes(inside: InsideEvidence) -> tuple[Array, Array]:
+    """Of each client, as powers of two and means over rounds: its steps, and its passes over its samples.
 
     Both must be unusual: some federations agree on a number of steps, others on passes. Passes go by the samples that
     it says it has, if those fill a batch: windows of a series are seen anew in each round.
@@ -268,11 +278,7 @@ def _early(inside: InsideEvidence) -> Array:
     is_count = np.nanmedian(said / batch) >= _LEAST_OF_A_BATCH
     samples = said if is_count else np.fmax(said, np.where(seen > 0, seen, np.nan))
     made, passes = (np.nanmean(np.log2(one), axis=0) for one in (steps, steps * batch / samples))
-    fewer, more = (
-        np.minimum(margins(way * made, _TIMES, 4.0, 0.15), margins(way * passes, _TIMES, 4.0, 0.15))
-        for way in (-1.0, 1.0)
-    )
-    return np.maximum(fewer, more)
+    return made, passes
 
 
 def unlike_facts(inside: InsideEvidence, name: str) -> npt.NDArray[np.bool_]:

@@ -77,12 +77,31 @@ def _others(values: Array) -> tuple[Array, Array, Array]:
     rows, count = np.arange(len(values))[:, None], values.shape[1]
     middle, three, case = _median_of_others(values)
     apart = np.abs(values - three[:, :, None])
-    spread = _median_of_others(apart.reshape(-1, count))[0].reshape(apart.shape)
     own = np.arange(count)
-    apart, spread = apart[case, rows, own], spread[case, rows, own]
-    most = np.partition(np.abs(values - three[:, :, None]), (count - 3, count - 2), axis=-1)
+    spread = _spread_of_others(apart)[case, rows, own]
+    most = np.partition(apart, (count - 3, count - 2), axis=-1)
+    apart = apart[case, rows, own]
     third, second = most[case, rows, count - 3], most[case, rows, count - 2]
     return middle, _SIGMA * spread * (1 + 2 / (count - 1)), np.where(apart >= second, third, second)
+
+
+def around_others(values: Array) -> tuple[Array, Array]:
+    """For each row the median of the other rows, column by column, and the median of how far those lie from it."""
+    turned = np.ascontiguousarray(values.T)
+    rows, own = np.arange(len(turned))[:, None], np.arange(len(values))
+    middle, three, case = _median_of_others(turned)
+    return middle.T, _spread_of_others(np.abs(turned - three[:, :, None]))[case, rows, own].T
+
+
+def second_of_others(values: Array) -> Array:
+    """For each row the second largest of the other rows, column by column: the largest may be of a faulty client."""
+    ordered = np.partition(values, (len(values) - 3, len(values) - 2), axis=0)
+    return np.asarray(np.where(values >= ordered[-2], ordered[-3], ordered[-2]))
+
+
+def _spread_of_others(apart: Array) -> Array:
+    """Medians of distances from the three medians that there are, without that of each."""
+    return _median_of_others(apart.reshape(-1, apart.shape[-1]))[0].reshape(apart.shape)
 
 
 def _median_of_others(values: Array) -> tuple[Array, Array, npt.NDArray[np.intp]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stethos.diagnose.federated.cohort import Cohort
 from stethos.diagnose.federated.inside_evidence import InsideEvidence
-from stethos.diagnose.federated.inside_update import unlike_facts
+from stethos.diagnose.federated.inside_update import steps_and_passes, unlike_facts
 from stethos.diagnose.federated.repeated_samples import distinct_in_batches, fewer_than_said
 from stethos.diagnose.federated.standing_out import margins, margins_of_rows
 
@@ -25,6 +25,7 @@ AT_TIMES = "_at_times"
 MOST = 16.0  # times as far as what stands out; more says nothing new
 _ANY = 1e-12  # nothing is too small to count, if all others differ by less
 _DEVIATIONS = 3.5
+_SOME_MORE = 0.15  # powers of two: what rounding up to whole batches does
 _LEAST_REST, _LEAST_BEGIN, _LEAST_SENT = 1e-3, 1e-3, 1e-6  # of what the optimizer did
 # Of each number: 1 or -1 where only more or less of it is odd, 0 where both are; and what honest clients differ by.
 _UPDATES = {
@@ -48,6 +49,10 @@ _TURNS = {
 }  # fmt: skip
 
 
+# With momentum, or scaled by their size, steps follow the gradient by more in some rounds than in others, at everybody.
+_BY_GRADIENT = ("stretch", "downhill", "given")
+
+
 def relative(values: Array, floor: float, errors: Array | float = 0.0) -> Array:
     """How far each client stands out upwards: 1 at 3.5 deviations and twice the second farthest of the others."""
     return np.clip(np.nan_to_num(margins(values, _ANY, _DEVIATIONS, floor, errors)), 0.0, MOST)
@@ -61,13 +66,24 @@ def update_unlikeness(cohort: Cohort) -> dict[str, Array]:
 
 
 def turn_unlikeness(inside: InsideEvidence) -> dict[str, Array]:
-    """The same of what clients' turns show from inside; `fewer`: samples than it says; `other`: loss or optimizer."""
+    """The same of what clients' turns show from inside; `fewer`: samples than it says; `other`: loss or optimizer.
+
+    `more`: steps, and passes over its samples, too, where the others agree on the number of either.
+    """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         found = _over_rounds({**_sending(inside), **_stepping(inside), **_answering(inside)}, _TURNS)
         found["fewer"] = relative(fewer_than_said(inside, for_its_steps=False), 0.1)
+        found["more"] = _more(inside)
     found["other"] = np.max([unlike_facts(inside, name) for name in ("loss", "setup", "graph")], axis=0).astype(float)
     return found
+
+
+def _more(inside: InsideEvidence) -> Array:
+    if not inside.rounds:
+        return np.zeros(len(inside.clients))
+    steps, passes = steps_and_passes(inside)
+    return np.minimum(relative(steps, _SOME_MORE), relative(passes, _SOME_MORE))
 
 
 def _sending(inside: InsideEvidence) -> dict[str, Array]:
@@ -140,7 +156,11 @@ def _over_rounds(matrices: Mapping[str, Array], sides: Mapping[str, tuple[int, f
             (place, way) for place, (side, _) in enumerate(sides.values()) for way in ((side,) if side else (1, -1))
         ]
         turned = np.array([way * apart[place] for place, way in ways])
-        floors = np.array([floor for _, floor in sides.values()])[[place for place, _ in ways] * 2]
+        floors = np.repeat([[floor for _, floor in sides.values()]], 2, axis=0)
+        varies = [place for place, name in enumerate(sides) if name in _BY_GRADIENT]
+        own = np.nan_to_num(np.nanmedian(np.nanstd(apart[varies], axis=1), axis=1))
+        floors[:, varies] = np.hypot(floors[:, varies], [own / np.sqrt(max(apart.shape[1], 1)), own])
+        floors = floors[:, [place for place, _ in ways]].reshape(-1)
         over = np.concatenate([_mean_of_known(turned), _at_times(turned)])
         far = margins_of_rows(over, np.full(len(over), _ANY), _DEVIATIONS, floors)
         far = np.clip(np.nan_to_num(far), 0.0, MOST).reshape(2, len(ways), clients)

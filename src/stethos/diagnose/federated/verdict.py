@@ -26,6 +26,7 @@ SURE = 0.85  # that a client is faulty, to be accused
 IN_COMPANY = 0.5  # the same, where another is surely accused of the same fault: more likely than not
 _COPY = 0.999
 _ALIKE = 0.95  # where all go on in the last direction, as with a handful of weights, a copy is nothing special
+_EQUAL = 1e-6  # of its size, and of a cosine: no two trainings come that near
 _NOTHING = 1e-6
 _MANY = 0.4  # of the clients
 _HUGE = 100.0  # times the median client's update
@@ -126,7 +127,7 @@ def certain_on(cohort: Cohort) -> Iterable[ClientVerdict]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         typical = np.nanmedian(cohort.cos_last, axis=1, keepdims=True)
-    copies = (cohort.cos_last > _COPY) & ~(typical > _ALIKE)
+    copies = ((cohort.cos_last > _COPY) & ~(typical > _ALIKE)) | _sent_before(cohort)
     if copies.size and _MANY < copies.any(0).mean() < 1:  # then it is how this federation works
         copies[:] = False
     if nothing.size and nothing.any(0).mean() > _MANY:  # then only who never sends anything is odd
@@ -141,6 +142,18 @@ def certain_on(cohort: Cohort) -> Iterable[ClientVerdict]:
                 end = cohort.rounds[last] if is_over else None
                 yield ClientVerdict(client, kind, 0.99, cohort.rounds[first], end, is_certain=True)
                 break
+
+
+def _sent_before(cohort: Cohort) -> Mask:
+    """Updates that are the client's last one once more, number for number, where the others' change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        typical = np.nanmedian(cohort.cos_self, axis=1, keepdims=True)
+    last, same = np.full(len(cohort.clients), np.nan), np.zeros(cohort.norm.shape, bool)
+    for row, size in enumerate(cohort.norm):
+        same[row] = np.abs(size - last) <= _EQUAL * last
+        last = np.where(np.isfinite(size), size, last)
+    return np.asarray(same & (cohort.cos_self > 1 - _EQUAL) & ~(typical > _ALIKE))
 
 
 def _own_odd(odd: Mask, took_part: Mask, norm_ratio: Array) -> tuple[Mask, Mask]:

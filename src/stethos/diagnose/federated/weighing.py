@@ -71,8 +71,9 @@ _OF_OTHER_INPUTS = ("labels", "labels_once", "mixed")
 # Whose inputs vary more, or lie elsewhere, has targets of a curved relation that the others' straight one misses by
 # more. They follow from the inputs unless more of their own variance is left over, too.
 _INPUTS = ("place", "scale", "shape")
-# Whose inputs lie elsewhere has some that hang together a little differently, and that shows in one way: the residuals,
-# their share, or where they point. Noise and mixed up columns show in two.
+# Whose inputs lie elsewhere has some that hang together a little differently, and that shows in one way: in how large
+# the residuals are, or in where they point. Noise and mixed up columns show in both. Its targets, which may be the next
+# of the same series, then follow differently as well.
 _FOLLOWING, _IN_ONE_WAY = _OF_DATA["following"], 0.5
 # A site with fewer words has more lines that are alike, and moves the rows of fewer words.
 _OF_FEWER_WORDS = tuple(one + end for end in ("", AT_TIMES) for one in ("zeros", "repeats"))
@@ -88,7 +89,7 @@ _OF_UPDATES = {
 UPDATES = (*(one + end for one in _OF_UPDATES for end in ("", AT_TIMES)), "judged")
 INSIDE = (
     *(one + end for one in _OVER_ROUNDS for end in ("", AT_TIMES)), *_OF_DATA, *_OF_LABELS,
-    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "copies", "other", "mix", "judged",
+    *(one + _EXPLAINED for one in _CAN_BE_EXPLAINED), "copies", "more", "other", "mix", "judged",
 )  # fmt: skip
 
 
@@ -143,7 +144,12 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     }
     found |= _grouped({**unlike, **shown}, _OVER_ROUNDS)
     found |= {group: _farthest(shown, names) for group, names in (*_OF_DATA.items(), *_OF_LABELS.items())}
-    found |= {"other": shown["other"], "elsewhere": shown["elsewhere"], "mix": np.minimum(shown["mix"], _MOST_OF_MIX)}
+    found |= {
+        "other": shown["other"],
+        "more": shown["more"],
+        "elsewhere": shown["elsewhere"],
+        "mix": np.minimum(shown["mix"], _MOST_OF_MIX),
+    }
     has_fewer = (found["fewer"] >= EXPLAINS) & (shown["has_words"] > 0)
     found |= {name: np.where(has_fewer, 0.0, found[name]) for name in _OF_FEWER_WORDS}
     repeats = np.maximum(found["repeats"], found[f"repeats{AT_TIMES}"])
@@ -155,9 +161,11 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     left_over = np.minimum(found["relation"], shown["unrelated"])
     found["relation"] = np.where(has_other_inputs, left_over, found["relation"])
     second, first = np.sort([shown[name] for name in _FOLLOWING], axis=0)[-2:]
-    in_two_ways = np.maximum(second, _IN_ONE_WAY * first)
+    in_two_ways = np.where(shown["tilt"] >= EXPLAINS, np.maximum(second, _IN_ONE_WAY * first), _IN_ONE_WAY * first)
     is_moved = is_elsewhere | (np.maximum(found["place"], found["scale"]) >= EXPLAINS)
     found["following"] = np.where(is_moved, in_two_ways, found["following"])
+    is_another = is_moved & (np.minimum(shown["worse"], shown["unexplained"]) >= EXPLAINS)
+    found["relation"] = np.where(is_another, np.minimum(found["relation"], in_two_ways), found["relation"])
     is_small = shown["has_few"] > 0
     by_data = np.max([found[name] for name in _EXPLAINED_BY], axis=0) >= EXPLAINS
     amount = np.max([found[name] for name in _AMOUNTS], axis=0)
@@ -165,6 +173,8 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     harm = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) in _HARM], axis=0)
     turned = np.max([found[name] for name in found if name.removesuffix(AT_TIMES) == "direction"], axis=0)
     is_asked = np.isfinite(cohort.entry_loss).any(0)
+    has_other_words = (shown["has_words"] > 0) & is_moved & (harm < 1.0)  # which come together as others do
+    found["following"] = np.where(has_other_words, _IN_ONE_WAY * found["following"], found["following"])
     for name, harms in (("lost", harm), ("following", np.maximum(harm, turned))):  # other words turn updates anyway
         is_harmless = is_asked & (harms < _HARMS)
         found[name] = np.where(is_harmless, np.minimum(found[name], _MOST_WITHOUT_HARM), found[name])
