@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from stethos.observe.module_check import ModuleCheck, repeated_layers
 from stethos.observe.prior import Prior
 from stethos.observe.row_print import SeenRows
 from stethos.observe.schedules import Schedules
+from stethos.observe.source_check import SourceCheck
 
 if TYPE_CHECKING:
     from stethos.observe.step_recorder import StepRecorder
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 _FIRST_LOOKS = 3  # in which shapes given to layers are noted
+_SOURCE_LOOK = 2  # at which the program's source is read
 _MOST_ROWS, _MOST_COLUMNS = 64, 256
 _MOST_LEAVES = 4
 _MOST_EMPTY = 4
@@ -141,6 +144,8 @@ class ProgramCheck:
                     ("accumulated-sum", f"{came} samples in batches of {batch}, and a loss that is not divided")
                 )
         self._looks += 1
+        if self._looks == _SOURCE_LOOK:
+            self._read_source()
         if self._looks <= _FIRST_LOOKS:
             found += repeated_layers(self._watch.inspector.roots())
         if self._looks < _FIRST_LOOKS:
@@ -148,6 +153,12 @@ class ProgramCheck:
         else:
             self.modules.end()
         return found
+
+    def _read_source(self) -> None:
+        """Note statements of the program that cannot do what they seem to."""
+        modules = {type(one): one for root in self._watch.inspector.roots() for one in root.modules()}
+        for name, kind, place in SourceCheck().remarks(sys._getframe(1), modules.values()):
+            self.calls.note(name, iter([(kind, place)]))
 
     def rounding(self, graph: LossGraph) -> Facts:
         """Of weights in half precision: which share of them a step cannot change, as it is less than their last bit."""

@@ -1,0 +1,235 @@
+"""Reads the source of the program that trains for statements that cannot do what they seem to, once per process.
+
+Of the program's own files only: those with a frame on the stack where gradients are computed, and those of the modules
+that are trained. Nothing of a file is kept but the names that a remark speaks of.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from stethos.observe.program_line import ProgramLines
+
+Remark = tuple[str, str, str]  # a name in the program, a kind, and where it is
+
+_MOST_FILES, _MOST_BYTES = 4, 1 << 16
+_MOST_FRAMES = 40
+_MOST_REMARKS = 8
+# Methods of tensors and arrays that give a new one, with names that nothing else has for what it does in place.
+_PURE = frozenset(
+    {"masked_fill", "masked_scatter", "clamp", "clamp_min", "clamp_max", "log_softmax", "softmax", "unsqueeze",
+     "squeeze", "permute", "transpose", "reshape", "contiguous", "detach", "index_fill", "index_add", "index_copy",
+     "scatter_add", "triu", "tril", "astype", "nan_to_num", "type_as", "sigmoid", "tanh", "relu", "flatten", "clone",
+     "long", "expand_as"}
+)  # fmt: skip
+_PURE_OF_TORCH = _PURE | {
+    "dropout", "normalize", "where", "cat", "stack", "exp", "log", "sqrt", "abs", "add", "mul", "sub", "div",
+    "no_grad", "inference_mode", "enable_grad",
+}  # fmt: skip
+_PURE_OF_NUMPY = frozenset(
+    {"clip", "log", "log1p", "exp", "sqrt", "abs", "where", "nan_to_num", "reshape", "transpose", "concatenate", "stack",
+     "append", "delete", "roll", "flip", "expand_dims", "squeeze"}
+)  # fmt: skip
+_TORCHES, _NUMPIES = frozenset({"torch", "F", "functional"}), frozenset({"np", "numpy"})
+_CALLED = frozenset({"zero_grad", "step", "backward", "eval", "train", "detach", "detach_", "reset_parameters"})
+_ENTERED = frozenset({"no_grad", "inference_mode", "enable_grad"})
+_IN_PLACE = frozenset({"inplace", "out"})
+_ENDS = re.compile(r"done|termina|not_?final|alive|is_?last|mask", re.IGNORECASE)
+_STORED_END = re.compile(r"^_?(is_)?(dones?|terminals?|terminated|terminations?)$", re.IGNORECASE)
+_DISCOUNT = re.compile(r"^(gamma|discount)", re.IGNORECASE)
+_HELD_OUT = re.compile(r"(^|_)(test|val|valid|validation|te|holdout)($|_)", re.IGNORECASE)
+# What picks or makes features, or samples, by the labels: fitted before a split it has seen the labels of the test.
+_BY_LABELS = frozenset(
+    {"SelectKBest", "SelectPercentile", "SelectFromModel", "SelectFpr", "SelectFdr", "SelectFwe", "RFE", "RFECV",
+     "GenericUnivariateSelect", "TargetEncoder", "LinearDiscriminantAnalysis", "PLSRegression", "SMOTE", "ADASYN",
+     "RandomOverSampler", "BorderlineSMOTE", "NeighborhoodComponentsAnalysis"}
+)  # fmt: skip
+
+
+class SourceCheck:
+    """Looks once; `remarks` of the program that calls for gradients in this frame and trains these models."""
+
+    def __init__(self) -> None:
+        self._lines = ProgramLines()
+
+    def remarks(self, frame: FrameType | None, models: Iterable[object]) -> list[Remark]:
+        found: list[Remark] = []
+        for file in self._files(frame, models):
+            tree = _parsed(file)
+            if tree is not None:
+                found += [(name, kind, f"{self._lines.shown(file)}:{line}") for name, kind, line in remarks_on(tree)]
+        return found[:_MOST_REMARKS]
+
+    def _files(self, frame: FrameType | None, models: Iterable[object]) -> list[str]:
+        files: dict[str, None] = {}
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            if self._lines.is_own(frame.f_code.co_filename):
+                files[frame.f_code.co_filename] = None
+            frame = frame.f_back
+        for model in models:
+            file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+            if isinstance(file, str) and self._lines.is_own(file):
+                files[file] = None
+        return list(files)[:_MOST_FILES]
+
+
+def _parsed(file: str) -> ast.Module | None:
+    path = Path(file)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """What is odd about a program: a name, a kind, and a line."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    stores_end = _stores_end(tree)
+    for scope in _scopes(tree, used):
+        own = list(_own_nodes(scope))
+        for node in own:
+            if isinstance(node, ast.Expr):
+                yield from _without_effect(node)
+            elif isinstance(node, ast.Call):
+                yield from _fitted_on_held_out(node)
+        yield from _picked_before_split(own)
+        if stores_end:
+            yield from _beyond_the_end(scope, own)
+
+
+def _scopes(tree: ast.Module, used: set[str]) -> Iterator[ast.AST]:
+    """The module, and its functions but for those that nothing calls."""
+    yield tree
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = {id(one) for owner in classes for one in owner.body}
+    for node in ast.walk(tree):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and (id(node) in methods or node.name in used):
+            yield node
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope in the order of the source, without those of functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own_nodes(node)
+
+
+def _without_effect(statement: ast.Expr) -> Iterator[tuple[str, str, int]]:
+    """A statement that is a call whose result alone counts, or a method that is not called."""
+    value = statement.value
+    if isinstance(value, ast.Attribute):
+        if value.attr in _CALLED | _ENTERED:
+            yield value.attr, "not-called", statement.lineno
+        return
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return
+    name, owner = value.func.attr, value.func.value
+    if any(one.arg in _IN_PLACE or one.arg is None for one in value.keywords):
+        return
+    first = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    if first in _NUMPIES:
+        is_lost = name in _PURE_OF_NUMPY and len(value.args) < 3
+    elif first in _TORCHES:
+        is_lost = name in _PURE_OF_TORCH and len(value.args) < 3 and not (name == "relu" and len(value.args) > 1)
+    else:
+        is_lost = name in _PURE
+    if is_lost:
+        yield name, "not-entered" if name in _ENTERED else "result-unused", statement.lineno
+
+
+def _name_of(node: ast.AST) -> str:
+    if isinstance(node, ast.Call):
+        return _name_of(node.func)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _fitted_on_held_out(call: ast.Call) -> Iterator[tuple[str, str, int]]:
+    """What is learned from training data, as a scale, is learned anew from those that are held out."""
+    is_fit = isinstance(call.func, ast.Attribute) and call.func.attr == "fit_transform"
+    if is_fit and call.args and isinstance(call.args[0], ast.Name) and _HELD_OUT.search(call.args[0].id):
+        yield "fit_transform", "fitted-on-held-out", call.lineno
+
+
+def _picked_before_split(nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """Features or samples that are picked by all labels, before the data are split."""
+    pickers: set[str] = set()
+    picked: dict[str, tuple[str, int]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            call, names = node.value, [_name_of(one) for target in node.targets for one in _parts(target)]
+            while isinstance(call.func, ast.Attribute) and call.func.attr in ("astype", "toarray", "copy"):
+                inner = call.func.value
+                if not isinstance(inner, ast.Call):
+                    break
+                call = inner
+            if _name_of(call) in _BY_LABELS:
+                pickers |= set(names)
+            maker = call.func.value if isinstance(call.func, ast.Attribute) else call
+            is_fit = isinstance(call.func, ast.Attribute) and call.func.attr in ("fit_transform", "fit_resample")
+            if is_fit and (_name_of(maker) in _BY_LABELS or _name_of(maker) in pickers) and len(call.args) == 2:
+                picked |= {name: (_name_of(maker), node.lineno) for name in names[:1] if name}
+        elif isinstance(node, ast.Call) and _name_of(node) in ("train_test_split", "split"):
+            for one in node.args[:1]:
+                if _name_of(one) in picked:
+                    name, line = picked.pop(_name_of(one))
+                    yield name, "picked-before-split", line
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    return list(target.elts) if isinstance(target, ast.Tuple | ast.List) else [target]
+
+
+def _stores_end(tree: ast.Module) -> bool:
+    """Whether the steps of episodes are kept with a note of which one was the last: as a field, or in a tuple."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and _STORED_END.match(_name_of(node.target)):
+            return True
+        if isinstance(node, ast.Call) and _name_of(node) in ("namedtuple", "append", "push", "add", "store", "remember"):
+            inner = [one for given in node.args for one in ast.walk(given)]
+            words = {one.id for one in inner if isinstance(one, ast.Name)}
+            words |= {
+                word for one in inner if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                for word in re.split(r"[\s,]+", one.value)
+            }  # fmt: skip
+            if len(words) > 2 and any(map(_STORED_END.match, words)):
+                return True
+    return False
+
+
+def _beyond_the_end(scope: ast.AST, nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """A reward plus the discounted value of the next state, where nothing asks whether there is one."""
+    for node in nodes:
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            continue
+        later = [side for side in (node.left, node.right) if _is_discounted_value(side)]
+        if later and not any(
+            _ENDS.search(_name_of(one))
+            for one in nodes
+            if isinstance(one, ast.Attribute | ast.Name) and isinstance(one.ctx, ast.Load)
+        ):
+            yield "target", "beyond-the-end", node.lineno
+            return
+
+
+def _is_discounted_value(node: ast.expr) -> bool:
+    """A product of a discount and what a model says of a state, or the best of it."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+        return False
+    inner = list(ast.walk(node))
+    has_discount = any(isinstance(one, ast.Name | ast.Attribute) and _DISCOUNT.match(_name_of(one)) for one in inner)
+    has_value = any(isinstance(one, ast.Call) for one in inner) or any(
+        isinstance(one, ast.Name) and re.search(r"next|max|^q|^v", one.id, re.IGNORECASE) for one in inner
+    )
+    return has_discount and has_value
