@@ -15,6 +15,7 @@ from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
 from stethos.observe.data_sets import DataSets
 from stethos.observe.dependence import tie_facts
+from stethos.observe.held_out import held_out_labels
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
 from stethos.observe.module_check import ModuleCheck, repeated_layers
@@ -35,6 +36,7 @@ _MOST_LEAVES = 4
 _MOST_EMPTY = 4
 _LEAST_SEQUENCES = 4
 _MOST_LABELS = 4096  # checksums of the labels of batches
+_CLASSES = ("NllLoss", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy")
 _STEADY = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Lion")  # their steps are as long as the rate
 
 
@@ -95,6 +97,8 @@ class ProgramCheck:
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
         if graph.check.is_policy or graph.policy_sign:
             facts["is_policy"] = True
+        if graph.inputs is not None:
+            facts["shape"] = list(graph.inputs.shape[1:])
         if spreads:
             facts["spread"] = min(spreads)
         alike = spread_of(graph.inputs)
@@ -143,6 +147,8 @@ class ProgramCheck:
                 found.append(
                     ("accumulated-sum", f"{came} samples in batches of {batch}, and a loss that is not divided")
                 )
+        if graph.function in _CLASSES and (kept := held_out_labels(graph.labels)):
+            found.append(("held-out-labels", kept))
         self._looks += 1
         if self._looks == _SOURCE_LOOK:
             self._read_source()

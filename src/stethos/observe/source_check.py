@@ -32,17 +32,22 @@ _PURE_OF_TORCH = _PURE | {
     "no_grad", "inference_mode", "enable_grad",
 }  # fmt: skip
 _PURE_OF_NUMPY = frozenset(
-    {"clip", "log", "log1p", "exp", "sqrt", "abs", "where", "nan_to_num", "reshape", "transpose", "concatenate", "stack",
-     "append", "delete", "roll", "flip", "expand_dims", "squeeze"}
+    {"clip", "log", "log1p", "exp", "sqrt", "abs", "where", "nan_to_num", "reshape", "transpose", "concatenate",
+     "stack", "append", "delete", "roll", "flip", "expand_dims", "squeeze"}
 )  # fmt: skip
+_UNARY = frozenset({"log", "log1p", "exp", "sqrt", "abs"})
 _TORCHES, _NUMPIES = frozenset({"torch", "F", "functional"}), frozenset({"np", "numpy"})
 _CALLED = frozenset({"zero_grad", "step", "backward", "eval", "train", "detach", "detach_", "reset_parameters"})
 _ENTERED = frozenset({"no_grad", "inference_mode", "enable_grad"})
 _IN_PLACE = frozenset({"inplace", "out"})
 _ENDS = re.compile(r"done|termina|not_?final|alive|is_?last|mask", re.IGNORECASE)
+_STORES = frozenset({"namedtuple", "append", "push", "add", "store", "remember"})
 _STORED_END = re.compile(r"^_?(is_)?(dones?|terminals?|terminated|terminations?)$", re.IGNORECASE)
 _DISCOUNT = re.compile(r"^(gamma|discount)", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|_)(test|val|valid|validation|te|holdout)($|_)", re.IGNORECASE)
+_FEATURES = re.compile(r"^(x|xs|data|inputs?|features?|images?|texts?|samples?|sentences)($|_)", re.IGNORECASE)
+_LABELS = re.compile(r"^(y|ys|labels?|targets?|classes|tags)($|_)", re.IGNORECASE)
+_SEEDS = frozenset({"seed", "manual_seed", "seed_everything", "set_seed", "set_state", "setstate"})
 # What picks or makes features, or samples, by the labels: fitted before a split it has seen the labels of the test.
 _BY_LABELS = frozenset(
     {"SelectKBest", "SelectPercentile", "SelectFromModel", "SelectFpr", "SelectFdr", "SelectFwe", "RFE", "RFECV",
@@ -95,6 +100,7 @@ def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     stores_end = _stores_end(tree)
+    yield from _never_reset(tree)
     for scope in _scopes(tree, used):
         own = list(_own_nodes(scope))
         for node in own:
@@ -103,6 +109,7 @@ def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
             elif isinstance(node, ast.Call):
                 yield from _fitted_on_held_out(node)
         yield from _picked_before_split(own)
+        yield from _shuffled_apart(own)
         if stores_end:
             yield from _beyond_the_end(scope, own)
 
@@ -140,9 +147,9 @@ def _without_effect(statement: ast.Expr) -> Iterator[tuple[str, str, int]]:
         return
     first = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     if first in _NUMPIES:
-        is_lost = name in _PURE_OF_NUMPY and len(value.args) < 3
+        is_lost = name in _PURE_OF_NUMPY and len(value.args) <= (1 if name in _UNARY else 3)  # the next one is `out`
     elif first in _TORCHES:
-        is_lost = name in _PURE_OF_TORCH and len(value.args) < 3 and not (name == "relu" and len(value.args) > 1)
+        is_lost = name in _PURE_OF_TORCH and len(value.args) <= (1 if name == "relu" else 3)  # the next is `inplace`
     else:
         is_lost = name in _PURE
     if is_lost:
@@ -187,8 +194,56 @@ def _picked_before_split(nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]
                     yield name, "picked-before-split", line
 
 
+def _shuffled_apart(nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """Inputs and their labels, each brought into an order of its own."""
+    shuffled: dict[str, str] = {}  # by what is shuffled: how
+    for node in nodes:
+        name = how = ""
+        if isinstance(node, ast.Call) and _name_of(node) in _SEEDS:
+            shuffled.clear()
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name_of(node.value) == "shuffle":
+            given = node.value.args
+            name, how = _name_of(given[0]) if len(given) == 1 else "", "shuffle"
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Call):
+            how = _name_of(node.slice)
+            name = _name_of(node.value) if how in ("randperm", "permutation") else ""
+        if not name:
+            continue
+        kinds = [_FEATURES, _LABELS]
+        for kind, other in zip(kinds, reversed(kinds), strict=True):
+            if kind.search(name) and any(other.search(one) for one in shuffled):
+                yield how, "shuffled-apart", getattr(node, "lineno", 0)
+                return
+        shuffled[name] = how
+
+
 def _parts(target: ast.expr) -> list[ast.expr]:
     return list(target.elts) if isinstance(target, ast.Tuple | ast.List) else [target]
+
+
+def _never_reset(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """Sums over the batches of a pass, made once for all passes, of a class whose `reset` nothing calls but itself."""
+    for owner in tree.body:
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        own = {one.name: one for one in owner.body if isinstance(one, ast.FunctionDef)}
+        inner = {id(node) for node in ast.walk(owner)}
+        others = [node for node in ast.walk(tree) if id(node) not in inner]
+        is_sum = "reset" in own and not own.keys().isdisjoint({"update", "add", "append", "accumulate"})
+        is_reset = any(isinstance(one, ast.Attribute) and one.attr == "reset" for one in others)
+        if not is_sum or is_reset or any(_name_of(base) == owner.name for one in others for base in _bases(one)):
+            continue
+        for node in others:
+            if not isinstance(node, ast.Assign) or not node.targets:
+                continue
+            makers = [one for one in _parts(node.value) if isinstance(one, ast.Call) and _name_of(one) == owner.name]
+            if makers and any(isinstance(one, ast.Attribute) for one in _parts(node.targets[0])):
+                yield owner.name, "never-reset", node.lineno
+                break
+
+
+def _bases(node: ast.AST) -> list[ast.expr]:
+    return node.bases if isinstance(node, ast.ClassDef) else []
 
 
 def _stores_end(tree: ast.Module) -> bool:
@@ -196,7 +251,7 @@ def _stores_end(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign) and _STORED_END.match(_name_of(node.target)):
             return True
-        if isinstance(node, ast.Call) and _name_of(node) in ("namedtuple", "append", "push", "add", "store", "remember"):
+        if isinstance(node, ast.Call) and _name_of(node) in _STORES:
             inner = [one for given in node.args for one in ast.walk(given)]
             words = {one.id for one in inner if isinstance(one, ast.Name)}
             words |= {

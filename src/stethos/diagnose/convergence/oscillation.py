@@ -15,6 +15,9 @@ from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
 from stethos.store.frame import Array
 
+_LEAST_QUARTER = 20  # values
+_STILL_ALIKE = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Oscillation:
@@ -72,7 +75,7 @@ class Oscillation:
             period, likeness = _repeat_of(rest)
             likeness *= self.likeness / self.repeat
             needed = max(self.likeness, self.beyond_chance / np.sqrt(len(rest) - period))
-        if fell > spread or abs(likeness) < needed or turns < self.turns:
+        if fell > spread or abs(likeness) < needed or turns < self.turns or not _goes_on(rest, period):
             return
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         yield Finding(
@@ -84,6 +87,18 @@ class Oscillation:
             "halve the learning rate, with a momentum above 0.9 lower that first; shuffle the data if they are sorted",
             {"period": period, "turns": turns, "likeness": likeness, "swing": spread / level},
         )  # fmt: skip
+
+
+def _goes_on(rest: Array, period: int) -> bool:
+    """Whether a swing does not come from one jump alone: it is seen in the quieter half of the quarters as well."""
+    quarters = np.array_split(rest, 4)
+    if len(quarters[0]) < max(_LEAST_QUARTER, 2 * period):
+        return True
+    others = sorted(quarters, key=lambda one: float(np.square(one).sum()))[:2]
+    lag = 1 if period <= 2 or period > len(quarters[0]) // 4 else period
+    both = sum(float((one[lag:] * one[:-lag]).sum()) for one in others)
+    alike = max(abs(both), abs(sum(float((one[1:] * one[:-1]).sum()) for one in others)))
+    return alike > _STILL_ALIKE * sum(float(np.square(one).sum()) for one in others)
 
 
 def _moving_mean(values: Array, width: int) -> Array:

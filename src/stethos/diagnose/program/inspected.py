@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,30 @@ def last_start(trainings: list[Training]) -> float:
     """The step at which the last of several trainings begins, when the others are over; else 0."""
     spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
     return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
+
+
+def shape_changes(one: Inspected) -> list[tuple[float, float]]:
+    """Where batches take another shape for good, as in the stages of a curriculum: steps between which each lies.
+
+    Nothing where shapes come and go, as those of texts do.
+    """
+    pairs = [
+        (float(step), tuple(row["shape"]))
+        for step, row in zip(one.training["step"], details(one.training), strict=True)
+        if "shape" in row
+    ]
+    edges = [(a[0], b[0]) for a, b in pairwise(pairs) if a[1] != b[1]]
+    return edges if len(edges) < len({shape for _, shape in pairs}) else []
+
+
+def is_other_task(window: Window, process: str | None, step: float) -> bool:
+    """Whether batches of another shape have come for good at about this step."""
+    return any(
+        before <= step <= after
+        for one in inspected_of(window)
+        if one.process == (process or "")
+        for before, after in shape_changes(one)
+    )
 
 
 def is_usual(one: Inspected, steps: Array, share: float) -> bool:

@@ -81,9 +81,16 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
     "picked-before-split": (
         "features or samples are picked by all labels before the data are split: those of the held-out part are known",
         "split first, then fit the selection, or the resampling, on the training part alone", 0.0, 0.88),
+    "shuffled-apart": (
+        "inputs and labels are shuffled one after the other, each into an order of its own: they no longer belong "
+        "together", "draw one permutation and index both with it", 0.0, 0.93),
+    "never-reset": (
+        "a sum over batches is made once and never reset, so each pass over the data shows the mean of all so far",
+        "call its `reset()` at the start of each pass", 0.0, 0.83),
     "beyond-the-end": (
         "the value of a next state is added also where the episode has ended and there is none",
-        "multiply it by `1 - done`: the ends are stored with the steps, but not read where targets are made", 0.0, 0.85),
+        "multiply it by `1 - done`: the ends are stored with the steps, but not read where targets are made",
+        0.0, 0.85),
     "empty-loader": (
         "a data loader gives no batch at all, so nothing is trained in its loop",
         "use a smaller `batch_size`, or `drop_last=False`", 0.0, 0.93),
@@ -91,7 +98,15 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
 
 # Those that are read in the source of the program; of them what was seen is a place.
 _IN_SOURCE = frozenset(
-    {"result-unused", "not-called", "not-entered", "fitted-on-held-out", "picked-before-split", "beyond-the-end"}
+    {
+        "result-unused",
+        "not-called",
+        "not-entered",
+        "fitted-on-held-out",
+        "picked-before-split",
+        "beyond-the-end",
+        "shuffled-apart",
+    }
 )
 
 

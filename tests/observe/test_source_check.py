@@ -1,0 +1,147 @@
+"""What the source of a program tells: calls without effect, fits before a split, steps beyond an episode's end."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from recording import Recording
+
+from stethos.diagnose.api import diagnose
+from stethos.observe.source_check import SourceCheck, remarks_on
+
+Record = Callable[..., Recording]
+BUFFER = "memory.append((state, action, reward, after, done))\n"
+
+
+def kinds(text: str) -> list[str]:
+    return [kind for _, kind, _ in remarks_on(ast.parse(dedent(text)))]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("scores.masked_fill(mask, -1e9)", ["result-unused"]),
+        ("scores = scores.masked_fill(mask, -1e9)", []),
+        ("scores.masked_fill_(mask, -1e9)", []),
+        ("torch.relu(x)", ["result-unused"]),
+        ("F.relu(x, inplace=True)", []),
+        ("torch.add(x, y, out=z)", []),
+        ("np.clip(x, 0, 1)", ["result-unused"]),
+        ("np.clip(x, 0, 1, x)", []),
+        ("seen.add(x)\nlogger.log(x)\nplt.scatter(x, y)\nmodel.to(device)", []),
+        ("optimizer.zero_grad", ["not-called"]),
+        ("model.eval()\noptimizer.zero_grad()\nstep = model.step", []),
+        ("torch.no_grad()\nevaluate(model)", ["not-entered"]),
+        ("with torch.no_grad():\n    evaluate(model)", []),
+        ("def unused(x):\n    x.detach()", []),
+        ("def used(x):\n    x.detach()\nused(1)", ["result-unused"]),
+        ("class Net:\n    def forward(self, x):\n        x.detach()", ["result-unused"]),
+        ("", []),
+    ],
+)
+def test_statements_without_effect(text: str, found: list[str]) -> None:
+    assert kinds(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x = SelectKBest(f).fit_transform(x, y).astype('f4')\na, b = train_test_split(x)", ["picked-before-split"]),
+        ("s = SMOTE()\nx, y = s.fit_resample(x, y)\na, b = train_test_split(x, y)", ["picked-before-split"]),
+        ("a, b = train_test_split(x)\na = SelectKBest(f).fit_transform(a, y)", []),
+        ("x = StandardScaler().fit_transform(x)\na, b = train_test_split(x)", []),
+        ("x_test = scaler.fit_transform(x_test)", ["fitted-on-held-out"]),
+        ("x_train = scaler.fit_transform(x_train)\nx_test = scaler.transform(x_test)", []),
+        ("latest = scaler.fit_transform(latest)", []),
+        ("np.random.shuffle(x)\nnp.random.shuffle(y)", ["shuffled-apart"]),
+        ("np.random.seed(0)\nnp.random.shuffle(x)\nnp.random.seed(0)\nnp.random.shuffle(y)", []),
+        ("random.shuffle(x_train)\nrandom.shuffle(x_test)", []),
+        ("x = x[torch.randperm(9)]\nlabels = labels[torch.randperm(9)]", ["shuffled-apart"]),
+        ("p = torch.randperm(9)\nx, y = x[p], y[p]", []),
+    ],
+)
+def test_data_that_are_known_before_or_fall_apart(text: str, found: list[str]) -> None:
+    assert kinds(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (BUFFER + "target = reward + gamma * net(after).max(1).values", ["beyond-the-end"]),
+        (BUFFER + "target = reward + gamma * (1 - done) * net(after).max(1).values", []),
+        (BUFFER + "target = reward + gamma * net(after).max(1).values * not_final", []),
+        (BUFFER + "total = reward + gamma * total", []),
+        ("target = reward + gamma * net(after).max(1).values", []),
+    ],
+)
+def test_targets_beyond_the_end_of_an_episode(text: str, found: list[str]) -> None:
+    """Where no end is stored there may be none."""
+    assert kinds(f"def learn():\n    {text.split(chr(10))[-1]}\n{BUFFER if BUFFER in text else ''}learn()") == found
+
+
+METER = """
+    class Meter:
+        def __init__(self):
+            self.reset()
+        def reset(self):
+            self.sum = 0
+        def update(self, x):
+            self.sum += x
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class Run:\n    def __init__(self):\n        self.loss, self.hits = Meter(), Meter()", ["never-reset"]),
+        ("class Run:\n    def go(self):\n        self.loss = Meter()\n        self.loss.reset()", []),
+        ("def epoch():\n    loss = Meter()\n    return loss", []),
+        ("class Own(Meter):\n    pass\nclass Run:\n    def __init__(self):\n        self.loss = Meter()", []),
+    ],
+)  # fmt: skip
+def test_sums_that_are_never_reset(text: str, found: list[str]) -> None:
+    assert kinds(dedent(METER) + text) == found
+
+
+PROGRAM = """
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(12):
+        inputs = torch.randn(16, 4)
+        {}
+        loss = torch.nn.functional.cross_entropy(model(inputs), inputs[:, 0].gt(0).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize(
+    ("line", "found"), [("inputs.clamp(-1, 1)", {"result-unused"}), ("inputs = inputs.clamp(-1, 1)", set())]
+)
+def test_a_program_is_named_with_its_line(record: Record, tmp_path: Path, line: str, found: set[str]) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(dedent(PROGRAM).format(line), encoding="utf-8")
+    recording = record()
+    runpy.run_path(str(file), run_name="__main__")
+    recording.close()
+    said = [one for one in diagnose(recording.path).findings if one.name == "wrong-call"]
+    assert {one.kind for one in said} == found
+    assert all("program.py:8" in one.evidence[0].text for one in said)
+
+
+def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("x.detach(\n", encoding="utf-8")
+    code = compile("import sys\nframe = sys._getframe()", str(broken), "exec")
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert SourceCheck().remarks(names["frame"], []) == []  # type: ignore[arg-type]
