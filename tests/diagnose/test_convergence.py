@@ -147,6 +147,14 @@ def test_a_loss_that_changes_sides_at_every_step_oscillates() -> None:
     assert made.names_in(Oscillation(), only_loss(1 + 0.4 * (-1.0) ** np.arange(100))) == ["oscillation"]
 
 
+def test_one_jump_that_is_learned_down_again_does_not_oscillate() -> None:
+    """As where another task begins; the mean of its neighbours is far from each loss around it."""
+    quiet = 0.15 + made.noise(240, 0.03)
+    quiet[150:190] += 1.6 * np.exp(-np.arange(40) / 12) * (1 + 0.3 * (-1.0) ** (np.arange(40) // 3))
+    losses = np.concatenate([made.falling(60, end=0.15), quiet])
+    assert made.names_in(Oscillation(), only_loss(losses)) == []
+
+
 def test_a_fast_descent_does_not_oscillate() -> None:
     assert made.names_in(Oscillation(), only_loss(2.3 * 0.7 ** np.arange(30))) == []
 

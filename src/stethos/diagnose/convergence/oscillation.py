@@ -75,7 +75,7 @@ class Oscillation:
             period, likeness = _repeat_of(rest)
             likeness *= self.likeness / self.repeat
             needed = max(self.likeness, self.beyond_chance / np.sqrt(len(rest) - period))
-        if fell > spread or abs(likeness) < needed or turns < self.turns or not _goes_on(rest, period):
+        if fell > spread or abs(likeness) < needed or turns < self.turns or not _goes_on(tail, period):
             return
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         yield Finding(
@@ -89,16 +89,15 @@ class Oscillation:
         )  # fmt: skip
 
 
-def _goes_on(rest: Array, period: int) -> bool:
+def _goes_on(tail: Array, period: int) -> bool:
     """Whether a swing does not come from one jump alone: it is seen in the quieter half of the quarters as well."""
-    quarters = np.array_split(rest, 4)
+    quarters = np.array_split(tail, 4)
     if len(quarters[0]) < max(_LEAST_QUARTER, 2 * period):
         return True
-    others = sorted(quarters, key=lambda one: float(np.square(one).sum()))[:2]
-    lag = 1 if period <= 2 or period > len(quarters[0]) // 4 else period
-    both = sum(float((one[lag:] * one[:-lag]).sum()) for one in others)
-    alike = max(abs(both), abs(sum(float((one[1:] * one[:-1]).sum()) for one in others)))
-    return alike > _STILL_ALIKE * sum(float(np.square(one).sum()) for one in others)
+    level = [one - np.polyval(np.polyfit(np.arange(len(one)), one, 1), np.arange(len(one))) for one in quarters]
+    quiet = sorted(level, key=lambda one: float(np.square(one).sum()))[:2]
+    alike = [abs(sum(float((one[lag:] * one[:-lag]).sum()) for one in quiet)) for lag in (1, period)]
+    return max(alike) > _STILL_ALIKE * sum(float(np.square(one).sum()) for one in quiet)
 
 
 def _moving_mean(values: Array, width: int) -> Array:
