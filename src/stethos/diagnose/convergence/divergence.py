@@ -25,8 +25,9 @@ class Divergence:
     first loss.
     Why it matters: from here on every step makes the model worse.
     Not a fault when: the task was changed on purpose, as in a curriculum, or becomes harder by itself, as when a pair
-    must be told from others in a queue; that is not reported. A loss that stays below 0, such as a policy's, is
-    reported as info: it says little about how good the model is. So is one that rises as batches of another shape come.
+    must be told from others in a queue; that is not reported. A loss that stays below 0, such as a policy's, or comes
+    back to 0 from there, as a difference does, is reported as info: it says little about how good the model is. So is
+    one that rises as batches of another shape come.
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
     """
 
@@ -103,7 +104,7 @@ class Divergence:
             return
         onset = self._onset(curve, best + allowed / 2)
         yield Finding(
-            self.code, self.name, self.name, self.severity if end > 0 else Severity.INFO,
+            self.code, self.name, self.name, self.severity if end > max(0.0, -2 * best) else Severity.INFO,
             f"the loss rose from {best:.3g} to {end:.3g}",
             curve.subject(onset),
             sureness(rise / allowed),

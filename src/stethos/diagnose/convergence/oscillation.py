@@ -29,7 +29,8 @@ class Oscillation:
     The noise of small batches does none of this, and a fast descent never reverses. The fewer values there are, the
     more alike they must be: a few resemble each other by chance.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
-    Not a fault when: the learning rate is cycled on purpose. Where each round has different clients, only the global
+    Not a fault when: the learning rate is cycled on purpose. A loss that swings and falls all the same is reported as
+    info. Where each round has different clients, only the global
     model's loss is examined: the clients' own losses depend on who takes part.
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
@@ -48,6 +49,7 @@ class Oscillation:
     of_first_loss: float = 0.05
     beyond_chance: float = 3.0
     turns: int = 6
+    still_falls: float = 0.15  # of the level, between the halves
     least: int = 12
 
     def check(self, window: Window) -> Iterator[Finding]:
@@ -78,8 +80,9 @@ class Oscillation:
         if fell > spread or abs(likeness) < needed or turns < self.turns or not _goes_on(tail, period):
             return
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
+        is_learning = fell > max(self.still_falls * level, 4 * spread / np.sqrt(len(tail) / 2))
         yield Finding(
-            self.code, self.name, self.name, self.severity,
+            self.code, self.name, self.name, Severity.INFO if is_learning else self.severity,
             f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.value_unit}s",
             curve.subject(first),
             sureness(min(turns / self.turns, spread / (self.swing * level), abs(likeness) / self.likeness * 1.5)),
