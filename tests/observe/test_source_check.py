@@ -145,3 +145,58 @@ def test_a_file_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec(code, names)
     assert SourceCheck().remarks(names["frame"], []) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("target_net = policy_net", ["not-copied"]),
+        ("self.teacher = self.student", ["not-copied"]),
+        ("target_net = copy.deepcopy(policy_net)\nmodel = net\ntarget = y\nbest_model = ema_model", []),
+        ("x_test = (x_test - x_test.mean(0)) / x_test.std(0)", ["fitted-on-held-out"]),
+        ("x_test = (x_test - x_train.mean(0)) / x_train.std(0)\nx = (x - x.mean()) / x.std()", []),
+        ("val_loss = evaluate(model, train_loader)", ["measured-on-training"]),
+        ("val_acc, val_loss = evaluate(model, val_loader), 0\ntrain_acc = evaluate(model, train_loader)", []),
+        ("test_acc = evaluate(model, x_test, scale=train_scale)", []),
+    ],
+)
+def test_names_that_say_what_is_meant(text: str, found: list[str]) -> None:
+    assert kinds(text) == found
+
+
+def looped(last: str) -> str:
+    return f"for x, y in loader:\n    total += loss(x, y)\n    count += 1\n{last}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (looped("    break"), ["ends-early"]),
+        (looped("print(total)"), []),
+        (looped("    if count > 9:\n        break"), []),
+        ("for x in loader:\n    print(x)\n    break", []),
+        ("for x in range(9):\n    total += x\n    count += 1\n    break", []),
+        ("try:\n    loss.backward()\nexcept Exception:\n    pass", ["errors-hidden"]),
+        ("try:\n    loss.backward()\nexcept Exception as error:\n    print(error)", []),
+        ("try:\n    loss.backward()\nexcept KeyboardInterrupt:\n    pass", []),
+    ],
+)
+def test_loops_and_errors(text: str, found: list[str]) -> None:
+    """One batch that is only looked at is no loop cut short."""
+    assert kinds(text) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("return nn.Dropout(0.5)(x)", ["made-in-forward"]),
+        ("return self.dropout(x)", []),
+        ("return F.dropout(x, 0.5)", ["always-on"]),
+        ("return F.dropout(x, 0.5, self.training)", []),
+        ("return F.dropout(x, training=True)", []),
+    ],
+)
+def test_layers_of_a_forward_pass(line: str, found: list[str]) -> None:
+    """Dropout that stays on can be meant, where it is said."""
+    assert kinds(f"class Net:\n    def forward(self, x):\n        {line}") == found
+    assert kinds(line.removeprefix("return ").replace("F.", "")) == []

@@ -274,6 +274,10 @@ def _note_divergence(found: LossGraph, node: Any) -> None:
 def _note_logarithm(found: LossGraph, node: Any) -> None:
     """The logarithm of a softmax in a loss written out by hand."""
     behind = _behind(node)
+    before = _behind(behind) if behind is not None and name_of(behind) == "RsubBackward" else behind
+    if before is not None and name_of(before) in ("SoftmaxBackward", "SigmoidBackward"):
+        detail = f"the logarithm of {_BOUNDED[name_of(before)]}, which is -inf where that rounds to 0"
+        found.remarks.extend({("log-of-shares", detail)} - set(found.remarks))
     if behind is not None and name_of(behind) in ("AddBackward", "ClampBackward", "ClampMinBackward"):
         behind = _behind(behind)
     if behind is not None and name_of(behind) == "SoftmaxBackward":

@@ -45,6 +45,25 @@ _STORES = frozenset({"namedtuple", "append", "push", "add", "store", "remember"}
 _STORED_END = re.compile(r"^_?(is_)?(dones?|terminals?|terminated|terminations?)$", re.IGNORECASE)
 _DISCOUNT = re.compile(r"^(gamma|discount)", re.IGNORECASE)
 _HELD_OUT = re.compile(r"(^|_)(test|val|valid|validation|te|holdout)($|_)", re.IGNORECASE)
+_TRAINED_ON = re.compile(r"(^|_)(train|training|tr)($|_)|^train", re.IGNORECASE)
+_MEASURED = re.compile(
+    r"^_?(test|val|valid|validation|eval|held_?out)_(loss|acc|accuracy|score|error|mse|mae|r2|f1|auc)$", re.IGNORECASE
+)
+_COPY = re.compile(
+    r"^_?(target|teacher|tgt|ema|best|averaged?|old|frozen|reference|ref)_?(net|model|q|critic|actor|policy)"
+    r"?(_net|_model|_weights|_state|_params)?$",
+    re.IGNORECASE,
+)
+_MODEL = re.compile(
+    r"^_?(policy|online|student|q|critic|actor|value|main)?_?(net|model|network|student|policy)$", re.IGNORECASE
+)
+_BATCHES = re.compile(r"loader|batches|_dl$|^dl$", re.IGNORECASE)
+_LAYERS = frozenset(
+    {"Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d", "Embedding", "LSTM", "GRU", "RNN", "BatchNorm1d",
+     "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d",
+     "MultiheadAttention", "PReLU"}
+)  # fmt: skip
+_DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 _FEATURES = re.compile(r"^(x|xs|data|inputs?|features?|images?|texts?|samples?|sentences)($|_)", re.IGNORECASE)
 _LABELS = re.compile(r"^(y|ys|labels?|targets?|classes|tags)($|_)", re.IGNORECASE)
 _SEEDS = frozenset({"seed", "manual_seed", "seed_everything", "set_seed", "set_state", "setstate"})
@@ -108,6 +127,17 @@ def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
                 yield from _without_effect(node)
             elif isinstance(node, ast.Call):
                 yield from _fitted_on_held_out(node)
+            elif isinstance(node, ast.BinOp):
+                yield from _scaled_by_itself(node)
+            elif isinstance(node, ast.Assign):
+                yield from _not_copied(node)
+                yield from _measured_on_training(node)
+            elif isinstance(node, ast.For | ast.AsyncFor):
+                yield from _ends_early(node)
+            elif isinstance(node, ast.Try):
+                yield from _hidden_errors(node)
+        if isinstance(scope, ast.FunctionDef) and scope.name == "forward":
+            yield from _made_in_forward(own)
         yield from _picked_before_split(own)
         yield from _shuffled_apart(own)
         if stores_end:
@@ -167,6 +197,85 @@ def _fitted_on_held_out(call: ast.Call) -> Iterator[tuple[str, str, int]]:
     is_fit = isinstance(call.func, ast.Attribute) and call.func.attr == "fit_transform"
     if is_fit and call.args and isinstance(call.args[0], ast.Name) and _HELD_OUT.search(call.args[0].id):
         yield "fit_transform", "fitted-on-held-out", call.lineno
+
+
+def _scaled_by_itself(node: ast.BinOp) -> Iterator[tuple[str, str, int]]:
+    """`(x_test - x_test.mean()) / x_test.std()`."""
+    if (
+        not isinstance(node.op, ast.Div)
+        or not isinstance(node.left, ast.BinOp)
+        or not isinstance(node.left.op, ast.Sub)
+    ):
+        return
+    what = node.left.left
+    if not isinstance(what, ast.Name) or not _HELD_OUT.search(what.id):
+        return
+    means = [one for one in ast.walk(node.left.right) if isinstance(one, ast.Attribute) and one.attr == "mean"]
+    spreads = [one for one in ast.walk(node.right) if isinstance(one, ast.Attribute) and one.attr == "std"]
+    if any(_name_of(one.value) == what.id for one in means) and any(_name_of(one.value) == what.id for one in spreads):
+        yield what.id, "fitted-on-held-out", node.lineno
+
+
+def _not_copied(node: ast.Assign) -> Iterator[tuple[str, str, int]]:
+    """A second name for the model that is trained, where a copy of it is meant."""
+    if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name | ast.Attribute):
+        return
+    name, value = _name_of(node.targets[0]), node.value
+    is_name = isinstance(value, ast.Name | ast.Attribute) and not _COPY.match(_name_of(value))
+    if is_name and _COPY.match(name) and _MODEL.match(_name_of(value)):
+        yield name, "not-copied", node.lineno
+
+
+def _measured_on_training(node: ast.Assign) -> Iterator[tuple[str, str, int]]:
+    """What is called a validation or a test is given the training data, and nothing else."""
+    call = node.value
+    names = [_name_of(one) for one in _parts(node.targets[0])]
+    if not isinstance(call, ast.Call) or not any(map(_MEASURED.match, names)):
+        return
+    given = [_name_of(one) for one in (*call.args, *(word.value for word in call.keywords))]
+    inner = [one.id for part in call.args for one in ast.walk(part) if isinstance(one, ast.Name)]
+    if any(map(_TRAINED_ON.search, given)) and not any(map(_HELD_OUT.search, (*given, *inner))):
+        yield _name_of(call), "measured-on-training", node.lineno
+
+
+def _ends_early(node: ast.For | ast.AsyncFor) -> Iterator[tuple[str, str, int]]:
+    """A loop over batches whose last statement leaves it, always, as where a `return` is indented too far."""
+    what = node.iter
+    while isinstance(what, ast.Call) and _name_of(what) in ("enumerate", "tqdm", "zip") and what.args:
+        what = what.args[0]
+    last = node.body[-1]
+    is_left = isinstance(last, ast.Return | ast.Break) and len(node.body) > 2
+    if not is_left or not _BATCHES.search(_name_of(what)):
+        return
+    inner = [one for statement in node.body for one in ast.walk(statement)]
+    has_sum = any(isinstance(one, ast.AugAssign) for one in inner)  # of something over all batches
+    is_loop = any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in inner)
+    if (has_sum or is_loop) and not any(isinstance(one, ast.Continue) for one in inner):
+        yield _name_of(what), "ends-early", last.lineno
+
+
+def _hidden_errors(node: ast.Try) -> Iterator[tuple[str, str, int]]:
+    """Any error of a step is caught, and nothing is said or done."""
+    inner = [one for statement in node.body for one in ast.walk(statement)]
+    if not any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in inner):
+        return
+    for one in node.handlers:
+        is_any = one.type is None or _name_of(one.type) in ("Exception", "BaseException")
+        if is_any and all(isinstance(statement, ast.Pass | ast.Continue) for statement in one.body):
+            yield "except", "errors-hidden", one.lineno
+
+
+def _made_in_forward(nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]:
+    """A layer that is new at each call: it is never trained, and knows nothing of `eval()`."""
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = _name_of(node.func.value)
+        if owner == "nn" and node.func.attr in _LAYERS:
+            yield node.func.attr, "made-in-forward", node.lineno
+        is_told = len(node.args) > 2 or any(word.arg in ("training", None) for word in node.keywords)
+        if owner in ("F", "functional") and node.func.attr in _DROPOUTS and not is_told:
+            yield node.func.attr, "always-on", node.lineno
 
 
 def _picked_before_split(nodes: list[ast.AST]) -> Iterator[tuple[str, str, int]]:

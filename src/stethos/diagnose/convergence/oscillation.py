@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_to_judge
 from stethos.diagnose.detector import CannotTell, Needs
 from stethos.diagnose.finding import Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, is_other_task
 from stethos.diagnose.training import sureness
 from stethos.diagnose.window import Window
 from stethos.store.frame import Array
@@ -30,7 +31,7 @@ class Oscillation:
     more alike they must be: a few resemble each other by chance.
     Why it matters: each step jumps over the valley, so that the mean loss stays high.
     Not a fault when: the learning rate is cycled on purpose. A loss that swings and falls all the same is reported as
-    info. Where each round has different clients, only the global
+    info, and so are a few slight swings. Where each round has different clients, only the global
     model's loss is examined: the clients' own losses depend on who takes part.
     Next step: halve the learning rate, lower the momentum, or shuffle the data.
     """
@@ -39,7 +40,7 @@ class Oscillation:
     name: ClassVar[str] = "oscillation"
     severity: ClassVar[Severity] = Severity.WARNING
     needs: ClassVar[Needs] = {"steps": frozenset({"step", "loss"})}
-    reads: ClassVar[Needs] = CURVE_READS
+    reads: ClassVar[Needs] = {**CURVE_READS, "inspections": COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"plateau"})
 
     likeness: float = 0.45
@@ -58,7 +59,9 @@ class Oscillation:
             raise CannotTell("each round has other clients, and the global loss was not reported (`rnd.evaluate`)")
         for curve in curves:
             if not curve.may_rise and not curve.is_of_others:
-                yield from self._check(curve)
+                for found in self._check(curve):
+                    is_meant = curve.is_by_step and is_other_task(window, curve.process, found.subject.first or 0)
+                    yield replace(found, severity=Severity.INFO) if is_meant else found
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
         tail = curve.finite[-max(self.least, len(curve.finite) // 2) :]
@@ -81,8 +84,9 @@ class Oscillation:
             return
         first = int(curve.at[np.isfinite(curve.values)][-len(tail) + turn])
         is_learning = fell > max(self.still_falls * level, 4 * spread / np.sqrt(len(tail) / 2))
+        is_slight = spread < 2 * self.swing * level and turns < 2 * self.turns
         yield Finding(
-            self.code, self.name, self.name, Severity.INFO if is_learning else self.severity,
+            self.code, self.name, self.name, Severity.INFO if is_learning or is_slight else self.severity,
             f"the loss swings by {spread / level:.0%} around {level:.3g}, about every {period} {curve.value_unit}s",
             curve.subject(first),
             sureness(min(turns / self.turns, spread / (self.swing * level), abs(likeness) / self.likeness * 1.5)),

@@ -84,6 +84,23 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
     "shuffled-apart": (
         "inputs and labels are shuffled one after the other, each into an order of its own: they no longer belong "
         "together", "draw one permutation and index both with it", 0.0, 0.93),
+    "not-copied": (
+        "a second name is given to the model that is trained, where a copy of it is meant: both are one",
+        "make a copy: `copy.deepcopy(model)`", 0.0, 0.88),
+    "measured-on-training": (
+        "what is called a validation or a test is measured on the training data", "pass the held-out data", 0.0, 0.85),
+    "ends-early": (
+        "a loop over batches is left at the end of its first turn: all other batches are never seen",
+        "move the `return` or `break` out of the loop", 0.0, 0.85),
+    "errors-hidden": (
+        "errors of training steps are caught and nothing is said: steps may fail unnoticed",
+        "catch what you expect alone, and print it", 0.0, 0.8),
+    "made-in-forward": (
+        "a layer is made anew in each forward pass: its weights are never trained, and `eval()` does not reach it",
+        "make it once, in `__init__`", 0.0, 0.92),
+    "always-on": (
+        "dropout is called without `training=`, so it stays on in evaluations",
+        "pass `training=self.training`, or use `nn.Dropout`", 0.0, 0.9),
     "never-reset": (
         "a sum over batches is made once and never reset, so each pass over the data shows the mean of all so far",
         "call its `reset()` at the start of each pass", 0.0, 0.83),
