@@ -22,6 +22,7 @@ from stethos.diagnose.program.odd_optimizer import OddOptimizer
 from stethos.diagnose.program.odd_schedule import OddSchedule
 from stethos.diagnose.program.repeated_data import RepeatedData
 from stethos.diagnose.program.unoptimized_parameters import UnoptimizedParameters
+from stethos.diagnose.program.wrong_loss import WrongLoss
 from stethos.diagnose.program.wrong_mode import WrongMode
 from tests import training_rows as made
 
@@ -421,3 +422,19 @@ def test_overfitting_is_a_remark_where_kept_weights_are_loaded_in_the_end(at: in
     seen = made.window(steps=made.steps(made.falling(400, end=0.01)), metrics=metrics, inspections=rows)
     (found,) = Overfitting().check(seen)
     assert found.severity == severity
+
+
+@pytest.mark.parametrize(("last", "severity"), [(np.nan, Severity.ERROR), (0.2, Severity.INFO)])
+def test_the_logarithm_of_a_softmax_is_a_fault_once_the_loss_is_none(last: float, severity: Severity) -> None:
+    rows = made.inspections(remark="log-of-shares", detail=json.dumps({"seen": "the logarithm of softmax"}))
+    seen = made.window(steps=made.steps([*made.falling(50), last]), inspections=rows)
+    (found,) = WrongLoss().check(seen)
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("is_weighed", "severity"), [(True, Severity.INFO), (False, Severity.WARNING)])
+def test_a_rare_class_may_be_weighed_by_the_loss(is_weighed: bool, severity: Severity) -> None:
+    detail = {"is_alone": True, **({"weighed": True} if is_weighed else {})}
+    rows = made.inspections(top_class_share=0.96, detail=json.dumps(detail))
+    seen = made.window(steps=made.steps(made.falling(50, end=1.0)), inspections=rows)
+    assert [one.severity for one in OddBatch().check(seen) if one.kind == "one-class-dominates"] == [severity]

@@ -271,12 +271,17 @@ def _note_divergence(found: LossGraph, node: Any) -> None:
             found.remarks.append(("no-log-probabilities", detail))
 
 
+def _is_exponential(node: Any) -> bool:
+    return node is not None and name_of(node) == "ExpBackward"
+
+
 def _note_logarithm(found: LossGraph, node: Any) -> None:
     """The logarithm of a softmax in a loss written out by hand."""
     behind = _behind(node)
     before = _behind(behind) if behind is not None and name_of(behind) == "RsubBackward" else behind
-    if before is not None and name_of(before) in ("SoftmaxBackward", "SigmoidBackward"):
-        detail = f"the logarithm of {_BOUNDED[name_of(before)]}, which is -inf where that rounds to 0"
+    is_by_hand = before is not None and name_of(before) == "DivBackward" and _is_exponential(_behind(before))
+    if is_by_hand or (before is not None and name_of(before) in ("SoftmaxBackward", "SigmoidBackward")):
+        detail = f"the logarithm of {_BOUNDED.get(name_of(before), 'softmax')}, which is -inf where that rounds to 0"
         found.remarks.extend({("log-of-shares", detail)} - set(found.remarks))
     if behind is not None and name_of(behind) in ("AddBackward", "ClampBackward", "ClampMinBackward"):
         behind = _behind(behind)
