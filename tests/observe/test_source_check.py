@@ -200,3 +200,25 @@ def test_layers_of_a_forward_pass(line: str, found: list[str]) -> None:
     """Dropout that stays on can be meant, where it is said."""
     assert kinds(f"class Net:\n    def forward(self, x):\n        {line}") == found
     assert kinds(line.removeprefix("return ").replace("F.", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("return self.body(x)", ["never-used"]),
+        ("return self.drop(self.body(x))", []),
+        ("return getattr(self, 'drop')(self.body(x))", []),
+    ],
+)
+def test_parts_of_a_model_that_are_never_used(line: str, found: list[str]) -> None:
+    """Where attributes are read by name nobody can tell."""
+    made = "self.body = nn.Linear(4, 4)\n        self.drop = nn.Dropout(0.1)"
+    text = f"class Net(nn.Module):\n    def __init__(self):\n        {made}\n    def forward(self, x):\n        {line}"
+    assert kinds(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("x = x // 255", ["rounded-to-zero"]), ("x = x / 255", []), ("x = x // 2", [])]
+)
+def test_pixels_that_are_rounded(text: str, found: list[str]) -> None:
+    assert kinds(text) == found

@@ -18,7 +18,7 @@ from stethos.observe.dependence import tie_facts
 from stethos.observe.held_out import held_out_labels
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
-from stethos.observe.module_check import ModuleCheck, repeated_layers
+from stethos.observe.module_check import ModuleCheck, repeated_layers, strong_dropouts
 from stethos.observe.prior import Prior
 from stethos.observe.row_print import SeenRows
 from stethos.observe.schedules import Schedules
@@ -159,6 +159,7 @@ class ProgramCheck:
             self._read_source()
         if self._looks <= _FIRST_LOOKS:
             found += repeated_layers(self._watch.inspector.roots())
+        found += strong_dropouts(self._watch.inspector.roots())
         if self._looks < _FIRST_LOOKS:
             self.modules.begin()
         else:

@@ -63,6 +63,9 @@ _LAYERS = frozenset(
      "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d",
      "MultiheadAttention", "PReLU"}
 )  # fmt: skip
+_PART = re.compile(
+    r"^(Dropout\d?d?|ReLU|GELU|Tanh|LayerNorm|BatchNorm\dd|Parameter|Embedding|Pos\w*Enc\w*|Pos\w*Emb\w*)$"
+)
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 _FEATURES = re.compile(r"^(x|xs|data|inputs?|features?|images?|texts?|samples?|sentences)($|_)", re.IGNORECASE)
 _LABELS = re.compile(r"^(y|ys|labels?|targets?|classes|tags)($|_)", re.IGNORECASE)
@@ -120,6 +123,7 @@ def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
     used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     stores_end = _stores_end(tree)
     yield from _never_reset(tree)
+    yield from _never_used(tree)
     for scope in _scopes(tree, used):
         own = list(_own_nodes(scope))
         for node in own:
@@ -129,6 +133,8 @@ def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
                 yield from _fitted_on_held_out(node)
             elif isinstance(node, ast.BinOp):
                 yield from _scaled_by_itself(node)
+                if isinstance(node.op, ast.FloorDiv) and _is_pixel(node.right):
+                    yield "//", "rounded-to-zero", node.lineno
             elif isinstance(node, ast.Assign):
                 yield from _not_copied(node)
                 yield from _measured_on_training(node)
@@ -349,6 +355,33 @@ def _never_reset(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
             if makers and any(isinstance(one, ast.Attribute) for one in _parts(node.targets[0])):
                 yield owner.name, "never-reset", node.lineno
                 break
+
+
+def _is_pixel(node: ast.expr) -> bool:
+    """The number by which pixels are brought between 0 and 1."""
+    return isinstance(node, ast.Constant) and node.value in (255, 256)
+
+
+def _never_used(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """Parts of a model that are made in its `__init__` and used nowhere, in a file that reads no attribute by name."""
+    calls = {_name_of(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    if calls & {"getattr", "children", "modules", "named_modules", "named_children", "vars"}:
+        return
+    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    for owner in tree.body:
+        own = [one for one in getattr(owner, "body", ()) if isinstance(one, ast.FunctionDef)]
+        names = {one.name for one in own}
+        if not isinstance(owner, ast.ClassDef) or not {"__init__", "forward"} <= names:
+            continue
+        makers = [
+            node for one in own if one.name == "__init__" for node in ast.walk(one) if isinstance(node, ast.Assign)
+        ]
+        for node in makers:
+            target, value = node.targets[0], node.value
+            is_layer = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute | ast.Name)
+            is_layer = is_layer and bool(_PART.search(_name_of(value)))
+            if is_layer and isinstance(target, ast.Attribute) and target.attr not in read:
+                yield target.attr, "never-used", node.lineno
 
 
 def _bases(node: ast.AST) -> list[ast.expr]:

@@ -84,6 +84,11 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
     "shuffled-apart": (
         "inputs and labels are shuffled one after the other, each into an order of its own: they no longer belong "
         "together", "draw one permutation and index both with it", 0.0, 0.93),
+    "never-used": (
+        "a part of the model is made and never used: its `forward` leaves it out",
+        "use it in `forward`, or remove it", 0.0, 0.8),
+    "rounded-to-zero": (
+        "pixels are divided by `//`, which leaves nothing but 0 and 1", "use `/`", 0.0, 0.92),
     "not-copied": (
         "a second name is given to the model that is trained, where a copy of it is meant: both are one",
         "make a copy: `copy.deepcopy(model)`", 0.0, 0.88),
