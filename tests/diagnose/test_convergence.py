@@ -147,6 +147,14 @@ def test_a_loss_that_changes_sides_at_every_step_oscillates() -> None:
     assert made.names_in(Oscillation(), only_loss(1 + 0.4 * (-1.0) ** np.arange(100))) == ["oscillation"]
 
 
+def test_one_jump_that_is_learned_down_again_does_not_oscillate() -> None:
+    """As where another task begins; the mean of its neighbours is far from each loss around it."""
+    quiet = 0.15 + made.noise(240, 0.03)
+    quiet[150:190] += 1.6 * np.exp(-np.arange(40) / 12) * (1 + 0.3 * (-1.0) ** (np.arange(40) // 3))
+    losses = np.concatenate([made.falling(60, end=0.15), quiet])
+    assert made.names_in(Oscillation(), only_loss(losses)) == []
+
+
 def test_a_fast_descent_does_not_oscillate() -> None:
     assert made.names_in(Oscillation(), only_loss(2.3 * 0.7 ** np.arange(30))) == []
 
@@ -340,3 +348,28 @@ def test_a_loss_that_swings_with_who_takes_part_is_no_oscillation(clients: tuple
     diagnosis = examine(window, [Oscillation()])
     assert [one.name for one in diagnosis.findings] == found
     assert is_same or "other clients" in diagnosis.not_checked[0].reason
+
+
+def test_swings_around_a_level_that_falls_are_a_remark() -> None:
+    place = np.arange(400)
+    falls = np.linspace(0.6, 0.3, 400) * (1 + 0.35 * np.sin(2 * np.pi * place / 12))
+    assert [one.severity for one in Oscillation().check(only_loss(falls))] == [Severity.INFO]
+    stays = 0.5 * (1 + 0.3 * np.sin(2 * np.pi * place / 12))
+    assert [one.severity for one in Oscillation().check(only_loss(stays))] == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.001, Severity.INFO), (9.0, Severity.ERROR)])
+def test_a_difference_that_comes_back_to_zero_does_not_diverge(end: float, severity: Severity) -> None:
+    """As that of a critic's answers does when what is made gets better."""
+    losses = np.concatenate([np.linspace(-0.06, -0.23, 60), np.linspace(-0.23, end, 60), np.full(40, end)])
+    (found,) = Divergence().check(only_loss(losses))
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.1, Severity.INFO), (2.2, Severity.WARNING)])
+def test_a_rate_that_was_searched_for_may_leave_a_plateau(end: float, severity: Severity) -> None:
+    first, then = made.steps(2.3 + made.noise(120, 0.02)), made.steps(made.falling(200, end=end), optimizer=2)
+    then["step"] = [step + 120 for step in then["step"]]
+    both = {name: [*first[name], *then[name]] for name in first}
+    found = [one for one in Plateau().check(made.window(steps=both)) if one.subject.first == 0]
+    assert [one.severity for one in found] == [severity]

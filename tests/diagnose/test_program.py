@@ -10,6 +10,7 @@ import pytest
 from stethos.diagnose.convergence.divergence import Divergence
 from stethos.diagnose.convergence.gradients_not_zeroed import GradientsNotZeroed
 from stethos.diagnose.convergence.learning_rate_too_high import LearningRateTooHigh
+from stethos.diagnose.convergence.overfitting import Overfitting
 from stethos.diagnose.finding import Severity
 from stethos.diagnose.numbers.series_anomaly import SeriesAnomaly
 from stethos.diagnose.program.implausible_loss import ImplausibleLoss
@@ -21,6 +22,7 @@ from stethos.diagnose.program.odd_optimizer import OddOptimizer
 from stethos.diagnose.program.odd_schedule import OddSchedule
 from stethos.diagnose.program.repeated_data import RepeatedData
 from stethos.diagnose.program.unoptimized_parameters import UnoptimizedParameters
+from stethos.diagnose.program.wrong_loss import WrongLoss
 from stethos.diagnose.program.wrong_mode import WrongMode
 from tests import training_rows as made
 
@@ -374,3 +376,65 @@ def test_what_evaluations_answer(facts: dict[str, object], found: list[str]) -> 
     seen = made.window(steps=made.steps(made.falling(60)), inspections=evaluations(**facts))
     assert [one.kind for one in OddEvaluation().check(seen)] == found
     assert list(OddEvaluation().check(made.window())) == []
+
+
+@pytest.mark.parametrize(
+    ("makers", "found"), [([1] * 8, ["repeated-data"]), ([1] * 2 + [2] * 2 + [3] * 2 + [4] * 2, [])]
+)
+def test_folds_may_begin_with_the_same_seed(makers: list[int], found: list[str]) -> None:
+    """Random numbers that repeat within one training are a mistake, in the next one they make it comparable."""
+    rows = made.inspections(random_hash=[7, 8, 7, 8, 7, 8, 7, 8])
+    seen = made.window(steps=made.steps(made.falling(8), optimizer=makers), inspections=rows)
+    assert made.names_in(RepeatedData(), seen) == found
+
+
+def stages(shapes: list[list[int]]) -> dict[str, object]:
+    """Inspections of eight steps apart each, with batches of these shapes."""
+    count = len(shapes)
+    return made.inspections(
+        count, step=[8 * place for place in range(count)], detail=[json.dumps({"shape": one}) for one in shapes]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "severity"),
+    [
+        ([[4]] * 15 + [[8]] * 15, Severity.INFO),
+        ([[4]] * 30, Severity.ERROR),
+        ([[4], [8]] * 15, Severity.ERROR),
+    ],
+)
+def test_a_loss_that_rises_where_batches_take_another_shape_may_be_a_curriculum(
+    shapes: list[list[int]], severity: Severity
+) -> None:
+    losses = np.concatenate([made.falling(120, start=1.0, end=0.01), made.falling(120, start=3.0, end=1.5)])
+    seen = made.window(steps=made.steps(losses), inspections=stages(shapes))
+    (found,) = Divergence().check(seen)
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("at", "severity"), [(400, Severity.INFO), (200, Severity.WARNING), (None, Severity.WARNING)])
+def test_overfitting_is_a_remark_where_kept_weights_are_loaded_in_the_end(at: int | None, severity: Severity) -> None:
+    loads = json.dumps({"kind": "load_state_dict weights-restored", "seen": "", "times": 1, "calls": 1, "at": at or 0})
+    rows = made.inspections(phase=["training"] * 7 + ["call"], detail=[None] * 7 + [loads if at else "{}"])
+    values = [*np.linspace(2.3, 0.5, 8), *np.linspace(0.52, 1.0, 12)]
+    metrics = made.metrics("val/loss", values, every=20)
+    seen = made.window(steps=made.steps(made.falling(400, end=0.01)), metrics=metrics, inspections=rows)
+    (found,) = Overfitting().check(seen)
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("last", "severity"), [(np.nan, Severity.ERROR), (0.2, Severity.INFO)])
+def test_the_logarithm_of_a_softmax_is_a_fault_once_the_loss_is_none(last: float, severity: Severity) -> None:
+    rows = made.inspections(remark="log-of-shares", detail=json.dumps({"seen": "the logarithm of softmax"}))
+    seen = made.window(steps=made.steps([*made.falling(50), last]), inspections=rows)
+    (found,) = WrongLoss().check(seen)
+    assert found.severity == severity
+
+
+@pytest.mark.parametrize(("is_weighed", "severity"), [(True, Severity.INFO), (False, Severity.WARNING)])
+def test_a_rare_class_may_be_weighed_by_the_loss(is_weighed: bool, severity: Severity) -> None:
+    detail = {"is_alone": True, **({"weighed": True} if is_weighed else {})}
+    rows = made.inspections(top_class_share=0.96, detail=json.dumps(detail))
+    seen = made.window(steps=made.steps(made.falling(50, end=1.0)), inspections=rows)
+    assert [one.severity for one in OddBatch().check(seen) if one.kind == "one-class-dominates"] == [severity]

@@ -14,6 +14,7 @@ from stethos.observe.loss_graph import read_loss_graph
 
 X, Y = torch.randn(8, 5), torch.randint(0, 3, (8,))
 THREE, ONE = nn.Linear(5, 3), nn.Linear(5, 1)
+ONE_HOT = functional.one_hot(Y, 3).float()
 COLUMN, ROW = torch.randn(8, 1), torch.randn(8)
 
 WRONG: dict[str, tuple[str, Callable[[], torch.Tensor]]] = {
@@ -31,6 +32,13 @@ WRONG: dict[str, tuple[str, Callable[[], torch.Tensor]]] = {
     "l1": ("broadcast-loss", lambda: functional.l1_loss(ONE(X), ROW)),
     "by hand": ("broadcast-loss", lambda: ((ONE(X) - ROW) ** 2).mean()),
     "by hand, squeezed": ("broadcast-loss", lambda: ((ONE(X).squeeze(1) - COLUMN) ** 2).mean()),
+    "log of softmax": ("log-of-shares", lambda: functional.nll_loss(THREE(X).softmax(1).log(), Y)),
+    "log of softmax by hand": ("log-of-shares", lambda: -(ONE_HOT * THREE(X).softmax(1).log()).sum(1).mean()),
+    "log of shares by hand": (
+        "log-of-shares",
+        lambda: -(ONE_HOT * (THREE(X).exp() / THREE(X).exp().sum(1, keepdim=True)).log()).sum(1).mean(),
+    ),
+    "log of what is left": ("log-of-shares", lambda: -(1 - ONE(X).sigmoid()).log().mean()),
     "leaf": ("loss-is-a-leaf", lambda: torch.tensor(1.0, requires_grad=True)),
     "targets": (
         "targets-out-of-range",
@@ -42,12 +50,12 @@ RIGHT: dict[str, Callable[[], torch.Tensor]] = {
     "smoothed": lambda: functional.cross_entropy(THREE(X), Y, label_smoothing=0.1),
     "scaled": lambda: 1024 * functional.cross_entropy(THREE(X), Y),
     "log-softmax and nll": lambda: functional.nll_loss(functional.log_softmax(THREE(X), -1), Y),
-    "log of softmax": lambda: functional.nll_loss(THREE(X).softmax(1).log(), Y),
     "sigmoid and bce": lambda: functional.binary_cross_entropy(ONE(X).sigmoid(), COLUMN.sigmoid()),
     "logits": lambda: functional.binary_cross_entropy_with_logits(ONE(X), COLUMN.sigmoid()),
     "mse": lambda: functional.mse_loss(ONE(X), COLUMN),
     "mse of rows": lambda: functional.mse_loss(ONE(X).squeeze(1), ROW),
     "by hand": lambda: ((ONE(X) - COLUMN) ** 2).mean(),
+    "log of softmax, kept from 0": lambda: -(ONE_HOT * (THREE(X).softmax(1) + 1e-8).log()).sum(1).mean(),
     "any": lambda: THREE(X).sum(),
 }
 

@@ -1020,3 +1020,11 @@ def test_layers_of_two_models_that_have_the_same_names_are_told_apart(record: Re
             loss.backward()
             optimizer.step()
     assert said(recording) == set()
+
+
+@pytest.mark.parametrize(("dropped", "kinds"), [(0.5, set()), (0.9, {"dropout-too-strong"})])
+def test_a_dropout_that_leaves_next_to_nothing_is_noticed(record: Record, dropped: float, kinds: set[str]) -> None:
+    recording = record()
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropped), nn.Linear(32, 2))
+    train(model, DataLoader(table(), 32, shuffle=True))
+    assert said(recording) == kinds

@@ -49,6 +49,7 @@ class CallCheck:
         self._calls: Counter[str] = Counter()
         self._odd: Counter[str] = Counter()
         self._seen: dict[str, str] = {}
+        self._at: dict[str, int] = {}  # the number of steps before it was seen last
         self._is_new = False
         self._seeded: tuple[object, int] = (None, -1)  # the last seed, and the steps made before
 
@@ -78,9 +79,12 @@ class CallCheck:
             return []
         self._is_new = False
         return [
-            {"kind": kind, "seen": self._seen[kind], "times": self._odd[kind], "calls": self._calls[key]}
+            {
+                "kind": kind, "seen": self._seen[kind], "times": self._odd[kind], "calls": self._calls[key],
+                "at": self._at[kind],
+            }
             for kind, key in ((kind, kind.partition(" ")[0]) for kind in self._odd)
-        ]
+        ]  # fmt: skip
 
     def note(self, name: str, remarks: Iterator[Remark]) -> None:
         """Remarks on one call of a function."""
@@ -90,6 +94,7 @@ class CallCheck:
             if key in self._seen or len(self._seen) < _MOST_KINDS:
                 self._odd[key] += 1
                 self._seen.setdefault(key, text)
+                self._at[key] = self._watch.session.steps
                 self._is_new = True
 
     def _watch_calls(self, owner: Any, name: str, check: Check, most: int = _MOST_CALLS) -> None:
@@ -155,6 +160,8 @@ class CallCheck:
         pairs = [(own[name], one) for name, one in state.items() if name in own][:_MOST_TENSORS]
         if pairs and self._watch.session.steps and all(a.data_ptr() == b.data_ptr() for a, b in pairs):
             yield "loads-itself", "`load_state_dict` is given the module's own weights: nothing changes"
+        elif pairs and self._watch.session.steps and self._watch.inspector.is_trained(module):
+            yield "weights-restored", "weights that were kept are loaded into the model that was trained"
         missing = set(keys.missing_keys) & set(own)
         if own and len(missing) > 0.5 * len(own) and keys.unexpected_keys:
             given = next(iter(keys.unexpected_keys))

@@ -61,6 +61,7 @@ class Evaluations:
         self._losses: list[float] = []
         self._at = 0  # the step of these losses
         self._answers: AnswerTally | None = None
+        self._given = 0  # where in memory the model's last input lies
         self._has_loss = False  # whether evaluations compute a loss, which is given the labels
         self._root_ids: set[int] = set()
         self._answers_at = 0  # the step at which answers are counted next: ever more seldom
@@ -129,6 +130,7 @@ class Evaluations:
     def _note_answers(self, inputs: Any, outputs: Any) -> None:
         """A trained model has answered without gradients: if no loss function is given its answers, look for labels."""
         given = inputs[0] if inputs else None
+        self._given = given.data_ptr() if isinstance(given, torch.Tensor) and is_readable(given) else 0
         if torch.is_grad_enabled() or not isinstance(given, torch.Tensor) or not given.dim():
             return
         if not isinstance(outputs, torch.Tensor) or not is_readable(outputs) or not outputs.dim():
@@ -136,6 +138,9 @@ class Evaluations:
         is_full = self._answers is not None and self._answers.is_full
         if self._has_loss or is_full or not outputs.is_floating_point() or len(outputs) != len(given):
             return
+        classes = self._inspector.check.answer_size
+        if classes and classes not in outputs.shape[1:]:
+            return  # a layer in between, where the parts of a model are modules of their own
         labels = labels_near(given, outputs)
         if labels is not None:
             answers = self._tally()
@@ -225,7 +230,9 @@ class Evaluations:
                 self._has_loss, self._answers = True, None
             if name in _CLASSES:
                 self._tally().note(outputs, labels, self._is_trained_on(labels))
-            elif outputs.shape == labels.shape and is_readable(outputs) and is_readable(labels) and labels.numel():
+                return
+            are_numbers = outputs.shape == labels.shape and is_readable(outputs) and is_readable(labels)
+            if are_numbers and labels.numel() and labels.data_ptr() != self._given:  # an anomaly is not to be rebuilt
                 self._tally().note_numbers(outputs, labels)
 
     def _is_trained_on(self, labels: Any) -> bool:

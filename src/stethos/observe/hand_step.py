@@ -90,6 +90,7 @@ class HandSteps:
             watched.optimizer() is not self._stand_in for watched in seen
         )
         self.is_needed = self.is_needed and not has_other
+        self.slope = None if has_other else self.slope  # weights that are moved beside an optimizer are moved back
         return has_other
 
     def finish(self) -> None:

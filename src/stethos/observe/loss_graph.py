@@ -68,6 +68,7 @@ class LossGraph:
     keys: torch.Tensor | None = None  # of masked attention: which places of each sequence are seen
     is_alone: bool = False  # whether the loss is these functions, their mean or sum, and nothing else
     policy_sign: int = 0  # whether chosen actions get rarer, 1, or likelier, -1, if rewards stand in the program
+    is_weighed: bool = False  # whether the first one is given a weight for each class, or for what is true
     is_plain_mean: bool = False  # whether the first one is a mean that weighs no class and no sample
     is_mixed: bool = False  # whether they are of several kinds, as with several tasks
     nodes: int = 0
@@ -172,9 +173,8 @@ def _note_loss(found: LossGraph, node: Any, name: str) -> None:
     if not found.function:
         found.function = name.removesuffix("Backward")
         found.labels, found.outputs = saved(node, "target"), saved(node, "self")
-        found.is_plain_mean = getattr(node, "_saved_reduction", None) == _MEAN and not any(
-            getattr(node, f"_saved_{one}", None) is not None for one in ("weight", "pos_weight")
-        )
+        found.is_weighed = any(getattr(node, f"_saved_{one}", None) is not None for one in ("weight", "pos_weight"))
+        found.is_plain_mean = getattr(node, "_saved_reduction", None) == _MEAN and not found.is_weighed
         found.ignored = _signed(node._saved_ignore_index) if name in _CLASSES else None
         weight = saved(node, "weight") if name in _CLASSES else None
         if weight is not None and is_readable(weight):
@@ -271,9 +271,18 @@ def _note_divergence(found: LossGraph, node: Any) -> None:
             found.remarks.append(("no-log-probabilities", detail))
 
 
+def _is_exponential(node: Any) -> bool:
+    return node is not None and name_of(node) == "ExpBackward"
+
+
 def _note_logarithm(found: LossGraph, node: Any) -> None:
     """The logarithm of a softmax in a loss written out by hand."""
     behind = _behind(node)
+    before = _behind(behind) if behind is not None and name_of(behind) == "RsubBackward" else behind
+    is_by_hand = before is not None and name_of(before) == "DivBackward" and _is_exponential(_behind(before))
+    if is_by_hand or (before is not None and name_of(before) in ("SoftmaxBackward", "SigmoidBackward")):
+        detail = f"the logarithm of {_BOUNDED.get(name_of(before), 'softmax')}, which is -inf where that rounds to 0"
+        found.remarks.extend({("log-of-shares", detail)} - set(found.remarks))
     if behind is not None and name_of(behind) in ("AddBackward", "ClampBackward", "ClampMinBackward"):
         behind = _behind(behind)
     if behind is not None and name_of(behind) == "SoftmaxBackward":

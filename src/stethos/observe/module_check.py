@@ -15,6 +15,7 @@ _SEQUENCES = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _MOST_SEEN = 16
 _MOST_RUN = 512
+_MOST_DROPPED = 0.8
 _CALLS_PER_LOOK = 20_000  # of modules; a service that goes on calling its model after training pays for no more
 
 
@@ -116,6 +117,15 @@ def _state_in(state: Any) -> torch.Tensor | None:
 def _print_of(state: torch.Tensor | None) -> float:
     taken = print_of(state)
     return taken.hash if taken.zero_share < 1 else NULL_F64
+
+
+def strong_dropouts(roots: list[torch.nn.Module]) -> Iterator[tuple[str, str]]:
+    """Dropouts that leave next to nothing, as where the share to keep is given for the share to drop."""
+    for root in roots:
+        for name, module in root.named_modules():
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p >= _MOST_DROPPED:
+                yield "dropout-too-strong", f"{name or type(module).__name__} drops {module.p:.0%} of what it is given"
+                return
 
 
 def repeated_layers(roots: list[torch.nn.Module]) -> Iterator[tuple[str, str]]:

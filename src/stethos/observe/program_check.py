@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ from stethos.observe.batch_print import is_readable, numbers_of, print_of
 from stethos.observe.call_check import CallCheck
 from stethos.observe.data_sets import DataSets
 from stethos.observe.dependence import tie_facts
+from stethos.observe.held_out import held_out_labels
 from stethos.observe.inspection_row import put_inspection
 from stethos.observe.loss_graph import LossGraph
-from stethos.observe.module_check import ModuleCheck, repeated_layers
+from stethos.observe.module_check import ModuleCheck, repeated_layers, strong_dropouts
 from stethos.observe.prior import Prior
 from stethos.observe.row_print import SeenRows
 from stethos.observe.schedules import Schedules
+from stethos.observe.source_check import SourceCheck
 
 if TYPE_CHECKING:
     from stethos.observe.step_recorder import StepRecorder
@@ -27,11 +30,13 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 
 _FIRST_LOOKS = 3  # in which shapes given to layers are noted
+_SOURCE_LOOK = 2  # at which the program's source is read
 _MOST_ROWS, _MOST_COLUMNS = 64, 256
 _MOST_LEAVES = 4
 _MOST_EMPTY = 4
 _LEAST_SEQUENCES = 4
 _MOST_LABELS = 4096  # checksums of the labels of batches
+_CLASSES = ("NllLoss", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy")
 _STEADY = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Lion")  # their steps are as long as the rate
 
 
@@ -46,6 +51,7 @@ class ProgramCheck:
         self.rows = SeenRows()
         self.data = DataSets()
         self.labels: set[float] = set()  # checksums of the labels of inspected batches
+        self.answer_size = 0  # how many classes the outputs tell apart; 0: not known
         self.first_weight = 0  # the id of the weight that inputs meet
         self._prior = Prior()
         self._looks = 0
@@ -92,6 +98,12 @@ class ProgramCheck:
         facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
         if graph.check.is_policy or graph.policy_sign:
             facts["is_policy"] = True
+        if graph.is_weighed:
+            facts["weighed"] = True
+        if graph.function in _CLASSES and graph.outputs is not None and graph.outputs.dim() > 1:
+            self.answer_size = graph.outputs.shape[1]
+        if graph.inputs is not None:
+            facts["shape"] = list(graph.inputs.shape[1:])
         if spreads:
             facts["spread"] = min(spreads)
         alike = spread_of(graph.inputs)
@@ -140,14 +152,25 @@ class ProgramCheck:
                 found.append(
                     ("accumulated-sum", f"{came} samples in batches of {batch}, and a loss that is not divided")
                 )
+        if graph.function in _CLASSES and (kept := held_out_labels(graph.labels)):
+            found.append(("held-out-labels", kept))
         self._looks += 1
+        if self._looks == _SOURCE_LOOK:
+            self._read_source()
         if self._looks <= _FIRST_LOOKS:
             found += repeated_layers(self._watch.inspector.roots())
+        found += strong_dropouts(self._watch.inspector.roots())
         if self._looks < _FIRST_LOOKS:
             self.modules.begin()
         else:
             self.modules.end()
         return found
+
+    def _read_source(self) -> None:
+        """Note statements of the program that cannot do what they seem to."""
+        modules = {type(one): one for root in self._watch.inspector.roots() for one in root.modules()}
+        for name, kind, place in SourceCheck().remarks(sys._getframe(1), modules.values()):
+            self.calls.note(name, iter([(kind, place)]))
 
     def rounding(self, graph: LossGraph) -> Facts:
         """Of weights in half precision: which share of them a step cannot change, as it is less than their last bit."""

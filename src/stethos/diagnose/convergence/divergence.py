@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from stethos.diagnose.curve import CURVE_READS, Curve, curves_of, curves_to_judge
 from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
-from stethos.diagnose.program.inspected import COLUMNS, inspected_of
+from stethos.diagnose.program.inspected import COLUMNS, inspected_of, is_other_task
 from stethos.diagnose.training import Training, sureness, thinned, trainings_of
 from stethos.diagnose.window import Window
 
@@ -25,8 +25,9 @@ class Divergence:
     first loss.
     Why it matters: from here on every step makes the model worse.
     Not a fault when: the task was changed on purpose, as in a curriculum, or becomes harder by itself, as when a pair
-    must be told from others in a queue; that is not reported. A loss that stays below 0, such as a policy's, is
-    reported as info: it says little about how good the model is.
+    must be told from others in a queue; that is not reported. A loss that stays below 0, such as a policy's, or comes
+    back to 0 from there, as a difference does, is reported as info: it says little about how good the model is. So is
+    one that rises as batches of another shape come.
     Next step: lower the learning rate, clip gradients, or go back to the checkpoint before the rise.
     """
 
@@ -48,7 +49,13 @@ class Divergence:
     def check(self, window: Window) -> Iterator[Finding]:
         growing = {one.process for one in inspected_of(window) if one.has_fixed_place()}
         curves = [curve for curve in curves_of(window) if curve.process is None or curve.process not in growing]
-        found = [finding for curve in curves for finding in self._check(curve)]
+        found = [
+            replace(finding, severity=Severity.INFO)
+            if is_other_task(window, curve.process, finding.subject.first or 0) and curve.is_by_step
+            else finding
+            for curve in curves
+            for finding in self._check(curve)
+        ]
         yield from found
         known = {finding.subject.process for finding in found}
         for one in trainings_of(window):
@@ -97,7 +104,7 @@ class Divergence:
             return
         onset = self._onset(curve, best + allowed / 2)
         yield Finding(
-            self.code, self.name, self.name, self.severity if end > 0 else Severity.INFO,
+            self.code, self.name, self.name, self.severity if end > max(0.0, -2 * best) else Severity.INFO,
             f"the loss rose from {best:.3g} to {end:.3g}",
             curve.subject(onset),
             sureness(rise / allowed),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
+from stethos.diagnose.program.inspected import COLUMNS, details, inspected_of
 from stethos.diagnose.training import (
     STEP_COLUMNS,
     Training,
@@ -34,7 +35,8 @@ class Overfitting:
     What it looks at: a logged metric with `loss` and one of val, valid, validation, test, eval or dev in its name
     (`stethos.log(val_loss=...)`), or the evaluated loss of federated rounds, against the loss of the steps.
     Why it matters: after the best evaluation, the model only memorises its training data.
-    Not a fault when: only accuracy matters; it may still rise while the loss does.
+    Not a fault when: only accuracy matters; it may still rise while the loss does. Where the program loads weights that
+    it has kept into the model in the end it is reported as info.
     Next step: keep the checkpoint of the best evaluation; add data, weight decay, dropout or augmentation.
     """
 
@@ -46,6 +48,7 @@ class Overfitting:
         "steps": STEP_COLUMNS,
         "metrics": frozenset({"process", "step", "name", "value"}),
         "rounds": frozenset({"federation", "round", "loss"}),
+        "inspections": COLUMNS,
     }
     explains: ClassVar[frozenset[str]] = frozenset({"series-anomaly", "divergence"})
 
@@ -70,7 +73,9 @@ class Overfitting:
                 )
                 at, value = column_of(frame, "step")[rows], column_of(frame, "value")[rows]
                 order = np.argsort(at, kind="stable")
-                yield from self._check(one, one.step, name, at[order], value[order], sql)
+                severity = Severity.INFO if _is_restored(window, one) else None
+                for found in self._check(one, one.step, name, at[order], value[order], sql):
+                    yield found if severity is None else replace(found, severity=severity)
         rounds = window.frame("rounds")
         if len(rounds):
             sql = "SELECT round, loss FROM rounds ORDER BY round"
@@ -139,3 +144,12 @@ class Overfitting:
             f"keep the checkpoint of {unit} {int(at[best])}; add data, weight decay, dropout or augmentation",
             {"metric": name, "best": float(held[best]), "best_at": int(at[best]), "last": last, "trained": trained},
         )  # fmt: skip
+
+
+def _is_restored(window: Window, one: Training) -> bool:
+    """Whether, when a training was over, weights that had been kept were loaded into its model."""
+    for seen in inspected_of(window):
+        if seen.process == one.process:
+            rows = [row for row in details(seen.calls) if row.get("kind") == "load_state_dict weights-restored"]
+            return any(row.get("at", 0) > one.step[-1] for row in rows)
+    return False

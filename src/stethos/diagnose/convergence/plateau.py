@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from stethos.diagnose.convergence.slow_progress import slope_of
@@ -23,7 +23,8 @@ class Plateau:
     Why it matters: nothing is learned: wrong labels, inputs without information, dead units, or a learning rate far
     off.
     Not a fault when: training continues from a trained model; a loss below `floor` is never reported. A loss below 0,
-    such as a policy's, is reported as info: it says little about how good the model is.
+    such as a policy's, is reported as info: it says little about how good the model is. So is one whose model another
+    optimizer trains afterwards, and well.
     Next step: train on one batch until the loss is 0; if that fails, look at data and graph, else at the learning rate.
     """
 
@@ -41,8 +42,19 @@ class Plateau:
     floor: float = threshold(0.2, "loss below which nothing is said")
 
     def check(self, window: Window) -> Iterator[Finding]:
-        for curve in curves_to_judge(window, self.least_steps, self.least_rounds):
-            yield from self._check(curve)
+        curves = list(curves_to_judge(window, self.least_steps, self.least_rounds))
+        for curve in curves:
+            is_over = any(self._learns_later(curve, other) for other in curves)
+            for found in self._check(curve):
+                yield replace(found, severity=Severity.INFO) if is_over else found
+
+    def _learns_later(self, curve: Curve, other: Curve) -> bool:
+        """Whether another optimizer trains the same model afterwards, and well: a search for a learning rate, say."""
+        both = curve.training, other.training
+        return (
+            both[0] is not None and both[1] is not None and both[0].model == both[1].model
+            and curve.process == other.process and curve.at[-1] < other.at[0] and other.fall > self.half_way
+        )  # fmt: skip
 
     def _check(self, curve: Curve) -> Iterator[Finding]:
         if curve.may_rise or abs(curve.end) < self.floor:

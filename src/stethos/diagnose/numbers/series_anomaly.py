@@ -10,6 +10,7 @@ import numpy as np
 
 from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
+from stethos.diagnose.program.inspected import COLUMNS, is_other_task
 from stethos.diagnose.training import (
     STEP_COLUMNS,
     Training,
@@ -50,6 +51,7 @@ class SeriesAnomaly:
     reads: ClassVar[Needs] = {
         "steps": STEP_COLUMNS,
         "metrics": frozenset({"process", "step", "name", "value", "client"}),
+        "inspections": COLUMNS,
     }
     explains: ClassVar[frozenset[str]] = frozenset({"dead-units", "exploding-gradients", "plateau", "divergence"})
 
@@ -64,7 +66,7 @@ class SeriesAnomaly:
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
             if not one.is_relay and not one.may_rise:
-                yield from self._loss(one)
+                yield from self._loss(window, one)
         frame = window.frame("metrics")
         if not len(frame):
             return
@@ -76,7 +78,7 @@ class SeriesAnomaly:
         for key, places in rows.items():
             yield from self._metric(key, at[places], values[places])
 
-    def _loss(self, one: Training) -> Iterator[Finding]:
+    def _loss(self, window: Window, one: Training) -> Iterator[Finding]:
         known = np.flatnonzero(~is_null(one.loss) & np.isfinite(one.loss))
         known = known[:: max(1, len(known) // self.most)]
         losses = one.loss[known]
@@ -87,9 +89,11 @@ class SeriesAnomaly:
         place, kind, margin, words = self._spike(losses, first) or self._rise(losses, first) or self._wider(losses)
         if not kind:
             return
+        is_meant = kind == "spike" and _learns_anew(losses, place, first)
+        is_meant = is_meant or is_other_task(window, one.process, float(one.step[known[place]]))
         yield Finding(
-            self.code, self.name, kind, Severity.INFO if kind == "spike" and _learns_anew(losses, place, first)
-            else self._severity(kind), f"the loss {words} at step {int(one.step[known[place]])}",
+            self.code, self.name, kind, Severity.INFO if is_meant else self._severity(kind),
+            f"the loss {words} at step {int(one.step[known[place]])}",
             one.subject(int(known[place])),
             sureness(margin),
             (Evidence(words, sql, thinned(losses), names=("loss",)),),

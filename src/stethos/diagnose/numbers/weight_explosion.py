@@ -21,7 +21,8 @@ class WeightExplosion:
     What it looks at: the size of a layer's elements (root mean square) against its first sample; layers that began at
     0 against `large` alone.
     Why it matters: outputs and gradients grow with them until they overflow.
-    Not a fault when: the inputs are tiny and the weights must make up for it; scale the inputs instead.
+    Not a fault when: the inputs are tiny, or the targets large, and the weights must make up for it; scale these
+    instead. Where the loss has fallen by nine tenths it is reported as info.
     Next step: weight decay (and its sign), a lower learning rate, norm layers.
     """
 
@@ -37,6 +38,7 @@ class WeightExplosion:
 
     times: float = threshold(10.0, "times the size of the layer's elements at its first sample")
     large: float = threshold(2.0, "size of an element (root mean square) below which no layer counts")
+    learned: float = threshold(0.9, "fall of the loss, as a share, from which on it is info")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):
@@ -60,7 +62,7 @@ class WeightExplosion:
         first = min(float(other.step[at]) for _, at, other in grown)
         layers = [other.layer for _, _, other in sorted(grown, key=lambda one: float(one[2].step[one[1]]))]
         yield Finding(
-            self.code, self.name, self.name, self.severity,
+            self.code, self.name, self.name, Severity.INFO if one.fall >= self.learned else self.severity,
             f"weights of {track.layer} grew from {sizes[0]:.3g} to {sizes[np.isfinite(sizes)][-1]:.3g} per element",
             one.subject(one.place_of(first), layers=layers[:8]),
             sureness(margin),

@@ -213,4 +213,4 @@ def _is_bottomless(losses: np.ndarray[tuple[int], np.dtype[np.float64]], start: 
     levels = [float(np.median(part)) for part in np.array_split(losses, 8)]
     falls = -np.diff(levels)
     is_far = levels[-1] < -10 * max(abs(start), 0.5)
-    return is_far and bool((falls > 0).all()) and float(falls[-1]) > 0.8 * float(np.median(falls))
+    return is_far and bool((falls > 0).all()) and float(falls[-1]) > 0.8 * float(np.max(falls[:-1]))

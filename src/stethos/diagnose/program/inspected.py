@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from stethos.store.literal import literal
 COLUMNS = frozenset({"process", "rank", "client", "step", *(column.name for column in INSPECTIONS.columns)})
 _GUESSED = 0.6  # the commonest label, by which a guess is told from an answer
 _ANSWERS, _EVALUATIONS = 50, 3  # at least
+_LONGER = 1.5  # times the operations, as where sequences are longer and each step of them is some
 _FIRST_STEPS = 8  # what was seen in one of these has been so from the beginning
 _PHASES = ("training", "evaluation", "helper", "evaluation inputs", "call", "evaluation answers")
 NEEDS: Needs = {"inspections": frozenset({"step", "phase"})}
@@ -100,6 +102,28 @@ def last_start(trainings: list[Training]) -> float:
     """The step at which the last of several trainings begins, when the others are over; else 0."""
     spans = sorted((float(one.step[0]), float(one.step[-1])) for one in trainings)
     return spans[-1][0] if all(end < spans[-1][0] for _, end in spans[:-1]) else 0.0
+
+
+def stages(one: Inspected) -> list[float]:
+    """The steps after which batches take another shape for good, as in a curriculum: those of the last looks before.
+
+    Nothing where shapes come and go, as those of texts do.
+    """
+    rows = [
+        (float(step), row["shape"], float(row.get("nodes", 0)))
+        for step, row in zip(one.training["step"], details(one.training), strict=True)
+        if "shape" in row
+    ]
+    edges = [a[0] for a, b in pairwise(rows) if a[1] != b[1] or max(a[2], b[2]) > _LONGER * min(a[2], b[2])]
+    kinds = {(tuple(shape), nodes) for _, shape, nodes in rows}
+    return edges if len(edges) < len(kinds) <= len(rows) / 2 else []
+
+
+def is_other_task(window: Window, process: str | None, step: float) -> bool:
+    """Whether batches of another shape have come for good by this step; after one stage there may be others."""
+    return any(
+        before <= step for one in inspected_of(window) if one.process == (process or "") for before in stages(one)[:1]
+    )
 
 
 def is_usual(one: Inspected, steps: Array, share: float) -> bool:

@@ -346,7 +346,8 @@ class OddBatch:
             return
         share = known(rows, "top_class_share")
         if len(share) >= self.least and float(np.mean(share)) > self.top_share:
-            is_told = one.is_weighted or _is_below(one, float(np.mean(share)))
+            is_weighed = any(row.get("weighed") for row in details(one.training))
+            is_told = one.is_weighted or is_weighed or _is_below(one, float(np.mean(share)))
             yield self._finding(
                 one, "one-class-dominates", f"one class has {np.mean(share):.0%} of the labels",
                 f"{np.mean(classes):.1f} classes a batch on average", columns,

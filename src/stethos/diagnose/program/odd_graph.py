@@ -25,6 +25,8 @@ from stethos.diagnose.window import Window
 
 # By kind: what is wrong, what to do, how sure.
 KINDS: dict[str, tuple[str, str, float]] = {
+    "dropout-too-strong": (
+        "dropout leaves next to nothing", "torch's `p` is the share that is dropped: 0.1 to 0.5 is usual", 0.85),
     "samples-mixed": (
         "a view mixes up the samples of a batch: features do not belong to their labels",
         "bring the batch to the front with `transpose` or `permute` before `view`, `reshape` or `flatten`", 0.95),

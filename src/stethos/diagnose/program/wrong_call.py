@@ -66,10 +66,70 @@ KINDS: dict[str, tuple[str, str, float, float]] = {
     "seeded-each-step": (
         "the same seed is set again at every step: random numbers, and what is drawn by them, repeat",
         "call `manual_seed` once, before the training", 0.5, 0.93),
+    "result-unused": (
+        "the result of a call is thrown away: it gives a new tensor, and changes nothing in place",
+        "assign the result, `x = x.masked_fill(...)`, or call what works in place, `x.masked_fill_(...)`", 0.0, 0.93),
+    "not-called": (
+        "a method is named but not called, which does nothing", "add the parentheses: `optimizer.zero_grad()`",
+        0.0, 0.95),
+    "not-entered": (
+        "a context is made but not entered, which does nothing", "use it with `with`: `with torch.no_grad():`",
+        0.0, 0.93),
+    "fitted-on-held-out": (
+        "held-out data are scaled, or encoded, by what they are themselves: `fit_transform` learns it from them",
+        "fit on the training data and call `transform` on the others", 0.0, 0.85),
+    "picked-before-split": (
+        "features or samples are picked by all labels before the data are split: those of the held-out part are known",
+        "split first, then fit the selection, or the resampling, on the training part alone", 0.0, 0.88),
+    "shuffled-apart": (
+        "inputs and labels are shuffled one after the other, each into an order of its own: they no longer belong "
+        "together", "draw one permutation and index both with it", 0.0, 0.93),
+    "never-used": (
+        "a part of the model is made and never used: its `forward` leaves it out",
+        "use it in `forward`, or remove it", 0.0, 0.8),
+    "rounded-to-zero": (
+        "pixels are divided by `//`, which leaves nothing but 0 and 1", "use `/`", 0.0, 0.92),
+    "not-copied": (
+        "a second name is given to the model that is trained, where a copy of it is meant: both are one",
+        "make a copy: `copy.deepcopy(model)`", 0.0, 0.88),
+    "measured-on-training": (
+        "what is called a validation or a test is measured on the training data", "pass the held-out data", 0.0, 0.85),
+    "ends-early": (
+        "a loop over batches is left at the end of its first turn: all other batches are never seen",
+        "move the `return` or `break` out of the loop", 0.0, 0.85),
+    "errors-hidden": (
+        "errors of training steps are caught and nothing is said: steps may fail unnoticed",
+        "catch what you expect alone, and print it", 0.0, 0.8),
+    "made-in-forward": (
+        "a layer is made anew in each forward pass: its weights are never trained, and `eval()` does not reach it",
+        "make it once, in `__init__`", 0.0, 0.92),
+    "always-on": (
+        "dropout is called without `training=`, so it stays on in evaluations",
+        "pass `training=self.training`, or use `nn.Dropout`", 0.0, 0.9),
+    "never-reset": (
+        "a sum over batches is made once and never reset, so each pass over the data shows the mean of all so far",
+        "call its `reset()` at the start of each pass", 0.0, 0.83),
+    "beyond-the-end": (
+        "the value of a next state is added also where the episode has ended and there is none",
+        "multiply it by `1 - done`: the ends are stored with the steps, but not read where targets are made",
+        0.0, 0.85),
     "empty-loader": (
         "a data loader gives no batch at all, so nothing is trained in its loop",
         "use a smaller `batch_size`, or `drop_last=False`", 0.0, 0.93),
 }  # fmt: skip
+
+# Those that are read in the source of the program; of them what was seen is a place.
+_IN_SOURCE = frozenset(
+    {
+        "result-unused",
+        "not-called",
+        "not-entered",
+        "fitted-on-held-out",
+        "picked-before-split",
+        "beyond-the-end",
+        "shuffled-apart",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +137,9 @@ class WrongCall:
     """A torch function is called where it has no effect, or with arguments that mean something else to it.
 
     What it looks at: the first calls of losses, of gradient clipping and of `torch.load`, all calls of
-    `load_state_dict`, and data loaders that give no batch.
+    `load_state_dict`, and data loaders that give no batch; and the source of the program that trains, up to 64 KB of
+    each of its own files: results that are thrown away, methods that are named but not called, what is fitted before
+    a split.
     Why it matters: torch accepts such arguments silently.
     Not a fault when: a sample is left out of the loss on purpose by a target of 0, or a checkpoint's weights begin
     another training with the same learning rate.
@@ -112,7 +174,8 @@ class WrongCall:
             title, advice, share, sure = KINDS[kind]
             if row["times"] < share * row["calls"]:
                 continue
-            text = f"`{function}`: {row['seen']}; {row['times']} of {row['calls']} calls looked at"
+            text = f"`{function}`: {row['seen']}"
+            text += "" if kind in _IN_SOURCE else f"; {row['times']} of {row['calls']} calls looked at"
             yield Finding(
                 self.code, self.name, kind, self.severity, title, one.subject(float(step)), sure,
                 (one.evidence(text, "detail", "call"),), advice, {"kind": kind},

@@ -55,6 +55,12 @@ KINDS: dict[str, tuple[str, str, Severity, float]] = {
     "reshaped-outputs": (
         "outputs are reshaped for the loss where dimensions should be swapped",
         "use `outputs.transpose(1, 2)` instead of `view` or `reshape`", Severity.ERROR, 0.96),
+    "held-out-labels": (
+        "the loss is given the labels of samples that are kept for evaluation", "pick the training samples for the "
+        "loss: `loss(out[train_mask], y[train_mask])`", Severity.WARNING, 0.88),
+    "log-of-shares": (
+        "the loss takes the logarithm of a softmax or sigmoid, which is -inf where that rounds to 0",
+        "use `log_softmax`, `logsigmoid` or a loss that is given raw outputs", Severity.INFO, 0.85),
     "summed-loss": (
         "the loss is a sum over the batch, so steps grow with the size of the batch",
         "use reduction='mean', or divide the learning rate by the size of the batch", Severity.INFO, 0.85),
@@ -65,9 +71,11 @@ KINDS: dict[str, tuple[str, str, Severity, float]] = {
 class WrongLoss:
     """A loss function does not get what it expects: an activation twice, no logarithm, unequal shapes.
 
-    What it looks at: the autograd graph beside the loss, at the first backwards and now and then later.
+    What it looks at: the autograd graph beside the loss, at the first backwards and now and then later; and a mask of
+    the training samples (`train_mask`) among the program's variables, where the loss is given the labels of all.
     Why it matters: such a training runs and often learns a little, so it is easy to miss that it could learn far more.
-    Not a fault when: the outputs are bounded on purpose.
+    Not a fault when: the outputs are bounded on purpose. The logarithm of a softmax is a fault once the loss is NaN or
+    infinite, until then a remark.
     Next step: correct the lines that compute the loss; the finding says how.
     """
 
@@ -102,6 +110,8 @@ class WrongLoss:
                 continue
             seen = details(one.training)[places[0]].get("seen", "")
             text = f"{seen}; in {len(np.unique(steps[places]))} of {backwards} inspected backwards"
+            if kind == "log-of-shares" and any(not np.isfinite(each.losses).all() for each in one.trainings):
+                severity = Severity.ERROR
             yield Finding(
                 self.code, self.name, kind, severity, title, one.subject(steps[places[0]]), sure,
                 (one.evidence(text, "function, remark, detail"),), advice, {"kind": kind},
