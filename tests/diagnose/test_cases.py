@@ -50,6 +50,12 @@ def test_the_sql_of_the_evidence_runs(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", DETECTORS)
+def test_every_threshold_says_what_it_is(code: str) -> None:
+    page = page_of(DETECTORS[code])
+    assert {name for name, meaning in page.meanings.items() if meaning} == set(page.thresholds)
+
+
+@pytest.mark.parametrize("code", DETECTORS)
 def test_nothing_is_found_in_nothing(code: str) -> None:
     detector = DETECTORS[code]
     empty = {table: Frame({name: [] for name in columns}) for table, columns in detector.needs.items()}

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Grid, Turns, column_medians, listed, numbers, turns_of
 from stethos.diagnose.window import Window
@@ -45,12 +45,12 @@ class AggregationBias:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    share: float = 0.4
-    excess: float = 2.0
-    rounds: int = 3
-    clients: int = 3
-    group_share: float = 0.8
-    group_size: float = 0.2
+    share: float = threshold(0.4, "share of what is aggregated in a round: samples times the norm of the update")
+    excess: float = threshold(2.0, "times the share that its samples would give")
+    rounds: int = threshold(3, "rounds")
+    clients: int = threshold(3, "clients that take part in a round")
+    group_share: float = threshold(0.8, "the same, for a small group of clients")
+    group_size: float = threshold(0.2, "share of the clients that such a group has, at most")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Grid, Turns, numbers, others_median, turns_of
 from stethos.diagnose.window import Window
@@ -47,11 +47,11 @@ class ClientAnomaly:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    times: float = LEVEL_TIMES
-    before: int = 5
-    after: int = 3
-    clients: int = 5
-    floor: float = 0.05
+    times: float = threshold(LEVEL_TIMES, "times the client's own widest swing before")
+    before: int = threshold(5, "rounds before")
+    after: int = threshold(3, "rounds after")
+    clients: int = threshold(5, "clients")
+    floor: float = threshold(0.05, "swing that counts at least, as a share of the others' median")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import listed
 from stethos.diagnose.window import Window
@@ -36,7 +36,7 @@ class DifferentModels:
     reads: ClassVar[Needs] = {}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    share: float = 0.5
+    share: float = threshold(0.5, "share of the clients that received the same model")
 
     def check(self, window: Window) -> Iterator[Finding]:
         legs = window.frame("legs")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import CannotTell
+from stethos.diagnose.detector import CannotTell, threshold
 from stethos.diagnose.federated import filtered_update, inside_evidence
 from stethos.diagnose.federated.accusation import ALARM_RATE, SURE_OF_UPDATES, Weighed, weighed_in
 from stethos.diagnose.federated.client_evidence import KINDS, evidence_of, of_federation, shown_inside
@@ -55,8 +55,10 @@ class FaultyClient:
         }
     )  # fmt: skip
 
-    alarm_rate: float = ALARM_RATE  # share of clean federations in which evidence from inside may accuse somebody
-    probability: float = SURE_OF_UPDATES  # to accuse on updates alone
+    alarm_rate: float = threshold(
+        ALARM_RATE, "share of clean federations in which evidence from inside may accuse somebody"
+    )
+    probability: float = threshold(SURE_OF_UPDATES, "probability from which on updates alone accuse")
 
     def check(self, window: Window) -> Iterator[Finding]:
         reasons: list[CannotTell] = []

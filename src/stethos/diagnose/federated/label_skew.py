@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Grid, Turns, listed, turns_of
 from stethos.diagnose.window import Window
@@ -37,10 +37,12 @@ class LabelSkew:
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    distance: float = 0.3
-    clients: int = 3
-    samples: int = 10
-    alone: float = 0.9
+    distance: float = threshold(
+        0.3, "distance of the clients' mixtures of classes from that of all, from 0 to 1, in the mean"
+    )
+    clients: int = threshold(3, "clients")
+    samples: int = threshold(10, "samples of a client")
+    alone: float = threshold(0.9, "share of a class that one client holds alone")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stethos.diagnose.detector import threshold
 from stethos.diagnose.federated import filtered_update, inside_evidence
 from stethos.diagnose.federated.accusation import ALARM_RATE, SURE_OF_UPDATES, weighed_in
 from stethos.diagnose.federated.cohort import NEEDS, READS, joined_needs
@@ -40,8 +41,10 @@ class OverFiltered:
     reads: ClassVar[Mapping[str, frozenset[str]]] = joined_needs(READS, inside_evidence.READS, filtered_update.READS)
     explains: ClassVar[frozenset[str]] = frozenset({"client-anomaly", "slow-progress", "plateau"})
 
-    probability: float = SURE_OF_UPDATES
-    alarm_rate: float = ALARM_RATE
+    probability: float = threshold(SURE_OF_UPDATES, "probability from which on updates alone accuse")
+    alarm_rate: float = threshold(
+        ALARM_RATE, "share of clean federations in which evidence from inside may accuse somebody"
+    )
 
     def check(self, window: Window) -> Iterator[Finding]:
         for federation, weighed in window.derive(weighed_in).items():

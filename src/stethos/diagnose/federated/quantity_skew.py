@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Turns, numbers, turns_of
 from stethos.diagnose.window import Window
@@ -37,9 +37,9 @@ class ClientQuantitySkew:
     reads: ClassVar[Needs] = {"client_rounds": frozenset({"federation", "t_ns"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    times: float = 3.0
-    gini: float = 0.35
-    clients: int = 3
+    times: float = threshold(3.0, "times the samples of the median client")
+    gini: float = threshold(0.35, "Gini coefficient of the clients' samples (0 even, 1 all at one)")
+    clients: int = threshold(3, "clients")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

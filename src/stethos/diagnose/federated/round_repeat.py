@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import listed
 from stethos.diagnose.window import Window
@@ -36,7 +36,7 @@ class RoundRepeat:
     reads: ClassVar[Needs] = {"updates": frozenset({"layer", "federation"})}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    tolerance: float = 1e-6
+    tolerance: float = threshold(1e-6, "difference of the norms of both updates, as a share")
 
     def check(self, window: Window) -> Iterator[Finding]:
         frame = window.frame("updates")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.turn import Turns, numbers, turns_of
 from stethos.diagnose.window import Window
@@ -41,11 +41,11 @@ class ServerInstability:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    worse: float = 0.1
-    above_best: float = 0.3
-    at_least: float = 0.05
-    recent: int = 6
-    rounds: int = 3
+    worse: float = threshold(0.1, "rise of the loss by aggregating, as a share")
+    above_best: float = threshold(0.3, "rise of the loss above its best, as a share")
+    at_least: float = threshold(0.05, "rise of the loss")
+    recent: int = threshold(6, "last rounds that are looked at")
+    rounds: int = threshold(3, "such rounds among them")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for turns in turns_of(window):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.federated.app_start import never_started
 from stethos.diagnose.federated.site_clock import REMOTE, clock_shifts, clock_words, is_remote, now_of, shifted
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
@@ -74,9 +74,9 @@ class StalledFederation:
         {"stalled-process", "low-utilisation", "process-failure", "hang", "straggler"}
     )
 
-    at_least_s: float = 22.0
-    times: float = 2.0
-    idle_share: float = 0.02
+    at_least_s: float = threshold(22.0, "seconds of silence")
+    times: float = threshold(2.0, "times the longest that this leg of a round took so far")
+    idle_share: float = threshold(0.02, "share of a core below which a process is idle")
 
     def check(self, window: Window) -> Iterator[Finding]:
         legs = window.frame("legs")

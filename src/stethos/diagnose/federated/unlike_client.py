@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stethos.diagnose.detector import threshold
 from stethos.diagnose.federated import inside_evidence
 from stethos.diagnose.federated.accusation import ALARM_RATE, Weighed, weighed_in
 from stethos.diagnose.federated.client_evidence import evidence_of, of_federation, shown_inside
@@ -33,7 +34,7 @@ class UnlikeClient:
     reads: ClassVar[Mapping[str, frozenset[str]]] = {**READS, **inside_evidence.READS}
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    alarm_rate: float = ALARM_RATE  # as `faulty-client` has it: who is accused there is not told here
+    alarm_rate: float = threshold(ALARM_RATE, "as that of `faulty-client`: clients accused there are left out here")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for federation, weighed in window.derive(weighed_in).items():

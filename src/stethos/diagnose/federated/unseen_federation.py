@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.window import Window
 from stethos.store.frame import Frame
@@ -49,9 +49,9 @@ class UnseenFederation:
     }
     explains: ClassVar[frozenset[str]] = frozenset()
 
-    turns: int = 12
-    unevenness: float = 4.0
-    fall: float = 0.95
+    turns: int = threshold(12, "turns with an optimizer of their own")
+    unevenness: float = threshold(4.0, "times the median number of steps, of the longest turn")
+    fall: float = threshold(0.95, "share of the first turn's loss that is left")
 
     def check(self, window: Window) -> Iterator[Finding]:
         steps = window.frame("steps")

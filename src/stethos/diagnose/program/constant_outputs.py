@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, known, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS
@@ -37,11 +37,11 @@ class ConstantOutputs:
          "learning-rate-too-low", "update-to-weight-ratio", "overfitting"}
     )  # fmt: skip
 
-    least: int = 6
-    alike: float = 0.02
-    fallen: float = 0.1  # of what it was at the start
-    less: float = 0.15  # than targets differ
-    line: float = 1.5  # directions
+    least: int = threshold(6, "inspected batches")
+    alike: float = threshold(0.02, "spread of the outputs, as a share of their size")
+    fallen: float = threshold(0.1, "share of the spread at the start")
+    less: float = threshold(0.15, "share of the spread of the targets")
+    line: float = threshold(1.5, "directions in which the features differ")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

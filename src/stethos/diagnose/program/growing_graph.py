@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS
@@ -33,8 +33,8 @@ class GrowingGraph:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"memory-growth", "out-of-memory-risk", "series-anomaly"})
 
-    kept: int = 6
-    growth: float = 2.0
+    kept: int = threshold(6, "graphs of earlier losses that are alive")
+    growth: float = threshold(2.0, "times the operations behind the first inspected loss")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

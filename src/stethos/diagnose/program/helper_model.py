@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of
@@ -35,9 +35,9 @@ class HelperModel:
         {"plateau", "slow-progress", "overfitting", "implausible-loss", "series-anomaly", "oscillation"}
     )
 
-    least: int = 2
-    apart: int = 4  # steps between evaluations; a helper that runs more often is part of the training
-    evaluations: int = 4
+    least: int = threshold(2, "looks at the helper")
+    apart: int = threshold(4, "steps between evaluations; a helper that runs more often is part of the training")
+    evaluations: int = threshold(4, "evaluations of the helper")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, Inspected, details, inspected_of, known, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, texts_of, thinned
@@ -46,17 +46,17 @@ class ImplausibleLoss:
          "series-anomaly"}
     )  # fmt: skip
 
-    least: int = 30
-    solved: float = 0.01
-    early: float = 0.03
-    zero: float = 0.9  # of the steps
-    chance: float = 0.02
-    too_high: float = 3.0  # times the level of guessing
-    at_odds: float = 1.1
-    apart: float = 0.35  # from 0 and 1, of smoothed labels
-    constant: float = 0.96  # times the loss of the best constant answer
-    worse: float = 1.5  # the same: above that something else is wrong
-    switches: float = 0.25  # between rivals, per step
+    least: int = threshold(30, "losses")
+    solved: float = threshold(0.01, "share of the first loss that is left at once")
+    early: float = threshold(0.03, "share of the training that counts as at once")
+    zero: float = threshold(0.9, "share of losses that are exactly 0")
+    chance: float = threshold(0.02, "distance from the loss of guessing, as a share of it")
+    too_high: float = threshold(3.0, "times the loss of guessing")
+    at_odds: float = threshold(1.1, "sum of the chances that two rivals give the right answers")
+    apart: float = threshold(0.35, "distance of smoothed labels from 0 and 1")
+    constant: float = threshold(0.96, "times the loss of the best constant answer")
+    worse: float = threshold(1.5, "the same: above that something else is wrong")
+    switches: float = threshold(0.25, "switches between rivals, per step")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

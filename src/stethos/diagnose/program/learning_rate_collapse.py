@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.training import STEP_COLUMNS, Training, level_at_start, thinned, trainings_of
 from stethos.diagnose.window import Window
@@ -40,10 +40,10 @@ class LearningRateCollapse:
         }
     )
 
-    fallen: float = 1e-3
-    share: float = 0.2
-    least: int = 20
-    done: float = 0.1  # of the first loss is left: the rate fell because there was nothing more to learn
+    fallen: float = threshold(1e-3, "share of the peak rate that is left")
+    share: float = threshold(0.2, "share of the training that is left then")
+    least: int = threshold(20, "steps")
+    done: float = threshold(0.1, "share of the first loss below which nothing more was to be learned")
 
     def check(self, window: Window) -> Iterator[Finding]:
         for one in trainings_of(window):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, Inspected, details, inspected_of, known, merge_ranks
 from stethos.diagnose.training import LAYER_COLUMNS, STEP_COLUMNS, Training, column_of, trainings_of
@@ -40,10 +40,10 @@ class LostGradients:
          "non-finite-gradients", "non-finite-weights", "divergence", "oscillation", "series-anomaly"}
     )  # fmt: skip
 
-    least_backwards: int = 5
-    least_samples: int = 3
-    shrunk: float = 1e-4
-    looks: int = 6
+    least_backwards: int = threshold(5, "backwards")
+    least_samples: int = threshold(3, "samples without gradients, or inspected steps with shrunk ones")
+    shrunk: float = threshold(1e-4, "share of the gradients that is left at the step")
+    looks: int = threshold(6, "looks at layers whose gradients are gone")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

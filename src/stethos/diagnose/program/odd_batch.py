@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import (
     COLUMNS,
@@ -55,20 +55,20 @@ class OddBatch:
          "detached-loss", "vanishing-gradients", "learning-rate-too-low", "update-to-weight-ratio", "odd-evaluation"}
     )  # fmt: skip
 
-    least: int = 3
-    large: float = 30.0
-    tiny: float = 1e-3
-    top_share: float = 0.95
-    padding: float = 0.4
-    left_out: float = 0.2
-    bare: float = 0.2  # of the places of sequences
-    written: float = 0.8  # of the pairs of neighbouring looks
-    least_batch: int = 8
-    fixed: float = 0.1  # of the level of guessing
-    rescaled: float = 2.5  # times the deviation
-    moved: float = 1.5  # deviations
-    alike: float = 0.01  # of the size of inputs
-    tied: float = 0.15  # of what chance alone explains
+    least: int = threshold(3, "inspected batches")
+    large: float = threshold(30.0, "size of the inputs or targets")
+    tiny: float = threshold(1e-3, "the same, where inputs are too small")
+    top_share: float = threshold(0.95, "share of the commonest class")
+    padding: float = threshold(0.4, "share of the targets that are padding")
+    left_out: float = threshold(0.2, "share of the targets that the loss leaves out")
+    bare: float = threshold(0.2, "share of the places of sequences that are padding and attended to")
+    written: float = threshold(0.8, "share of neighbouring looks at the data between which they were written to")
+    least_batch: int = threshold(8, "samples of a batch")
+    fixed: float = threshold(0.1, "share of the loss of guessing below which a place in a sequence is given away")
+    rescaled: float = threshold(2.5, "times the deviation of the other inputs")
+    moved: float = threshold(1.5, "deviations between the means of both")
+    alike: float = threshold(0.01, "deviation of a feature between samples, as a share of the inputs' size")
+    tied: float = threshold(0.15, "times the share of the inputs' variance that labels explain by chance, on top of it")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import (
     COLUMNS,
@@ -47,25 +47,25 @@ class OddEvaluation:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "series-anomaly"})
 
-    least: int = 2  # evaluations
-    samples: int = 50
-    folds: int = 20  # at most
-    entry: float = 0.6  # of the first loss, with which later folds begin
-    many: int = 100  # samples of a single evaluation
-    late: float = 0.9  # of the steps, from which on the training is over
-    constant: float = 0.6  # right answers, against the share of the commonest label
-    several: float = 0.3  # share of the commonest label
-    rows: int = 30
-    again: float = 0.2  # of the samples of an evaluation, that a few inspected batches held before
-    trained: float = 0.7  # right answers in the training
-    named: float = 0.75  # right answers once classes are renamed
-    same: float = 0.98
-    common: float = 0.8  # the commonest label
-    lost: float = 0.25  # right answers, against a share that is expected
-    far: float = 0.6  # right answers, against those in the training
-    learned: float = 0.5  # of the variance of targets that is left in the training
-    missed: float = 0.95  # of the variance of targets that is missed
-    fall: float = 0.08  # of the training loss
+    least: int = threshold(2, "evaluations")
+    samples: int = threshold(50, "samples of an evaluation")
+    folds: int = threshold(20, "folds, at most")
+    entry: float = threshold(0.6, "share of the first loss with which later folds begin")
+    many: int = threshold(100, "samples of a single evaluation")
+    late: float = threshold(0.9, "share of the steps from which on the training is over")
+    constant: float = threshold(0.6, "share of what the commonest label alone would get right")
+    several: float = threshold(0.3, "share of the commonest label")
+    rows: int = threshold(30, "samples of a fold or a batch")
+    again: float = threshold(0.2, "share of an evaluation's samples that a few inspected batches held before")
+    trained: float = threshold(0.7, "share of right answers in the training")
+    named: float = threshold(0.75, "share of right answers once classes are renamed")
+    same: float = threshold(0.98, "share of the commonest answer")
+    common: float = threshold(0.8, "share of the commonest label")
+    lost: float = threshold(0.25, "right answers as a share of those once classes are renamed")
+    far: float = threshold(0.6, "right answers as a share of those in the training")
+    learned: float = threshold(0.5, "share of the targets' variance that is left in the training")
+    missed: float = threshold(0.95, "share of the targets' variance that evaluations miss")
+    fall: float = threshold(0.08, "fall of the training loss, as a share")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

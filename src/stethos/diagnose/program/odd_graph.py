@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import (
     COLUMNS,
@@ -136,8 +136,8 @@ class OddGraph:
          "lost-gradients", "learning-rate-too-high"}
     )  # fmt: skip
 
-    least: int = 2
-    share: float = 0.3
+    least: int = threshold(2, "inspected backwards")
+    share: float = threshold(0.3, "share of the inspections in which it is seen")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of, trainings_of
@@ -44,16 +44,16 @@ class OddOptimizer:
          "non-finite-gradients", "non-finite-loss", "oscillation", "exploding-gradients", "learning-rate-too-high"}
     )  # fmt: skip
 
-    least: int = 20
-    least_passes: int = 4
-    decay_per_step: float = 0.01
-    decay: float = 0.1
-    least_decay: float = 0.02  # below that it is the learning rate that makes a step's decay large
-    again: float = 0.3  # of the steps
-    frozen: float = 0.9
-    rounded: float = 0.5
-    still: int = 4  # looks
-    uphill: float = 0.7  # the least cosine between steps and their gradients
+    least: int = threshold(20, "steps")
+    least_passes: int = threshold(4, "passes over the data")
+    decay_per_step: float = threshold(0.01, "share of the weights that decay takes away at each step")
+    decay: float = threshold(0.1, "weight decay that is too much where a step's share is unknown")
+    least_decay: float = threshold(0.02, "weight decay below which the learning rate makes that share large")
+    again: float = threshold(0.3, "share of steps without a backward of their own")
+    frozen: float = threshold(0.9, "share of the parameters that are frozen")
+    rounded: float = threshold(0.5, "share of the updates that are lost in rounding")
+    still: int = threshold(4, "looks at steps that change nothing")
+    uphill: float = threshold(0.7, "cosine between steps and the gradients that they go up")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from self._made_anew(window)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, Inspected, details, inspected_of, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, thinned
@@ -43,12 +43,12 @@ class OddSchedule:
          "series-anomaly", "frozen-layers", "implausible-loss", "learning-rate-too-high", "exploding-gradients"}
     )  # fmt: skip
 
-    least: int = 40  # steps
-    least_passes: int = 3
-    late: float = 0.5  # of the steps, by when an optimizer with a scheduler is to be at work
-    unfinished: float = 0.3  # of the rate that a warm-up is to reach
-    factor: float = 0.05  # of the rate that was set, at most
-    jump: float = 3.0
+    least: int = threshold(40, "steps")
+    least_passes: int = threshold(3, "passes over the data without a step of the scheduler")
+    late: float = threshold(0.5, "share of the steps by when an optimizer with a scheduler is at work")
+    unfinished: float = threshold(0.3, "share of the rate that a warm-up is to reach")
+    factor: float = threshold(0.05, "share of the rate that was set, at most")
+    jump: float = threshold(3.0, "times the last loss before the optimizer was replaced")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Evidence, Finding, Severity, Subject
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of
@@ -34,11 +34,11 @@ class RepeatedData:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS}
     explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "oscillation"})
 
-    least: int = 4
-    least_passes: int = 3
-    distinct: float = 0.6  # share of a batch's samples
-    nearly_none: float = 0.1  # the same where no loader is known
-    used: float = 0.6  # share of the data in a pass
+    least: int = threshold(4, "batches, or looks at random states")
+    least_passes: int = threshold(3, "passes over the data")
+    distinct: float = threshold(0.6, "share of a batch's samples that differ from each other")
+    nearly_none: float = threshold(0.1, "the same where no loader is known")
+    used: float = threshold(0.6, "share of the data that a pass uses")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, last_start, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, Training, column_of
@@ -39,9 +39,9 @@ class UnoptimizedParameters:
          "constant-outputs"}
     )  # fmt: skip
 
-    least: int = 2
-    cut_share: float = 0.25
-    after: int = 20  # steps that go on so, as the next optimizer is seen at its first step
+    least: int = threshold(2, "inspected backwards")
+    cut_share: float = threshold(0.25, "share of an optimizer's parameters that no loss reaches")
+    after: int = threshold(20, "steps that go on so, as the next optimizer is seen at its first step")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, is_usual, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, texts_of
@@ -91,7 +91,7 @@ class WrongLoss:
          "non-finite-gradients", "non-finite-weights", "series-anomaly", "constant-outputs", "odd-graph"}
     )  # fmt: skip
 
-    share: float = 0.3
+    share: float = threshold(0.3, "share of a long training's inspections in which it is seen")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stethos.diagnose.detector import Needs
+from stethos.diagnose.detector import Needs, threshold
 from stethos.diagnose.finding import Finding, Severity
 from stethos.diagnose.program.inspected import COLUMNS, NEEDS, Inspected, details, inspected_of, merge_ranks
 from stethos.diagnose.training import STEP_COLUMNS, column_of, texts_of
@@ -36,10 +36,10 @@ class WrongMode:
     reads: ClassVar[Needs] = {"inspections": COLUMNS, "steps": STEP_COLUMNS | {"backwards"}}
     explains: ClassVar[frozenset[str]] = frozenset({"overfitting", "slow-progress", "plateau", "odd-evaluation"})
 
-    least: int = 2
-    apart: int = 4  # steps between evaluations
-    dropped: float = 0.9
-    momentum: float = 0.9  # of norms
+    least: int = threshold(2, "looks, evaluations or layers in the wrong mode")
+    apart: int = threshold(4, "steps between evaluations; what runs more often is a part of the training")
+    dropped: float = threshold(0.9, "share of values that dropout sets to 0")
+    momentum: float = threshold(0.9, "momentum of a norm layer: how much of its statistics the last batch makes up")
 
     def check(self, window: Window) -> Iterator[Finding]:
         yield from merge_ranks(self._found(window))
