@@ -94,7 +94,7 @@ def attempt(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | 
 
 
 def tried(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R | None, Exception | None]:
-    """Call something of the user's, in a command that the user gave: what it returns, or what it raises."""
+    """Call something of the user's, or with bytes of a stranger's: what it returns, or what it raises."""
     try:
         return function(*args, **kwargs), None
     except Exception as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import RunBuilder
-from collecting import STORED, HandMadeClient, blocks_of, metric_rows, rows_after, send
+from collecting import STORED, HandMadeClient, blocks_of, leave_behind, metric_rows, rows_after, send
 from processes import wait_until
 
 from stethos.collect.aliases import aliases_in
@@ -63,6 +63,7 @@ def test_what_was_acknowledged_is_stored_even_if_nobody_is_enrolled_any_more(
         killed.setattr("stethos.collect.run_writer.RunWriter.start", lambda self: None)
         first = Receiver(tmp_path / "runs", enrolment)
         assert send(first, client.batch(1, [1]), client.batch(2, [2])) == [STORED] * 2
+        leave_behind(first)
     path = enrolment.directory / "clients.json"
     path.unlink() if content is None else path.write_bytes(content)
     assert rows_after(Receiver(tmp_path / "runs", Enrolment(enrolment.directory))) == [1, 2]

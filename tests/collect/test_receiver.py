@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_until
 
+from stethos.cli.main import main
 from stethos.collect.aliases import note_alias
 from stethos.collect.batch import BatchError, compress, decode_batch, digest_of
 from stethos.collect.enrolment import Enrolment, NotEnrolledError
@@ -29,12 +30,14 @@ from stethos.collect.journal import Journal
 from stethos.collect.receiver import Receiver
 from stethos.collect.run_writer import RunWriter
 from stethos.collect.shares import BURST_BATCHES, BusyError
-from stethos.errors import RecordingError, UsageError
+from stethos.collect.site import make_site
+from stethos.errors import LiveError, RecordingError, UsageError
 from stethos.record.place import RunPlace
 from stethos.record.segment import FLAG_LAST, encode_block
 from stethos.schema import METRICS, ROUNDS
 from stethos.store.health import examine
 from stethos.store.run import open_run
+from stethos.web.keys import open_keys
 
 
 def test_batches_in_any_order_and_again_are_stored_once(receiver: Receiver, client: HandMadeClient) -> None:
@@ -59,6 +62,17 @@ def test_what_was_acknowledged_is_there_after_a_crash(
     second = Receiver(tmp_path / "other", enrolment)
     assert send(second, client.batch(5, [5]), client.batch(6, [6])) == [STORED] * 2
     assert rows_after(second) == [1, 2, 3, 4, 5, 6]
+
+
+def test_two_collectors_do_not_share_a_directory(
+    receiver: Receiver, client: HandMadeClient, enrolment: Enrolment
+) -> None:
+    """The second would write, and then remove, the journal of the first."""
+    assert send(receiver, client.batch(1, [1])) == [STORED]
+    with pytest.raises(LiveError, match="another collector collects into"):
+        Receiver(receiver.directory, enrolment)
+    assert send(receiver, client.batch(2, [2])) == [STORED] and rows_after(receiver) == [1, 2]
+    Receiver(receiver.directory, enrolment).close()
 
 
 def test_a_name_is_taken_with_its_key_alone(receiver: Receiver, client: HandMadeClient, enrolment: Enrolment) -> None:
@@ -310,6 +324,23 @@ def test_headers_are_checked(client: HandMadeClient, spoil: Callable[[Any], Any]
     header = decode_batch(client.batch(1, [1])).header
     with pytest.raises(BatchError):
         decode_batch(encode_batch(spoil(replace(header, digest=digest_of(b""), raw_bytes=0)), b"", client.key.sign))
+
+
+def test_who_gives_a_name_away_again_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("enroll", "--new", "a", "--keys", str(tmp_path / "keys"))
+    assert main([*words]) == 0 and "already" not in capsys.readouterr().out
+    HandMadeClient(Enrolment(tmp_path / "keys"), "a")
+    assert main([*words]) == 0 and "a is enrolled already" in capsys.readouterr().out
+
+
+def test_a_relay_is_not_its_own_upstream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = open_keys(tmp_path / "keys")
+    site = make_site(tmp_path / "site", "relay", "127.0.0.1:7468", keys.fingerprint)
+    words = ("collect", "--upstream", str(site.path), "--keys", str(keys.directory), "--listen", "127.0.0.1:0")
+    assert main([*words]) == 2 and "--keys DIR" in capsys.readouterr().err
 
 
 def test_a_token_works_once(enrolment: Enrolment) -> None:

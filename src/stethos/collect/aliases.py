@@ -33,21 +33,21 @@ class OwnNames:
         self.client = client if isinstance(client, str) else client.name
         self._given = {self.client, *(() if isinstance(client, str) else client.aliases)}
         self._run = run
-        self._is_full = False
+        self._known: dict[str, str] | None = None
+        self._claims_left = 0
 
     def __contains__(self, name: str) -> bool:
         if name in self._given:
             return True
-        known = aliases_in(self._run)
-        owner = known.get(name)
-        if owner is None and _RANDOM.fullmatch(name) is not None and self._may_claim(known):
+        if self._known is None:  # once for all rows of a batch: they may have a name each
+            self._known = aliases_in(self._run)
+            self._claims_left = _MOST_OWN - sum(owner == self.client for owner in self._known.values())
+        owner = self._known.get(name)
+        if owner is None and self._claims_left > 0 and _RANDOM.fullmatch(name) is not None:
             note_alias(self._run, name, self.client)
+            self._known, self._claims_left = aliases_in(self._run), self._claims_left - 1
             owner = self.client
         return owner == self.client
-
-    def _may_claim(self, known: dict[str, str]) -> bool:
-        self._is_full = self._is_full or sum(owner == self.client for owner in known.values()) >= _MOST_OWN
-        return not self._is_full
 
 
 def aliases_in(run: Path) -> dict[str, str]:

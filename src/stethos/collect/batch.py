@@ -13,10 +13,15 @@ import hashlib
 import json
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from stethos.errors import StethosError
+from stethos.record.segment import Block, scan
+from stethos.schema import RECORDED, Kind
 
 MAGIC = b"STETHBT1"
 _HEAD = struct.Struct("<8sI64s")
@@ -24,6 +29,8 @@ UNSIGNED = bytes(64)
 MOST_HEADER_BYTES = 256 << 10
 MOST_BATCH_BYTES = 8 << 20
 MOST_RAW_BYTES = 32 << 20
+MOST_BLOCKS = 1000  # a client makes two for each table
+MOST_UNFOLDED_BYTES = 2 * MOST_RAW_BYTES  # in our own schema: columns that another version lacks become NULL
 LANES = (0, 1, 2)  # client_reports and what became of the process; other tables; bulk tables
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -74,6 +81,11 @@ class SignedBatch:
     signature: bytes
     body: memoryview
     data: bytes
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes from its client's share: to unfold rows costs as much as to carry a fourth of them."""
+        return max(len(self.data), self.header.raw_bytes // 4)
 
 
 def digest_of(body: bytes | memoryview) -> str:
@@ -129,6 +141,8 @@ def _check(header: BatchHeader) -> None:
         raise BatchError("the names of client, process and epoch are too long together")
     if not all(type(number) is int and number in _COUNT for number in numbers) or header.lane not in LANES:
         raise BatchError("a number in the header is not one")
+    if header.rows > header.raw_bytes:
+        raise BatchError("more rows than bytes")
     if header.raw_bytes > MOST_RAW_BYTES or not all(isinstance(table, dict) for table in tables):
         raise BatchError(f"the rows are larger than {MOST_RAW_BYTES >> 20} MB, or the header is invalid")
 
@@ -149,3 +163,24 @@ def decompress(batch: SignedBatch) -> memoryview:
         return memoryview(pa.Codec("zstd").decompress(batch.body, batch.header.raw_bytes))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BatchError(f"the rows cannot be decompressed: {error}") from None
+
+
+def blocks_in(batch: SignedBatch) -> Iterator[Block]:
+    """The blocks of a batch, up to the first that is none or too much; BatchError as `decompress`."""
+    return _bounded(islice(scan(decompress(batch), is_sent=True), MOST_BLOCKS))
+
+
+def _bounded(blocks: Iterator[Block]) -> Iterator[Block]:
+    room = MOST_UNFOLDED_BYTES
+    for block in blocks:
+        room -= block.rows * _row_bytes(block.table)
+        if room < 0:
+            return
+        yield block
+
+
+@cache
+def _row_bytes(table: int) -> int:
+    """What a row takes at least: the bytes of its numbers, and where its texts begin."""
+    sizes = {Kind.I64: 8, Kind.F64: 8, Kind.BOOL: 1}
+    return sum(sizes.get(column.kind, 4) for column in RECORDED[table].all_columns) if table in RECORDED else 1

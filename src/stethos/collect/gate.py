@@ -11,12 +11,12 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from stethos.collect.batch import BatchError, BatchHeader, SignedBatch, decompress
+from stethos.collect.batch import BatchError, BatchHeader, SignedBatch, blocks_in
 from stethos.collect.filter import filtered, filtered_counters, filtered_facts, numbers_of
 from stethos.collect.policy import Policy
 from stethos.record.arrow import checked_batch, checked_schema, segment_schema
 from stethos.record.border import checked_books, checked_counters
-from stethos.record.segment import FLAG_SCHEMA, scan
+from stethos.record.segment import FLAG_SCHEMA
 from stethos.schema import RECORDED, Table
 
 _COUNTERS = "counters"
@@ -29,7 +29,7 @@ def check_batch(policy: Policy, batch: SignedBatch) -> None:
     _check_header(policy, header)
     rows = 0
     schemas: dict[int, pa.Schema] = {}  # a client of another version has other columns
-    for block in scan(decompress(batch)):
+    for block in blocks_in(batch):
         table = RECORDED.get(block.table)
         try:
             if block.flags & FLAG_SCHEMA:

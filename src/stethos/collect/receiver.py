@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from stethos.collect.journal import Journal, batches_in
 from stethos.collect.run_writer import RunWriter
 from stethos.collect.shares import BusyError, Shares
 from stethos.collect.stored_process import stored_numbers
+from stethos.errors import LiveError
 from stethos.record.border import make_directory, sync_file_system
+from stethos.record.spawn import take_lock
 
-JOURNAL_DIR, SET_ASIDE_DIR = ".collector", "unwritten"
+JOURNAL_DIR, SET_ASIDE_DIR, LOCK_FILE = ".collector", "unwritten", "lock"
 MOST_WAITING_BYTES = 64 << 20
 MOST_STREAMS = 50_000
 
@@ -34,7 +37,11 @@ class Receiver:
     """The collector of one directory of runs; `run` puts everything into that one run, whatever clients call it."""
 
     def __init__(self, directory: Path, enrolment: Enrolment, run: str | None = None) -> None:
-        make_directory(directory)
+        make_directory(directory / JOURNAL_DIR)
+        lock = take_lock(directory / JOURNAL_DIR / LOCK_FILE)
+        if lock is None:  # it would take the journal of the other for what a crash has left
+            raise LiveError(f"another collector collects into {directory}", hint="choose another --dir")
+        self._lock: int | None = lock
         self.directory = directory
         self.enrolment = enrolment
         self.run = run
@@ -74,9 +81,9 @@ class Receiver:
     async def take(self, data: bytes) -> dict[str, Any]:
         """Take a batch; the answer to its client, once the disk has it. BatchError or BusyError if not."""
         batch = decode_batch(data)
-        await self._shares.knock(batch.header.client, len(data))
+        await self._shares.knock(batch.header.client, batch.cost_bytes)
         client = self.enrolment.check(batch)
-        self._shares.take(client.name, len(data))
+        self._shares.take(batch.header.client, batch.cost_bytes)
         batch = self._addressed(batch)
         header = batch.header
         flying = self._flying.get(_place(header))  # sent twice at once: both wait for the same sync
@@ -141,11 +148,15 @@ class Receiver:
 
     def close(self) -> None:
         """Write everything into the runs; the journal is empty afterwards."""
+        if self._lock is None:
+            return
         if self._runs.close():
             sync_file_system(self.directory)
             self._journal.close()
             for path in self._journal.files():
                 path.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
 
 
 def _place(header: BatchHeader) -> Place:

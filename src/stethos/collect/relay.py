@@ -54,9 +54,9 @@ class Relay:
     async def take(self, data: bytes) -> dict[str, Any]:
         """Take a batch; the answer to its client, once the disk has it. BatchError or BusyError if not."""
         batch = decode_batch(data)
-        await self._shares.knock(batch.header.client, len(data))
-        client = self.enrolment.check(batch)
-        self._shares.take(client.name, len(data))
+        await self._shares.knock(batch.header.client, batch.cost_bytes)
+        self.enrolment.check(batch)
+        self._shares.take(batch.header.client, batch.cost_bytes)
         await asyncio.to_thread(self._check, batch)
         try:
             await asyncio.to_thread(self._store, batch.header.lane, batch.header.rows, data)

@@ -27,7 +27,7 @@ from stethos.collect.batch import BatchHeader, Key, SignedBatch
 from stethos.collect.journal import Journal
 from stethos.collect.stored_process import StoredProcess
 from stethos.errors import RecordingError
-from stethos.guard import Guard
+from stethos.guard import Guard, tried
 from stethos.record.border import is_gone, sync_file_system
 
 FEWEST_OPEN, MOST_OPEN, MOST_KNOWN = 100, 12_000, 20_000  # processes whose segment is open, and all in memory
@@ -97,21 +97,23 @@ class RunWriter:
     def write_or_set_aside(self, batch: SignedBatch, names: OwnNames) -> None:
         """Put a batch into its run, or aside where just this place cannot be written: others are not held up.
 
-        OSError where it is the disk.
+        So is a batch aside that makes us fail. OSError where it is the disk.
         """
         key = batch.header.key
         if key not in self._broken:
-            try:
-                self.write(batch, names)
-            except (OSError, RecordingError) as error:
-                reason = _of_one_place(error)
-                if reason is None:
-                    raise
-                self._broken.add(key)
-                said = "rows of client %s cannot be written into run %s (%s); they wait in %s"
-                _logger.warning(said, key[1], key[0], reason.strerror, self.set_aside.directory)
-            else:
+            _, error = tried(self.write, batch, names)
+            if error is None:
                 return
+            cause = _of_one_place(error)
+            if cause is not None:
+                self._broken.add(key)
+            elif isinstance(error, OSError | RecordingError):
+                raise error
+            elif key in self._known:  # what it has in memory may be half of the batch
+                self._forget(key)
+            said = "rows of client %s cannot be written into run %s (%s); they wait in %s"
+            reason = cause.strerror if cause is not None else repr(error)[:200]
+            _logger.warning(said, key[1], key[0], reason, self.set_aside.directory)
         self.set_aside.commit([batch.data])
 
     def save(self, most_s: float = float("inf")) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stethos.collect.aliases import OwnNames
-from stethos.collect.batch import LANES, BatchError, BatchHeader, SignedBatch, decompress
+from stethos.collect.batch import LANES, BatchError, BatchHeader, SignedBatch, blocks_in
 from stethos.collect.intervals import Intervals
 from stethos.collect.policy import FACTS
 from stethos.record.arrow import checked_batch, checked_schema, in_schema, segment_schema, serialize_batch, text_array
@@ -164,7 +164,7 @@ class StoredProcess:
         drops: dict[str, int] = {}
         schemas: dict[int, pa.Schema] = {}
         try:
-            blocks = scan(decompress(batch))
+            blocks = blocks_in(batch)
         except BatchError:  # the header says another size than it has
             return [], {UNREADABLE: batch.header.rows}
         for block in blocks:

@@ -156,7 +156,11 @@ def read_batch(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
 
 def checked_batch(payload: memoryview, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """As `read_batch`, of a block that a stranger may have written; ArrowInvalid if we cannot have."""
-    if _is_compressed(pa.ipc.read_message(pa.py_buffer(payload)).metadata):  # it could unfold to any size
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(payload))
+    except EOFError:  # what Arrow says of no bytes, and of a message that ends all
+        raise pa.ArrowInvalid("an empty block") from None
+    if _is_compressed(message.metadata):  # it could unfold to any size
         raise pa.ArrowInvalid("a compressed batch")
     batch = read_batch(payload, schema)
     batch.validate(full=True)
@@ -184,11 +188,16 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def checked_schema(payload: memoryview) -> pa.Schema:
-    """As `read_schema`; ArrowInvalid if it has a type that no table has."""
-    schema = read_schema(payload)
+    """As `read_schema`; ArrowInvalid if it has a type that no table has, or is none."""
+    try:
+        schema = read_schema(payload)
+    except EOFError:
+        raise pa.ArrowInvalid("an empty schema") from None
     odd = [str(field.type) for field in schema if field.type not in _ARROW_TYPE.values()]
     if odd:
         raise pa.ArrowInvalid(f"columns of type {', '.join(odd)}")
+    if len(set(schema.names)) < len(schema.names):
+        raise pa.ArrowInvalid("two columns of one name")
     return schema
 
 

@@ -80,8 +80,11 @@ def encode_block(
     return header, payload, b"\0" * (-len(payload) % 8)
 
 
-def scan(buffer: memoryview) -> Iterator[Block]:
-    """Every whole block of a segment, skipping damaged ones."""
+def scan(buffer: memoryview, *, is_sent: bool = False) -> Iterator[Block]:
+    """Every whole block of a segment, skipping damaged ones.
+
+    `is_sent`: the bytes are known to be those that their writer made, so nothing behind what is no block is looked for.
+    """
     at, size = 0, len(buffer)
     unpack, crc32, header_size = _HEADER.unpack_from, zlib.crc32, _HEADER.size  # a segment has thousands of blocks
     while at + HEADER_BYTES <= size:
@@ -89,6 +92,8 @@ def scan(buffer: memoryview) -> Iterator[Block]:
         start = at + HEADER_BYTES
         end = start + length
         if magic != MAGIC or end > size or crc32(buffer[at + _CRC_FROM : at + header_size]) != crc:
+            if is_sent:
+                return
             at = _next_magic(buffer, at + 8)
             continue
         payload = buffer[start:end]
@@ -109,7 +114,7 @@ def stored_blocks(buffer: memoryview, slots_tail: int, frames_tail: int) -> list
 
 def _next_magic(buffer: memoryview, at: int) -> int:
     """The next 8-aligned place that looks like a header, or the end."""
-    step = 1 << 20
+    step = 1 << 10
     while at < len(buffer):
         window = bytes(buffer[at : at + step + 7])
         found = window.find(MAGIC)
@@ -118,6 +123,7 @@ def _next_magic(buffer: memoryview, at: int) -> int:
         if found >= 0:
             return at + found
         at += step
+        step = min(2 * step, 1 << 20)  # small at first: every second place may look like one
     return len(buffer)
 
 
