@@ -14,16 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from collecting import STORED, HandMadeClient, blocks_of, leave_behind, metric_rows, rows_after, send
-from made_up import made_up
+from made_up import made_up, rows_of
 from processes import wait_until
 
+from stethos.cli.main import main
 from stethos.collect.batch import MOST_BLOCKS, BatchError, blocks_in, decode_batch
 from stethos.collect.enrolment import Enrolment
 from stethos.collect.receiver import Receiver
 from stethos.collect.stored_process import StoredProcess
+from stethos.diagnose.api import diagnose
 from stethos.record.arrow import serialize_batch
 from stethos.record.segment import FLAG_LAST, FLAG_SCHEMA, MAGIC, encode_block
-from stethos.schema import CLIENT_REPORTS, METRICS, RECORDED, STEPS
+from stethos.schema import CLIENT_REPORTS, COLLECTIVES, GAPS, HOST, INSPECTIONS, METRICS, RECORDED, SPANS, STEPS, Table
 from stethos.store.health import examine
 from stethos.store.run import open_run
 from stethos.web.line_process import LineProcess
@@ -191,6 +193,31 @@ def test_signed_nonsense_is_stored_as_far_as_it_can_be_read(
         for table in RECORDED.values() if IS_LONG else (METRICS, STEPS, CLIENT_REPORTS):
             run.rows(f"SELECT * FROM {table.name}")
         assert (7.0,) in run.rows("SELECT value FROM metrics").values
+
+
+def test_what_cannot_be_meant_takes_no_command_and_no_detector_from_others(
+    receiver: Receiver, client: HandMadeClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of a client without a round, a step or a time, that took for ever, and whose JSON is none."""
+    turns = {"round": [None, 1], "duration_ms": [float("inf"), -1.0], "status": ["ok"] * 2}
+    odd: dict[Table, dict[str, list[Any]]] = {
+        CLIENT_REPORTS: {"client": ["a"] * 2, **turns},
+        SPANS: {"client": ["a"], "name": ["client"], "duration_ms": [float("inf")]},
+        HOST: {"cpu_share": [float("nan")], "rss_bytes": [-1.0]},
+        INSPECTIONS: {"phase": ["training", "helper"], "detail": ["{", "[1]"]},
+        GAPS: {"client": ["a"], "what": ["layers"]},  # as L1 makes them
+        COLLECTIVES: {"t_ns": [5]},
+    }
+    batches = [(table, rows_of(table, columns, len(next(iter(columns.values()))))) for table, columns in odd.items()]
+    raw = b"".join(blocks_of(table, batch) for table, batch in batches)
+    assert send(receiver, client.signed(raw, sum(batch.num_rows for _, batch in batches), 1)) == [STORED]
+    query = "SELECT duration_ms, t_ns > 0 FROM client_reports UNION ALL SELECT cpu_share, rss_bytes IS NULL FROM host"
+    assert rows_after(receiver, query) == [(None, True)] * 3
+    run = receiver.directory / "r"
+    assert not [one for one in diagnose(run).not_checked if "itself failed" in one.reason]
+    for words in ("clients", "rounds", "collectives", "doctor", "diagnose --json"):
+        assert main([*words.split(), "-t", str(run)]) in (0, 1), capsys.readouterr().err
+    assert main(["report", "-t", str(run), "--format", "md", "-o", str(receiver.directory / "r.md")]) == 0
 
 
 @pytest.fixture

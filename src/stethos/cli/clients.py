@@ -117,7 +117,7 @@ def _falling(value: float | None) -> float:
 
 
 def _show(name: str, clients: Sequence[ClientView], arguments: argparse.Namespace, state: str) -> None:
-    numbers = sorted({turn["round"] for one in clients for turn in one.course})
+    numbers = sorted({turn["round"] for one in clients for turn in one.course if turn["round"] is not None})
     which = f"round {arguments.round}" if arguments.round is not None else plural_text(len(numbers), "round")
     print(f"{clean(name)}: {plural_text(len(clients), 'client')}, {which}, {state}, {_marks_text(clients)}\n")
     shown = clients if arguments.all else clients[:_SHOWN]

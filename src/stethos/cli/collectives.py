@@ -113,7 +113,7 @@ def _show_calls(one: Run, *, as_json: bool) -> int:
     )  # fmt: skip
     show_grid(headings, [
         [
-            "-" if row["rank"] is None else str(row["rank"]), row["group"], row["op"], row["via"],
+            "-" if row["rank"] is None else str(row["rank"]), *(row[name] or "-" for name in ("group", "op", "via")),
             count_text(row["calls"]), bytes_text(int(row["bytes"] or 0)), count_text(row["last_seq"]),
             ms_text(row["median_ms"]), ms_text(row["max_ms"]), count_text(row["unfinished"]),
         ]

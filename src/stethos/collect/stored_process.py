@@ -17,6 +17,7 @@ import pyarrow as pa
 from stethos.collect.aliases import OwnNames
 from stethos.collect.batch import LANES, BatchError, BatchHeader, SignedBatch, blocks_in
 from stethos.collect.intervals import Intervals
+from stethos.collect.meant import meant
 from stethos.collect.policy import FACTS
 from stethos.record.arrow import checked_batch, checked_schema, in_schema, segment_schema, serialize_batch, text_array
 from stethos.record.border import checked_books, checked_counters, is_gone, map_file, version_of
@@ -176,7 +177,8 @@ class StoredProcess:
                 if block.table not in RECORDED or RECORDED[block.table].name in SERVERS_OWN:
                     reason = NOT_ALLOWED
                 else:
-                    rows = self._rows_of(RECORDED[block.table], block.payload, block.rows, schemas, names)
+                    table, t_ns = RECORDED[block.table], batch.header.t_ns
+                    rows = self._rows_of(table, block.payload, block.rows, schemas, names, t_ns)
                     kept += [rows] if rows is not None else []
                     reason = UNREADABLE if rows is None else ""
             if reason:
@@ -187,7 +189,7 @@ class StoredProcess:
         return kept, drops
 
     def _rows_of(
-        self, table: Table, payload: memoryview, count: int, schemas: dict[int, pa.Schema], names: OwnNames
+        self, table: Table, payload: memoryview, count: int, schemas: dict[int, pa.Schema], names: OwnNames, t_ns: int
     ) -> Rows | None:
         wanted = segment_schema(table)
         try:
@@ -201,7 +203,7 @@ class StoredProcess:
             own["client"] = _own_names(rows.column(wanted.get_field_index("client")), names, self.client)
         if table is CLIENT_REPORTS:
             own["side"] = text_array(["client"] * count)
-        columns = [own.get(field.name, rows.column(index)) for index, field in enumerate(wanted)]
+        columns = [own.get(one.name, meant(one.name, rows.column(index), t_ns)) for index, one in enumerate(wanted)]
         return table, pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     # Sealing -----------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
 from stethos.diagnose.window import Window
-from stethos.store.frame import Array, Frame
+from stethos.store.frame import Array, Frame, object_in
 
 _LEAST = 3  # looks at a helper
 _APART = 4  # steps between two of them, at most, at the beginning: it runs in the training, not in evaluations
@@ -30,8 +29,7 @@ def _moving_goals(window: Window) -> frozenset[str]:
         return frozenset()
     looks: dict[tuple[str, Any], list[tuple[float, Any]]] = {}
     for place in np.flatnonzero(_texts(frame, "phase") == "helper").tolist():
-        text = frame["detail"][place]
-        row = json.loads(text) if text else {}
+        row = object_in(frame["detail"][place])
         if row.get("is_copy") or row.get("is_part"):
             key = str(frame["process"][place] or ""), row.get("helper")
             looks.setdefault(key, []).append((float(frame["step"][place]), row.get("weights")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,3 +136,12 @@ def _array(values: Sequence[Any] | Array) -> Array:
     array = np.empty(len(listed), object)
     array[:] = listed
     return array
+
+
+def object_in(text: object) -> dict[str, Any]:
+    """A JSON object; empty where there is none, as a client elsewhere may have sent anything."""
+    try:
+        told = json.loads(text) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}

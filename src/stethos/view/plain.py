@@ -24,7 +24,9 @@ def jsonable(value: Any, *, longest: int | None = None, exact: int | None = None
         case int():
             return value if exact is None or -exact <= value <= exact else str(value)
         case float():
-            return value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+            return (
+                value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+            )
         case bytes():
             return value.hex() if longest is None else value[: longest // 2].hex()
         case Mapping():

@@ -73,7 +73,7 @@ FROM (SELECT told.*, coalesce(homes.federation, (SELECT arg_max(federation, t_ns
     UNION ALL
     SELECT round, client, min(t_ns), max(t_ns), NULL FROM logs GROUP BY round, client
     UNION ALL
-    SELECT round, client, t_ns, t_ns + (duration_ms * 1e6)::BIGINT,
+    SELECT round, client, t_ns, t_ns + TRY_CAST(duration_ms * 1e6 AS BIGINT),
            CASE WHEN name = 'client' THEN regexp_extract(fields, '"status": "(\w+)"', 1) END
     FROM spans
     UNION ALL

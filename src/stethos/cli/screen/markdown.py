@@ -202,7 +202,8 @@ def _missing(run: Run, diagnosis: Diagnosis, summary: dict[str, Any]) -> list[st
     lost = {"dropped": summary["rows_dropped"], "lost": summary["rows_lost"]}
     lines = [f"- {count_text(count)} rows {what}; see `stethos doctor`" for what, count in lost.items() if count]
     for row in GAPS.records(run)[:10]:
-        lines.append(f"- {escape(row['what'])}: {escape(row['reason'])}, {plural_text(row['times'], 'time')}")
+        what, reason = row["what"] or "-", row["reason"] or "no reason told"  # which a client's site may withhold
+        lines.append(f"- {escape(what)}: {escape(reason)}, {plural_text(row['times'], 'time')}")
     if diagnosis.not_checked:
         names = names_text([one.name for one in diagnosis.not_checked], 6)
         lines.append(f"- {plural_text(len(diagnosis.not_checked), 'check')} not possible: {escape(names)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,7 @@ from stethos.diagnose.finding import Evidence, Finding, Subject
 from stethos.diagnose.training import Training, column_of, texts_of, trainings_of
 from stethos.diagnose.window import Window
 from stethos.schema import INSPECTIONS
-from stethos.store.frame import Array, Frame, is_null
+from stethos.store.frame import Array, Frame, is_null, object_in
 from stethos.store.literal import literal
 
 COLUMNS = frozenset({"process", "rank", "client", "step", *(column.name for column in INSPECTIONS.columns)})
@@ -134,8 +133,7 @@ def known(frame: Frame, name: str) -> Array:
 
 def details(frame: Frame) -> list[dict[str, Any]]:
     """The JSON detail of each row; empty where there is none."""
-    texts = texts_of(frame, "detail").tolist()
-    return [json.loads(text) if text else {} for text in texts]
+    return [object_in(text) for text in texts_of(frame, "detail").tolist()]
 
 
 def _inspected_of(window: Window) -> list[Inspected]:

@@ -174,7 +174,7 @@ class LostGradients:
         if one.is_relay:
             return
         norms = _applied(one)
-        steps = np.array(sorted(norms))
+        steps = np.array(sorted(step for step in norms if step == step))  # of a client elsewhere it may be unknown
         alive = np.array([norms[step] != 0 for step in steps.tolist()], bool)
         if not alive.any() or alive[-1]:
             return
