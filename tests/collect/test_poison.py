@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders import RunBuilder
 from collecting import STORED, HandMadeClient, blocks_of, leave_behind, metric_rows, rows_after, send
 from made_up import made_up, rows_of
 from processes import wait_until
@@ -20,7 +21,9 @@ from processes import wait_until
 from stethos.cli.main import main
 from stethos.collect.batch import MOST_BLOCKS, BatchError, blocks_in, decode_batch
 from stethos.collect.enrolment import Enrolment
+from stethos.collect.inbox import Inbox
 from stethos.collect.receiver import Receiver
+from stethos.collect.ride import InboxWriter
 from stethos.collect.stored_process import StoredProcess
 from stethos.diagnose.api import diagnose
 from stethos.record.arrow import serialize_batch
@@ -86,6 +89,29 @@ def test_a_batch_at_which_we_fail_waits_and_holds_up_nobody(
         assert send(receiver, *(client.batch(number, [number]) for number in (1, 2, 3))) == [STORED] * 3
         assert rows_after(receiver) == [1, 3]
     assert rows_after(Receiver(receiver.directory, enrolment)) == [1, 2, 3]
+
+
+def test_what_rides_along_and_makes_us_fail_holds_up_nobody(
+    tmp_path: Path, client: HandMadeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = StoredProcess.store
+
+    def failing(self: StoredProcess, batch: Any, names: Any) -> int:
+        if self.client == "17":
+            raise KeyError("a mistake of ours")
+        return store(self, batch, names)
+
+    with RunBuilder(tmp_path / "r") as run:
+        run.process("server")
+        writer = InboxWriter(run.place.path)
+        writer.put("17", [client.batch(1, [1])])
+        writer.put("18", [b"no batch", client.batch(1, [2])])
+        monkeypatch.setattr(StoredProcess, "store", failing)
+        inbox = Inbox(run.place)
+        inbox.visit()
+        inbox.end()
+        with open_run(run.place.path) as found:
+            assert found.rows("SELECT value FROM metrics").values == [(2.0,)]
 
 
 def many_rows() -> tuple[bytes, int]:

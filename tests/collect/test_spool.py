@@ -21,7 +21,7 @@ from stethos.collect.ride import own_policy
 from stethos.collect.sender import Sender
 from stethos.collect.site import make_site
 from stethos.collect.site_policy import SitePolicy
-from stethos.collect.spool import ACKS_FILE, FILE_BYTES, Spool, peek, read_spool
+from stethos.collect.spool import ACKS_FILE, FILE_BYTES, STATE_FILE, Spool, peek, read_spool
 from stethos.record.place import RunPlace
 
 
@@ -50,6 +50,21 @@ def test_only_what_is_acknowledged_goes(tmp_path: Path) -> None:
     assert numbers(spool, 0, 2) == [3, 4, 5] and len(list(spool.path.glob("*.spool"))) == 2
     spool.acknowledge({0: 5})
     assert spool.is_empty and not list(spool.path.glob("*.spool"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"next": [1]}, {"acked": ["x", 0, 0]}, {"files": [[[1]], [], []]}, {"kept": [1]}]
+)
+def test_a_damaged_state_begins_a_new_epoch(tmp_path: Path, change: dict[str, object]) -> None:
+    spool = Spool.load(tmp_path)
+    spool.append(1, 1, 5, b"x")
+    spool.save()
+    state = json.loads((tmp_path / STATE_FILE).read_text())
+    assert Spool.load(tmp_path).epoch == spool.epoch
+    (tmp_path / STATE_FILE).write_text(json.dumps({**state, **change}))
+    again = Spool.load(tmp_path)
+    assert again.epoch != spool.epoch and again.is_empty and Spool.load(tmp_path).epoch == again.epoch
+    assert not list(tmp_path.glob("*.spool"))
 
 
 def test_bulk_tables_go_first_and_reports_never(tmp_path: Path) -> None:

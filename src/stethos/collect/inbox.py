@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stethos.collect.aliases import OwnNames
-from stethos.collect.batch import CLIENT_NAME, BatchError, decode_batch
+from stethos.collect.batch import CLIENT_NAME, decode_batch
 from stethos.collect.ride import entries_in
 from stethos.collect.stored_process import StoredProcess
+from stethos.errors import RecordingError
+from stethos.guard import tried
 from stethos.record.border import read_file, sync_file_system, version_of
 from stethos.record.place import INBOX_DIR, RunPlace, is_alive
 
@@ -59,9 +61,10 @@ class Inbox:
         if (version_of(path) or (0, 0))[1] <= at:
             return
         for client, data, end in entries_in(read_file(path, _MOST_BYTES, parts=2), at):
-            with contextlib.suppress(BatchError):
-                self._store(client, data)
-            self._read[path.name] = end
+            _, error = tried(self._store, client, data)
+            if isinstance(error, OSError | RecordingError):
+                raise error
+            self._read[path.name] = end  # what is no batch, or makes us fail, holds up nobody
 
     def _store(self, client: str, data: bytes) -> None:
         batch = decode_batch(data)

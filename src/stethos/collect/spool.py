@@ -71,18 +71,24 @@ class Spool:
         """The spool in a directory, made if there is none; what a killed drainer had begun is cut off."""
         make_directory(path)
         spool = cls(path)
-        state = read_json(path / STATE_FILE, is_needed=True)
-        if state.get("version") == 1:
-            spool.epoch, spool.source = str(state["epoch"]), (int(state["source"][0]), int(state["source"][1]))
-            spool.next_numbers, spool.acked = list(state["next"]), list(state["acked"])
-            spool.files = [[SpoolFile(*one) for one in lane] for lane in state["files"]]
-            spool.dropped_rows, spool.kept = int(state["dropped_rows"]), dict(state["kept"])
-            spool.attempted, spool.refused_rows = list(state["attempted"]), int(state.get("refused_rows", 0))
-            spool._tidy()
-        else:
-            spool.epoch = os.urandom(8).hex()
+        try:
+            spool._go_on_from(read_json(path / STATE_FILE, is_needed=True))
+        except (KeyError, TypeError, ValueError, IndexError):  # there is none, or not one that we have written
+            spool = cls(path, os.urandom(8).hex())
             spool.save()
+        spool._tidy()
         return spool
+
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+        if state["version"] != 1:
+            raise ValueError("of another version")
+        self.epoch, self.source = str(state["epoch"]), (int(state["source"][0]), int(state["source"][1]))
+        self.next_numbers, self.acked, self.attempted = (
+            [int(state[name][lane]) for lane in LANES] for name in ("next", "acked", "attempted")
+        )
+        self.files = [[SpoolFile(*map(int, one)) for one in state["files"][lane]] for lane in LANES]
+        self.dropped_rows, self.kept = int(state["dropped_rows"]), dict(state["kept"])
+        self.refused_rows = int(state.get("refused_rows", 0))
 
     @property
     def size_bytes(self) -> int:
