@@ -77,7 +77,6 @@ def test_every_module_says_what_it_is_for() -> None:
 
 # Who opens files besides the border, and which: none of them belongs to a run that somebody else may have made.
 OPENS = {
-    "act/alert_rule.py": "the user's rules",
     "act/alert_sink.py": "the file that alerts are written to",
     "act/alert_state.py": "the user's own state of alerts",
     "act/webhook.py": "a file with a secret",
@@ -89,9 +88,7 @@ OPENS = {
     "cli/debug.py": "the user's own history of lines",
     "cli/main.py": "/dev/null",
     "cli/report.py": "what it writes",
-    "cli/task/saved_trace.py": "a trace that the user names",
     "diagnose/version.py": "our own package",
-    "diagnose/configuration.py": "the user's configuration",
     "diagnose/federated/judge.py": "our own package",
     "diagnose/federated/weighing.py": "our own package",
     "export/flame.py": "our own package",
