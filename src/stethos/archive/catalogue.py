@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stethos.archive.address import Address
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from stethos.store.run import Run
 
 DELETED = "deleted"
-_MOST_FILES = 24  # of the table; then they become one
+_MOST_FILES = 24  # of one row; then the table is made of few files
+_LARGEST_FILE = 64 << 20  # of the table, unfolded: a fraction of what is read
 _LISTED_FILES = 400  # of a run, in its row; of a larger one the snapshot is read
 _LISTED_PROCESSES = 256
 _DIAGNOSED_ROWS = 5_000_000  # of a larger run the diagnosis takes gigabytes: it is listed as not diagnosed
@@ -158,7 +159,7 @@ class Catalogue:
         if before is not None:  # by another machine, whose clock may be ahead
             row = {**row, "archived_ns": max(row["archived_ns"] or 0, (before["archived_ns"] or 0) + 1)}
         self._write([row])
-        if len(self._log.files()) > _MOST_FILES:
+        if sum(file.rows == 1 for file in self._log.files()) > _MOST_FILES:
             self.merge()
 
     def forget(self, run: str) -> None:
@@ -167,7 +168,7 @@ class Catalogue:
         self.put(row | {"sequence": (self.sequence_of(run) or 0) + 1})
 
     def merge(self) -> None:
-        """Make one file of all; if another archiver adds to them meanwhile, that is left to the next one."""
+        """Make few files of all; if another archiver adds to them meanwhile, that is left to the next one."""
         rows, old = self.rows(), self._log.files()
         try:
             self._write(rows, old)
@@ -184,12 +185,14 @@ class Catalogue:
     def _write(self, rows: Sequence[Row], old: Sequence[DeltaFile] = ()) -> None:
         import pyarrow as pa
 
-        content = parquet_bytes(pa.Table.from_pylist(list(rows), schema=_schema()))
-        path = f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}.parquet"
-        self._objects.put(path, content)
-        names = sorted(str(row["run"]) for row in rows) or [""]
-        new = DeltaFile(path, len(content), len(rows), {"run": names[0]}, {"run": names[-1]})
-        self._log.commit([new], old, schema=_schema(), is_shared=not old)
+        new = []
+        for part in _parted(sorted(rows, key=lambda row: str(row["run"]))):
+            content = parquet_bytes(pa.Table.from_pylist(part, schema=_schema()))
+            path = f"{time.time_ns():x}-{os.getpid()}-{os.urandom(3).hex()}.parquet"
+            self._objects.put(path, content)
+            span = ({"run": str(row["run"])} for row in (part[0], part[-1])) if part else ({"run": ""}, {"run": ""})
+            new.append(DeltaFile(path, len(content), len(part), *span))
+        self._log.commit(new, old, schema=_schema(), is_shared=not old)
 
     def _newest(self, run: str | None = None) -> dict[str, Row]:
         """The newest row of each run, or of one; read again where an archiver has merged files meanwhile."""
@@ -209,6 +212,18 @@ class Catalogue:
 
     def _remedy(self) -> str:
         return f"delete its {CATALOGUE} and run `stethos archive --to {self.archive} --compact`"
+
+
+def _parted(rows: list[Row]) -> Iterator[list[Row]]:
+    """The rows of each file: one that grew with the number of runs could be read no more one day."""
+    first = size = 0
+    for place, row in enumerate(rows):
+        size += sum(len(value) if isinstance(value, str) else 8 for value in row.values())
+        if size > _LARGEST_FILE:
+            yield rows[first : place + 1]
+            first, size = place + 1, 0
+    if first < len(rows) or not rows:
+        yield rows[first:]
 
 
 def _may_hold(file: DeltaFile, run: str) -> bool:

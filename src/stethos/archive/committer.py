@@ -64,6 +64,7 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
     check_apart(place, archive)
     with alone(address):
         there = ArchivedRun(address)
+        listed = _listed(there, place)
         before = there.snapshot(is_needed=False)
         snapshot = take_snapshot(place, before)
         if before is not None and before.identity != snapshot.identity:
@@ -75,7 +76,8 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
             before = Snapshot(snapshot.run, snapshot.identity, 1, time.time_ns(), documents=snapshot.documents)
             there.commit(before)
         known = {file.path for file in before.files}
-        new = [file for file in snapshot.files if file.path not in known]
+        lost = set() if listed is None else known - listed
+        new = [file for file in snapshot.files if file.path not in known or file.path in lost]
         new = _uploaded(there, place.path, new, tell)
         fresh = {file.path: file for file in new}
         snapshot.files = [fresh.get(file.path, file) for file in snapshot.files]
@@ -93,6 +95,16 @@ def archive_run(place: RunPlace, archive: Address, tell: Callable[[int, int], No
         name, str(address), len(new), sum(file.bytes for file in new), len(snapshot.files), snapshot.rows,
         snapshot.bytes, snapshot.is_complete,
     )  # fmt: skip
+
+
+def _listed(there: ArchivedRun, place: RunPlace) -> set[str] | None:
+    """What is there of a run that is over: somebody may have deleted some, as `stethos rm` on another machine does.
+
+    To be asked before the snapshot: what a compaction elsewhere has merged meanwhile is not in that one any more.
+    """
+    if not all("ended" in process.manifest() for process in place.processes()):
+        return None
+    return {one.path for one in there.objects.listed()}
 
 
 def check_apart(place: RunPlace, archive: Address) -> None:
