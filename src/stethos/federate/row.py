@@ -17,6 +17,7 @@ from stethos.federate.fingerprint import GLOBAL, Fingerprint
 from stethos.federate.sketch import SketchPlan
 from stethos.observe.session import Session
 from stethos.observe.spans import json_of
+from stethos.redact import redact
 from stethos.schema import NULL_F64, NULL_I32, RECORDED, UPDATES, Kind, Table
 
 Vector = npt.NDArray[Any]
@@ -134,7 +135,7 @@ class UpdateRows:
         with np.errstate(invalid="ignore"):  # infinite where numbers were too large for single precision
             lengths = np.sqrt(np.vecdot(sketches, sketches))
             halves = (sketches / np.where(lengths > 0, lengths, 1.0)[:, None]).astype("<f2")
-        output = None if self.plan.output is None else self.plan.structure.layers[self.plan.output].name
+        output = None if self.plan.output is None else redact(self.plan.structure.layers[self.plan.output].name)
         pairs = zip(prints, halves, strict=True)
         return [[_update_text(one, half, output, name) for name in _UPDATE_TEXTS] for one, half in pairs]
 
