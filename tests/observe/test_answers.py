@@ -248,3 +248,12 @@ def test_a_second_loss_that_is_but_a_number(record: Record, is_number: bool, kin
         (first + (second.item() if is_number else second)).backward()
         optimizer.step()
     assert said(recording) & {"cut-off"} == kinds
+
+
+def test_a_label_that_the_loss_leaves_out_is_no_answer() -> None:
+    """Padding is answered by anything."""
+    outputs, labels = torch.eye(4)[[1, 2, 3, 3]], torch.tensor([1, 2, 0, 0])
+    for ignored, wanted in ((0, [1, 2]), (None, [1, 2, 0, 0])):
+        pair = answers_of(outputs, labels, ignored)
+        assert pair is not None
+        assert pair[1].tolist() == wanted

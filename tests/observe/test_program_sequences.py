@@ -247,6 +247,20 @@ def test_a_divergence_that_outweighs_a_mean_error_is_noticed(
     assert said(recording) & {"mixed-reductions"} == kinds
 
 
+@pytest.mark.parametrize(("reduction", "kinds"), [("batchmean", set()), ("sum", {"mixed-reductions"})])
+def test_a_sum_that_is_divided_by_its_samples_is_a_mean(record: Record, reduction: str, kinds: set[str]) -> None:
+    recording, student, teacher = record(), nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def loss() -> Tensor:
+        x = torch.randn(16, 6)
+        outputs, goal = functional.log_softmax(student(x), 1), functional.log_softmax(teacher(x).detach(), 1)
+        soft = functional.kl_div(outputs, goal, reduction=reduction, log_target=True)
+        return 16 * soft + functional.mse_loss(outputs, goal)
+
+    train(student, loss)
+    assert said(recording) & {"mixed-reductions"} == kinds
+
+
 @pytest.mark.parametrize(("frozen", "kinds"), [(0, set()), (2, {"head-frozen"})])
 def test_a_head_that_is_frozen_after_a_first_training_is_noticed(record: Record, frozen: int, kinds: set[str]) -> None:
     recording = record()

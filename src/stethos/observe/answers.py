@@ -41,11 +41,11 @@ class AnswerTally:
             errors = np.square(given - wanted)
             self._numbers += (len(wanted), wanted.sum(), np.square(wanted).sum(), errors.sum())
 
-    def note(self, outputs: Any, labels: Any, is_known: bool) -> None:
-        """One call of a loss function; `is_known`: the very labels of a training batch."""
+    def note(self, outputs: Any, labels: Any, is_known: bool, ignored: int | None = None) -> None:
+        """One call of a loss function; `is_known`: the very labels of a training batch; `ignored`: what is no label."""
         if self._calls >= _MOST_CALLS:
             return
-        pair = answers_of(outputs, labels)
+        pair = answers_of(outputs, labels, ignored)
         if pair is None:
             return
         self._calls += 1
@@ -82,8 +82,8 @@ class AnswerTally:
         }
 
 
-def answers_of(outputs: Any, labels: Any) -> tuple[Array, Array] | None:
-    """The classes that a model gives and those that are wanted; None where these are no classes."""
+def answers_of(outputs: Any, labels: Any, ignored: int | None = None) -> tuple[Array, Array] | None:
+    """The classes that a model gives and those that are wanted, but for padding; None where these are no classes."""
     if not isinstance(outputs, torch.Tensor) or not isinstance(labels, torch.Tensor):
         return None
     if not is_readable(outputs) or not is_readable(labels) or not outputs.numel() or not outputs.is_floating_point():
@@ -103,7 +103,7 @@ def answers_of(outputs: Any, labels: Any) -> tuple[Array, Array] | None:
         return None
     classes, count = outputs.shape[axis], max(1, _MOST_NUMBERS // (outputs.numel() // len(outputs)))
     answered, wanted = _some(outputs[:count].argmax(axis)), _some(labels[:count])
-    meant = (wanted >= 0) & (wanted < classes)
+    meant = (wanted >= 0) & (wanted < classes) & (wanted != (-1 if ignored is None else ignored))
     return (answered[meant], wanted[meant]) if bool(meant.any()) else None
 
 
@@ -128,11 +128,13 @@ def _some(tensor: torch.Tensor) -> Array:
     return numbers_of(flat[:: max(1, flat.numel() // _MOST_SAMPLES)][:_MOST_SAMPLES])
 
 
-def hits_of(function: str, outputs: torch.Tensor | None, labels: torch.Tensor | None) -> dict[str, float]:
+def hits_of(
+    function: str, outputs: torch.Tensor | None, labels: torch.Tensor | None, ignored: int | None = None
+) -> dict[str, float]:
     """The share of right answers in a batch, where the loss is one of classes."""
     if function not in ("NllLoss", "NllLoss2D", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy"):
         return {}
-    pair = answers_of(outputs, labels)
+    pair = answers_of(outputs, labels, ignored)
     return {"hits": float((pair[0] == pair[1]).mean())} if pair is not None and len(pair[0]) >= 8 else {}
 
 

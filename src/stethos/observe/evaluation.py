@@ -147,7 +147,7 @@ class Evaluations:
             if labels.is_floating_point() and not is_zero_or_one(labels):
                 answers.note_numbers(outputs, labels)
             else:
-                answers.note(outputs, labels, False)
+                answers.note(outputs, labels, False, self._inspector.check.ignored)
 
     def _tally(self) -> AnswerTally:
         if self._answers is None:
@@ -229,7 +229,8 @@ class Evaluations:
             if not self._has_loss:
                 self._has_loss, self._answers = True, None
             if name in _CLASSES:
-                self._tally().note(outputs, labels, self._is_trained_on(labels))
+                ignored = kwargs.get("ignore_index", self._inspector.check.ignored)
+                self._tally().note(outputs, labels, self._is_trained_on(labels), ignored)
                 return
             are_numbers = outputs.shape == labels.shape and is_readable(outputs) and is_readable(labels)
             if are_numbers and labels.numel() and labels.data_ptr() != self._given:  # an anomaly is not to be rebuilt

@@ -22,20 +22,24 @@ def mixed_reductions(root: Any) -> str:
     means: list[tuple[int, ...]] = []
     weighed: list[tuple[tuple[int, ...], float]] = []  # means over samples and features, with their coefficients
     divergences: list[float] = []  # coefficients of sums over the features of a sample
-    waiting = [(root, 1.0)]
-    for count, (node, coefficient) in enumerate(waiting):  # grows while it is read
+    waiting: list[tuple[Any, float, frozenset[float]]] = [(root, 1.0, frozenset())]
+    for count, (node, coefficient, divisors) in enumerate(waiting):  # grows while it is read
         name, parents = name_of(node), [edge[0] for edge in node.next_functions if edge[0] is not None]
         if count > _MOST_TERMS:
             return ""
         if name in ("AddBackward", "SubBackward", "NegBackward", "RsubBackward"):
-            waiting += [(parent, coefficient) for parent in parents]
+            waiting += [(parent, coefficient, divisors) for parent in parents]
         elif name in _SCALES and len(parents) == 1:
             factor = _constant_of(node)
-            if factor:
-                waiting.append((parents[0], coefficient * factor if name == "MulBackward" else coefficient / factor))
+            if factor and name == "MulBackward":
+                waiting.append((parents[0], coefficient * factor, divisors | {round(1 / factor, 3)}))
+            elif factor:
+                waiting.append((parents[0], coefficient / factor, divisors | {round(factor, 3)}))
         else:
+            own: list[tuple[int, ...]] = []
             if abs(coefficient) >= _LEAST_COEFFICIENT:
-                _note(node, name, sums, means)
+                _note(node, name, own, means)
+            sums += [size for size in own if size[0] not in divisors]  # else it is a mean over samples
             found: list[tuple[int, ...]] = []
             _note(node, name, [], found)
             weighed += [(size, coefficient) for size in found if len(size) > 1]

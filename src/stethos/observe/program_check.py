@@ -51,6 +51,7 @@ class ProgramCheck:
         self.rows = SeenRows()
         self.data = DataSets()
         self.labels: set[float] = set()  # checksums of the labels of inspected batches
+        self.ignored: int | None = None  # the label that the loss leaves out
         self.answer_size = 0  # how many classes the outputs tell apart; 0: not known
         self.first_weight = 0  # the id of the weight that inputs meet
         self._prior = Prior()
@@ -95,13 +96,15 @@ class ProgramCheck:
             self.labels.add(print_of(graph.labels).hash)
         if graph.is_plain_mean and graph.losses == 1 and not graph.check.is_scaled:
             facts |= self._prior.add(graph.function, graph.labels, graph.ignored)
-        facts |= tie_facts(graph.inputs, graph.labels) | hits_of(graph.function, graph.outputs, graph.labels)
+        facts |= tie_facts(graph.inputs, graph.labels) | hits_of(
+            graph.function, graph.outputs, graph.labels, graph.ignored
+        )
         if graph.check.is_policy or graph.policy_sign:
             facts["is_policy"] = True
         if graph.is_weighed:
             facts["weighed"] = True
         if graph.function in _CLASSES and graph.outputs is not None and graph.outputs.dim() > 1:
-            self.answer_size = graph.outputs.shape[1]
+            self.answer_size, self.ignored = graph.outputs.shape[1], graph.ignored
         if graph.inputs is not None:
             facts["shape"] = list(graph.inputs.shape[1:])
         if spreads:

@@ -156,8 +156,7 @@ def _scopes(tree: ast.Module, used: set[str]) -> Iterator[ast.AST]:
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     methods = {id(one) for owner in classes for one in owner.body}
     for node in ast.walk(tree):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and (id(node) in methods or node.name in used):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (id(node) in methods or node.name in used):
             yield node
 
 
