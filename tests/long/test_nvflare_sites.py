@@ -33,6 +33,12 @@ def shown(collector: CollectorProcess) -> list[Any]:
     return [count for (count,) in answer.get("values", []) if count]
 
 
+def turns_of_sender(path: Path) -> int:
+    """How many of its turns have been written into the run, which is after they were acknowledged."""
+    with open_run(path) as run:
+        return int(run.rows("SELECT count(*) FROM client_reports WHERE process LIKE 'sending@%'").values[0][0])
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, live: list[Any]) -> Iterator[Rows]:
     """The collector is killed after the first rows and started again. In the last round one client fails."""
@@ -62,6 +68,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, live: list[Any]) -> Iterator[
             assert job.wait(DEADLINE_S) == 0, (directory / "said.txt").read_text()[-5000:]
             wait_until(lambda: not drainers_of(directory), "the end of all drainers", DEADLINE_S)
             assert "everything is sent" in command("collect", "--send", sending.path).stdout
+            wait_until(lambda: turns_of_sender(observed) >= ROUNDS, "what was acknowledged in its run", DEADLINE_S)
             yield Rows(open_run(observed))
         finally:
             job.kill()
