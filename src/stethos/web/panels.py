@@ -134,7 +134,7 @@ _LAYERS = (
     Panel(
         "update-ratio", "layers", "Update-to-weight ratio", "line", layer.UPDATE_RATIO,
         "How far the weights move in a step, on average since the sample before, relative to their norm: about 0.001 "
-        "is usual. The middle of all layers; the band of a line has four fifths of them.",
+        "is usual. The middle of all layers; where every step was sampled, the band has four fifths of them.",
         x="step", y=("middle", "layer"), band=("low_end", "high_end"), scale="log", marks="step",
     ),
     Panel(
