@@ -156,15 +156,16 @@ class ProcessBuilder:
             self.ring.put(SLOT_PACKERS[METRICS.number].pack_into, METRICS.number, 0, 0, 0, 0, 0, 0, 0, "text")  # type: ignore[arg-type]
 
     def layers(
-        self, layers: Sequence[str], kind: str = "gradient", *, step: int = 0, norm: float = 1.0, nan: int = 0
-    ) -> None:
+        self, layers: Sequence[str], kind: str = "gradient", *, step: int = 0, norm: float = 1.0, nan: int = 0,
+        drift: float = NULL_F64,
+    ) -> None:  # fmt: skip
         """One sampled step's statistics, one row per layer."""
         count = len(layers)
         names = np.array([[self.name_id(layer) for layer in layers], [self.name_id(kind)] * count], "<i4")
         numbers = np.zeros((10, count), "<f8")
         numbers[0] = NULL_F64 if nan else norm
         numbers[6] = nan
-        numbers[8] = NULL_F64
+        numbers[8] = drift
         numbers[9] = 64
         self.ring.put_frame(LAYERS.number, count, names.tobytes() + numbers.tobytes(), optimizer=1, step=step,
                             t_ns=T0_NS + step * 10 * MS_NS)  # fmt: skip

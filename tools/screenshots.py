@@ -123,6 +123,10 @@ def main() -> None:
                 else:
                     page.goto(f"{url}&to={quote(shot.address)}")
                     settle(page)
+                    if shot.address.startswith("/run/"):  # each of these runs has a finding
+                        expect(page.locator(".top .state")).to_be_visible(timeout=_PATIENCE_MS)
+                        expect(page.locator("nav .badge.is-error")).to_have_count(1, timeout=_PATIENCE_MS)
+                        settle(page)
                     if shot.at != "":
                         page.locator(f"[data-panel={shot.at}]").evaluate("one => one.scrollIntoView()")
                         page.wait_for_timeout(300)

@@ -90,6 +90,20 @@ def test_samples_are_dots_over_all_steps_and_steps_are_a_line(page: Page, server
     wait_until(lambda: page.evaluate(LINES_IN, "step-loss") > 0, "a line")
 
 
+def test_moves_of_weights_between_samples_are_dots(page: Page, server: Served) -> None:
+    with RunBuilder(server.directory / "moved") as run:
+        process = run.process(is_alive=False)
+        process.steps(STEPS)
+        for step in (0, 50, 90):
+            process.layers(["a.weight", "b.weight"], "weight", step=step, norm=2.0, drift=0.01 * (1 + step))
+        process.drain()
+        process.finish()
+    opened(page, server, "/run/moved/layers")
+    expect(page.locator("[data-panel=update-ratio]")).to_contain_text("Samples: 2 of 100 steps (2 %)")
+    wait_until(lambda: page.evaluate(TEXTS_IN, "update-ratio"), "a drawing")
+    assert page.evaluate(LINES_IN, "update-ratio") == 0
+
+
 def test_what_is_not_a_number_is_told_at_each_sample_and_no_label_is_cut(page: Page, server: Served) -> None:
     if not (server.directory / "lost").exists():
         with RunBuilder(server.directory / "lost") as run:

@@ -55,14 +55,16 @@ UPDATE_RATIO = Query(
     f"WITH {span_of('step', 240, 'layers')},\n"
     "samples AS (\n"
     f"  SELECT process, optimizer, layer, {BY_STEP}, avg(step) AS middle,\n"
-    "         avg(drift) AS drift, avg(norm) AS norm\n"
+    "         avg(drift) AS drift, avg(norm) AS norm, count(DISTINCT layers.step) AS taken\n"
     "  FROM layers, span WHERE kind = 'weight' AND drift IS NOT NULL GROUP BY 1, 2, 3, 4),\n"
     "moves AS (\n"
     "  SELECT layer, step, abs(drift - lag(drift) OVER track) / nullif(middle - lag(middle) OVER track, 0)\n"
-    "         / nullif(norm, 0) AS ratio\n"
+    "         / nullif(norm, 0) AS ratio, taken\n"
     "  FROM samples WINDOW track AS (PARTITION BY process, optimizer, layer ORDER BY step))\n"
     "SELECT step, median(ratio) AS middle, quantile_cont(ratio, 0.1) AS low_end,\n"
-    "       quantile_cont(ratio, 0.9) AS high_end, median(ratio) FILTER (layer = $layer) AS layer\n"
+    "       quantile_cont(ratio, 0.9) AS high_end, median(ratio) FILTER (layer = $layer) AS layer,\n"
+    "       max(taken) AS sampled, (SELECT count(*) FROM steps) AS of_steps,\n"
+    "       (SELECT max(overhead_budget) FROM processes) AS budget\n"
     "FROM moves WHERE ratio > 0 GROUP BY 1 ORDER BY 1",
     (LAYER,),
 )

@@ -133,8 +133,8 @@ _LAYERS = (
     ),
     Panel(
         "update-ratio", "layers", "Update-to-weight ratio", "line", layer.UPDATE_RATIO,
-        "How far the weights move in a step, relative to their norm: about 0.001 is usual. "
-        "The middle of all layers, and four fifths of them in the band.",
+        "How far the weights move in a step, on average since the sample before, relative to their norm: about 0.001 "
+        "is usual. The middle of all layers; where every step was sampled, the band has four fifths of them.",
         x="step", y=("middle", "layer"), band=("low_end", "high_end"), scale="log", marks="step",
     ),
     Panel(

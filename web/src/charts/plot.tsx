@@ -223,7 +223,7 @@ function optionsOf(
     height,
     series,
     bands,
-    padding: [12, panel.x.endsWith("_ns") ? 26 : 22, 0, 0],
+    padding: [panel.marks === "" ? 12 : 22, panel.x.endsWith("_ns") ? 26 : 22, 0, 0],
     cursor: {
       points: { size: 7, one: solid(data).length > MANY_CURVES }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 },
       sync: { key: `stethos ${panel.x}`, setSeries: false },
@@ -398,7 +398,7 @@ function mark(plot: uPlot, findings: Finding[], unit: string, isBehind: boolean)
     const row = found < 0 ? flags.length : found;
     if (row > 2) continue;
     (flags[row] ??= []).push([left, left + wide]);
-    const top = bbox.top + row * 18 * ratio;
+    const top = bbox.top + (18 * row - 17) * ratio; // the first row above the drawing, of which it hides nothing
     ctx.fillStyle = colour;
     ctx.fillRect(left, top, wide, 16 * ratio);
     ctx.fillStyle = themeColour("on-severity");
