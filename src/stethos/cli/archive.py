@@ -101,8 +101,8 @@ def _is_old(place: RunPlace, age_s: float) -> bool:
     from stethos.store.run import Run
 
     with Run(place) as run:
-        ended_ns = run.rows("SELECT ended_ns FROM runs").values[0][0]
-    return ended_ns is not None and time.time_ns() - ended_ns > age_s * 1e9
+        row = run.summary() | {"archived_ns": time.time_ns()}
+    return time.time_ns() - _last_ns(row) > age_s * 1e9
 
 
 def _places(arguments: argparse.Namespace) -> list[RunPlace]:
