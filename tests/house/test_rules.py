@@ -89,6 +89,7 @@ OPENS = {
     "cli/main.py": "/dev/null",
     "cli/report.py": "what it writes",
     "diagnose/version.py": "our own package",
+    "diagnose/configuration.py": "the user's configuration",
     "diagnose/federated/judge.py": "our own package",
     "diagnose/federated/weighing.py": "our own package",
     "export/flame.py": "our own package",

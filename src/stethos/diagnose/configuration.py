@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from stethos.errors import StethosError, UsageError
-from stethos.record.border import open_named
 from stethos.toml_text import toml_in
 
 FILE = "stethos.toml"
@@ -57,7 +56,9 @@ def find_configuration() -> Configuration:
 def read_configuration(path: Path) -> Configuration:
     """The `diagnose` table of a file, checked; UsageError says what is wrong with it."""
     try:
-        with open_named(path) as file:
+        if not path.is_file():
+            raise ValueError("not a regular file")
+        with path.open("rb") as file:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ValueError(f"it is larger than {_LARGEST:,} bytes")
