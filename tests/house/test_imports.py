@@ -28,7 +28,7 @@ BELOW: dict[str, frozenset[str]] = {
     "observe": frozenset({"record"}),
     "federate": frozenset({"record", "observe"}),
     "profile": frozenset({"store"}),
-    "diagnose": frozenset({"record", "store", "profile"}),
+    "diagnose": frozenset({"store", "profile"}),
     "view": frozenset({"store", "diagnose"}),
     "archive": frozenset({"record", "store", "diagnose", "view"}),
     "export": frozenset({"store", "view"}),
