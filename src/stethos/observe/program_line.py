@@ -59,17 +59,22 @@ class ProgramLines:
         return file[len(here) :] if file.startswith(here) else file
 
 
+def parsed_source(file: str, most_bytes: int) -> ast.Module | None:
+    """The source of a program, if it is there, is no longer than that, and can be parsed."""
+    path = Path(file)
+    try:
+        return ast.parse(path.read_bytes()) if path.stat().st_size <= most_bytes else None
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
 def filling_line(file: str, name: str, first: int, last: int) -> int | None:
     """The line between two others on which something is put into the container of that name; None if none is found.
 
     Statements such as `name.append(x)`, `name[key] = x` and `name += [x]`, also for an attribute of that name.
     """
-    path = Path(file)
-    try:
-        if path.stat().st_size > _LARGEST_SOURCE:
-            return None
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    tree = parsed_source(file, _LARGEST_SOURCE)
+    if tree is None:
         return None
     lines = sorted(
         node.lineno

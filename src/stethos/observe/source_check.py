@@ -10,10 +10,9 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import FrameType
 
-from stethos.observe.program_line import ProgramLines
+from stethos.observe.program_line import ProgramLines, parsed_source
 
 Remark = tuple[str, str, str]  # a name in the program, a kind, and where it is
 
@@ -87,7 +86,7 @@ class SourceCheck:
     def remarks(self, frame: FrameType | None, models: Iterable[object]) -> list[Remark]:
         found: list[Remark] = []
         for file in self._files(frame, models):
-            tree = _parsed(file)
+            tree = parsed_source(file, _MOST_BYTES)
             if tree is not None:
                 found += [(name, kind, f"{self._lines.shown(file)}:{line}") for name, kind, line in remarks_on(tree)]
         return found[:_MOST_REMARKS]
@@ -105,16 +104,6 @@ class SourceCheck:
             if isinstance(file, str) and self._lines.is_own(file):
                 files[file] = None
         return list(files)[:_MOST_FILES]
-
-
-def _parsed(file: str) -> ast.Module | None:
-    path = Path(file)
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def remarks_on(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
