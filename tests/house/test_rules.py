@@ -115,7 +115,6 @@ OPENS = {
     "live/weights.py": "a checkpoint that the user names",
     "observe/program_line.py": "the user's program",
     "observe/session.py": "the registry",
-    "observe/source_check.py": "the user's program",
     "record/border.py": "the border itself",
     "record/place.py": "/proc",
     "record/ring.py": "the ring that this process has just made",
