@@ -12,6 +12,7 @@ import pytest
 from recording import Recording
 
 from stethos.diagnose.api import diagnose
+from stethos.observe.program_line import parsed_source
 from stethos.observe.source_check import SourceCheck, remarks_on
 
 Record = Callable[..., Recording]
@@ -222,3 +223,10 @@ def test_parts_of_a_model_that_are_never_used(line: str, found: list[str]) -> No
 )
 def test_pixels_that_are_rounded(text: str, found: list[str]) -> None:
     assert kinds(text) == found
+
+
+def test_wrong_escapes_of_a_program_are_not_warned_of_again(tmp_path: Path) -> None:
+    """Warnings are errors in these tests."""
+    (tmp_path / "program.py").write_text("digits = '\\d+ \\' \\\\'\nraw = r'\\w'\nx = 1 + \\\n  2\nscores.clamp(0)\n")
+    tree = parsed_source(str(tmp_path / "program.py"), 1000)
+    assert tree is not None and [line for _, _, line in remarks_on(tree)] == [5]

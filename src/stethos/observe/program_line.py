@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import FrameType
 _MOST_FRAMES = 200
 _LARGEST_SOURCE = 2 << 20
 _GROWS = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
+_ESCAPE = re.compile(rb"\\(?:([\\'\"\r\n])|(.))")  # the first end no string and no line
 
 
 class ProgramLines:
@@ -60,10 +62,15 @@ class ProgramLines:
 
 
 def parsed_source(file: str, most_bytes: int) -> ast.Module | None:
-    """The source of a program, if it is there, is no longer than that, and can be parsed."""
+    """The source of a program, if it is there, is no longer than that, and can be parsed.
+
+    Escapes in its strings are gone: Python would warn of the wrong ones a second time, among what the program prints.
+    """
     path = Path(file)
     try:
-        return ast.parse(path.read_bytes()) if path.stat().st_size <= most_bytes else None
+        if path.stat().st_size > most_bytes:
+            return None
+        return ast.parse(_ESCAPE.sub(lambda found: found[0] if found[1] else b"/" + found[2], path.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
