@@ -237,7 +237,7 @@ def moved(per_step: float) -> Any:
 def test_weights_that_hardly_move_tell_of_a_rate_too_low() -> None:
     steps = made.steps(STUCK, lr=1e-6, grad_norm=0.5)
     (finding,) = LearningRateTooLow().check(made.window(steps=steps, layers=moved(1e-7)))
-    assert "raise lr from 1e-06 to about 1e-2" in finding.next_step
+    assert "raise lr from 1e-06 to about 0.01" in finding.next_step
     assert made.names_in(LearningRateTooLow(), made.window(steps=steps, layers=moved(1e-3))) == []
 
 

@@ -104,7 +104,7 @@ class LearningRateTooHigh:
     def _found(
         self, one: Training, place: int, rate: float, moved: float | None, first: float, peak: float, margin: float
     ) -> Finding:
-        better = f"{rate * min(0.1, 0.01 / moved if moved else 0.01):.0e}".replace("e-0", "e-").replace("e+00", "")
+        better = float(f"{rate * min(0.1, 0.01 / moved if moved else 0.01):.0e}")
         text = f"lr {rate:g}; loss {first:.3g} -> {peak:.3g}"
         if moved is not None:
             text += f"; weights moved by {moved:.2g} of their norm per step at first (0.001 to 0.01 is usual)"
@@ -120,7 +120,7 @@ class LearningRateTooHigh:
                     thinned(until_broken(one.losses)), names=("loss",),
                 ),
             ),
-            f"lower lr from {rate:g} to about {better}, or warm it up; clip gradients",
+            f"lower lr from {rate:g} to about {better:g}, or warm it up; clip gradients",
             {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[place])},
         )  # fmt: skip
 

@@ -63,15 +63,15 @@ class LearningRateTooLow:
             return
         text = f"lr {rate:g}; the loss changed by {-one.fall:.1%}"
         if moved is not None:
-            text += f"; the layer that moved most: {moved:.1e} of its norm per step (0.001 is usual)"
-        better = f"{rate * 1e-3 / moved:.0e}".replace("e-0", "e-") if moved and rate else "1e-3"
+            text += f"; the layer that moved most: {moved:.1e} times its norm per step (0.001 is usual)"
+        better = float(f"{rate * 1e-3 / moved:.0e}") if moved and rate else 1e-3
         yield Finding(
             self.code, self.name, self.name, self.severity, title,
             one.subject(0),
             sure,
             (Evidence(text, f"SELECT step, lr, loss FROM steps WHERE {one.where} ORDER BY step", thinned(one.losses),
                       names=("loss",)),),
-            f"raise lr from {rate:g} to about {better}",
+            f"raise lr from {rate:g} to about {better:g}",
             {"lr": rate, "better": better, "moved_per_step": moved, "optimizer": int(one.optimizer[0])},
         )  # fmt: skip
 

@@ -56,7 +56,7 @@ class UpdateToWeightRatio:
         return Finding(
             self.code, self.name, self.name,
             self.severity if not one.fall > self.learned else Severity.INFO,
-            f"{names[0]} moves by {layers[names[0]]:.1e} of its norm per step: too {kind}",
+            f"{names[0]} moves by {layers[names[0]]:.3g} times its norm per step: too {kind}",
             one.subject(one.place_of(self._first(one, names[0])), layers=names[:8]),
             sureness(margin),
             (
