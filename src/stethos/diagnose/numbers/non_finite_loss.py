@@ -20,7 +20,7 @@ OPERATIONS = {
     "Div": "something is divided by 0: clamp the denominator",
     "Softmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
     "SafeSoftmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
-    "LogSoftmax": "softmax runs over nothing but minus infinity: a row of the mask hides everything",
+    "LogSoftmax": "softmax meets infinite outputs: they overflow (too high a learning rate?), or a mask hides a row",
     "Exp": "an exponential overflows: clamp its argument, or work with logarithms",
     "Pow": "a power overflows, or a root is taken of a negative number: clamp its argument",
     "Sqrt": "a root is taken of a negative number: clamp its argument",
