@@ -175,6 +175,7 @@ def numbers_of(cohort: Cohort, chances: Array, inside: InsideEvidence | None = N
     is_asked = np.isfinite(cohort.entry_loss).any(0)
     has_other_words = (shown["has_words"] > 0) & is_moved & (harm < 1.0)  # which come together as others do
     found["following"] = np.where(has_other_words, _IN_ONE_WAY * found["following"], found["following"])
+    found["following"] = np.where(has_fewer, 0.0, found["following"])  # words of few texts go together by chance
     for name, harms in (("lost", harm), ("following", np.maximum(harm, turned))):  # other words turn updates anyway
         is_harmless = is_asked & (harms < _HARMS)
         found[name] = np.where(is_harmless, np.minimum(found[name], _MOST_WITHOUT_HARM), found[name])
