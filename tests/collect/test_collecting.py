@@ -48,7 +48,7 @@ class Client:
 def test_a_second_collector_at_an_address_is_told_so(collector: CollectorProcess, tmp_path: Path) -> None:
     ended = command("collect", "--dir", tmp_path / "other", "--keys", tmp_path / "keys", "--listen", collector.address)
     assert ended.returncode and f"cannot listen at {collector.address}: Address already in use" in ended.stderr
-    assert "hint: choose another port\n" in ended.stderr  # `--port`, which `serve` has, is none of its options
+    assert "hint: choose another port with --listen\n" in ended.stderr  # `serve` has `--port`
 
 
 def send_rest(site: SiteHome) -> None:

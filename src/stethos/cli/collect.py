@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--listen {arguments.listen}", hint=f"write HOST:PORT, as in 127.0.0.1:{DEFAULT_PORT}")
     keys = open_keys(keys_dir(arguments.keys))
     directory = (arguments.dir or default_runs_dir()).absolute()
-    listener = listen(host.strip("[]"), int(port), most_unknown=2048)
+    listener = listen(host.strip("[]"), int(port), most_unknown=2048, option="--listen")
     enrolment = Enrolment(keys.directory)
     try:
         receiver = _receiver(arguments, directory, enrolment, keys.fingerprint)

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen {arguments.listen}", hint="write HOST:PORT, as in 127.0.0.1:7467")
     keys = keys_in(arguments.keys)
-    listener = listen(host.strip("[]"), int(port))
+    listener = listen(host.strip("[]"), int(port), option="--listen")
 
     def ready(url: str) -> None:
         address = f"{host}:{listener.getsockname()[1]}"

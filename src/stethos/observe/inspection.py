@@ -48,7 +48,7 @@ _MOST_OPTIMIZERS = 4  # whose first backwards are inspected, beside those of the
 _FIRST_EVALUATIONS = 4  # after which the first backward is inspected in any case: the model may still be in their mode
 _MOST_EXPLAINED = 4
 _MOST_CHANGES = 8
-_SHARE, _ALLOWED_NS = 0.004, 10_000_000  # what inspections may take: of the CPU time so far, and in any case
+_SHARE, _ALLOWED_NS = 0.004, 20_000_000  # what inspections may take: of the CPU time so far, and in any case
 _SMALL_MODEL = 1 << 20  # elements; to read the gradients of more takes long
 _MOST_NAMES = 8
 _PROBES = 4  # weights whose first element is looked at
@@ -171,6 +171,10 @@ class Inspector:
         is_other = bool(before) and before != self._kinds
         self._changes += is_other
         return is_other
+
+    def leave_out(self, cpu_ns: int) -> None:
+        """Let what is done once in a process take nothing from the looks that come after; it counts as overhead."""
+        self._spent_ns -= cpu_ns
 
     def _can_afford(self) -> bool:
         return self._spent_ns < _ALLOWED_NS + _SHARE * (process_time_ns() - self._began_ns)

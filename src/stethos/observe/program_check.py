@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,9 +172,11 @@ class ProgramCheck:
 
     def _read_source(self) -> None:
         """Note statements of the program that cannot do what they seem to."""
+        start_ns = thread_time_ns()
         modules = {type(one): one for root in self._watch.inspector.roots() for one in root.modules()}
         for name, kind, place in SourceCheck().remarks(sys._getframe(1), modules.values()):
             self.calls.note(name, iter([(kind, place)]))
+        self._watch.inspector.leave_out(thread_time_ns() - start_ns)
 
     def rounding(self, graph: LossGraph) -> Facts:
         """Of weights in half precision: which share of them a step cannot change, as it is less than their last bit."""

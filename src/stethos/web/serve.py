@@ -41,8 +41,8 @@ class _Server(uvicorn.Server):
             self._announce()
 
 
-def listen(host: str, port: int | None, most_unknown: int | None = None) -> BoundedListener:
-    """A socket at that address; without a port the usual one, or any other if that is taken."""
+def listen(host: str, port: int | None, most_unknown: int | None = None, option: str = "--port") -> BoundedListener:
+    """A socket at that address; without a port the usual one, or any other if that is taken. `option` names ports."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for tried in (DEFAULT_PORT, 0) if port is None else (port,):
         listener = BoundedListener(family, most_unknown)
@@ -53,7 +53,7 @@ def listen(host: str, port: int | None, most_unknown: int | None = None) -> Boun
             listener.close()
             if port is not None or tried == 0:
                 raise UsageError(
-                    f"cannot listen at {host}:{tried}: {error.strerror}", hint="choose another port"
+                    f"cannot listen at {host}:{tried}: {error.strerror}", hint=f"choose another port with {option}"
                 ) from None
             continue
         return listener
