@@ -281,7 +281,8 @@ class Inspector:
             self._last_weights = _marks_of(graph.leaves) if facts.get("gradient_norm", 0.0) > 0 else ()
             self._is_small = sum(leaf.numel() for leaf in graph.leaves) <= _SMALL_MODEL
             if given is None and self._is_small:
-                facts["detail"]["silent"] = silent_layers(graph.leaves, self.roots())
+                if roots := self.roots():  # not before the first step, which looks for the models
+                    facts["detail"]["silent"] = silent_layers(graph.leaves, roots)
                 still = self._still.note(graph.leaves, self._session.steps)
                 facts["detail"] |= {"still": still} if still is not None else {}
             put_inspection(self._session, facts, graph.remarks)
