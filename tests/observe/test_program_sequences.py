@@ -273,7 +273,7 @@ def test_a_head_that_is_frozen_after_a_first_training_is_noticed(record: Record,
     train(model, loss, 60)
     for one in (model[4 if frozen else 0]).parameters():
         one.requires_grad_(False)
-    train(model, loss, 100)
+    train(model, loss, 600)
     assert said(recording) & {"head-frozen"} == kinds
 
 
